@@ -1,0 +1,28 @@
+# The commands of a contributor; `.ci/run` runs the same ones.
+PYTHON ?= .venv/bin/python
+
+.PHONY: setup check format test demo wheel-check
+
+setup:
+	python3 -m venv .venv
+	.venv/bin/pip install -e '.[test]'
+
+check:
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
+
+format:
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+test:
+	$(PYTHON) -m pytest -n 2
+
+demo:
+	$(PYTHON) -m harness.cli demo
+
+# A wheel must hold all it needs: build it, install it in an empty environment, and run it in an empty folder.
+wheel-check:
+	PYTHON=$(PYTHON) sh tests/wheel_check.sh

@@ -1,0 +1,1 @@
+"""Model in, container out: no device and no database here."""

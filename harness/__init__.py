@@ -1,0 +1,1 @@
+"""Devices, deployment, runtimes, the results store and the command line."""

@@ -1,0 +1,1 @@
+"""Results in, HTML and verdicts out: no device here."""

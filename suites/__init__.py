@@ -1,0 +1,1 @@
+"""What users run: suites, plans, recipes and the reference model."""
