@@ -1,10 +1,34 @@
 """The errors of `buildlib`: one root, each with the data of what went wrong.
 
     BuildError
+    ├── CheckpointError
+    │   └── UnsupportedModelError
+    ├── InvalidShapeError
+    ├── ModelFileError
+    ├── PassError
+    ├── EncodingsError
+    ├── CalibrationError
+    ├── PromptTooLongError
+    ├── RunnerDiedError
+    ├── UnknownSocError
+    ├── InvalidOptionError
+    ├── ModelNotFoundError
+    ├── CalibrationTextMissingError
+    ├── ToolchainMissingError
+    ├── ToolchainError
+    │   └── ToolchainTimeoutError
+    ├── InvalidBinaryError
+    ├── GenieConfigError
+    ├── ContainerError
+    │   ├── ContainerVersionError
+    │   ├── ContainerFileError
+    │   └── ContainerExistsError
 
 `str(error)` is one line for the user: what is wrong, where, and what to do. All data goes to
 `super().__init__`, so that every error survives pickling on its way out of a worker process.
 """
+
+from pathlib import Path
 
 
 class BuildError(Exception):
@@ -15,3 +39,294 @@ class BuildError(Exception):
     """
 
     exit_code = 1
+
+
+class UnknownSocError(BuildError):
+    """A target names no SoC of the catalog, or is written in no form that is known."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, known: tuple[str, ...], near: str | None) -> None:
+        super().__init__(name, known, near)
+        self.name = name
+        self.known = known
+        self.near = near
+
+    def __str__(self) -> str:
+        hint = f"did you mean {self.near}? " if self.near else ""
+        return (
+            f"unknown SoC {self.name!r}: {hint}write SM8750 for a phone or SM8750:emulator; "
+            f"known are {', '.join(self.known)}"
+        )
+
+
+class InvalidOptionError(BuildError):
+    """A builder option does not exist, or cannot take the value it was given."""
+
+    exit_code = 2
+
+    def __init__(self, key: str, reason: str, known: tuple[str, ...]) -> None:
+        super().__init__(key, reason, known)
+        self.key = key
+        self.reason = reason
+        self.known = known
+
+    def __str__(self) -> str:
+        known = f"; known are {', '.join(self.known)}" if self.known else ""
+        return f"option {self.key!r}: {self.reason}{known}"
+
+
+class ModelNotFoundError(BuildError):
+    """A model folder is not there, or holds nothing that can be built."""
+
+    def __init__(self, folder: str, reason: str) -> None:
+        super().__init__(folder, reason)
+        self.folder = folder
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"no model in {self.folder}: {self.reason}"
+
+
+class CalibrationTextMissingError(BuildError):
+    """A checkpoint needs text to calibrate its quantization on, and there is none."""
+
+    exit_code = 2
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self.folder = folder
+
+    def __str__(self) -> str:
+        return (
+            f"no calibration text in {self.folder}: put text/calibration.txt into the model folder, "
+            "or name a text with --calibration FILE"
+        )
+
+
+class CheckpointError(BuildError):
+    """A checkpoint's file is missing, truncated, corrupt, or disagrees with its configuration."""
+
+    exit_code = 2
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot use checkpoint {self.path}: {self.reason}"
+
+
+class UnsupportedModelError(CheckpointError):
+    """A sound checkpoint of a model that cannot be built (yet)."""
+
+    def __str__(self) -> str:
+        return f"unsupported model {self.path}: {self.reason}"
+
+
+class InvalidShapeError(BuildError):
+    """An (AR, CL) that no graph can have, or that would confuse the runtime."""
+
+    exit_code = 2
+
+    def __init__(self, ar: int, cl: int, reason: str) -> None:
+        super().__init__(ar, cl, reason)
+        self.ar = ar
+        self.cl = cl
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"invalid shape AR {self.ar}, CL {self.cl}: {self.reason}"
+
+
+class ModelFileError(BuildError):
+    """An ONNX model, or the weights beside it, is missing, corrupt or not of the expected kind."""
+
+    exit_code = 2
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot use model {self.path}: {self.reason}"
+
+
+class PassError(BuildError):
+    """A pass's declared condition does not hold before (`requires`) or after (`ensures`) it."""
+
+    def __init__(self, name: str, stage: str, path: Path, reason: str) -> None:
+        super().__init__(name, stage, path, reason)
+        self.name = name
+        self.stage = stage
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"pass {self.name} {self.stage} of {self.path}: {self.reason}"
+
+
+class EncodingsError(BuildError):
+    """An encodings file cannot be read, or does not fit the model it is applied to."""
+
+    exit_code = 2
+
+    def __init__(self, subject: str, reason: str) -> None:
+        super().__init__(subject, reason)
+        self.subject = subject
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot use encodings {self.subject}: {self.reason}"
+
+
+class CalibrationError(BuildError):
+    """The calibration text or its windows cannot calibrate the model."""
+
+    exit_code = 2
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot calibrate: {self.reason}"
+
+
+class PromptTooLongError(BuildError):
+    """Prompt and continuation do not fit into the context."""
+
+    exit_code = 2
+
+    def __init__(self, n_tokens: int, cl: int) -> None:
+        super().__init__(n_tokens, cl)
+        self.n_tokens = n_tokens
+        self.cl = cl
+
+    def __str__(self) -> str:
+        return f"{self.n_tokens} tokens do not fit into a context of {self.cl}"
+
+
+class RunnerDiedError(BuildError):
+    """The child process that runs compiled graphs ended, hung or answered garbage."""
+
+    def __init__(self, subject: str, reason: str, log_tail: str) -> None:
+        super().__init__(subject, reason, log_tail)
+        self.subject = subject
+        self.reason = reason
+        self.log_tail = log_tail
+
+    def __str__(self) -> str:
+        tail = self.log_tail.strip().splitlines()
+        last = f"; its last words: {tail[-1][:200]}" if tail else ""
+        return f"the runner of {self.subject} failed: {self.reason}{last}"
+
+
+class ToolchainMissingError(BuildError):
+    """A toolchain is not installed, is incomplete, or does not run on this machine."""
+
+    def __init__(self, toolchain: str, reason: str) -> None:
+        super().__init__(toolchain, reason)
+        self.toolchain = toolchain
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"toolchain {self.toolchain} is not usable: {self.reason}"
+
+
+class ToolchainError(BuildError):
+    """A step of the toolchain failed: it refused its input, or its process died.
+
+    Attributes:
+        step: what was done: convert, compile, inspect, ...
+        subject: the file it was done to.
+        reason: one line.
+        exit_status: of the child process; negative is the signal that ended it, `None` a time-out.
+        log_tail: last lines of what the libraries printed.
+        log_path: the whole log, kept for reading.
+    """
+
+    def __init__(
+        self,
+        step: str,
+        subject: str,
+        reason: str,
+        exit_status: int | None,
+        log_tail: tuple[str, ...],
+        log_path: str,
+    ) -> None:
+        super().__init__(step, subject, reason, exit_status, log_tail, log_path)
+        self.step = step
+        self.subject = subject
+        self.reason = reason
+        self.exit_status = exit_status
+        self.log_tail = log_tail
+        self.log_path = log_path
+
+    def __str__(self) -> str:
+        last = f": {self.log_tail[-1]}" if self.log_tail else ""
+        return f"{self.step} of {self.subject} failed: {self.reason}{last} (log: {self.log_path})"
+
+
+class ToolchainTimeoutError(ToolchainError):
+    """A step of the toolchain did not end in the time that it was given, and was killed."""
+
+
+class InvalidBinaryError(BuildError):
+    """A file is not a context binary, or not one that this toolchain can read."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path} is not a readable context binary: {self.reason}"
+
+
+class GenieConfigError(BuildError):
+    """A Genie configuration is not one that Genie, or our own model of it, accepts."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(path, message)
+        self.path = path
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"Genie configuration {self.path} is refused: {self.message}"
+
+
+class ContainerError(BuildError):
+    """A folder is not a container, or cannot become one."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"container {self.path}: {self.reason}"
+
+
+class ContainerVersionError(ContainerError):
+    """A container was written by a later version of the project."""
+
+
+class ContainerFileError(ContainerError):
+    """A file of a container is missing, changed, or must not be there."""
+
+    def __init__(self, path: str, file: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.args = (path, file, reason)
+        self.file = file
+
+    def __str__(self) -> str:
+        return f"container {self.path}: file {self.file!r} {self.reason}; build or copy it again"
+
+
+class ContainerExistsError(ContainerError):
+    """The destination of a save is there already."""
+
+    exit_code = 2

@@ -1,0 +1,127 @@
+"""What a container is built for: the catalog of SoCs, and the two kinds of target each of them has.
+
+Data: `soc_model` and Hexagon architecture from the vendor's public device tables (AI Hub's
+`llm_on_genie` tutorial, LiteRT's `supported_soc.csv`, the QNN automotive overview). VTCM sizes are
+those that the QNN 2.51 compiler records in a binary for that `soc_model` when it is given no size;
+where ExecuTorch's SoC table has the SoC too, it has the same size.
+"""
+
+import difflib
+from dataclasses import dataclass
+
+from buildlib.errors import UnknownSocError
+
+_EMULATOR_SUFFIX = "emulator"
+_CHIPSET_PREFIX = "chipset"
+
+
+@dataclass(frozen=True, slots=True)
+class Soc:
+    """One SoC with a Hexagon tensor processor.
+
+    Attributes:
+        name: the part number that Android reports as `ro.soc.model`, e.g. `SM8750`.
+        soc_model: the number by which QNN knows the SoC.
+        dsp_arch: the Hexagon architecture, e.g. `v79`.
+        vtcm_mb: tightly coupled memory of the tensor processor in MiB.
+    """
+
+    name: str
+    marketing_name: str
+    soc_model: int
+    dsp_arch: str
+    vtcm_mb: int
+
+    @property
+    def htp_arch(self) -> int:
+        """The Hexagon architecture as a number: 79 for `v79`."""
+        return int(self.dsp_arch.removeprefix("v"))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An SoC as hardware, or as the HTP emulator on x86_64 that stands in for it.
+
+    `str(target)` is the form that `parse_target` reads: `SM8750` or `SM8750:emulator`.
+    """
+
+    soc: Soc
+    emulator: bool = False
+
+    @property
+    def weight_sharing(self) -> bool:
+        """Whether graphs of one binary share weights: hardware does, the emulator cannot."""
+        return not self.emulator
+
+    @property
+    def abi(self) -> str:
+        """Android ABI of the devices that run what is built for this target."""
+        return "x86_64" if self.emulator else "arm64-v8a"
+
+    def __str__(self) -> str:
+        return f"{self.soc.name}:{_EMULATOR_SUFFIX}" if self.emulator else self.soc.name
+
+
+_CATALOG = (
+    Soc("SM8450", "Snapdragon 8 Gen 1", 36, "v69", 8),
+    Soc("SM8475", "Snapdragon 8+ Gen 1", 42, "v69", 8),
+    Soc("SM8550", "Snapdragon 8 Gen 2", 43, "v73", 8),
+    Soc("SM8635", "Snapdragon 8s Gen 3", 68, "v73", 4),
+    Soc("SM8650", "Snapdragon 8 Gen 3", 57, "v75", 8),
+    Soc("SM8750", "Snapdragon 8 Elite", 69, "v79", 8),
+    Soc("SM8850", "Snapdragon 8 Elite Gen 5", 87, "v81", 8),
+    Soc("SC8380XP", "Snapdragon X Elite", 60, "v73", 8),
+    Soc("SC8340XP", "Snapdragon X Plus 8-Core", 60, "v73", 8),
+    Soc("QCM6490", "Qualcomm QCM6490", 35, "v68", 2),
+    Soc("QCM6690", "Qualcomm QCM6690", 78, "v73", 2),
+    Soc("QCS6690", "Qualcomm QCS6690", 78, "v73", 2),
+    Soc("QCM8550", "Qualcomm QCM8550", 66, "v73", 8),
+    Soc("QCS8275", "Qualcomm Dragonwing IQ-8275", 82, "v75", 8),
+    Soc("QCS8300", "Qualcomm Dragonwing IQ8", 82, "v75", 8),
+    Soc("QCS8625", "Qualcomm QCS8625", 90, "v75", 8),
+    Soc("QCS9075", "Qualcomm Dragonwing IQ-9075", 77, "v73", 8),
+    Soc("QCS9100", "Qualcomm Dragonwing IQ9", 77, "v73", 8),
+    Soc("SA8255P", "Qualcomm SA8255P", 52, "v73", 8),
+    Soc("SA8295P", "Qualcomm SA8295P", 39, "v68", 8),
+    Soc("SXR2230P", "Snapdragon XR2 Gen 2", 53, "v69", 8),
+    Soc("SXR2330P", "Qualcomm SXR2330P", 75, "v79", 8),
+    Soc("SSG2115P", "Snapdragon AR2 Gen 1", 46, "v73", 2),
+    Soc("SSG2125P", "Snapdragon AR2 Gen 1", 58, "v73", 2),
+    Soc("SXR1230P", "Qualcomm SXR1230P", 45, "v73", 2),
+)
+
+
+def catalog() -> tuple[Soc, ...]:
+    """Every SoC that containers can be built for."""
+    return _CATALOG
+
+
+def find_soc(name: str) -> Soc:
+    """The SoC of that part number, in upper or lower case.
+
+    Raises:
+        UnknownSocError: the catalog has none of that name.
+    """
+    wanted = name.strip().upper()
+    by_name = {soc.name: soc for soc in _CATALOG}
+    if wanted in by_name:
+        return by_name[wanted]
+    near = difflib.get_close_matches(wanted, by_name, n=1, cutoff=0.6)
+    raise UnknownSocError(name, tuple(by_name), near[0] if near else None)
+
+
+def parse_target(text: str) -> Target:
+    """Read a target as the user writes it.
+
+    `SM8750` and the Gen AI Builder's `chipset:SM8750` are the phone; `SM8750:emulator` is the
+    emulator of that SoC.
+
+    Raises:
+        UnknownSocError: no such SoC, or neither of these forms.
+    """
+    head, separator, rest = text.strip().partition(":")
+    if separator and head.lower() == _CHIPSET_PREFIX:
+        head, separator, rest = rest.partition(":")
+    if separator and rest.strip().lower() != _EMULATOR_SUFFIX:
+        raise UnknownSocError(text, tuple(soc.name for soc in _CATALOG), None)
+    return Target(find_soc(head), emulator=bool(separator))

@@ -1,0 +1,86 @@
+"""Runs a graph of a context binary on the HTP emulator. For child processes only."""
+
+import ctypes as c
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from buildlib.toolchains import qnn_types as qnn
+from buildlib.toolchains.binary_info import raw_binary_info
+from buildlib.toolchains.child import RefusedError
+from buildlib.toolchains.qnn_api import BackendFunction, FunctionTable
+from buildlib.toolchains.qnn_session import HtpSession
+
+Arrays: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
+
+
+class EmulatedGraph:
+    """One graph of a context binary, loaded and ready to run any number of times.
+
+    Arrays go in and out as they are stored: quantized tensors are the integers, not the reals.
+    """
+
+    def __init__(
+        self, session: HtpSession, system: FunctionTable, binary: bytes, name: str
+    ) -> None:
+        info, self._info_owner = raw_binary_info(system, binary)
+        graphs = {info.graphs[i].name.decode(): info.graphs[i] for i in range(info.graph_count)}
+        if name not in graphs:
+            raise RefusedError(f"no graph {name!r} in the binary, only {', '.join(graphs)}")
+        raw = graphs[name]
+        self._qnn = session.qnn
+        self._graph = session.graph(session.context_from_binary(binary), name)
+        self._inputs = (qnn.Tensor * raw.input_count)(*raw.inputs[: raw.input_count])
+        self._outputs = (qnn.Tensor * raw.output_count)(*raw.outputs[: raw.output_count])
+
+    def run(self, inputs: Arrays) -> dict[str, npt.NDArray[np.generic]]:
+        """Run the graph once.
+
+        Raises:
+            RefusedError: an input is missing, of another shape or type, or the emulator fails.
+        """
+        held = [_bind(tensor, inputs) for tensor in self._inputs]
+        outputs = {}
+        for tensor in self._outputs:
+            array = np.empty(_shape(tensor), _dtype(tensor))
+            _point(tensor, array)
+            outputs[tensor.name.decode()] = array
+        self._qnn.call(
+            BackendFunction.GRAPH_EXECUTE,
+            self._graph,
+            c.cast(self._inputs, c.c_void_p), c.c_uint32(len(self._inputs)),
+            c.cast(self._outputs, c.c_void_p), c.c_uint32(len(self._outputs)),
+            c.c_void_p(None), c.c_void_p(None),
+        )  # fmt: skip
+        del held
+        return outputs
+
+
+def _bind(tensor: qnn.Tensor, arrays: Arrays) -> npt.NDArray[np.generic]:
+    """Point a tensor at an array of its name; the caller keeps the array alive."""
+    name, shape, dtype = tensor.name.decode(), _shape(tensor), _dtype(tensor)
+    if name not in arrays:
+        raise RefusedError(f"input {name} is missing")
+    array = np.ascontiguousarray(arrays[name])
+    if array.shape != shape or array.dtype != dtype:
+        raise RefusedError(
+            f"input {name} is {array.dtype}{array.shape}, the graph takes {dtype}{shape}"
+        )
+    _point(tensor, array)
+    return array
+
+
+def _point(tensor: qnn.Tensor, array: npt.NDArray[np.generic]) -> None:
+    tensor.memory_type = qnn.MEMORY_RAW
+    tensor.data = array.ctypes.data
+    tensor.data_size = array.nbytes
+
+
+def _shape(tensor: qnn.Tensor) -> tuple[int, ...]:
+    return tuple(tensor.dimensions[: tensor.rank])
+
+
+def _dtype(tensor: qnn.Tensor) -> "np.dtype[np.generic]":
+    return np.dtype(qnn.DATA_TYPES[tensor.data_type])

@@ -1,0 +1,116 @@
+"""Where the `onnxruntime-qnn` wheel keeps its libraries, and which of them a device needs.
+
+Nothing is imported or loaded here: the folder is found by its import specification alone, so that
+asking costs nothing and works where the libraries do not load.
+"""
+
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildlib.errors import ToolchainMissingError
+
+TOOLCHAIN = "ort-qnn"
+DISTRIBUTION = "onnxruntime-qnn"
+_PACKAGE = "onnxruntime_qnn"
+
+_COMPILER = ("libQnnHtp.so", "libQnnSystem.so", "libQnnIr.so", "libonnxruntime_providers_qnn.so")
+_RUNTIME = ("libGenie.so", "libQnnHtp.so", "libQnnSystem.so")
+_EXTENSIONS = "libQnnHtpNetRunExtensions.so"
+_SUPPORT_PREFIXES = ("libc++-", "libc++abi-", "libunwind-")
+
+
+@dataclass(frozen=True, slots=True)
+class WheelLibraries:
+    """The libraries of one installed wheel.
+
+    Attributes:
+        folder: QNN and Genie.
+        support_folder: the C++ runtime that the wheel brings for them.
+    """
+
+    folder: Path
+    support_folder: Path
+    version: str
+
+    @property
+    def htp(self) -> Path:
+        """Offline compiler and emulator in one."""
+        return self.folder / "libQnnHtp.so"
+
+    @property
+    def system(self) -> Path:
+        """Reader of DLCs and context binaries."""
+        return self.folder / "libQnnSystem.so"
+
+    @property
+    def ir(self) -> Path:
+        """Writer of DLCs."""
+        return self.folder / "libQnnIr.so"
+
+    @property
+    def genie(self) -> Path:
+        """The Genie runtime."""
+        return self.folder / "libGenie.so"
+
+    @property
+    def search_path(self) -> str:
+        """`LD_LIBRARY_PATH` under which these libraries find each other."""
+        return f"{self.folder}:{self.support_folder}"
+
+    def runtime(self, abi: str, *, extensions: bool = True) -> Mapping[str, Path]:
+        """The least that runs a Genie dialog from one folder, by the names that it needs there.
+
+        Beside them the device must have glibc, libgcc_s and libatomic.
+
+        Args:
+            abi: Android's name, `x86_64` or `arm64-v8a`.
+            extensions: whether the configuration names an HTP extensions file. Genie only warns,
+                and ignores that file, when their library is missing.
+
+        Raises:
+            ToolchainMissingError: the wheel has no libraries for that ABI.
+        """
+        if abi != "x86_64":
+            reason = (
+                f"{DISTRIBUTION} has no runtime libraries for {abi}; they come with the QAIRT SDK"
+            )
+            raise ToolchainMissingError(TOOLCHAIN, reason)
+        support = {
+            path.name: path
+            for path in sorted(self.support_folder.iterdir())
+            if path.name.startswith(_SUPPORT_PREFIXES)
+        }
+        names = (*_RUNTIME, _EXTENSIONS) if extensions else _RUNTIME
+        return {name: self.folder / name for name in names} | support
+
+
+def find_libraries() -> WheelLibraries:
+    """The installed wheel's libraries.
+
+    Raises:
+        ToolchainMissingError: not Linux on x86_64, no wheel, or a wheel without its libraries.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        reason = f"it needs Linux on x86_64, and this is {sys.platform} on {platform.machine()}"
+        raise ToolchainMissingError(TOOLCHAIN, reason)
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ToolchainMissingError(
+            TOOLCHAIN, f"{DISTRIBUTION} is not installed; pip install qnnfarm"
+        )
+    folder = Path(next(iter(spec.submodule_search_locations))).resolve()
+    missing = [
+        name for name in (*_COMPILER, *_RUNTIME, _EXTENSIONS) if not (folder / name).is_file()
+    ]
+    support = folder.parent / f"{_PACKAGE}.libs"
+    if not support.is_dir():
+        missing.append(support.name)
+    if missing:
+        reason = f"{folder} lacks {', '.join(dict.fromkeys(missing))}; reinstall {DISTRIBUTION}"
+        raise ToolchainMissingError(TOOLCHAIN, reason)
+    return WheelLibraries(folder, support, importlib.metadata.version(DISTRIBUTION))

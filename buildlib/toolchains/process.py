@@ -1,0 +1,158 @@
+"""Runs one step of a toolchain in a child process, and turns its end into a result or an error.
+
+The libraries abort, crash and hang on some inputs. The child leads its own session, writes all
+output to a log file, and is killed with everything it started when its time is up or the caller is
+interrupted.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buildlib.errors import ToolchainError, ToolchainTimeoutError
+
+_TAIL_LINES = 20
+_TAIL_BYTES = 16 * 1024
+_LINE_CHARS = 400
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_NOISE = ("# LIBNATIVE:",)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of the worker.
+
+    Attributes:
+        module: what `python -m` runs: reads the request on stdin, and writes its answer as JSON
+            into the file named by its last argument: `{"ok": ...}` or `{"error": "one line"}`.
+        command: the worker's first argument, and the name of the step in errors.
+        subject: the file that errors speak of.
+        library_path: `LD_LIBRARY_PATH` of the child.
+    """
+
+    module: str
+    command: str
+    subject: Path
+    timeout_s: float
+    library_path: str
+
+
+def run_step(step: Step, request: bytes, log_dir: Path | None = None) -> Any:  # noqa: ANN401 - JSON
+    """Run a step and return its answer as parsed JSON.
+
+    Args:
+        step: what to run.
+        request: JSON for the worker.
+        log_dir: where logs are kept, one file a step; by default the temporary folder, and then
+            only the logs of failed steps are kept.
+
+    Raises:
+        ToolchainError: the worker reported an error, died, or answered nothing readable.
+        ToolchainTimeoutError: it did not end in time.
+    """
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-step-") as scratch:
+        answer_path = Path(scratch) / "answer.json"
+        with _log_file(step, log_dir) as log_path:
+            status = _run(step, request, answer_path, log_path)
+            answer = _read_answer(answer_path)
+            if status == 0 and "ok" in answer:
+                if log_dir is None:
+                    log_path.unlink(missing_ok=True)
+                return answer["ok"]
+        raise _failure(step, status, answer, log_path)
+
+
+@contextlib.contextmanager
+def _log_file(step: Step, log_dir: Path | None) -> Iterator[Path]:
+    if log_dir is not None:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", step.subject.stem)[:80]
+    handle, name = tempfile.mkstemp(f"-{step.command}-{stem}.log", "qnnfarm-", log_dir)
+    os.close(handle)
+    yield Path(name)
+
+
+def _run(step: Step, request: bytes, answer: Path, log_path: Path) -> int | None:
+    """Exit status of the child: negative for a signal, `None` when it took too long."""
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": step.library_path,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "",
+        "QNNFARM_PARENT_PID": str(os.getpid()),
+    }
+    with log_path.open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", step.module, step.command, str(answer)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        child.communicate(request, timeout=step.timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _kill_session(child)
+    return child.returncode
+
+
+def _kill_session(child: "subprocess.Popen[bytes]") -> None:
+    """End the child and what it started; it leads a session, so its process group is its own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _read_answer(path: Path) -> dict[str, Any]:
+    try:
+        answer = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _failure(
+    step: Step, status: int | None, answer: dict[str, Any], log_path: Path
+) -> ToolchainError:
+    kind = ToolchainTimeoutError if status is None else ToolchainError
+    tail = _log_tail(log_path)
+    if status is None:
+        reason = f"no end after {step.timeout_s:g} s, killed"
+    elif isinstance(answer.get("error"), str):
+        reason = answer["error"]
+    elif status < 0:
+        reason = f"the process was ended by {_signal_name(-status)}"
+    else:
+        reason = f"the process ended with status {status} and no answer"
+    return kind(step.command, str(step.subject), reason, status, tail, str(log_path))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _log_tail(path: Path) -> tuple[str, ...]:
+    """The last lines that say something, without colours and without control characters."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    lines = (
+        "".join(c if c.isprintable() else " " for c in _ESCAPES.sub("", line)).strip()
+        for line in text.splitlines()
+    )
+    said = [line[:_LINE_CHARS] for line in lines if line and not line.startswith(_NOISE)]
+    return tuple(said[-_TAIL_LINES:])

@@ -1,0 +1,149 @@
+"""The parts of the QNN C API that this project calls, over ctypes.
+
+For child processes only: the libraries abort on some errors. `libQnnHtp.so` may be loaded once in a
+process, and `libHtpPrepare.so` never beside it.
+"""
+
+import ctypes as c
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+from buildlib.toolchains.child import RefusedError
+from buildlib.toolchains.qnn_types import (
+    BackendInterfaceHeader,
+    SystemInterfaceHeader,
+    Version,
+)
+
+BACKEND_TABLE_ENTRIES: Final = {(2, 40): 75}
+"""Entries of a backend's function table by core API version.
+
+The whole interface is passed by value to `QnnSystemDlc_composeGraphs`, so a wrong count corrupts
+the stack: a version that is not listed is refused rather than guessed.
+"""
+
+SYSTEM_API_MAJOR: Final = 1
+SYSTEM_API_MINORS: Final = range(10, 16)
+
+
+class BackendFunction(IntEnum):
+    """Places in a backend's function table; later versions append and never reorder."""
+
+    BACKEND_CREATE = 1
+    BACKEND_GET_BUILD_ID = 4
+    BACKEND_FREE = 8
+    CONTEXT_CREATE = 9
+    CONTEXT_GET_BINARY_SIZE = 11
+    CONTEXT_GET_BINARY = 12
+    CONTEXT_CREATE_FROM_BINARY = 13
+    CONTEXT_FREE = 14
+    GRAPH_CREATE = 15
+    GRAPH_FINALIZE = 19
+    GRAPH_RETRIEVE = 20
+    GRAPH_EXECUTE = 21
+    LOG_CREATE = 25
+    DEVICE_CREATE = 40
+    DEVICE_FREE = 43
+
+
+class SystemFunction(IntEnum):
+    """Places in the system library's function table."""
+
+    CONTEXT_CREATE = 0
+    CONTEXT_GET_BINARY_INFO = 1
+    CONTEXT_FREE = 3
+    DLC_CREATE_FROM_FILE = 8
+    DLC_COMPOSE_GRAPHS = 10
+    DLC_FREE = 12
+
+
+class QnnCallError(RefusedError):
+    """A call returned an error; the low 16 bits are its number in the vendor's headers."""
+
+    def __init__(self, function: str, code: int) -> None:
+        super().__init__(f"{function} returned QNN error {code & 0xFFFF}")
+        self.code = code & 0xFFFF
+
+
+class FunctionTable:
+    """A table of function pointers and a way to call them.
+
+    Args:
+        interface: the structure whose `fn` field is the table. It must live as long as this does.
+    """
+
+    def __init__(self, interface: Any) -> None:  # noqa: ANN401 - made at run time, see below
+        self.interface = interface
+
+    def call(self, function: BackendFunction | SystemFunction, *arguments: Any) -> None:  # noqa: ANN401
+        """Call a function with ctypes values, each in its own type.
+
+        Raises:
+            QnnCallError: it returned an error.
+        """
+        code = self.function(function, *(type(a) for a in arguments))(*arguments)
+        if code:
+            raise QnnCallError(function.name, code)
+
+    def function(self, function: BackendFunction | SystemFunction, *types: Any) -> Any:  # noqa: ANN401
+        """The function itself, taking these ctypes types and returning its error number."""
+        return c.CFUNCTYPE(c.c_uint64, *types)(self.interface.fn[function])
+
+
+def load_backend(library: Path) -> FunctionTable:
+    """Load a backend, normally `libQnnHtp.so`.
+
+    Raises:
+        RefusedError: its core API is of a version whose table is not known.
+    """
+    address = _first_provider(library, "QnnInterface_getProviders")
+    header = BackendInterfaceHeader.from_address(address)
+    version = (header.core_api.major, header.core_api.minor)
+    entries = BACKEND_TABLE_ENTRIES.get(version)
+    if entries is None:
+        known = ", ".join(f"{major}.{minor}" for major, minor in BACKEND_TABLE_ENTRIES)
+        raise RefusedError(
+            f"{library.name} has QNN core API {header.core_api}, this project knows {known}"
+        )
+    return FunctionTable(_interface_type(BackendInterfaceHeader, entries).from_address(address))
+
+
+def load_system(library: Path) -> FunctionTable:
+    """Load `libQnnSystem.so`.
+
+    Raises:
+        RefusedError: its API is of a version that is not known.
+    """
+    address = _first_provider(library, "QnnSystemInterface_getProviders")
+    api: Version = SystemInterfaceHeader.from_address(address).api
+    if api.major != SYSTEM_API_MAJOR or api.minor not in SYSTEM_API_MINORS:
+        known = f"{SYSTEM_API_MAJOR}.{SYSTEM_API_MINORS[0]} to .{SYSTEM_API_MINORS[-1]}"
+        raise RefusedError(f"{library.name} has QNN system API {api}, this project knows {known}")
+    entries = max(SystemFunction) + 1
+    return FunctionTable(_interface_type(SystemInterfaceHeader, entries).from_address(address))
+
+
+def _first_provider(library: Path, symbol: str) -> int:
+    """Address of the first interface that a library offers."""
+    try:
+        get_providers = getattr(c.CDLL(str(library)), symbol)
+    except (OSError, AttributeError) as error:
+        raise RefusedError(f"cannot load {library}: {error}") from error
+    providers = c.POINTER(c.c_void_p)()
+    count = c.c_uint32()
+    code = get_providers(c.byref(providers), c.byref(count))
+    if code or not count.value or not providers[0]:
+        raise RefusedError(f"{library.name} offers no interface (QNN error {code & 0xFFFF})")
+    return int(providers[0])
+
+
+def _interface_type(header: type[c.Structure], entries: int) -> type[c.Structure]:
+    """The header's fields followed by `fn`, a table of that many functions."""
+    fields = (*header._fields_, ("fn", c.c_void_p * entries))
+    return type("Interface", (c.Structure,), {"_fields_": fields})
+
+
+def pointer_array(pointers: list[int]) -> Any:  # noqa: ANN401 - an array type of its own length
+    """A null-terminated array of pointers, as the API takes lists of configurations."""
+    return (c.c_void_p * (len(pointers) + 1))(*pointers, None)

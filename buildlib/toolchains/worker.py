@@ -1,0 +1,125 @@
+"""The child of `OrtQnnToolchain`: `python -m buildlib.toolchains.worker COMMAND ANSWER_FILE`."""
+
+import dataclasses
+import os
+import sys
+
+from pydantic import TypeAdapter
+
+from buildlib.toolchains.child import Command, RefusedError, serve
+from buildlib.toolchains.libraries import WheelLibraries, find_libraries
+from buildlib.toolchains.requests import (
+    CompileRequest,
+    ConvertRequest,
+    ExecuteRequest,
+    InspectRequest,
+)
+
+
+def convert(request: bytes) -> object:
+    """ONNX to DLC."""
+    from buildlib.toolchains.convert import write_dlc
+
+    ask = TypeAdapter(ConvertRequest).validate_json(request)
+    written = write_dlc(
+        find_libraries(), ask.onnx, ask.folder, soc_model=ask.soc_model, htp_arch=ask.htp_arch
+    )
+    return written.name
+
+
+def compile_(request: bytes) -> object:
+    """DLCs to a context binary."""
+    from buildlib.toolchains.compose import compose_binary
+    from buildlib.toolchains.qnn_api import load_system
+    from buildlib.toolchains.qnn_session import HtpSession
+
+    ask = TypeAdapter(CompileRequest).validate_json(request)
+    libraries = find_libraries()
+    binary = compose_binary(
+        HtpSession(libraries.htp, ask.soc_model),
+        load_system(libraries.system),
+        ask.dlcs,
+        weight_sharing=ask.weight_sharing,
+        vtcm_mb=ask.vtcm_mb,
+        optimization_level=ask.optimization_level,
+    )
+    with ask.binary.open("wb") as file:
+        file.write(binary)
+        file.flush()
+        os.fsync(file.fileno())
+    return len(binary)
+
+
+def inspect(request: bytes) -> object:
+    """What is in a context binary."""
+    from buildlib.toolchains.binary_info import read_binary_info
+    from buildlib.toolchains.qnn_api import load_system
+
+    ask = TypeAdapter(InspectRequest).validate_json(request)
+    system = load_system(find_libraries().system)
+    return dataclasses.asdict(read_binary_info(system, ask.binary.read_bytes()))
+
+
+def execute(request: bytes) -> object:
+    """Runs a graph on the emulator for each set of inputs."""
+    import numpy as np
+
+    from buildlib.toolchains.execute import EmulatedGraph
+    from buildlib.toolchains.qnn_api import load_system
+    from buildlib.toolchains.qnn_session import HtpSession
+
+    ask = TypeAdapter(ExecuteRequest).validate_json(request)
+    libraries = find_libraries()
+    system = load_system(libraries.system)
+    session = HtpSession(libraries.htp, ask.soc_model)
+    graph = EmulatedGraph(session, system, ask.binary.read_bytes(), ask.graph)
+    with np.load(ask.inputs, allow_pickle=False) as inputs:
+        outputs = graph.run(dict(inputs))
+    np.savez(ask.outputs, **outputs)  # type: ignore[arg-type]
+    return list(outputs)
+
+
+def versions(_request: bytes) -> object:
+    """Versions that the libraries report of themselves."""
+    from buildlib.toolchains.qnn_api import load_system
+    from buildlib.toolchains.qnn_session import HtpSession
+
+    libraries = find_libraries()
+    session = HtpSession(libraries.htp)
+    backend = session.qnn.interface
+    system = load_system(libraries.system).interface
+    return {
+        "qnn_build": session.build_id(),
+        "qnn_core_api": str(backend.core_api),
+        "qnn_htp_api": str(backend.backend_api),
+        "qnn_system_api": str(system.api),
+        "genie_api": _genie_version(libraries),
+    }
+
+
+def _genie_version(libraries: WheelLibraries) -> str:
+    import ctypes
+
+    try:
+        genie = ctypes.CDLL(str(libraries.genie))
+        numbers = [
+            int(getattr(genie, f"Genie_getApi{part}Version")())
+            for part in ("Major", "Minor", "Patch")
+        ]
+    except (OSError, AttributeError) as error:
+        raise RefusedError(
+            f"{libraries.genie.name} does not report its version: {error}"
+        ) from error
+    return ".".join(str(number) for number in numbers)
+
+
+COMMANDS: dict[str, Command] = {
+    "convert": convert,
+    "compile": compile_,
+    "inspect": inspect,
+    "execute": execute,
+    "versions": versions,
+}
+
+if __name__ == "__main__":
+    serve(COMMANDS, sys.argv[1:])

@@ -1,0 +1,99 @@
+import ctypes
+import importlib.util
+import platform
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+from buildlib.errors import ToolchainMissingError
+from buildlib.toolchains import qnn_types
+from buildlib.toolchains.libraries import find_libraries
+
+
+def test_wheel_is_found_without_importing_it() -> None:
+    code = (
+        "import sys; from buildlib.toolchains.libraries import find_libraries; find_libraries();"
+        "sys.exit('onnxruntime_qnn' in sys.modules or 'onnxruntime' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_runtime_libraries_are_files_of_the_wheel() -> None:
+    files = find_libraries().runtime("x86_64")
+    assert {"libGenie.so", "libQnnHtp.so", "libQnnSystem.so"} <= set(files)
+    assert all(path.is_file() and path.name == name for name, path in files.items())
+    plain = find_libraries().runtime("x86_64", extensions=False)
+    assert set(files) - set(plain) == {"libQnnHtpNetRunExtensions.so"}
+
+
+def test_other_abis_come_from_elsewhere() -> None:
+    with pytest.raises(ToolchainMissingError, match="arm64-v8a"):
+        find_libraries().runtime("arm64-v8a")
+
+
+def test_wrong_machine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(ToolchainMissingError, match="Linux on x86_64"):
+        find_libraries()
+
+
+def test_missing_wheel_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(ToolchainMissingError, match="not installed"):
+        find_libraries()
+
+
+def test_incomplete_wheel_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    spec = ModuleSpec("onnxruntime_qnn", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    (tmp_path / "libQnnHtp.so").touch()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: spec)
+    with pytest.raises(ToolchainMissingError, match=r"lacks libQnnSystem\.so") as caught:
+        find_libraries()
+    assert "libQnnHtp.so" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("structure", "size"),
+    [
+        (qnn_types.BackendInterfaceHeader, 40),
+        (qnn_types.SystemInterfaceHeader, 32),
+        (qnn_types.QuantizeParams, 40),
+        (qnn_types.Tensor, 144),
+        (qnn_types.GraphInfo, 88),
+    ],
+)
+def test_structures_have_the_size_of_the_libraries(
+    structure: type[ctypes.Structure], size: int
+) -> None:
+    assert ctypes.sizeof(structure) == size
+
+
+@pytest.mark.parametrize(
+    ("change", "call", "said"),
+    [
+        ("api.BACKEND_TABLE_ENTRIES.clear()", "load_backend(find_libraries().htp)", "core API 2."),
+        ("api.SYSTEM_API_MINORS = range(90, 91)", "load_system(find_libraries().system)", "1.90"),
+        ("", "load_backend(Path('/nowhere/libQnnHtp.so'))", "cannot load"),
+        ("", "load_backend(find_libraries().ir.with_name('libQnnSystem.so'))", "cannot load"),
+    ],
+)
+def test_unknown_interfaces_are_refused(change: str, call: str, said: str) -> None:
+    code = f"""
+from pathlib import Path
+import buildlib.toolchains.qnn_api as api
+from buildlib.toolchains.child import RefusedError
+from buildlib.toolchains.libraries import find_libraries
+{change}
+try:
+    api.{call}
+except RefusedError as error:
+    print(error)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert said in result.stdout

@@ -1,0 +1,198 @@
+"""The real compiler and emulator, on a small model."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+
+from buildlib.errors import InvalidBinaryError, ToolchainError, ToolchainTimeoutError
+from buildlib.targets import parse_target
+from buildlib.toolchains.base import CompileConfig, Encoding, Toolchain
+from buildlib.toolchains.ort_qnn import OrtQnnToolchain, Timeouts
+
+PHONE = parse_target("SM8750")
+
+
+def test_versions_name_everything_that_compiles(toolchain: OrtQnnToolchain) -> None:
+    as_protocol: Toolchain = toolchain
+    versions = dict(as_protocol.versions())
+    assert list(versions) == list(toolchain.versions())
+    assert versions["toolchain"] == "ort-qnn"
+    assert versions["qnn_build"].startswith("v2.")
+    assert all(versions[key].count(".") == 2 for key in ("qnn_core_api", "qnn_system_api"))
+
+
+@pytest.mark.parametrize("target", ["SM8550", "SM8750", "SM8850:emulator"])
+def test_binary_says_what_it_was_compiled_for(
+    target: str, binary_for: Callable[[str], Path], toolchain: OrtQnnToolchain
+) -> None:
+    soc = parse_target(target).soc
+    info = toolchain.inspect(binary_for(target))
+    assert (info.soc_model, info.dsp_arch) == (soc.soc_model, soc.dsp_arch)
+    assert info.build_id == toolchain.versions()["qnn_build"]
+    assert info.size_bytes == binary_for(target).stat().st_size
+    assert [graph.name for graph in info.graphs] == ["ar1_cl64_1_of_1", "ar32_cl64_1_of_1"]
+    for graph in info.graphs:
+        assert (graph.vtcm_mb, graph.optimization_level) == (soc.vtcm_mb, 3)
+
+
+def test_inspect_reads_tensors_and_encodings(
+    binary_for: Callable[[str], Path], toolchain: OrtQnnToolchain
+) -> None:
+    graph = toolchain.inspect(binary_for("SM8750")).graph("ar32_cl64_1_of_1")
+    taken, given = graph.tensor("x"), graph.tensor("y")
+    assert (taken.shape, taken.dtype) == ((1, 32, 256), "uint16")
+    assert (given.shape, given.dtype) == ((1, 32, 512), "uint16")
+    assert taken.encoding == Encoding(float(np.float32(1e-4)), -32768)
+    assert given.encoding == Encoding(float(np.float32(1e-3)), -32768)
+
+
+def test_shared_weights_make_the_phone_binary_smaller(
+    binary_for: Callable[[str], Path],
+) -> None:
+    shared, unshared = binary_for("SM8750"), binary_for("SM8750:emulator")
+    one_copy = 256 * 512
+    assert unshared.stat().st_size - shared.stat().st_size > one_copy * 0.9
+
+
+def test_emulator_computes_what_the_model_means(
+    weights: npt.NDArray[np.float32],
+    binary_for: Callable[[str], Path],
+    toolchain: OrtQnnToolchain,
+) -> None:
+    stored = np.random.default_rng(1).integers(28000, 37000, (1, 32, 256)).astype(np.uint16)
+    outputs = toolchain.execute(binary_for("SM8750:emulator"), "ar32_cl64_1_of_1", {"x": stored})
+    real = (outputs["y"].astype(np.float64) - 32768) * 1e-3
+    expected = ((stored.astype(np.float64) - 32768) * 1e-4) @ weights
+    np.testing.assert_allclose(real, expected, atol=2e-3)
+
+
+def test_emulator_refuses_shared_weights(
+    binary_for: Callable[[str], Path], toolchain: OrtQnnToolchain
+) -> None:
+    stored = np.zeros((1, 1, 256), np.uint16)
+    with pytest.raises(ToolchainError) as caught:
+        toolchain.execute(binary_for("SM8750"), "ar1_cl64_1_of_1", {"x": stored})
+    assert "Shared weights" in Path(caught.value.log_path).read_text()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "graph", "said"),
+    [
+        ({}, "ar1_cl64_1_of_1", "input x is missing"),
+        ({"x": np.zeros((1, 2, 256), np.uint16)}, "ar1_cl64_1_of_1", r"takes uint16\(1, 1, 256\)"),
+        ({}, "other", "no graph 'other'"),
+    ],
+)
+def test_execute_refuses_what_does_not_fit(
+    inputs: dict[str, npt.NDArray[np.generic]],
+    graph: str,
+    said: str,
+    binary_for: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    logged = OrtQnnToolchain(log_dir=tmp_path)
+    with pytest.raises(ToolchainError, match=said):
+        logged.execute(binary_for("SM8750:emulator"), graph, inputs)
+
+
+def test_equal_models_give_equal_binaries_wherever_they_lie(
+    models: dict[int, Path],
+    binary_for: Callable[[str], Path],
+    toolchain: OrtQnnToolchain,
+    tmp_path: Path,
+) -> None:
+    again = []
+    for ar in (1, 32):
+        elsewhere = tmp_path / f"other{ar}.onnx"
+        shutil.copy(models[ar], elsewhere)
+        again.append(tmp_path / f"ar{ar}_cl64_1_of_1.dlc")
+        toolchain.convert(elsewhere, again[-1], PHONE)
+    toolchain.compile(again, tmp_path / "again.bin", CompileConfig.for_target(PHONE))
+    assert (tmp_path / "again.bin").read_bytes() == binary_for("SM8750").read_bytes()
+
+
+def test_effort_and_memory_reach_the_compiler(
+    dlcs: list[Path], toolchain: OrtQnnToolchain, tmp_path: Path
+) -> None:
+    config = CompileConfig(PHONE, weight_sharing=False, vtcm_mb=2, optimization_level=1)
+    toolchain.compile(dlcs[:1], tmp_path / "small.bin", config)
+    (graph,) = toolchain.inspect(tmp_path / "small.bin").graphs
+    assert (graph.vtcm_mb, graph.optimization_level) == (2, 1)
+
+
+@pytest.mark.parametrize("damage", ["random", "truncated", "empty", "absent"])
+def test_damaged_dlc_is_an_error_and_leaves_nothing(
+    damage: str, dlcs: list[Path], tmp_path: Path
+) -> None:
+    dlc = tmp_path / "bad.dlc"
+    whole = dlcs[0].read_bytes()
+    content = {"random": np.random.default_rng(3).bytes(5000), "truncated": whole[:9000]}
+    if damage != "absent":
+        dlc.write_bytes(content.get(damage, b""))
+    toolchain = OrtQnnToolchain(log_dir=tmp_path / "logs")
+    with pytest.raises(ToolchainError) as caught:
+        toolchain.compile([dlc], tmp_path / "out.bin", CompileConfig.for_target(PHONE))
+    assert "\n" not in str(caught.value)
+    assert {p.name for p in tmp_path.iterdir()} <= {"bad.dlc", "logs"}
+
+
+def test_graphs_need_names_of_their_own(toolchain: OrtQnnToolchain, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="stems"):
+        toolchain.compile(
+            [tmp_path / "a" / "x.dlc", tmp_path / "b" / "x.dlc"],
+            tmp_path / "out.bin",
+            CompileConfig.for_target(PHONE),
+        )
+
+
+@pytest.mark.parametrize("damage", ["random", "absent", "unsupported"])
+def test_bad_model_is_an_error_and_leaves_nothing(
+    damage: str, models: dict[int, Path], tmp_path: Path
+) -> None:
+    model = tmp_path / "bad.onnx"
+    if damage == "random":
+        model.write_bytes(np.random.default_rng(3).bytes(5000))
+    elif damage == "unsupported":
+        known = onnx.load(models[1])
+        known.graph.node[2].op_type = "Nonsense"
+        onnx.save(known, model)
+    toolchain = OrtQnnToolchain(log_dir=tmp_path / "logs")
+    with pytest.raises(ToolchainError) as caught:
+        toolchain.convert(model, tmp_path / "out.dlc", PHONE)
+    assert caught.value.exit_status == 1
+    assert "\n" not in str(caught.value)
+    assert {p.name for p in tmp_path.iterdir()} <= {"bad.onnx", "logs"}
+
+
+@pytest.mark.parametrize("damage", ["random", "truncated", "flipped", "empty", "absent"])
+def test_damaged_binary_is_an_error(
+    damage: str, binary_for: Callable[[str], Path], toolchain: OrtQnnToolchain, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.bin"
+    whole = bytearray(binary_for("SM8750").read_bytes())
+    random = np.random.default_rng(4)
+    if damage == "flipped":
+        for place in random.integers(0, 512, 200):
+            whole[place] ^= 0xFF
+    content = {
+        "random": random.bytes(5000),
+        "truncated": bytes(whole[:3000]),
+        "flipped": bytes(whole),
+    }
+    if damage != "absent":
+        bad.write_bytes(content.get(damage, b""))
+    with pytest.raises(InvalidBinaryError) as caught:
+        toolchain.inspect(bad)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_step_that_takes_too_long_is_killed(models: dict[int, Path], tmp_path: Path) -> None:
+    hasty = OrtQnnToolchain(log_dir=tmp_path / "logs", timeouts=Timeouts(convert_s=0.05))
+    with pytest.raises(ToolchainTimeoutError, match=r"no end after 0\.05 s"):
+        hasty.convert(models[1], tmp_path / "out.dlc", PHONE)
+    assert [p.name for p in tmp_path.iterdir()] == ["logs"]

@@ -1,0 +1,168 @@
+"""Every way in which a child process can end becomes a result or a typed error."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from buildlib.errors import ToolchainError, ToolchainTimeoutError
+from buildlib.toolchains.process import Step, run_step
+
+WORKER = """
+import ctypes, json, os, pathlib, signal, subprocess, sys, time
+from buildlib.toolchains.child import RefusedError, serve
+
+def refuse(request):
+    print("\\x1b[31mthe reason\\x1b[0m is above")
+    raise RefusedError("no such\\nthing")
+
+def broken(request):
+    return 1 / 0
+
+def killed(request):
+    print("last words", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def aborts(request):
+    os.abort()
+
+def segfault(request):
+    ctypes.string_at(0)
+
+def leaves(request):
+    os._exit(7)
+
+def garbage(request):
+    pathlib.Path(sys.argv[2]).write_bytes(b"\\xff{{{")
+    os._exit(0)
+
+def list_answer(request):
+    pathlib.Path(sys.argv[2]).write_text("[1]")
+    os._exit(0)
+
+def sleeps(request):
+    child = subprocess.Popen(["sleep", "60"])
+    pathlib.Path(request.decode()).write_text(f"{os.getpid()} {child.pid}")
+    time.sleep(60)
+
+def floods(request):
+    for _ in range(20000):
+        print("x" * 1000)
+    os._exit(3)
+
+def echo(request):
+    return {"said": request.decode()}
+
+serve({name: value for name, value in globals().items() if callable(value)}, sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "odd_worker.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "odd_worker"
+
+
+def run(
+    module: str, command: str, log_dir: Path, *, body: bytes = b"", timeout_s: float = 30
+) -> object:
+    step = Step(module, command, Path("model.onnx"), timeout_s, "/nowhere")
+    return run_step(step, body, log_dir)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+def gone_within(pids: list[int], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not any(is_alive(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_answer_comes_back(module: str, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    assert run(module, "echo", logs, body=b"hello") == {"said": "hello"}
+    assert len(list(logs.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "reason"),
+    [
+        ("refuse", 1, "no such thing"),
+        ("broken", 1, "ZeroDivisionError: division by zero"),
+        ("killed", -signal.SIGKILL, "ended by SIGKILL"),
+        ("aborts", -signal.SIGABRT, "ended by SIGABRT"),
+        ("segfault", -signal.SIGSEGV, "ended by SIGSEGV"),
+        ("leaves", 7, "status 7"),
+        ("garbage", 0, "no answer"),
+        ("list_answer", 0, "no answer"),
+        ("unknown_command", 1, "KeyError"),
+    ],
+)
+def test_death_is_a_typed_error(
+    command: str, status: int, reason: str, module: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ToolchainError, match=reason) as caught:
+        run(module, command, tmp_path / "logs")
+    error = caught.value
+    assert (error.step, error.subject, error.exit_status) == (command, "model.onnx", status)
+    assert "\n" not in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own bytes
+
+
+def test_log_tail_is_plain_text(module: str, tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError) as caught:
+        run(module, "refuse", tmp_path / "logs")
+    assert caught.value.log_tail == ("the reason is above",)
+    assert "the reason" in Path(caught.value.log_path).read_text()
+
+
+def test_flood_of_output_is_cut(module: str, tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError) as caught:
+        run(module, "floods", tmp_path / "logs")
+    assert len(caught.value.log_tail) <= 20
+    assert len(str(caught.value)) < 2000
+
+
+def test_time_out_kills_all_descendants(module: str, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    with pytest.raises(ToolchainTimeoutError) as caught:
+        run(module, "sleeps", tmp_path / "logs", body=str(pids).encode(), timeout_s=3)
+    assert caught.value.exit_status is None
+    assert gone_within([int(pid) for pid in pids.read_text().split()], 5)
+
+
+def test_child_does_not_outlive_a_killed_parent(module: str, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    code = f"""
+        from pathlib import Path
+        from buildlib.toolchains.process import Step, run_step
+        step = Step({module!r}, "sleeps", Path("m"), 60, "/nowhere")
+        run_step(step, {str(pids).encode()!r}, Path({str(tmp_path / "logs")!r}))
+    """
+    environment = os.environ | {"TMPDIR": str(tmp_path)}  # a killed parent leaves its scratch
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=environment)
+    end = time.monotonic() + 30
+    while not pids.exists() or not pids.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    worker, grandchild = (int(pid) for pid in pids.read_text().split())
+    parent.kill()
+    parent.wait()
+    assert gone_within([worker], 5)
+    if is_alive(grandchild):  # the libraries start none; ours to clean up here
+        os.kill(grandchild, signal.SIGKILL)
