@@ -1,0 +1,1 @@
+"""The hand-off to the harness: a Genie bundle, its typed configurations, its manifest."""

@@ -1,0 +1,194 @@
+"""`metadata.json`: what a container is, how it can be made again, and the hash of every file in it.
+
+Format history:
+    1: first version.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeVar
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from buildlib.container.layout import METADATA
+from buildlib.errors import ContainerError, ContainerVersionError
+
+FORMAT_VERSION: Final = 1
+T = TypeVar("T")
+_MAX_BYTES = 16 * 1024 * 1024
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Scalar = str | int | float | bool | None
+PartKind = Literal["binary", "tokenizer", "configuration"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class FileRecord(_Part):
+    """One file of the container."""
+
+    sha256: Sha256
+    size_bytes: Annotated[int, Field(ge=0)]
+    kind: PartKind
+
+
+class ModelRecord(_Part):
+    """The model before it was compiled.
+
+    Attributes:
+        inputs: SHA-256 of what the container was built from, by name.
+        quantization: how it was quantized, in words and numbers.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    architecture: str
+    parameters: Annotated[int, Field(ge=0)] | None = None
+    inputs: Mapping[str, Sha256]
+    quantization: Mapping[str, Scalar]
+
+
+class GraphsRecord(_Part):
+    """Which graphs were made.
+
+    Attributes:
+        auto_regression_numbers: tokens per graph call, one graph a part for each.
+        splits: number of parts, one context binary each.
+    """
+
+    auto_regression_numbers: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+    context_length: Annotated[int, Field(ge=1)]
+    splits: Annotated[int, Field(ge=1)]
+
+
+class TargetRecord(_Part):
+    """What the binaries were compiled for; `name` is the form that `buildlib.targets` reads."""
+
+    name: str
+    soc_model: int
+    dsp_arch: str
+    emulator: bool
+    weight_sharing: bool
+
+
+class ContainerMetadata(_Part):
+    """`metadata.json`.
+
+    Attributes:
+        toolchain: name and versions of everything that compiled.
+        options: the builder's options, as dotted keys.
+        container_sha256: over the names, sizes and hashes of all files; equal containers have
+            equal ones, whenever and wherever they were built.
+    """
+
+    format_version: Literal[1] = FORMAT_VERSION
+    model: ModelRecord
+    graphs: GraphsRecord
+    target: TargetRecord
+    toolchain: Mapping[str, str]
+    options: Mapping[str, Scalar | tuple[Scalar, ...]]
+    files: Annotated[Mapping[str, FileRecord], Field(min_length=1)]
+    container_sha256: Sha256
+    created_at: AwareDatetime
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "ContainerMetadata":
+        for name in self.files:
+            if not _FILE_NAME.fullmatch(name) or name == METADATA:
+                raise ValueError(f"{name!r} is no name for a file of a container")
+        if self.container_sha256 != content_digest(self.files):
+            raise ValueError("container_sha256 does not fit the files that are listed")
+        return self
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files together, `metadata.json` aside."""
+        return sum(record.size_bytes for record in self.files.values())
+
+    def to_json(self) -> str:
+        """Text in the order of the fields, with the time last."""
+        return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+
+
+def content_digest(files: Mapping[str, FileRecord]) -> str:
+    """SHA-256 over names, sizes and hashes, in the order of the names."""
+    lines = (f"{files[name].sha256} {files[name].size_bytes} {name}\n" for name in sorted(files))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def read_metadata(folder: Path) -> ContainerMetadata:
+    """Read a container's `metadata.json`; its files are not looked at.
+
+    Raises:
+        ContainerVersionError: a later version of the project wrote it.
+        ContainerError: it is missing, or not a manifest.
+    """
+    path = folder / METADATA
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ContainerError(str(folder), f"{METADATA} is larger than {_MAX_BYTES} bytes")
+        text = path.read_bytes()
+    except OSError as error:
+        reason = f"{METADATA} cannot be read ({error.strerror}): not a container"
+        raise ContainerError(str(folder), reason) from error
+    return parse_metadata(text, str(folder))
+
+
+def parse_metadata(text: bytes, folder: str) -> ContainerMetadata:
+    """As `read_metadata`, for a text; `folder` is what errors call it."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ContainerError(folder, f"{METADATA} is not JSON") from error
+    version = values.get("format_version") if isinstance(values, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise ContainerError(folder, f"{METADATA} has no format_version: not a container")
+    if version > FORMAT_VERSION:
+        reason = f"has format {version}, this version reads up to {FORMAT_VERSION}; update qnnfarm"
+        raise ContainerVersionError(folder, reason)
+    try:
+        return ContainerMetadata.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        raise ContainerError(folder, f"{METADATA}: {_first_problem(error)}") from error
+
+
+def build_metadata(
+    *,
+    model: ModelRecord,
+    graphs: GraphsRecord,
+    target: TargetRecord,
+    toolchain: Mapping[str, str],
+    options: Mapping[str, Scalar | tuple[Scalar, ...]],
+    files: Mapping[str, FileRecord],
+    created_at: datetime,
+) -> ContainerMetadata:
+    """A manifest with its content digest; mappings are sorted: equal content, equal text."""
+    sorted_model = model.model_copy(
+        update={"inputs": _sorted(model.inputs), "quantization": _sorted(model.quantization)}
+    )
+    return ContainerMetadata(
+        model=sorted_model,
+        graphs=graphs,
+        target=target,
+        toolchain=_sorted(toolchain),
+        options=_sorted(options),
+        files=_sorted(files),
+        container_sha256=content_digest(files),
+        created_at=created_at,
+    )
+
+
+def _sorted(values: Mapping[str, T]) -> dict[str, T]:
+    return {key: values[key] for key in sorted(values)}
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]

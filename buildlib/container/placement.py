@@ -1,0 +1,86 @@
+"""Folders that appear whole or not at all."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from buildlib.errors import ContainerError, ContainerExistsError
+
+
+@contextmanager
+def placed_folder(
+    destination: Path, *, exist_ok: bool, may_replace: Callable[[Path], bool]
+) -> Iterator[Path]:
+    """An empty folder to fill, which takes the place of `destination` when the block ends well.
+
+    Args:
+        destination: an empty folder there is replaced in any case.
+        exist_ok: whether a folder with content may be replaced.
+        may_replace: whether what is there is ours to replace.
+
+    Raises:
+        ContainerExistsError: there is something that may not be replaced.
+        ContainerError: the folder cannot be written.
+    """
+    destination = destination.absolute()
+    _refuse_to_lose(destination, exist_ok=exist_ok, may_replace=may_replace)
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        prefix = f".{destination.name}."
+        scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=destination.parent))
+    except OSError as error:
+        raise ContainerError(str(destination), f"cannot be written ({error.strerror})") from error
+    try:
+        scratch.chmod(0o755)
+        yield scratch
+        _sync_folder(scratch)
+        _refuse_to_lose(destination, exist_ok=exist_ok, may_replace=may_replace)
+        _swap(scratch, destination)
+    except OSError as error:
+        reason = f"cannot be written ({error.strerror or error})"
+        raise ContainerError(str(destination), reason) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _refuse_to_lose(
+    destination: Path, *, exist_ok: bool, may_replace: Callable[[Path], bool]
+) -> None:
+    if not destination.exists() and not destination.is_symlink():
+        return
+    path = str(destination)
+    if destination.is_symlink() or not destination.is_dir():
+        raise ContainerExistsError(path, "is there already and is no folder")
+    if not any(destination.iterdir()):
+        return
+    if not exist_ok:
+        raise ContainerExistsError(path, "is there already; name another folder or allow replacing")
+    if not may_replace(destination):
+        raise ContainerExistsError(path, "holds something else than a container; not replaced")
+
+
+def _swap(scratch: Path, destination: Path) -> None:
+    """Rename over an empty or absent folder; a folder with content is moved aside first."""
+    if destination.exists() and any(destination.iterdir()):
+        aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+        destination.replace(aside)
+        try:
+            scratch.replace(destination)
+        except OSError:
+            aside.replace(destination)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        scratch.replace(destination)
+    _sync_folder(destination.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,50 @@
+"""Genie itself judges a configuration: `GenieDialogConfig_createFromJson` in a child process.
+
+Genie checks the text against its own schema there and opens no file, so that the judgement needs
+neither the binaries nor a device.
+"""
+
+import re
+from pathlib import Path
+
+from buildlib.container.layout import GENIE_CONFIG
+from buildlib.errors import GenieConfigError
+from buildlib.toolchains.libraries import find_libraries
+from buildlib.toolchains.process import Step, run_step
+
+_WORKER = "buildlib.container.referee_worker"
+_TIMEOUT_S = 60.0
+_SAYS_NOTHING = re.compile(
+    r"at least one subschema has failed, but all of them are required to validate( - )?"
+)
+_HEADINGS = ("Failed to validate", "# LIBNATIVE", "Error:")
+
+
+def check_genie_config(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> None:
+    """Let Genie judge the `genie_config.json` in a folder.
+
+    Raises:
+        GenieConfigError: Genie refuses it; the message is Genie's, without what says nothing.
+        ToolchainMissingError: there is no Genie on this machine.
+        ToolchainError: Genie died of it.
+    """
+    path = folder / GENIE_CONFIG
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise GenieConfigError(str(path), error.strerror or str(error)) from error
+    check_genie_text(text, str(path), timeout_s=timeout_s)
+
+
+def check_genie_text(text: bytes, path: str, *, timeout_s: float = _TIMEOUT_S) -> None:
+    """As `check_genie_config`, for a text; `path` is what errors call it."""
+    step = Step(_WORKER, "judge", Path(path), timeout_s, find_libraries().search_path)
+    verdict = run_step(step, text)
+    if verdict["status"] != 0:
+        raise GenieConfigError(path, _essence(verdict["said"]) or f"status {verdict['status']}")
+
+
+def _essence(said: str) -> str:
+    """Genie's complaint as one line."""
+    lines = (_SAYS_NOTHING.sub("", line).strip().removeprefix("- ") for line in said.splitlines())
+    return "; ".join(line for line in lines if line and not line.startswith(_HEADINGS))[:1000]

@@ -1,0 +1,33 @@
+"""The referee's child: `python -m buildlib.container.referee_worker judge ANSWER_FILE`."""
+
+import ctypes
+import os
+import sys
+import tempfile
+
+from buildlib.toolchains.child import RefusedError, serve
+from buildlib.toolchains.libraries import find_libraries
+
+
+def judge(request: bytes) -> object:
+    """Genie's status for a configuration, and what it printed meanwhile."""
+    try:
+        genie = ctypes.CDLL(str(find_libraries().genie))
+        create = genie.GenieDialogConfig_createFromJson
+    except (OSError, AttributeError) as error:
+        raise RefusedError(f"Genie does not load: {error}") from error
+    if b"\0" in request:
+        return {"status": -1, "said": "a null byte in the text"}
+    handle = ctypes.c_void_p()
+    with tempfile.TemporaryFile() as said:
+        # Genie prints its complaints, to either stream.
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+        status = int(create(ctypes.c_char_p(request), ctypes.byref(handle)))
+        ctypes.CDLL(None).fflush(None)
+        said.seek(0)
+        return {"status": status, "said": said.read().decode(errors="replace")}
+
+
+if __name__ == "__main__":
+    serve({"judge": judge}, sys.argv[1:])

@@ -1,0 +1,162 @@
+"""The typed configurations, with Genie's own parser as the judge."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from buildlib.container.genie_config import (
+    Context,
+    GenieConfig,
+    RopeScaling,
+    Sampler,
+    TokenPenalty,
+    basic_dialog,
+)
+from buildlib.container.htp_config import HtpConfig, HtpContext, htp_config
+from buildlib.container.referee import check_genie_config, check_genie_text
+from buildlib.errors import GenieConfigError
+from buildlib.targets import parse_target
+
+LLAMA3 = RopeScaling(
+    rope_type="llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)
+AI_HUB_HTP = """{
+  "devices": [{"soc_model": 69, "dsp_arch": "v79",
+    "cores": [{"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}]}],
+  "memory": {"mem_type": "shared_buffer"},
+  "context": %s
+}"""
+
+
+def judged(config: GenieConfig) -> None:
+    check_genie_text(config.to_json().encode(), "genie_config.json")
+
+
+@pytest.mark.parametrize("emulator", [True, False])
+def test_genie_accepts_everything_we_can_say(emulator: bool) -> None:
+    config = basic_dialog(
+        context=Context(
+            size=4096, n_vocab=128256, bos_token=1, eos_token=(2, 3), pad_token=0, n_embd=2048
+        ),
+        head_dim=64,
+        rope_theta=500000.0,
+        rope_scaling=LLAMA3,
+        ctx_bins=("m_part_1_of_1.bin",),
+        emulator=emulator,
+    )
+    penalty = TokenPenalty(penalize_last_n=64, repetition_penalty=1.1)
+    sampler = Sampler(seed=7, temp=0.8, top_k=40, top_p=0.9, greedy=False, token_penalty=penalty)
+    full = config.with_dialog(sampler=sampler, max_num_tokens=16)
+    judged(full)
+    assert GenieConfig.from_json(full.to_json()) == full
+    assert full.dialog.max_num_tokens == 16
+    assert config.dialog.max_num_tokens is None
+
+
+def change(config: GenieConfig, edit: Callable[[dict[str, object]], None]) -> bytes:
+    values = json.loads(config.to_json())
+    edit(values["dialog"])
+    return json.dumps(values).encode()
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda dialog: dialog.update(surprise=1), "surprise"),
+        (lambda dialog: dialog.pop("tokenizer"), "tokenizer"),
+        (lambda dialog: dialog.update(type="nonsense"), "type"),
+        (lambda dialog: dialog["engine"].update({"n-threads": "3"}), "n-threads"),
+        (lambda dialog: dialog["engine"]["backend"]["QnnHtp"].update({"pos-id-dim": 16}), "QnnHtp"),
+    ],
+)
+def test_genie_and_our_model_refuse_the_same(
+    edit: Callable[[dict[str, object]], None], said: str, genie_config: GenieConfig
+) -> None:
+    text = change(genie_config, edit)
+    with pytest.raises(GenieConfigError, match=said) as ours:
+        GenieConfig.from_json(text, "genie_config.json")
+    with pytest.raises(GenieConfigError, match=said) as genies:
+        check_genie_text(text, "genie_config.json")
+    assert "\n" not in str(ours.value) + str(genies.value)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\0", b"null", b"\xff\xfe", b"[" * 5000])
+def test_nonsense_is_refused_by_both(text: bytes) -> None:
+    with pytest.raises(GenieConfigError):
+        GenieConfig.from_json(text)
+    with pytest.raises(GenieConfigError):
+        check_genie_text(text, "genie_config.json")
+
+
+def test_referee_reads_the_folder(genie_config: GenieConfig, tmp_path: Path) -> None:
+    with pytest.raises(GenieConfigError, match="No such file"):
+        check_genie_config(tmp_path)
+    (tmp_path / "genie_config.json").write_text(genie_config.to_json())
+    check_genie_config(tmp_path)
+
+
+@pytest.mark.parametrize("token", [-1, 1280])
+def test_tokens_lie_in_the_vocabulary(token: int) -> None:
+    with pytest.raises(ValidationError):
+        Context(size=192, n_vocab=1280, bos_token=0, eos_token=(1, token))
+
+
+def test_files_that_genie_opens(genie_config: GenieConfig) -> None:
+    assert genie_config.referenced_files == (
+        "tiny_part_1_of_2.bin",
+        "tiny_part_2_of_2.bin",
+        "tokenizer.json",
+        "htp_backend_ext_config.json",
+    )
+
+
+@pytest.mark.parametrize(
+    "context", ['{"weight_sharing_enabled": true}', '[{"weight_sharing_enabled": true}]']
+)
+def test_htp_context_is_read_in_both_forms_and_kept(context: str) -> None:
+    config = HtpConfig.from_json(AI_HUB_HTP % context)
+    assert config.contexts == (HtpContext(weight_sharing_enabled=True),)
+    assert json.loads(config.to_json()) == json.loads(AI_HUB_HTP % context)
+
+
+def test_htp_graphs_section_keeps_the_vendors_keys() -> None:
+    values = {
+        "devices": [{"soc_model": 69, "dsp_arch": "v79", "cores": []}],
+        "graphs": [{"graph_names": ["a"], "O": 3, "vtcm_mb": 8, "dlbc": 1}],
+        "groupContext": {"share_resources": True},
+    }
+    assert json.loads(HtpConfig.from_json(json.dumps(values)).to_json()) == values
+
+
+def test_htp_config_follows_the_target() -> None:
+    phone, emulator = (htp_config(parse_target(t)) for t in ("SM8650", "SM8650:emulator"))
+    assert phone.devices[0].soc_model == 57
+    assert [c.weight_sharing_enabled for c in phone.contexts + emulator.contexts] == [True, False]
+
+
+def test_unknown_htp_key_is_refused() -> None:
+    with pytest.raises(GenieConfigError, match="surprise"):
+        HtpConfig.from_json('{"devices": [], "surprise": 1}')
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=12,
+)
+
+
+@given(json_values)
+def test_foreign_json_is_one_typed_line(value: object) -> None:
+    with pytest.raises(GenieConfigError) as caught:
+        GenieConfig.from_json(json.dumps({"dialog": value}))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,231 @@
+import dataclasses
+import json
+import os
+import pickle
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from buildlib.container.container import ContainerDraft, GenAIContainer, write_container
+from buildlib.container.genie_config import GenieConfig
+from buildlib.errors import (
+    ContainerError,
+    ContainerExistsError,
+    ContainerFileError,
+    ContainerVersionError,
+    GenieConfigError,
+)
+
+
+def no_referee(_folder: Path) -> None:
+    """Genie's judgement has tests of its own."""
+
+
+def write(draft: ContainerDraft, dest: Path, *, exist_ok: bool = False) -> GenAIContainer:
+    return write_container(draft, dest, exist_ok=exist_ok, referee=no_referee)
+
+
+@pytest.fixture
+def container(draft: ContainerDraft, tmp_path: Path) -> GenAIContainer:
+    return write(draft, tmp_path / "container")
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_written_with_genies_own_consent(draft: ContainerDraft, tmp_path: Path) -> None:
+    written = write_container(draft, tmp_path / "deep" / "container")
+    loaded = GenAIContainer.load(tmp_path / "deep" / "container")
+    assert loaded == written
+    assert loaded.genie_config == draft.genie_config
+    assert loaded.htp_config == draft.htp_config
+    assert set(loaded.files) == {
+        "genie_config.json",
+        "htp_backend_ext_config.json",
+        "tokenizer.json",
+        "tiny_part_1_of_2.bin",
+        "tiny_part_2_of_2.bin",
+    }
+    assert loaded.sizes[0].name == "tiny_part_2_of_2.bin"
+    assert loaded.metadata.size_bytes == sum(part.size_bytes for part in loaded.sizes)
+
+
+def test_nothing_appears_when_the_referee_refuses(draft: ContainerDraft, tmp_path: Path) -> None:
+    def refuse(folder: Path) -> None:
+        assert (folder / "genie_config.json").is_file()
+        raise GenieConfigError("genie_config.json", "no")
+
+    dest = tmp_path / "out" / "container"
+    with pytest.raises(GenieConfigError):
+        write_container(draft, dest, referee=refuse)
+    assert list(dest.parent.iterdir()) == []
+
+
+def test_the_same_build_twice_differs_in_its_time_alone(
+    make_draft: Callable[[], ContainerDraft], tmp_path: Path
+) -> None:
+    for name, year in (("a", 2026), ("b", 2027)):
+        at = datetime(year, 1, 1, tzinfo=UTC)
+        write_container(make_draft(), tmp_path / name, created_at=at, referee=no_referee)
+    first, second = snapshot(tmp_path / "a"), snapshot(tmp_path / "b")
+    texts = [files.pop("metadata.json").decode().splitlines() for files in (first, second)]
+    assert first == second
+    different = [pair for pair in zip(*texts, strict=True) if pair[0] != pair[1]]
+    assert [pair[0].split('"')[1] for pair in different] == ["created_at"]
+
+
+def test_save_copies(container: GenAIContainer, tmp_path: Path) -> None:
+    saved = container.save(tmp_path / "copy")
+    assert snapshot(saved.path) == snapshot(container.path)
+    assert GenAIContainer.load(saved.path).metadata == container.metadata
+    assert container.save(container.path) is container
+
+
+def test_save_never_overwrites_silently(container: GenAIContainer, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("precious")
+    with pytest.raises(ContainerExistsError) as caught:
+        container.save(mine)
+    assert caught.value.exit_code == 2
+    with pytest.raises(ContainerExistsError, match="something else"):
+        container.save(mine, exist_ok=True)
+    (tmp_path / "link").symlink_to(mine)
+    with pytest.raises(ContainerExistsError):
+        container.save(tmp_path / "link", exist_ok=True)
+    with pytest.raises(ContainerExistsError):
+        container.save(mine / "thesis.txt", exist_ok=True)
+    assert snapshot(mine) == {"thesis.txt": b"precious"}
+
+
+def test_save_replaces_a_container_when_told(
+    container: GenAIContainer, draft: ContainerDraft, tmp_path: Path
+) -> None:
+    other = dataclasses.replace(draft, options={})
+    target = write(other, tmp_path / "other").path
+    with pytest.raises(ContainerExistsError):
+        container.save(target)
+    container.save(target, exist_ok=True)
+    assert snapshot(target) == snapshot(container.path)
+    assert {p.name for p in tmp_path.iterdir()} == {"parts", "container", "other"}
+
+
+def test_save_into_an_empty_folder(container: GenAIContainer, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    container.save(tmp_path / "empty")
+    assert GenAIContainer.load(tmp_path / "empty").metadata == container.metadata
+
+
+@pytest.mark.parametrize("name", ["tiny_part_1_of_2.bin", "tokenizer.json", "genie_config.json"])
+def test_changed_file_is_named(name: str, container: GenAIContainer, tmp_path: Path) -> None:
+    path = container.path / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ContainerFileError, match="has changed") as caught:
+        GenAIContainer.load(container.path)
+    assert caught.value.file == name
+    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
+    assert (str(again), again.file) == (str(caught.value), name)
+    with pytest.raises(ContainerFileError, match="has changed"):
+        container.save(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_short_and_missing_files_are_named(container: GenAIContainer) -> None:
+    path = container.path / "tiny_part_2_of_2.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ContainerFileError, match="19999 bytes"):
+        GenAIContainer.load(container.path, verify=False)
+    path.unlink()
+    with pytest.raises(ContainerFileError, match="is missing"):
+        GenAIContainer.load(container.path)
+    with pytest.raises(ContainerError):
+        GenAIContainer(
+            container.path, container.metadata, container.genie_config, container.htp_config
+        ).save(container.path.with_name("copy"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "not a container"),
+        ("", "not JSON"),
+        ("[]", "not a container"),
+        ("[" * 100_000, "not JSON"),
+        ('{"format_version": true}', "not a container"),
+        ('{"format_version": 1}', "Field required"),
+    ],
+)
+def test_what_is_no_manifest_is_refused(text: str | None, said: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "metadata.json").write_text(text)
+    with pytest.raises(ContainerError, match=said) as caught:
+        GenAIContainer.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def edit(container: GenAIContainer, change: Callable[[dict[str, object]], None]) -> None:
+    path = container.path / "metadata.json"
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def test_later_format_is_refused(container: GenAIContainer) -> None:
+    edit(container, lambda values: values.update(format_version=2))
+    with pytest.raises(ContainerVersionError, match="update qnnfarm"):
+        GenAIContainer.load(container.path)
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/b", "", ".", "..", "metadata.json", "-rf", "a\nb"])
+def test_hostile_file_names_are_refused(name: str, container: GenAIContainer) -> None:
+    def rename(values: dict[str, object]) -> None:
+        files = values["files"]
+        assert isinstance(files, dict)
+        files[name] = files.pop("tokenizer.json")
+
+    edit(container, rename)
+    with pytest.raises(ContainerError):
+        GenAIContainer.load(container.path)
+
+
+def test_digest_binds_the_list_of_files(container: GenAIContainer) -> None:
+    edit(container, lambda values: values.update(container_sha256="0" * 64))
+    with pytest.raises(ContainerError, match="container_sha256"):
+        GenAIContainer.load(container.path)
+
+
+def test_parts_must_fit_together(
+    draft: ContainerDraft, genie_config: GenieConfig, tmp_path: Path
+) -> None:
+    fewer = dict(list(draft.binaries.items())[:1])
+    with pytest.raises(ContainerError, match="tiny_part_2_of_2"):
+        write(dataclasses.replace(draft, binaries=fewer), tmp_path / "c")
+    longer = draft.graphs.model_copy(update={"context_length": 256})
+    with pytest.raises(ContainerError, match="context length"):
+        write(dataclasses.replace(draft, graphs=longer), tmp_path / "c")
+    with pytest.raises(ContainerError, match="cannot be written"):
+        write(dataclasses.replace(draft, tokenizer=tmp_path / "absent"), tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_unwritable_destination_is_an_error(container: GenAIContainer, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ContainerError, match="cannot be written"):
+        container.save(tmp_path / "file" / "below")
+
+
+def test_a_killed_save_leaves_no_half_container(
+    container: GenAIContainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(_handle: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", die)
+    with pytest.raises(KeyboardInterrupt):
+        container.save(tmp_path / "copy")
+    assert {p.name for p in tmp_path.iterdir()} == {"parts", "container"}
