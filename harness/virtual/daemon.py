@@ -1,0 +1,91 @@
+"""The process of one virtual device: `python -m harness.virtual.daemon FOLDER --ready-fd N`.
+
+It detaches from whoever started it, tells its pid and then its port through the descriptor, a
+JSON line each, and serves. With a namespace it is two processes: the outer one, which the record
+names, passes signals on; the inner one is the device, and dies with the outer one.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from harness.virtual.auth import user_key_files
+from harness.virtual.filesystem import NAMESPACE_ROOT
+from harness.virtual.namespace import NamespaceKind, enter_device_root, unshare
+from harness.virtual.record import DeviceRecord, load_record
+from harness.virtual.syscalls import set_parent_death_signal
+
+log = logging.getLogger(__name__)
+
+_UMASK = 0o022
+
+
+def main() -> int:
+    """Run the device; the exit status of its process."""
+    parser = argparse.ArgumentParser(prog="python -m harness.virtual.daemon", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--ready-fd", type=int, required=True)
+    parser.add_argument("--namespace", type=NamespaceKind, default=NamespaceKind.NONE)
+    options = parser.parse_args()
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    os.umask(_UMASK)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    _tell(options.ready_fd, {"pid": os.getpid()})
+    record = load_record(options.folder)
+    root = options.folder / "root"
+    if options.namespace is NamespaceKind.NONE:
+        return _serve(record, root, options.ready_fd, in_namespace=False)
+    unshare(options.namespace)
+    inner = os.fork()
+    if inner:
+        os.close(options.ready_fd)
+        return _supervise(inner)
+    set_parent_death_signal(signal.SIGKILL)
+    enter_device_root(root, options.folder / "mnt")
+    return _serve(record, NAMESPACE_ROOT, options.ready_fd, in_namespace=True)
+
+
+def _serve(record: DeviceRecord, root: Path, ready_fd: int, *, in_namespace: bool) -> int:
+    from harness.virtual.device import Device
+
+    def on_ready(port: int) -> None:
+        _tell(ready_fd, {"port": port})
+        os.close(ready_fd)
+
+    os.chdir("/")
+    device = Device(
+        record,
+        root,
+        in_namespace=in_namespace,
+        daemon_pid=os.getpid(),
+        key_files=user_key_files(os.environ, Path.home()),
+    )
+    asyncio.run(device.run(on_ready))
+    return 0
+
+
+def _supervise(inner: int) -> int:
+    """Pass signals on to the device until it ends."""
+
+    def forward(number: int, _frame: object) -> None:
+        os.kill(inner, number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, forward)
+    _, status = os.waitpid(inner, 0)
+    return os.waitstatus_to_exitcode(status) & 0xFF
+
+
+def _tell(descriptor: int, what: dict[str, int]) -> None:
+    os.write(descriptor, json.dumps(what).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

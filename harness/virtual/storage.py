@@ -1,0 +1,75 @@
+"""How much a device's `/data` may hold.
+
+The limit is enforced where files arrive by the sync protocol. Shell commands only get a limit on
+the size of one file, of what was free when they started, so a command that writes many files
+can exceed the limit; a later push then fails.
+"""
+
+import errno
+import os
+import time
+from pathlib import Path
+
+_BLOCK = 4096
+_RECOUNT_AFTER_S = 2.0
+
+
+class Storage:
+    """Counts what lies under `data` against a limit.
+
+    Walking the folder is slow, so what was counted is used for two seconds and what arrives
+    meanwhile is added to it. One object serves all pushes of a device.
+    """
+
+    def __init__(self, data: Path, limit_bytes: int | None) -> None:
+        self._data = data
+        self.limit_bytes = limit_bytes
+        self._counted = 0
+        self._counted_at = float("-inf")
+
+    def free_bytes(self) -> int | None:
+        """What still fits; `None` without a limit."""
+        if self.limit_bytes is None:
+            return None
+        return max(0, self.limit_bytes - self._usage())
+
+    def claim(self, count: int) -> None:
+        """Account for `count` bytes about to be written.
+
+        Raises:
+            OSError: ENOSPC, they do not fit.
+        """
+        if self.limit_bytes is None:
+            return
+        if self._usage() + count > self.limit_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._counted += count
+
+    def recount(self) -> None:
+        """Forget what was counted, because files have gone."""
+        self._counted_at = float("-inf")
+
+    def _usage(self) -> int:
+        now = time.monotonic()
+        if now - self._counted_at > _RECOUNT_AFTER_S:
+            self._counted = folder_bytes(self._data)
+            self._counted_at = now
+        return self._counted
+
+
+def folder_bytes(folder: Path) -> int:
+    """Sizes of all regular files below a folder, in whole blocks, hard links counted once."""
+    total = 0
+    seen: set[tuple[int, int]] = set()
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                found = os.lstat(os.path.join(parent, name))  # noqa: PTH118 - millions of these
+            except OSError:
+                continue
+            if found.st_nlink > 1:
+                if (found.st_dev, found.st_ino) in seen:
+                    continue
+                seen.add((found.st_dev, found.st_ino))
+            total += -(-found.st_size // _BLOCK) * _BLOCK
+    return total

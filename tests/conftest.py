@@ -1,0 +1,92 @@
+"""Fixtures that several packages' tests share: a private adb server, and virtual devices on it.
+
+Each xdist worker has its own server on its own port, with its own key, and its own state and
+cache folders, so that nothing of the user's is touched. They live as long as the test session.
+"""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.adb.client import AdbServer
+from harness.adb.connection import Deadline, ServerUnreachable, query
+from harness.adb.server import ensure_server
+from harness.devices.adb import AdbDevice
+from harness.virtual import manager
+
+SOC = "SM8750"
+
+
+@pytest.fixture(scope="session")
+def adb_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Points everything that reads the environment at private folders; gives their parent."""
+    folder = tmp_path_factory.mktemp("adb")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("ANDROID_", "ADB_"))]:
+            patch.delenv(name)
+        patch.setenv("HOME", str(folder))
+        patch.setenv("ADB_SERVER_SOCKET", f"tcp:127.0.0.1:{port}")
+        patch.setenv("ADB_LOCAL_TRANSPORT_MAX_PORT", "0")  # else it tries 5555 to 5585
+        patch.setenv("ADB_MDNS", "0")
+        patch.setenv("QNNFARM_STATE_DIR", str(folder / "state"))
+        patch.setenv("QNNFARM_CACHE_DIR", str(folder / "cache"))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def adb_server(adb_environment: Path) -> Iterator[AdbServer]:
+    """A real adb server that `ensure_server()` and child processes find."""
+    server = ensure_server()
+    yield server
+    kill_server(server)
+
+
+def kill_server(server: AdbServer) -> None:
+    """End a server that a test has started, and wait until it is gone."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            query(server.address, "host:kill", Deadline(5))
+        except ServerUnreachable:
+            return
+        except Exception:  # noqa: BLE001, S110 - it may close before it answers
+            pass
+        time.sleep(0.02)
+    raise TimeoutError(f"the adb server at {server.address} does not end")
+
+
+@pytest.fixture(scope="session")
+def virtual_device(adb_server: AdbServer) -> Iterator[AdbDevice]:
+    """A virtual SM8750 that all tests of a worker share: they must leave it usable."""
+    virtual = manager.start("shared", SOC)
+    adb_server.connect(virtual.serial)
+    yield AdbDevice(adb_server, virtual.serial)
+    manager.remove("shared")
+    adb_server.disconnect(virtual.serial)
+
+
+MakeDevice = Callable[..., tuple[manager.VirtualDevice, AdbDevice]]
+
+
+@pytest.fixture
+def make_virtual_device(adb_server: AdbServer) -> Iterator[MakeDevice]:
+    """Makes devices that a test may break: `make_virtual_device(storage_bytes=...)`."""
+    made: list[manager.VirtualDevice] = []
+
+    def make(**options: int) -> tuple[manager.VirtualDevice, AdbDevice]:
+        virtual = manager.start(f"t{secrets.token_hex(4)}", SOC, **options)  # type: ignore[arg-type]
+        made.append(virtual)
+        adb_server.connect(virtual.serial)
+        return virtual, AdbDevice(adb_server, virtual.serial)
+
+    yield make
+    for virtual in made:
+        manager.remove(virtual.name)
+        adb_server.disconnect(virtual.serial)

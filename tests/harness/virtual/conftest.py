@@ -1,0 +1,127 @@
+"""Virtual devices as `adb` itself sees them, in every kind of namespace."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import adbutils
+import pytest
+
+from harness.adb.client import AdbServer
+from harness.errors import UnknownVirtualDeviceError
+from harness.virtual import manager
+from harness.virtual.manager import VirtualDevice
+from harness.virtual.namespace import NamespaceKind
+
+Adb = Callable[..., subprocess.CompletedProcess[bytes]]
+_PATIENCE_S = 60
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _start_server(home: Path) -> tuple[dict[str, str], subprocess.Popen[bytes]]:
+    """An adb server that shares nothing with the user's; its environment and its process."""
+    port = _free_port()
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "ADB_SERVER_SOCKET": f"tcp:localhost:{port}",
+        "ADB_MDNS": "0",
+        "ADB_LOCAL_TRANSPORT_MAX_PORT": "0",
+    }
+    server = subprocess.Popen(
+        [adbutils.adb_path(), "server", "nodaemon"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            assert server.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        else:
+            return environment, server
+
+
+@pytest.fixture(scope="session")
+def new_adb_server(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[], dict[str, str]]]:
+    """Starts further adb servers, each with keys of its own; gives their environment."""
+    servers: list[tuple[dict[str, str], subprocess.Popen[bytes]]] = []
+
+    def start() -> dict[str, str]:
+        servers.append(_start_server(tmp_path_factory.mktemp("home")))
+        return servers[-1][0]
+
+    yield start
+    for environment, server in servers:
+        subprocess.run([adbutils.adb_path(), "kill-server"], env=environment, check=False)
+        server.wait(timeout=_PATIENCE_S)
+
+
+@pytest.fixture(scope="session")
+def adb(adb_server: AdbServer) -> Adb:
+    """Runs `adb` as the user whose keys the devices accept."""
+
+    def run(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [adbutils.adb_path(), *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def start_device(adb: Adb) -> Iterator[Callable[..., VirtualDevice]]:
+    """Starts a device and connects the adb server to it; all are removed at the end."""
+    started: list[VirtualDevice] = []
+
+    def start(name: str, soc: str = "SM8750", **options: object) -> VirtualDevice:
+        device = manager.start(name, soc, **options)  # type: ignore[arg-type]
+        started.append(device)
+        done = adb("connect", device.serial)
+        assert b"connected to" in done.stdout, done
+        return device
+
+    yield start
+    for device in started:
+        with contextlib.suppress(UnknownVirtualDeviceError):
+            manager.remove(device.name)
+        adb("disconnect", device.serial)
+
+
+@pytest.fixture(scope="session", params=["best", "none"])
+def device(
+    request: pytest.FixtureRequest, start_device: Callable[..., VirtualDevice]
+) -> VirtualDevice:
+    """A running device, in the best namespace that this machine grants and in none."""
+    kind = NamespaceKind.NONE if request.param == "none" else None
+    return start_device(f"shared-{request.param}", namespace=kind)
+
+
+@pytest.fixture
+def on_device(device: VirtualDevice, adb: Adb) -> Adb:
+    """Runs `adb -s SERIAL` for `device`."""
+
+    def run(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return adb("-s", device.serial, *arguments, stdin=stdin)
+
+    return run
