@@ -1,0 +1,82 @@
+# Shared by the scripts beside it: sourced, never run.
+#
+# Floor: Android's mksh and toybox. Two things follow that are easy to forget: mksh's arithmetic is
+# 32-bit (so sizes are compared as strings, and times as seconds and hundredths), and each external
+# command is a fork (so what runs in a loop uses builtins).
+
+LC_ALL=C
+export LC_ALL
+unset QNNFARM_RUN_ID
+
+die() { # STATUS MESSAGE
+  printf 'error: %s\n' "$2" >&2
+  exit "$1"
+}
+
+# One path component, plain ASCII, not hidden: safe in any command line.
+valid_run_id() { # ID
+  case $1 in
+    '' | .* | -* | *[!A-Za-z0-9._-]*) return 1 ;;
+  esac
+  [ "${#1}" -le 128 ]
+}
+
+valid_sha256() { # TEXT
+  case $1 in
+    '' | *[!0-9a-f]*) return 1 ;;
+  esac
+  [ "${#1}" -eq 64 ]
+}
+
+valid_number() { # TEXT
+  case $1 in
+    '' | *[!0-9]*) return 1 ;;
+  esac
+}
+
+# Sets start_time: when process PID began, in clock ticks since boot; empty when it is gone or a
+# zombie. PID and start time together name a process for good, a PID alone may be used again. The
+# command's name is in the same line and may hold anything, so what follows its last parenthesis is
+# read.
+find_start_time() { # PID
+  start_time=$(cat "/proc/$1/stat" 2>/dev/null) || { start_time=''; return 0; }
+  set -f
+  # shellcheck disable=SC2086
+  set -- ${start_time##*) }
+  set +f
+  start_time=${20:-}
+  case ${1:-} in Z | X) start_time='' ;; esac
+}
+
+# Prints the PID of every process that carries the marker in its environment. It is inherited, so
+# it finds what left the process group, the session, and its parents.
+marked_pids() { # MARKER
+  grep -lsF -e "QNNFARM_RUN_ID=$1" /proc/[0-9]*/environ 2>/dev/null |
+    while IFS=/ read -r empty proc marked_pid file; do
+      echo "$marked_pid"
+    done
+}
+
+signal_marked() { # SIGNAL MARKER
+  for marked in $(marked_pids "$2"); do
+    kill -s "$1" "$marked" 2>/dev/null
+  done
+}
+
+# Kills all that carries the marker, again and again until none is left (a process may be forking);
+# sets leftover to the number that survived, which means that the kernel does not let go of them.
+sweep() { # MARKER
+  rounds=0
+  while :; do
+    leftover=0
+    for marked in $(marked_pids "$1"); do
+      kill -s KILL "$marked" 2>/dev/null
+      leftover=$((leftover + 1))
+    done
+    rounds=$((rounds + 1))
+    if [ "$leftover" -eq 0 ] || [ "$rounds" -ge 50 ]; then
+      return 0
+    fi
+    sleep 0.1
+  done
+}

@@ -1,0 +1,463 @@
+"""libGenie's C API through ctypes, for the runners beside this file (Python 3.8+, stdlib only).
+
+Sources: Qualcomm's public documentation (80-63442-10: ``api_root``, ``json``, ``profile_json``,
+``accuracy_accuracy``), BSD-licensed users of the API (quic/ai-hub-apps,
+quic/ai-engine-direct-helper) and runs against the library. The API promises no thread safety: one
+thread uses it here.
+"""
+
+import ctypes
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
+
+STATUS_NAMES = {
+    0: "GENIE_STATUS_SUCCESS",
+    1: "GENIE_STATUS_WARNING_ABORTED",
+    2: "GENIE_STATUS_WARNING_BOUND_HANDLE",
+    3: "GENIE_STATUS_WARNING_PAUSED",
+    4: "GENIE_STATUS_WARNING_CONTEXT_EXCEEDED",
+    -1: "GENIE_STATUS_ERROR_GENERAL",
+    -2: "GENIE_STATUS_ERROR_INVALID_ARGUMENT",
+    -3: "GENIE_STATUS_ERROR_MEM_ALLOC",
+    -4: "GENIE_STATUS_ERROR_INVALID_CONFIG",
+    -5: "GENIE_STATUS_ERROR_INVALID_HANDLE",
+    -6: "GENIE_STATUS_ERROR_QUERY_FAILED",
+    -7: "GENIE_STATUS_ERROR_JSON_FORMAT",
+    -8: "GENIE_STATUS_ERROR_JSON_SCHEMA",
+    -9: "GENIE_STATUS_ERROR_JSON_VALUE",
+    -10: "GENIE_STATUS_ERROR_GENERATE_FAILED",
+    -11: "GENIE_STATUS_ERROR_GET_HANDLE_FAILED",
+    -12: "GENIE_STATUS_ERROR_APPLY_CONFIG_FAILED",
+    -13: "GENIE_STATUS_ERROR_SET_PARAMS_FAILED",
+    -14: "GENIE_STATUS_ERROR_BOUND_HANDLE",
+}
+CONTEXT_EXCEEDED = 4
+LOG_LEVELS = {"error": 1, "warn": 2, "info": 3, "verbose": 4}
+PERFORMANCE_POLICIES = {
+    "GENIE_PERFORMANCE_BURST": 10,
+    "GENIE_PERFORMANCE_SUSTAINED_HIGH_PERFORMANCE": 20,
+    "GENIE_PERFORMANCE_HIGH_PERFORMANCE": 30,
+    "GENIE_PERFORMANCE_BALANCED": 40,
+    "GENIE_PERFORMANCE_LOW_BALANCED": 50,
+    "GENIE_PERFORMANCE_HIGH_POWER_SAVER": 60,
+    "GENIE_PERFORMANCE_POWER_SAVER": 70,
+    "GENIE_PERFORMANCE_LOW_POWER_SAVER": 80,
+    "GENIE_PERFORMANCE_EXTREME_POWER_SAVER": 90,
+}
+SENTENCE_COMPLETE = 0
+SENTENCE_REWIND = 5
+ACTION_ABORT = 1
+_LARGEST_RESULT = 1 << 30  # bytes; what Genie asks for beyond it is refused, not allocated
+
+_Handle = ctypes.c_void_p
+_Text = ctypes.c_char_p
+_U32 = ctypes.c_uint32
+_QueryCallback = ctypes.CFUNCTYPE(None, _Text, ctypes.c_int, _Handle)
+_TokenCallback = ctypes.CFUNCTYPE(None, ctypes.POINTER(_U32), _U32, ctypes.c_int, _Handle)
+_AllocCallback = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p))
+
+_SIGNATURES: Dict[str, Tuple[Any, ...]] = {
+    "GenieLog_create": (_Handle, _Handle, ctypes.c_int, ctypes.POINTER(_Handle)),
+    "GenieLog_free": (_Handle,),
+    "GenieProfile_create": (_Handle, ctypes.POINTER(_Handle)),
+    "GenieProfile_getJsonData": (_Handle, _AllocCallback, ctypes.POINTER(ctypes.c_void_p)),
+    "GenieProfile_free": (_Handle,),
+    "GenieDialogConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
+    "GenieDialogConfig_bindProfiler": (_Handle, _Handle),
+    "GenieDialogConfig_bindLogger": (_Handle, _Handle),
+    "GenieDialogConfig_free": (_Handle,),
+    "GenieDialog_create": (_Handle, ctypes.POINTER(_Handle)),
+    "GenieDialog_query": (_Handle, _Text, ctypes.c_int, _QueryCallback, _Handle),
+    "GenieDialog_tokenQuery": (
+        _Handle,
+        ctypes.POINTER(_U32),
+        _U32,
+        ctypes.c_int,
+        _TokenCallback,
+        _Handle,
+    ),
+    "GenieDialog_signal": (_Handle, ctypes.c_int),
+    "GenieDialog_reset": (_Handle,),
+    "GenieDialog_applyLora": (_Handle, _Text, _Text),
+    "GenieDialog_setLoraStrength": (_Handle, _Text, _Text, ctypes.c_float),
+    "GenieDialog_setPerformancePolicy": (_Handle, ctypes.c_int),
+    "GenieDialog_getTokenizer": (_Handle, ctypes.POINTER(_Handle)),
+    "GenieDialog_free": (_Handle,),
+    "GenieTokenizer_encode": (
+        _Handle,
+        _Text,
+        _AllocCallback,
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.POINTER(_U32),
+    ),
+    "GenieTokenizer_decode": (
+        _Handle,
+        ctypes.POINTER(ctypes.c_int32),
+        _U32,
+        _AllocCallback,
+        ctypes.POINTER(ctypes.c_void_p),
+    ),
+    "GenieAccuracyConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
+    "GenieAccuracyConfig_free": (_Handle,),
+    "GenieAccuracy_createFromDialog": (_Handle, _Handle, ctypes.POINTER(_Handle)),
+    "GenieAccuracy_compute": (_Handle, _AllocCallback, ctypes.POINTER(ctypes.c_void_p)),
+    "GenieAccuracy_free": (_Handle,),
+}
+
+
+class RunnerError(Exception):
+    """Anything that ends a runner with one line and exit status 1."""
+
+
+class LibraryError(RunnerError):
+    """libGenie.so cannot be loaded, or lacks a function."""
+
+
+class GenieError(RunnerError):
+    """A call of the C API answered with a status that is not success."""
+
+    def __init__(self, function: str, status: int) -> None:
+        super().__init__(function, status)
+        self.function = function
+        self.status = status
+
+    def __str__(self) -> str:
+        name = STATUS_NAMES.get(self.status, "an undocumented status")
+        return f"{self.function} failed: {name} ({self.status})"
+
+
+class Genie:
+    """The loaded library: each call checks its status.
+
+    Found by the dynamic loader (``LD_LIBRARY_PATH`` must hold its folder when the process starts,
+    because its own dependencies are looked up there too).
+    """
+
+    def __init__(self, library: str = "libGenie.so") -> None:
+        try:
+            self._library = ctypes.CDLL(library)
+        except OSError as error:
+            raise LibraryError(f"cannot load {library}: {error}; set LD_LIBRARY_PATH") from error
+
+    def version(self) -> str:
+        """The API's version, ``X.Y.Z``."""
+        parts = ("Major", "Minor", "Patch")
+        numbers = (self._function(f"Genie_getApi{part}Version")() for part in parts)
+        return ".".join(str(number & 0xFFFFFFFF) for number in numbers)
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """Calls a function of the API; answers its status, 0 or a warning (positive).
+
+        Raises:
+            GenieError: The status is an error.
+        """
+        function = self._function(name)
+        function.argtypes = _SIGNATURES[name]
+        function.restype = ctypes.c_int32
+        status = int(function(*arguments))
+        if status < 0:
+            raise GenieError(name, status)
+        return status
+
+    def create(self, name: str, *arguments: Any) -> ctypes.c_void_p:
+        """Calls a ``..._create...`` function and answers the handle that it hands out last."""
+        handle = _Handle()
+        self.call(name, *arguments, ctypes.byref(handle))
+        if not handle.value:
+            raise GenieError(name, -5)
+        return handle
+
+    def _function(self, name: str) -> Any:
+        try:
+            return getattr(self._library, name)
+        except AttributeError as error:
+            raise LibraryError(f"this libGenie.so has no {name}; it is too old") from error
+
+
+class Buffers:
+    """The memory that Genie asks for to hand out a result: lives as long as this object."""
+
+    def __init__(self) -> None:
+        self._kept: List[Any] = []
+        self.callback = _AllocCallback(self._allocate)
+
+    def _allocate(self, size: int, out: Any) -> None:
+        if size > _LARGEST_RESULT:
+            out[0] = None
+            return
+        buffer = ctypes.create_string_buffer(size + 1)  # ends in a zero whatever Genie writes
+        self._kept.append(buffer)
+        out[0] = ctypes.addressof(buffer)
+
+    def text(self, pointer: ctypes.c_void_p) -> bytes:
+        """The bytes up to the first zero of what Genie wrote at ``pointer``."""
+        for buffer in self._kept:
+            if pointer.value == ctypes.addressof(buffer):
+                return bytes(buffer.value)
+        return b""
+
+    def integers(self, pointer: ctypes.c_void_p, count: int) -> List[int]:
+        """The first ``count`` int32 of what Genie wrote at ``pointer``."""
+        for buffer in self._kept:
+            if pointer.value == ctypes.addressof(buffer):
+                whole = min(count, (len(buffer) - 1) // 4)
+                return list((ctypes.c_int32 * whole).from_buffer(buffer))
+        return []
+
+
+class Owned:
+    """A handle that is freed once."""
+
+    _free = ""
+
+    def __init__(self, genie: Genie, handle: ctypes.c_void_p) -> None:
+        self.genie = genie
+        self.handle: Optional[ctypes.c_void_p] = handle
+
+    def close(self) -> None:
+        """Frees the handle.
+
+        Raises:
+            GenieError: Genie refuses; something made from it still lives.
+        """
+        if self.handle is not None:
+            handle, self.handle = self.handle, None
+            self.genie.call(self._free, handle)
+
+
+OwnedType = TypeVar("OwnedType", bound=Owned)
+
+
+class Log(Owned):
+    """Genie's own log: logcat on Android, stdout elsewhere."""
+
+    _free = "GenieLog_free"
+
+    def __init__(self, genie: Genie, level: str) -> None:
+        super().__init__(genie, genie.create("GenieLog_create", None, None, LOG_LEVELS[level]))
+
+
+class Profile(Owned):
+    """Genie's own measurements of the dialogs that it is bound to."""
+
+    _free = "GenieProfile_free"
+
+    def __init__(self, genie: Genie) -> None:
+        super().__init__(genie, genie.create("GenieProfile_create", None))
+
+    def json(self) -> bytes:
+        """The documented profile JSON, as Genie wrote it."""
+        buffers = Buffers()
+        pointer = ctypes.c_void_p()
+        self.genie.call(
+            "GenieProfile_getJsonData", self.handle, buffers.callback, ctypes.byref(pointer)
+        )
+        return buffers.text(pointer)
+
+
+class DialogConfig(Owned):
+    """A parsed and validated dialog configuration."""
+
+    _free = "GenieDialogConfig_free"
+
+    def __init__(self, genie: Genie, text: bytes) -> None:
+        super().__init__(genie, genie.create("GenieDialogConfig_createFromJson", text))
+
+    def bind_profile(self, profile: Profile) -> None:
+        """Dialogs made from this configuration afterwards are measured in ``profile``."""
+        self.genie.call("GenieDialogConfig_bindProfiler", self.handle, profile.handle)
+
+    def bind_log(self, log: Log) -> None:
+        """Dialogs made from this configuration afterwards write to ``log``."""
+        self.genie.call("GenieDialogConfig_bindLogger", self.handle, log.handle)
+
+
+class Dialog(Owned):
+    """A loaded model with its context."""
+
+    _free = "GenieDialog_free"
+
+    def __init__(self, config: DialogConfig) -> None:
+        super().__init__(config.genie, config.genie.create("GenieDialog_create", config.handle))
+
+    def query(self, prompt: bytes, sink: Callable[[bytes], None], *, rewind: bool = False) -> int:
+        """Generates, handing each piece to ``sink`` as the bytes that Genie gave.
+
+        A piece may end inside a UTF-8 character. An exception of ``sink`` stops the generation and
+        is raised here.
+
+        Returns:
+            The status: 0, or a warning such as `CONTEXT_EXCEEDED`.
+        """
+        failures: List[BaseException] = []
+
+        def receive(piece: Optional[bytes], _code: int, _data: Optional[int]) -> None:
+            if piece and not failures:
+                self._guard(failures, lambda: sink(piece or b""))
+
+        callback = _QueryCallback(receive)
+        code = SENTENCE_REWIND if rewind else SENTENCE_COMPLETE
+        status = self.genie.call("GenieDialog_query", self.handle, prompt, code, callback, None)
+        if failures:
+            raise failures[0]
+        return status
+
+    def token_query(self, tokens: Sequence[int], sink: Callable[[List[int]], None]) -> int:
+        """Generates from token ids to token ids; otherwise like `query`."""
+        failures: List[BaseException] = []
+
+        def receive(ids: Any, count: int, _code: int, _data: Optional[int]) -> None:
+            if ids and count and not failures:
+                self._guard(failures, lambda: sink([int(ids[i]) for i in range(count)]))
+
+        callback = _TokenCallback(receive)
+        status = self.genie.call(
+            "GenieDialog_tokenQuery",
+            self.handle,
+            (_U32 * len(tokens))(*tokens),
+            len(tokens),
+            SENTENCE_COMPLETE,
+            callback,
+            None,
+        )
+        if failures:
+            raise failures[0]
+        return status
+
+    def _guard(self, failures: List[BaseException], action: Callable[[], None]) -> None:
+        # ctypes would print an exception and go on generating.
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001  (raised again by the caller)
+            failures.append(error)
+            self.genie.call("GenieDialog_signal", self.handle, ACTION_ABORT)
+
+    def reset(self) -> None:
+        """Forgets the conversation."""
+        self.genie.call("GenieDialog_reset", self.handle)
+
+    def set_performance(self, policy: str) -> None:
+        """Sets the clock policy, a key of `PERFORMANCE_POLICIES`."""
+        self.genie.call(
+            "GenieDialog_setPerformancePolicy", self.handle, PERFORMANCE_POLICIES[policy]
+        )
+
+    def apply_lora(self, engine: str, adapter: str) -> None:
+        """Makes an adapter named in the configuration the active one."""
+        self.genie.call("GenieDialog_applyLora", self.handle, engine.encode(), adapter.encode())
+
+    def set_lora_strength(self, engine: str, tensor: str, value: float) -> None:
+        """Sets the alpha of the active adapter."""
+        self.genie.call(
+            "GenieDialog_setLoraStrength", self.handle, engine.encode(), tensor.encode(), value
+        )
+
+    def encode(self, text: bytes) -> List[int]:
+        """Token ids by Genie's own tokenizer; adds no special token."""
+        buffers = Buffers()
+        pointer = ctypes.c_void_p()
+        count = _U32()
+        self.genie.call(
+            "GenieTokenizer_encode",
+            self._tokenizer(),
+            text,
+            buffers.callback,
+            ctypes.byref(pointer),
+            ctypes.byref(count),
+        )
+        return buffers.integers(pointer, count.value)
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """Text by Genie's own tokenizer."""
+        buffers = Buffers()
+        pointer = ctypes.c_void_p()
+        self.genie.call(
+            "GenieTokenizer_decode",
+            self._tokenizer(),
+            (ctypes.c_int32 * len(tokens))(*tokens),
+            len(tokens),
+            buffers.callback,
+            ctypes.byref(pointer),
+        )
+        return buffers.text(pointer)
+
+    def _tokenizer(self) -> ctypes.c_void_p:
+        return self.genie.create("GenieDialog_getTokenizer", self.handle)
+
+
+class AccuracyConfig(Owned):
+    """A parsed accuracy configuration."""
+
+    _free = "GenieAccuracyConfig_free"
+
+    def __init__(self, genie: Genie, text: bytes) -> None:
+        super().__init__(genie, genie.create("GenieAccuracyConfig_createFromJson", text))
+
+
+class Accuracy(Owned):
+    """An evaluation that is tied to a dialog; the dialog is reset by it."""
+
+    _free = "GenieAccuracy_free"
+
+    def __init__(self, config: AccuracyConfig, dialog: Dialog) -> None:
+        handle = config.genie.create("GenieAccuracy_createFromDialog", config.handle, dialog.handle)
+        super().__init__(config.genie, handle)
+
+    def compute(self) -> bytes:
+        """Evaluates and answers Genie's result JSON."""
+        buffers = Buffers()
+        pointer = ctypes.c_void_p()
+        self.genie.call(
+            "GenieAccuracy_compute", self.handle, buffers.callback, ctypes.byref(pointer)
+        )
+        return buffers.text(pointer)
+
+
+class Resources:
+    """Frees what was added, last first, when its block ends.
+
+    The first failure to free is raised, unless the block itself failed: then that is what counts.
+    """
+
+    def __init__(self) -> None:
+        self._owned: List[Owned] = []
+
+    def add(self, owned: OwnedType) -> OwnedType:
+        """Takes ownership of a handle and answers it."""
+        self._owned.append(owned)
+        return owned
+
+    def __enter__(self) -> "Resources":  # noqa: PYI034  (3.8 has no typing.Self)
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        failures = [failure for failure in map(_close, reversed(self._owned)) if failure]
+        self._owned.clear()
+        if failures and kind is None:
+            raise failures[0]
+
+
+def _close(owned: Owned) -> Optional[GenieError]:
+    try:
+        owned.close()
+    except GenieError as error:
+        return error
+    return None
+
+
+def read_file(path: str, what: str) -> bytes:
+    """The bytes of a file that the user named.
+
+    Raises:
+        RunnerError: It cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise RunnerError(f"cannot read the {what} {path}: {error.strerror}") from error

@@ -1,0 +1,357 @@
+#!/usr/bin/env python3
+"""Runs scripts of libGenie commands: a subset of the SDK's ``genie-app``, spelled as documented.
+
+For devices that have no SDK binary. Standard library only, Python 3.8+; README.md beside this file
+says what differs from the documented program, and which spellings are ours.
+Exit status: 0 done, 1 Genie failed, 2 wrong use (of the options, or in the script).
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
+
+if TYPE_CHECKING:
+    from device_scripts import genie_api, genie_t2t_run
+    from device_scripts.genie_app_script import Loop, ScriptError, Statement, Usage, Word, parse
+else:  # beside this file on the device
+    import genie_api
+    import genie_t2t_run
+    from genie_app_script import Loop, ScriptError, Statement, Usage, Word, parse
+
+_OURS = "spelling ours"
+_USAGES = (
+    Usage("dialog config create CONFIG_NAME FILE.json"),
+    Usage("dialog config bind profile CONFIG_NAME PROFILE_NAME"),
+    Usage("dialog config bind log CONFIG_NAME LOG_NAME"),
+    Usage("dialog config free CONFIG_NAME"),
+    Usage("dialog create DIALOG_NAME CONFIG_NAME"),
+    Usage('dialog query DIALOG_NAME "PROMPT"/PROMPT_FILE [OUTPUT_FILE]'),
+    Usage('dialog rewindQuery DIALOG_NAME "PROMPT"/PROMPT_FILE [OUTPUT_FILE]'),
+    Usage("dialog tokenQuery DIALOG_NAME TOKENS_PATH [OUTPUT_FILE]"),
+    Usage("dialog applyLora DIALOG_NAME ENGINE_NAME ADAPTER_NAME"),
+    Usage("dialog setLoraStrength DIALOG_NAME ENGINE_NAME TENSOR_NAME ALPHA ..."),
+    Usage("dialog setPerformance DIALOG_NAME POLICY"),
+    Usage("dialog reset DIALOG_NAME"),
+    Usage("dialog free DIALOG_NAME"),
+    Usage("profile create PROFILE_NAME"),
+    Usage("profile save PROFILE_NAME FILE.json"),
+    Usage("profile free PROFILE_NAME"),
+    Usage("log create LOG_NAME LEVEL", _OURS),
+    Usage("log free LOG_NAME", _OURS),
+    Usage("accuracy config create CONFIG_NAME FILE.json", _OURS),
+    Usage("accuracy config free CONFIG_NAME", _OURS),
+    Usage("accuracy create ACCURACY_NAME CONFIG_NAME DIALOG_NAME", _OURS),
+    Usage("accuracy compute ACCURACY_NAME [OUTPUT_FILE]", _OURS),
+    Usage("accuracy free ACCURACY_NAME", _OURS),
+    Usage("version"),
+    Usage("ls"),
+    Usage("sleep MILLISECONDS"),
+    Usage("exit"),
+)
+_UNSUPPORTED = (
+    Usage("dialog batchQuery"),
+    Usage("dialog embeddingQuery"),
+    Usage("dialog embeddingTokenQuery"),
+    Usage("dialog save"),
+    Usage("dialog restore"),
+    Usage("dialog setPriority"),
+    Usage("dialog setStopSequence"),
+    Usage("dialog signal"),
+    Usage("embedding"),
+    Usage("pipeline"),
+    Usage("node"),
+    Usage("engine"),
+    Usage("sampler"),
+    Usage("tokenizer"),
+    Usage("dlc"),
+)
+_OwnedType = TypeVar("_OwnedType", bound=genie_api.Owned)
+
+
+class _Exit(Exception):  # noqa: N818  (no error)
+    """The script said ``exit``."""
+
+
+class App:
+    """Runs the statements of a script; owns what they create, until freed or closed.
+
+    A name may be used once for each kind of thing.
+    """
+
+    def __init__(self, genie: genie_api.Genie) -> None:
+        self._genie = genie
+        self._objects: Dict[Tuple[str, str], genie_api.Owned] = {}
+        self._commands: Dict[Tuple[str, ...], Callable[..., None]] = {
+            ("version",): self._version,
+            ("ls",): self._list,
+            ("sleep",): self._sleep,
+            ("exit",): self._exit,
+            ("dialog", "config", "create"): self._dialog_config_create,
+            ("dialog", "config", "bind", "profile"): self._bind_profile,
+            ("dialog", "config", "bind", "log"): self._bind_log,
+            ("dialog", "create"): self._dialog_create,
+            ("dialog", "query"): self._query,
+            ("dialog", "rewindQuery"): self._rewind_query,
+            ("dialog", "tokenQuery"): self._token_query,
+            ("dialog", "applyLora"): self._apply_lora,
+            ("dialog", "setLoraStrength"): self._set_lora_strength,
+            ("dialog", "setPerformance"): self._set_performance,
+            ("dialog", "reset"): self._reset,
+            ("profile", "create"): self._profile_create,
+            ("profile", "save"): self._profile_save,
+            ("log", "create"): self._log_create,
+            ("accuracy", "config", "create"): self._accuracy_config_create,
+            ("accuracy", "create"): self._accuracy_create,
+            ("accuracy", "compute"): self._accuracy_compute,
+        }
+
+    def run(self, statements: Sequence[Statement]) -> None:
+        """Runs to the end, or to ``exit``.
+
+        Raises:
+            ScriptError: A name is unknown or taken, or an argument has no meaning.
+            genie_api.RunnerError: Genie failed; the message names the line.
+        """
+        try:
+            self._run_block(statements)
+        except _Exit:
+            return
+
+    def close(self) -> None:
+        """Frees all that is left, last first."""
+        with genie_api.Resources() as resources:
+            for owned in self._objects.values():
+                resources.add(owned)
+            self._objects.clear()
+
+    def _run_block(self, statements: Sequence[Statement]) -> None:
+        for statement in statements:
+            if isinstance(statement, Loop):
+                for _ in range(statement.times):
+                    self._run_block(statement.body)
+                continue
+            try:
+                self._run_command(statement.words, statement.arguments)
+            except _Wrong as error:
+                raise ScriptError(statement.line, str(error)) from error
+            except genie_api.RunnerError as error:
+                raise genie_api.RunnerError(f"line {statement.line}: {error}") from error
+
+    def _run_command(self, words: Tuple[str, ...], arguments: Tuple[Word, ...]) -> None:
+        if words[-1] == "free":
+            self._free(" ".join(words[:-1]), arguments[0].text)
+        elif words[-1] == "query" or words[-1] == "rewindQuery":
+            self._commands[words](arguments[0].text, arguments[1], *(a.text for a in arguments[2:]))
+        else:
+            self._commands[words](*(argument.text for argument in arguments))
+
+    def _add(self, kind: str, name: str, make: Callable[[], genie_api.Owned]) -> None:
+        if (kind, name) in self._objects:
+            raise _Wrong(f"the {kind} {name} is there already")
+        self._objects[kind, name] = make()
+
+    def _get(self, kind: str, name: str, type_: Type[_OwnedType]) -> _OwnedType:
+        found = self._objects.get((kind, name))
+        if not isinstance(found, type_):
+            raise _Wrong(f"there is no {kind} {name}")
+        return found
+
+    def _dialog(self, name: str) -> genie_api.Dialog:
+        return self._get("dialog", name, genie_api.Dialog)
+
+    def _free(self, kind: str, name: str) -> None:
+        self._get(kind, name, genie_api.Owned).close()
+        del self._objects[kind, name]
+
+    def _version(self) -> None:
+        _say(f"Using libGenie.so version {self._genie.version()}")
+
+    def _list(self) -> None:
+        for kind, name in self._objects:
+            _say(f"{kind} {name}")
+
+    @staticmethod
+    def _sleep(milliseconds: str) -> None:
+        if not milliseconds.isdigit() or len(milliseconds) > 9:
+            raise _Wrong(f"not a number of milliseconds: {milliseconds}")
+        time.sleep(int(milliseconds) / 1000)
+
+    @staticmethod
+    def _exit() -> None:
+        raise _Exit
+
+    def _dialog_config_create(self, name: str, path: str) -> None:
+        text = _read_json(path)
+        self._add("dialog config", name, lambda: genie_api.DialogConfig(self._genie, text))
+
+    def _bind_profile(self, config: str, profile: str) -> None:
+        bound = self._get("profile", profile, genie_api.Profile)
+        self._get("dialog config", config, genie_api.DialogConfig).bind_profile(bound)
+
+    def _bind_log(self, config: str, log: str) -> None:
+        bound = self._get("log", log, genie_api.Log)
+        self._get("dialog config", config, genie_api.DialogConfig).bind_log(bound)
+
+    def _dialog_create(self, name: str, config: str) -> None:
+        found = self._get("dialog config", config, genie_api.DialogConfig)
+        self._add("dialog", name, lambda: genie_api.Dialog(found))
+
+    def _query(self, name: str, prompt: Word, output: str = "") -> None:
+        self._ask(name, prompt, output, rewind=False)
+
+    def _rewind_query(self, name: str, prompt: Word, output: str = "") -> None:
+        self._ask(name, prompt, output, rewind=True)
+
+    def _ask(self, name: str, prompt: Word, output: str, *, rewind: bool) -> None:
+        dialog = self._dialog(name)
+        text = os.fsencode(prompt.text)
+        if not prompt.quoted:
+            text = genie_api.read_file(prompt.text, "prompt file")
+        text = genie_t2t_run.c_string(text, "the prompt")
+        if not output:
+            genie_t2t_run.ask(dialog, text, rewind=rewind)
+            return
+        pieces: List[bytes] = []
+        status = dialog.query(text, pieces.append, rewind=rewind)
+        _write_file(output, b"".join(pieces))
+        genie_t2t_run.check_status(status, generated=bool(pieces))
+
+    def _token_query(self, name: str, path: str, output: str = "") -> None:
+        dialog = self._dialog(name)
+        tokens = genie_t2t_run.parse_tokens(genie_api.read_file(path, "tokens file"))
+        if not output:
+            genie_t2t_run.ask_tokens(dialog, tokens)
+            return
+        answer: List[int] = []
+        status = dialog.token_query(tokens, answer.extend)
+        _write_file(output, " ".join(map(str, answer)).encode())
+        genie_t2t_run.check_status(status, generated=bool(answer))
+
+    def _apply_lora(self, name: str, engine: str, adapter: str) -> None:
+        self._dialog(name).apply_lora(engine, adapter)
+
+    def _set_lora_strength(self, name: str, engine: str, *pairs: str) -> None:
+        dialog = self._dialog(name)
+        if len(pairs) % 2:
+            raise _Wrong("each TENSOR_NAME needs an ALPHA")
+        for tensor, alpha in zip(pairs[::2], pairs[1::2]):
+            try:
+                value = float(alpha)
+            except ValueError:
+                raise _Wrong(f"not a number: {alpha}") from None
+            dialog.set_lora_strength(engine, tensor, value)
+
+    def _set_performance(self, name: str, policy: str) -> None:
+        if policy not in genie_api.PERFORMANCE_POLICIES:
+            known = ", ".join(genie_api.PERFORMANCE_POLICIES)
+            raise _Wrong(f"unknown policy {policy}: known are {known}")
+        self._dialog(name).set_performance(policy)
+
+    def _reset(self, name: str) -> None:
+        self._dialog(name).reset()
+
+    def _profile_create(self, name: str) -> None:
+        self._add("profile", name, lambda: genie_api.Profile(self._genie))
+
+    def _profile_save(self, name: str, path: str) -> None:
+        genie_t2t_run.write_profile(self._get("profile", name, genie_api.Profile), path)
+
+    def _log_create(self, name: str, level: str) -> None:
+        if level not in genie_api.LOG_LEVELS:
+            raise _Wrong(f"unknown level {level}: known are {', '.join(genie_api.LOG_LEVELS)}")
+        self._add("log", name, lambda: genie_api.Log(self._genie, level))
+
+    def _accuracy_config_create(self, name: str, path: str) -> None:
+        text = _read_json(path)
+        self._add("accuracy config", name, lambda: genie_api.AccuracyConfig(self._genie, text))
+
+    def _accuracy_create(self, name: str, config: str, dialog: str) -> None:
+        found = self._get("accuracy config", config, genie_api.AccuracyConfig)
+        tied = self._dialog(dialog)
+        self._add("accuracy", name, lambda: genie_api.Accuracy(found, tied))
+
+    def _accuracy_compute(self, name: str, output: str = "") -> None:
+        result = self._get("accuracy", name, genie_api.Accuracy).compute()
+        if output:
+            _write_file(output, result)
+        else:
+            genie_t2t_run.flush_c()
+            genie_t2t_run.write(result + b"\n")
+
+
+class _Wrong(Exception):  # noqa: N818  (becomes a ScriptError where the line is known)
+    """A command cannot be meant as it stands."""
+
+
+def _say(text: str) -> None:
+    genie_t2t_run.flush_c()
+    genie_t2t_run.write(text.encode() + b"\n")
+
+
+def _read_json(path: str) -> bytes:
+    return genie_t2t_run.c_string(genie_api.read_file(path, "configuration"), "the configuration")
+
+
+def _write_file(path: str, data: bytes) -> None:
+    try:
+        Path(path).write_bytes(data)
+    except OSError as error:
+        raise genie_api.RunnerError(f"cannot write {path}: {error.strerror}") from error
+
+
+def commands_help() -> str:
+    """Every command of the script language, one a line."""
+    lines = [f"  {usage.text}{f'    ({usage.note})' if usage.note else ''}" for usage in _USAGES]
+    lines += ["  loop COUNT", "  endloop", "  # comment line"]
+    return "script commands:\n" + "\n".join(lines)
+
+
+def parse_script(text: str) -> Tuple[Statement, ...]:
+    """The statements of a script, checked against the commands that are known here."""
+    return parse(
+        text,
+        {usage.words: usage for usage in _USAGES},
+        {usage.words: usage for usage in _UNSUPPORTED},
+    )
+
+
+def _decode(script: bytes) -> str:
+    try:
+        return script.decode()
+    except UnicodeDecodeError as error:
+        raise ScriptError(script.count(b"\n", 0, error.start) + 1, "not UTF-8") from error
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """The program; answers its exit status."""
+    build = argparse.ArgumentParser(
+        prog="genie-app",
+        allow_abbrev=False,
+        description=__doc__,
+        epilog=commands_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    build.add_argument("-s", "--script", metavar="FILE", required=True, help="the script to run")
+    options = build.parse_args(arguments)
+    try:
+        statements = parse_script(_decode(genie_api.read_file(options.script, "script")))
+        app = App(genie_api.Genie())
+        try:
+            app.run(statements)
+        finally:
+            app.close()
+    except ScriptError as error:
+        print(f"genie-app: error: {options.script}: {error}", file=sys.stderr)
+        return 2
+    except (genie_api.RunnerError, BrokenPipeError) as error:
+        genie_t2t_run.flush_c()
+        print(f"genie-app: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""The script language of ``genie-app``: one command a line, read whole before anything runs.
+
+A word in double quotes is a text, taken as it is (no escapes are documented); any other word is a
+name or a path. ``loop COUNT`` ... ``endloop`` nest. A line that starts with ``#`` is a comment.
+"""
+
+from typing import Dict, List, NamedTuple, Optional, Tuple, Union
+
+Word = NamedTuple("Word", [("text", str), ("quoted", bool)])
+Command = NamedTuple(
+    "Command", [("line", int), ("words", Tuple[str, ...]), ("arguments", Tuple[Word, ...])]
+)
+
+
+class Loop(NamedTuple):
+    """A block that runs ``times`` times."""
+
+    line: int
+    times: int
+    body: Tuple["Statement", ...]
+
+
+Statement = Union[Command, Loop]
+
+_LARGEST_COUNT = 1000000
+_MOST_NESTED = 32
+
+
+class ScriptError(Exception):
+    """A line of a script is wrong; ends the program with exit status 2."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(line, reason)
+        self.line = line
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.reason}"
+
+
+class Usage:
+    """How a command is written: fixed words, then arguments in upper case.
+
+    ``[optional]`` ones come last; ``...`` at the end allows the arguments to repeat.
+    """
+
+    def __init__(self, text: str, note: str = "") -> None:
+        parts = text.split()
+        self.text = text
+        self.note = note
+        self.words = tuple(part for part in parts if part.islower() or part in _MIXED_CASE)
+        arguments = parts[len(self.words) :]
+        self.fewest = sum(not part.startswith("[") and part != "..." for part in arguments)
+        self.most = None if "..." in arguments else len(arguments)
+
+    def accepts(self, count: int) -> bool:
+        """Whether that many arguments fit."""
+        return count >= self.fewest and (self.most is None or count <= self.most)
+
+
+_MIXED_CASE = frozenset(
+    (
+        "applyLora",
+        "batchQuery",
+        "embeddingQuery",
+        "embeddingTokenQuery",
+        "rewindQuery",
+        "setLoraStrength",
+        "setPerformance",
+        "setPriority",
+        "setStopSequence",
+        "tokenQuery",
+    )
+)
+
+
+def split_line(text: str, line: int) -> List[Word]:
+    """The words of a line.
+
+    Raises:
+        ScriptError: A quote is not closed, or stands inside a word.
+    """
+    words: List[Word] = []
+    rest = text.strip()
+    while rest:
+        if rest.startswith('"'):
+            end = rest.find('"', 1)
+            if end < 0:
+                raise ScriptError(line, "a quote is not closed")
+            words.append(Word(rest[1:end], quoted=True))
+            following = rest[end + 1 :]
+            if following and not following[0].isspace():
+                raise ScriptError(line, "a space is missing after a closing quote")
+            rest = following.lstrip()
+            continue
+        word = rest.split(None, 1)[0]
+        if '"' in word:
+            raise ScriptError(line, f"a quote inside a word: {word}")
+        words.append(Word(word, quoted=False))
+        rest = rest[len(word) :].lstrip()
+    return words
+
+
+def parse(
+    text: str, usages: Dict[Tuple[str, ...], Usage], unsupported: Dict[Tuple[str, ...], Usage]
+) -> Tuple[Statement, ...]:
+    """The statements of a script.
+
+    Args:
+        text: The script.
+        usages: Supported commands by their fixed words.
+        unsupported: Documented commands that are refused by name.
+
+    Raises:
+        ScriptError: At the first line that is wrong.
+    """
+    blocks: List[List[Statement]] = [[]]
+    opened: List[Tuple[int, int]] = []
+    for line, raw in enumerate(text.split("\n"), start=1):
+        words = [] if raw.lstrip().startswith("#") else split_line(raw, line)
+        if not words:
+            continue
+        first = "" if words[0].quoted else words[0].text
+        if first == "loop":
+            opened.append((line, _count(words[1:], line)))
+            if len(opened) > _MOST_NESTED:
+                raise ScriptError(line, f"loops nest deeper than {_MOST_NESTED}")
+            blocks.append([])
+        elif first == "endloop":
+            if len(words) > 1:
+                raise ScriptError(line, "usage: endloop")
+            if not opened:
+                raise ScriptError(line, "endloop without loop")
+            begun, count = opened.pop()
+            body = tuple(blocks.pop())
+            blocks[-1].append(Loop(begun, count, body))
+        else:
+            blocks[-1].append(_command(words, line, usages, unsupported))
+    if opened:
+        raise ScriptError(opened[-1][0], "loop without endloop")
+    return tuple(blocks[0])
+
+
+def _count(arguments: List[Word], line: int) -> int:
+    if len(arguments) == 1 and arguments[0].text.isdigit() and len(arguments[0].text) <= 7:
+        count = int(arguments[0].text)
+        if count <= _LARGEST_COUNT:
+            return count
+    raise ScriptError(line, f"usage: loop COUNT (0 to {_LARGEST_COUNT})")
+
+
+def _command(
+    words: List[Word],
+    line: int,
+    usages: Dict[Tuple[str, ...], Usage],
+    unsupported: Dict[Tuple[str, ...], Usage],
+) -> Command:
+    known = _longest(words, usages)
+    if known is None:
+        refused = _longest(words, unsupported)
+        if refused is not None:
+            reason = f"'{' '.join(refused)}' is documented for genie-app but not supported here"
+            raise ScriptError(line, reason)
+        shown = " ".join(word.text for word in words[:3])
+        raise ScriptError(line, f"unknown command: {shown[:80]} (genie-app -h lists all)")
+    arguments = tuple(words[len(known) :])
+    if not usages[known].accepts(len(arguments)):
+        raise ScriptError(line, f"usage: {usages[known].text}")
+    return Command(line, known, arguments)
+
+
+def _longest(words: List[Word], usages: Dict[Tuple[str, ...], Usage]) -> Optional[Tuple[str, ...]]:
+    for length in (4, 3, 2, 1):
+        head = tuple(word.text for word in words[:length] if not word.quoted)
+        if len(head) == length and head in usages:
+            return head
+    return None

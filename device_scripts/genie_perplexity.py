@@ -1,0 +1,248 @@
+#!/usr/bin/env python3
+"""Perplexity of a model on texts, by Genie's accuracy API, one window of the context at a time.
+
+``GenieAccuracy_compute`` hangs when one dialog evaluates more than one window. So each window is a
+file, evaluated on a fresh dialog in a child process under a watchdog; the results are combined.
+README.md beside this file says what a window is and which of its tokens Genie scores. Standard
+library only, Python 3.8+. Exit status: 0 done, 1 failed, 2 wrong use.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+if TYPE_CHECKING:
+    from device_scripts import genie_api, genie_t2t_run
+else:  # beside this file on the device
+    import genie_api
+    import genie_t2t_run
+
+_FORMAT = 1
+_POSITIONS = "first_cl_minus_ar"
+
+
+class Window(NamedTuple):
+    """What Genie said of one window.
+
+    Attributes:
+        perplexity: Over the scored tokens.
+        tokens: Of the text, by Genie's tokenizer, without the bos token.
+        tokens_sha256: Of the ids in decimal, joined by spaces, so that a host can check that it
+            scores the same tokens.
+        retries: How many times the evaluation hung and was started again.
+    """
+
+    file: str
+    perplexity: float
+    tokens: int
+    tokens_sha256: str
+    retries: int
+    seconds: float
+
+
+def context_length(config: bytes) -> int:
+    """``dialog.context.size`` of a configuration.
+
+    Raises:
+        genie_api.RunnerError: It is not there.
+    """
+    try:
+        size = json.loads(config)["dialog"]["context"]["size"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        size = None
+    if not isinstance(size, int) or isinstance(size, bool) or size < 2:
+        raise genie_api.RunnerError("the configuration has no dialog.context.size")
+    return size
+
+
+def evaluate(config_path: str, window: str) -> Dict[str, Any]:
+    """Evaluates one window in this process, which may hang or abort: run it in a child.
+
+    Raises:
+        genie_api.RunnerError: Genie failed, or the text is not one window.
+    """
+    text = genie_t2t_run.c_string(genie_api.read_file(window, "window"), "the window")
+    config_text = genie_api.read_file(config_path, "configuration")
+    length = context_length(config_text)
+    genie = genie_api.Genie()
+    accuracy_json = json.dumps({"dataset": window, "type": "perplexity"}).encode()
+    with genie_api.Resources() as resources:
+        config = resources.add(genie_api.DialogConfig(genie, config_text))
+        dialog = resources.add(genie_api.Dialog(config))
+        tokens = dialog.encode(text)
+        # Genie puts bos before the text, drops what fills no whole window, and needs one.
+        if not length - 1 <= len(tokens) < 2 * length - 1:
+            raise genie_api.RunnerError(
+                f"{window} has {len(tokens)} tokens; one window of context {length} needs "
+                f"{length - 1} to {2 * length - 2}"
+            )
+        accuracy_config = resources.add(genie_api.AccuracyConfig(genie, accuracy_json))
+        accuracy = resources.add(genie_api.Accuracy(accuracy_config, dialog))
+        result = json.loads(accuracy.compute())
+    ids = " ".join(map(str, tokens)).encode()
+    return {
+        "perplexity": result["perplexity"],
+        "tokens": len(tokens),
+        "tokens_sha256": hashlib.sha256(ids).hexdigest(),
+        "version": genie.version(),
+    }
+
+
+def _child(options: argparse.Namespace) -> int:
+    """The child: its answer goes to a pipe of its own, since Genie prints to stdout and stderr."""
+    answer = json.dumps(evaluate(options.config, options.window_files[0]))
+    genie_t2t_run.flush_c()
+    with os.fdopen(options.answer_fd, "w") as pipe:
+        pipe.write(answer)
+    # Without Genie's exit handlers: the answer is out, and a hang in them would cost a retry.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def run_child(config: str, window: str, timeout_s: float) -> Optional[Dict[str, Any]]:
+    """Evaluates one window in a child process; None when it hung and was killed.
+
+    Raises:
+        genie_api.RunnerError: The child failed or died.
+    """
+    reader, writer = os.pipe()
+    try:
+        command = [sys.executable, __file__, "-c", config, "--ar", "1", "--out", os.devnull]
+        command += ["--answer-fd", str(writer), "--window-files", window]
+        try:
+            status = subprocess.run(
+                command,
+                pass_fds=(writer,),
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+                timeout=timeout_s,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            os.close(writer)
+            writer = -1
+        if status != 0:
+            died = f"died of signal {-status}" if status < 0 else "failed (its error is above)"
+            raise genie_api.RunnerError(f"the evaluation of {window} {died}")
+        with os.fdopen(reader, "rb") as pipe:
+            reader = -1
+            answer = json.loads(pipe.read())
+        if not isinstance(answer, dict):
+            raise genie_api.RunnerError(f"the evaluation of {window} answered nonsense")
+        return answer
+    finally:
+        for descriptor in (reader, writer):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def measure(options: argparse.Namespace, window: str) -> Tuple[Window, str]:
+    """One window, started again when it hangs, up to ``--retries`` times; and Genie's version."""
+    for retries in range(options.retries + 1):
+        began = time.monotonic()
+        answer = run_child(options.config, window, options.timeout)
+        seconds = time.monotonic() - began
+        if answer is None:
+            print(f"{window}: hung for {options.timeout:g} s", file=sys.stderr, flush=True)
+            continue
+        perplexity = answer.get("perplexity")
+        if not isinstance(perplexity, (int, float)) or not 0 < perplexity < math.inf:
+            raise genie_api.RunnerError(f"Genie's perplexity of {window} is {perplexity}")
+        done = Window(
+            window,
+            float(perplexity),
+            int(answer["tokens"]),
+            str(answer["tokens_sha256"]),
+            retries,
+            round(seconds, 3),
+        )
+        return done, str(answer["version"])
+    raise genie_api.RunnerError(
+        f"the evaluation of {window} hung {options.retries + 1} times for {options.timeout:g} s"
+    )
+
+
+def combine(windows: Sequence[Window], length: int, ar: int, version: str) -> Dict[str, Any]:
+    """The result file: exp of the mean negative log-likelihood of all scored tokens."""
+    scored = length - ar  # in each window, so that the windows weigh the same
+    mean = sum(math.log(window.perplexity) for window in windows) / len(windows)
+    return {
+        "format": _FORMAT,
+        "perplexity": math.exp(mean),
+        "positions": _POSITIONS,
+        "context_length": length,
+        "ar": ar,
+        "n_windows": len(windows),
+        "n_tokens": scored * len(windows),
+        "retries": sum(window.retries for window in windows),
+        "genie_version": version,
+        "windows": [window._asdict() for window in windows],
+    }
+
+
+def run(options: argparse.Namespace) -> None:
+    """Evaluates all windows and writes the result, whole or not at all."""
+    length = context_length(genie_api.read_file(options.config, "configuration"))
+    if not 0 < options.ar < length:
+        raise genie_api.RunnerError(f"--ar must lie between 1 and {length - 1}")
+    windows: List[Window] = []
+    version = ""
+    for number, file in enumerate(options.window_files, start=1):
+        window, version = measure(options, file)
+        windows.append(window)
+        total = len(options.window_files)
+        print(f"window {number}/{total} perplexity={window.perplexity:.6g}", flush=True)
+    result = combine(windows, length, options.ar, version)
+    temporary = Path(f"{options.out}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps(result, indent=1) + "\n")
+        temporary.replace(options.out)
+    except OSError as error:
+        raise genie_api.RunnerError(f"cannot write {options.out}: {error.strerror}") from error
+    print(f"perplexity={result['perplexity']:.6g} windows={len(windows)}", flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options; ``--answer-fd`` is between this program and its children."""
+    build = argparse.ArgumentParser(
+        prog="genie-perplexity", allow_abbrev=False, description=__doc__
+    )
+    build.add_argument("-c", "--config", metavar="FILE", required=True, help="dialog JSON")
+    build.add_argument("--ar", type=int, required=True, help="prefill AR of the model")
+    build.add_argument("--window-files", metavar="FILE", nargs="+", required=True, help="texts")
+    build.add_argument("--out", metavar="FILE", required=True, help="result JSON")
+    build.add_argument("--timeout", type=float, default=60.0, help="seconds for one window")
+    build.add_argument("--retries", type=int, default=3, help="for a window that hangs")
+    build.add_argument("--answer-fd", type=int, help=argparse.SUPPRESS)
+    return build
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """The program; answers its exit status."""
+    build = parser()
+    options = build.parse_args(arguments)
+    if not 0 < options.timeout <= 86400 or not 0 <= options.retries <= 100:
+        build.error("--timeout must be 0 to 86400 s, --retries 0 to 100")
+    try:
+        if options.answer_fd is not None:
+            return _child(options)
+        run(options)
+    except (genie_api.RunnerError, OSError, ValueError, KeyError) as error:
+        genie_t2t_run.flush_c()
+        print(f"genie-perplexity: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+#!/bin/sh
+# Runs one command in a run folder, under a time limit, and leaves nothing of it behind.
+#   run.sh [-o STDOUT_FILE] [-m MAX_LOG_MIB] RUN_DIR TIMEOUT_S LOG -- COMMAND [ARGUMENT...]
+# README.md beside this file: environment, last line of the output, exit codes.
+
+case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
+. "$here/common.sh" || exit 125
+
+grace_ticks=15 # of 0.2 s, between TERM and KILL
+out=''
+max_log_mib=64
+while [ $# -gt 0 ]; do
+  case $1 in
+    -o) [ $# -ge 2 ] && out=$2 || die 125 '-o needs a file'; shift 2 ;;
+    -m) valid_number "${2:-}" && max_log_mib=$2 || die 125 '-m needs a number of MiB'; shift 2 ;;
+    *) break ;;
+  esac
+done
+if [ $# -lt 5 ] || [ "$4" != -- ]; then
+  die 125 'usage: run.sh [-o STDOUT_FILE] [-m MAX_LOG_MIB] RUN_DIR TIMEOUT_S LOG -- COMMAND [ARGUMENT...]'
+fi
+valid_number "$2" && [ "$2" -gt 0 ] && [ "${#2}" -le 7 ] || die 125 "the timeout must be whole seconds, 1 to 9999999: $2"
+timeout_s=$2
+log=$3
+cd "$1" 2>/dev/null || die 125 "no run folder $1"
+run_dir=$(pwd -P)
+shift 4
+
+mkdir -p .qnnfarm 2>/dev/null || die 125 "cannot write to $run_dir"
+(: >"$log") 2>/dev/null || die 125 "cannot write the log $log"
+if [ -z "$out" ]; then
+  out=$log
+else
+  (: >"$out") 2>/dev/null || die 125 "cannot write $out"
+fi
+
+# The marker is unlike that of any other run, on this device and on others which may share the
+# kernel; it stays the same for all runs in this folder.
+(set -C; cat /proc/sys/kernel/random/uuid >.qnnfarm/marker) 2>/dev/null
+read -r marker 2>/dev/null <.qnnfarm/marker || die 125 "cannot make $run_dir/.qnnfarm/marker"
+
+# Hundredths matter (a small model's run takes a second) and the clock may be set: uptime.
+find_uptime() { # sets now_s and now_cs
+  read -r now_s rest </proc/uptime
+  now_cs=${now_s#*.}
+  now_s=${now_s%.*}
+  now_cs=${now_cs#0}
+}
+
+# Sets alive to 1 while PID is our child and no zombie, and raises peak_kb to its VmHWM.
+sample() { # PID
+  alive=0
+  {
+    while read -r key value rest; do
+      case $key in
+        State:) case $value in Z* | X*) return 0 ;; esac ;;
+        PPid:) [ "$1" != "$pid" ] || [ "$value" = $$ ] || return 0 ;;
+        VmHWM:)
+          [ "$value" -le "$peak_kb" ] || peak_kb=$value
+          break
+          ;;
+      esac
+    done <"/proc/$1/status" && alive=1
+  } 2>/dev/null
+}
+
+signal_run() { # SIGNAL
+  [ "$own_group" -eq 0 ] || kill -s "$1" -- "-$pid" 2>/dev/null
+  signal_marked "$1" "$marker"
+}
+
+# Ends the run the kind way, then the other way.
+stop_run() {
+  signal_run TERM
+  ticks=0
+  while [ "$ticks" -lt "$grace_ticks" ] && [ -n "$(marked_pids "$marker")" ]; do
+    sample "$pid"
+    sleep 0.2
+    ticks=$((ticks + 1))
+  done
+  signal_run KILL
+}
+
+interrupt() { # SIGNAL
+  trap '' HUP INT TERM
+  reason=$1
+  stop_run
+  finish
+}
+
+# Whatever happened, no process of the run outlives this.
+finish() {
+  trap '' HUP INT TERM
+  find_uptime
+  [ "$own_group" -eq 0 ] || kill -s KILL -- "-$pid" 2>/dev/null
+  sweep "$marker"
+  status=137
+  sample "$pid"
+  if [ "$alive" -eq 0 ]; then
+    wait "$pid" 2>/dev/null
+    status=$?
+  fi
+  signal=0
+  if [ "$status" -gt 128 ] && [ "$status" -le 192 ]; then
+    signal=$((status - 128))
+  fi
+  rm -f .qnnfarm/process
+  timed_out=0
+  [ "$reason" != timeout ] || timed_out=1
+  elapsed_ms=$(((now_s - began_s) * 1000 + (now_cs - began_cs) * 10))
+  result="qnnfarm-run exit=$status signal=$signal timed_out=$timed_out peak_rss_kb=$peak_kb"
+  result="$result elapsed_ms=$elapsed_ms reason=$reason leftover=$leftover"
+  echo "$result" >.qnnfarm/result
+  echo "$result"
+  case $reason in
+    exited) exit "$status" ;;
+    timeout) exit 124 ;;
+    log-too-big) exit 123 ;;
+    *) exit 129 ;;
+  esac
+}
+
+pid=''
+peak_kb=0
+reason=exited
+leftover=0
+own_group=0
+launch=''
+if command -v setsid >/dev/null 2>&1; then
+  launch=setsid
+  own_group=1
+fi
+find_uptime
+began_s=$now_s
+began_cs=$now_cs
+trap 'early=HUP' HUP
+trap 'early=INT' INT
+trap 'early=TERM' TERM
+early=''
+
+# A job of a shell without job control leads no group, so setsid need not fork: $! is the command.
+QNNFARM_RUN_ID=$marker LD_LIBRARY_PATH=$run_dir ADSP_LIBRARY_PATH=$run_dir PATH=$run_dir:$PATH \
+  $launch "$@" </dev/null >>"$out" 2>>"$log" &
+pid=$!
+trap 'interrupt HUP' HUP
+trap 'interrupt INT' INT
+trap 'interrupt TERM' TERM
+find_start_time $$
+echo "$$ $start_time" >.qnnfarm/process
+[ -z "$early" ] || interrupt "$early"
+
+ticks=0
+while :; do
+  sample "$pid"
+  [ "$alive" -eq 1 ] || break
+  find_uptime
+  passed=$((now_s - began_s))
+  if [ "$passed" -gt "$timeout_s" ] || { [ "$passed" -eq "$timeout_s" ] && [ "$now_cs" -ge "$began_cs" ]; }; then
+    reason=timeout
+    stop_run
+    break
+  fi
+  if [ $((ticks % 5)) -eq 0 ]; then
+    members=$(marked_pids "$marker")
+    blocks=$(stat -c %b "$log" 2>/dev/null)
+    blocks_out=$(stat -c %b "$out" 2>/dev/null)
+    if [ "${blocks:-0}" -gt $((max_log_mib * 2048)) ] || [ "${blocks_out:-0}" -gt $((max_log_mib * 2048)) ]; then
+      reason=log-too-big
+      stop_run
+      break
+    fi
+  fi
+  for member in $members; do
+    [ "$member" = "$pid" ] || sample "$member"
+  done
+  sleep 0.2
+  ticks=$((ticks + 1))
+done
+finish

@@ -1,0 +1,141 @@
+"""A device's shell and tools, as bare as a phone's, and the runners of device_scripts."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import device_scripts
+
+SCRIPTS = Path(device_scripts.__file__).parent
+# The runners import each other as files beside them, as they do on a device.
+sys.path.insert(0, str(SCRIPTS))
+
+
+@dataclass(frozen=True)
+class DeviceShell:
+    """One shell with toybox as its only tools, and a work root."""
+
+    shell: str
+    environment: dict[str, str]
+    work_root: Path
+
+    def command(self, script: str, *arguments: str | Path) -> list[str]:
+        return [self.shell, str(SCRIPTS / script), *map(str, arguments)]
+
+    def run(
+        self, script: str, *arguments: str | Path, stdin: str = "", timeout_s: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(script, *arguments),
+            input=stdin,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def start(self, script: str, *arguments: str | Path) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(script, *arguments),
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def make_run(self, name: str = "run1") -> Path:
+        folder = self.work_root / "runs" / name
+        folder.mkdir()
+        return folder
+
+
+def marked_processes(run_dir: Path) -> list[int]:
+    """The processes whose environment carries the marker of a run."""
+    marker = (run_dir / ".qnnfarm" / "marker").read_bytes().strip()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"QNNFARM_RUN_ID=" + marker in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="session", params=["mksh", "dash"])
+def bare_path(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    """A shell, and a folder that holds links to toybox for each of its tools, and `sh`."""
+    shell, toybox = shutil.which(request.param), shutil.which("toybox")
+    if shell is None or toybox is None:
+        pytest.skip(f"needs {request.param} and toybox (apt install {request.param} toybox)")
+    folder = tmp_path_factory.mktemp(f"bin-{request.param}")
+    for tool in subprocess.run([toybox], capture_output=True, text=True, check=True).stdout.split():
+        (folder / tool).symlink_to(toybox)
+    (folder / "sh").symlink_to(shell)
+    return shell, folder
+
+
+@pytest.fixture
+def device(bare_path: tuple[str, Path], tmp_path: Path) -> DeviceShell:
+    shell, tools = bare_path
+    root = tmp_path / "work root"
+    for folder in ("store", "runs", "incoming"):
+        (root / folder).mkdir(parents=True)
+    return DeviceShell(shell, {"PATH": str(tools)}, root)
+
+
+@pytest.fixture
+def bundle(request: pytest.FixtureRequest) -> Path:
+    """A Genie bundle for the emulator: `$QNNFARM_TEST_BUNDLE`, else the project's own small one."""
+    path = os.environ.get("QNNFARM_TEST_BUNDLE")
+    if path:
+        return Path(path).resolve()
+    try:
+        return Path(request.getfixturevalue("tiny_bundle"))
+    except pytest.FixtureLookupError:
+        pytest.skip("no bundle: set QNNFARM_TEST_BUNDLE to the folder of one")
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Starts a Python runner as a device would: libGenie by LD_LIBRARY_PATH alone."""
+
+    environment: dict[str, str]
+
+    def command(self, script: str, arguments: Sequence[str | Path]) -> list[str]:
+        return [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
+
+    def run(
+        self, script: str, *arguments: str | Path, cwd: Path, timeout_s: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(script, arguments),
+            cwd=cwd,
+            env=self.environment,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=timeout_s,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="session")
+def runner() -> Runner:
+    package = pytest.importorskip("onnxruntime_qnn")
+    libraries = str(Path(package.__file__).parent)
+    return Runner({"LD_LIBRARY_PATH": libraries, "PATH": os.environ["PATH"]})
+
+
+@pytest.fixture
+def marked() -> object:
+    """`marked_processes`, for tests to call."""
+    return marked_processes

@@ -1,0 +1,272 @@
+"""The runners on a real Genie bundle, with the real library."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.device_scripts.conftest import Runner
+
+TEXT = (
+    "In the beginning God created the heaven and the earth. And the earth was without form, and "
+    "void; and darkness was upon the face of the deep. And the Spirit of God moved upon the face "
+    "of the waters. And God said, Let there be light: and there was light. "
+)
+
+
+@pytest.fixture
+def short_bundle(bundle: Path, tmp_path: Path) -> Path:
+    """The bundle with answers of eight tokens, so that the context does not fill up."""
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    for file in bundle.iterdir():
+        (folder / file.name).symlink_to(file.resolve())
+    config = json.loads((bundle / "genie_config.json").read_text())
+    config["dialog"]["max-num-tokens"] = 8
+    (folder / "genie_config.json").unlink()
+    (folder / "genie_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def answer(stdout: str) -> str:
+    return stdout[stdout.index("\n[BEGIN]: ") + 10 : stdout.rindex("[END]")]
+
+
+def last_query(profile: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(profile.read_text())["components"][0]["events"][-1]
+    assert found["type"] == "GenieDialog_query"
+    return found
+
+
+def test_prompt_prompt_file_and_tokens(
+    runner: "Runner", short_bundle: Path, tmp_path: Path
+) -> None:
+    """A query by tokens generates what the same prompt does; Genie puts bos before both."""
+    base = ("genie_t2t_run.py", "-c", "genie_config.json")
+    done = runner.run(*base, "-p", TEXT, "--profile", "p.json", cwd=short_bundle)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Using libGenie.so version 1.")
+    assert f"[PROMPT]: {TEXT}\n\n[BEGIN]: " in done.stdout
+    text = answer(done.stdout)
+    assert text
+    (tmp_path / "prompt").write_text(TEXT)
+    again = runner.run(*base, "--prompt_file", tmp_path / "prompt", cwd=short_bundle)
+    assert answer(again.stdout) == text
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(short_bundle / "tokenizer.json"))
+    ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
+    (tmp_path / "tokens").write_text(" ".join(map(str, ids)))
+    by_tokens = runner.run(*base, "-tok", tmp_path / "tokens", cwd=short_bundle)
+    assert tokenizer.decode([int(i) for i in answer(by_tokens.stdout).split()]) == text
+    query = last_query(short_bundle / "p.json")
+    assert query["num-prompt-tokens"]["value"] == len(ids) + 1
+    assert query["num-generated-tokens"]["value"] == 8
+    assert query["time-to-first-token"]["unit"] == "us"
+
+
+def test_a_prompt_longer_than_the_context_fails_in_one_line(
+    runner: "Runner", short_bundle: Path
+) -> None:
+    done = runner.run(
+        "genie_t2t_run.py", "-c", "genie_config.json", "-p", TEXT * 30, cwd=short_bundle
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "genie-t2t-run: error: GenieDialog_query: the prompt exceeds the context and failed: "
+        "GENIE_STATUS_WARNING_CONTEXT_EXCEEDED (4)"
+    )
+
+
+def test_rewind_and_a_prompt_that_is_no_utf_8(
+    runner: "Runner", short_bundle: Path, tmp_path: Path
+) -> None:
+    done = runner.run(
+        "genie_t2t_run.py",
+        "-c",
+        "genie_config.json",
+        "-p",
+        "In the beginning",
+        "-w",
+        "In the end",
+        cwd=short_bundle,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("[BEGIN]: ") == 2
+    (tmp_path / "prompt").write_bytes(b"\xff\xfe")
+    done = runner.run(
+        "genie_t2t_run.py",
+        "-c",
+        "genie_config.json",
+        "--prompt_file",
+        tmp_path / "prompt",
+        cwd=short_bundle,
+    )
+    assert done.returncode == 1
+    assert "GenieDialog_query failed: GENIE_STATUS_ERROR_" in done.stderr
+
+
+def test_a_damaged_binary_is_an_error_not_a_hang(runner: "Runner", short_bundle: Path) -> None:
+    binary = min(short_bundle.glob("*.bin"))
+    data = binary.read_bytes()
+    binary.unlink()
+    binary.write_bytes(data[: len(data) // 2])
+    done = runner.run("genie_t2t_run.py", "-c", "genie_config.json", "-p", "x", cwd=short_bundle)
+    assert done.returncode == 1
+    assert "genie-t2t-run: error: GenieDialog_create failed: GENIE_STATUS_ERROR_" in done.stderr
+
+
+def test_a_reader_that_goes_away_ends_the_run(runner: "Runner", short_bundle: Path) -> None:
+    command = runner.command("genie_t2t_run.py", ["-c", "genie_config.json", "-p", TEXT])
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        command,
+        cwd=short_bundle,
+        env=runner.environment,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode != 0
+
+
+def test_an_app_script(runner: "Runner", short_bundle: Path) -> None:
+    (short_bundle / "tokens").write_text("43 80 263")
+    (short_bundle / "accuracy.json").write_text(
+        json.dumps({"dataset": "window", "type": "perplexity"})
+    )
+    (short_bundle / "window").write_text(TEXT * 4)
+    (short_bundle / "script").write_text(
+        f"""# everything once
+version
+profile create p
+log create l error
+dialog config create c genie_config.json
+dialog config bind profile c p
+dialog config bind log c l
+dialog create d c
+dialog setPerformance d GENIE_PERFORMANCE_BURST
+loop 2
+  dialog reset d
+  dialog query d "{TEXT}" answer
+endloop
+dialog reset d
+dialog tokenQuery d tokens ids
+profile save p p.json
+dialog free d
+dialog create fresh c
+accuracy config create ac accuracy.json
+accuracy create a ac fresh
+ls
+sleep 1
+exit
+nothing after exit is run, but it is checked
+""".replace("nothing after exit is run, but it is checked", "dialog query nobody x")
+    )
+    done = runner.run("genie_app.py", "-s", "script", cwd=short_bundle)
+    assert done.returncode == 0, done.stderr
+    assert (short_bundle / "answer").read_bytes()
+    assert len((short_bundle / "ids").read_text().split()) == 8
+    events = json.loads((short_bundle / "p.json").read_text())["components"][0]["events"]
+    assert sum(event["type"] == "GenieDialog_query" for event in events) >= 2
+    assert done.stdout.endswith("accuracy config ac\naccuracy a\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "message"),
+    [
+        ("dialog reset nobody", 2, "script: line 2: there is no dialog nobody"),
+        (
+            "dialog config create c genie_config.json",
+            2,
+            "line 2: the dialog config c is there already",
+        ),
+        (
+            "dialog config create b script",
+            1,
+            "line 2: GenieDialogConfig_createFromJson failed: GENIE_STATUS_ERROR_JSON_FORMAT (-7)",
+        ),
+        ("log create l loud", 2, "line 2: unknown level loud"),
+        ("sleep forever", 2, "line 2: not a number of milliseconds"),
+    ],
+)
+def test_an_app_script_that_fails_names_its_line(
+    runner: "Runner", short_bundle: Path, line: str, status: int, message: str
+) -> None:
+    (short_bundle / "script").write_text(f"dialog config create c genie_config.json\n{line}\n")
+    done = runner.run("genie_app.py", "-s", "script", cwd=short_bundle)
+    assert done.returncode == status
+    assert message in done.stderr.splitlines()[-1]
+
+
+def window_text(bundle: Path) -> str:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    length = json.loads((bundle / "genie_config.json").read_text())["dialog"]["context"]["size"]
+    text: str = TEXT * (int(length) // 20)
+    end = tokenizer.encode(text, add_special_tokens=False).offsets[length + 5][1]
+    return text[: int(end)]
+
+
+def test_perplexity_by_windows(runner: "Runner", short_bundle: Path) -> None:
+    text = window_text(short_bundle)
+    (short_bundle / "w0").write_text(text)
+    (short_bundle / "w1").write_text(text[10:])
+    (short_bundle / "w2").write_text(text + text)
+    base = (
+        "genie_perplexity.py",
+        "-c",
+        "genie_config.json",
+        "--ar",
+        "32",
+        "--out",
+        "r.json",
+        "--window-files",
+    )
+    done = runner.run(*base, "w0", "w1", "w0", cwd=short_bundle)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((short_bundle / "r.json").read_text())
+    first, second, third = (window["perplexity"] for window in result["windows"])
+    assert first == third != second
+    assert result["perplexity"] == pytest.approx((first * second * third) ** (1 / 3))
+    (short_bundle / "w3").write_text(TEXT)
+    for window in ("w2", "w3"):
+        done = runner.run(*base, window, cwd=short_bundle)
+        assert done.returncode == 1
+        assert f"{window} has " in done.stderr
+
+
+def test_a_child_that_stands_still_is_killed_and_started_again(
+    runner: "Runner", short_bundle: Path
+) -> None:
+    (short_bundle / "w0").write_text(window_text(short_bundle))
+    arguments = ["-c", "genie_config.json", "--ar", "32", "--out", "r.json", "--timeout", "6"]
+    process = subprocess.Popen(
+        runner.command("genie_perplexity.py", [*arguments, "--window-files", "w0"]),
+        cwd=short_bundle,
+        env=runner.environment,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.exists():
+        process.kill()
+        process.wait()
+        pytest.skip("the kernel does not list children")
+    end = time.monotonic() + 20
+    while not (found := children.read_text().split()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    os.kill(int(found[0]), signal.SIGSTOP)
+    assert process.wait(timeout=90) == 0
+    assert json.loads((short_bundle / "r.json").read_text())["retries"] == 1
+    shutil.rmtree(short_bundle)

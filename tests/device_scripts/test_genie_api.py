@@ -1,0 +1,121 @@
+"""The bindings against the real library; no model is needed for these."""
+
+import ast
+import ctypes
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import device_scripts
+
+if TYPE_CHECKING:
+    from device_scripts import genie_api
+    from tests.device_scripts.conftest import Runner
+else:
+    import genie_api
+
+SCRIPTS = sorted(Path(device_scripts.__file__).parent.glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("config", "status", "message"),
+    [
+        ("", "GENIE_STATUS_ERROR_JSON_FORMAT (-7)", "parse error"),
+        ("{garbage", "GENIE_STATUS_ERROR_JSON_FORMAT (-7)", "parse error"),
+        ("{}", "GENIE_STATUS_ERROR_JSON_SCHEMA (-8)", "Missing dialog field: dialog"),
+        (
+            json.dumps({"dialog": {"version": 1, "type": "basic", "surprise": 1}}),
+            "GENIE_STATUS_ERROR_JSON_SCHEMA (-8)",
+            "additional property 'surprise'",
+        ),
+    ],
+)
+def test_a_refused_configuration_prints_genies_reason(
+    runner: "Runner", tmp_path: Path, config: str, status: str, message: str
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    done = runner.run("genie_t2t_run.py", "-c", "config.json", "-p", "x", cwd=tmp_path)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        f"genie-t2t-run: error: GenieDialogConfig_createFromJson failed: {status}"
+    )
+    assert done.stdout.startswith("Using libGenie.so version 1.")
+    assert "[BEGIN]" not in done.stdout
+
+
+def test_version_log_and_profile_without_a_model(runner: "Runner", tmp_path: Path) -> None:
+    (tmp_path / "s").write_text(
+        "version\nlog create l info\nprofile create p\nprofile save p p.json\nls\n"
+    )
+    done = runner.run("genie_app.py", "-s", "s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("Using libGenie.so version 1.")
+    assert done.stdout.splitlines()[-2:] == ["log l", "profile p"]
+    assert (
+        json.loads((tmp_path / "p.json").read_text())["header"]["artifact_type"] == "GENIE_PROFILE"
+    )
+
+
+def test_a_missing_library_is_one_line(runner: "Runner", tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    bare = type(runner)({"PATH": runner.environment["PATH"]})
+    done = bare.run("genie_t2t_run.py", "-c", "config.json", "-p", "x", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("genie-t2t-run: error: cannot load libGenie.so: ")
+    assert done.stderr.endswith("; set LD_LIBRARY_PATH\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_profile_that_cannot_be_written(runner: "Runner", tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("profile create p\nprofile save p no/such/folder/p.json\n")
+    done = runner.run("genie_app.py", "-s", "s", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "line 2: cannot write the profile no/such/folder/p.json" in done.stderr
+
+
+def test_results_are_copied_whole_and_bounded() -> None:
+    buffers = genie_api.Buffers()
+    out = (ctypes.c_void_p * 1)()
+    buffers._allocate(5, out)
+    pointer = ctypes.c_void_p(out[0])
+    ctypes.memmove(pointer, b"12345", 5)
+    assert buffers.text(pointer) == b"12345"
+    assert buffers.text(ctypes.c_void_p(0)) == b""
+    buffers._allocate(1 << 40, out)
+    assert out[0] is None
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_parse_as_python_3_8_and_need_the_standard_library_only(script: Path) -> None:
+    """Syntax by the parser; of the library, what newer versions added and is likely to slip in."""
+    tree = ast.parse(script.read_text(), feature_version=(3, 8))
+    beside = {path.stem for path in SCRIPTS}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            assert node.attr not in {
+                "removeprefix",
+                "removesuffix",
+                "pairwise",
+                "batched",
+                "bit_count",
+                "is_relative_to",
+                "walk",
+            }
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        for name in names:
+            top = name.split(".")[0]
+            assert top in sys.stdlib_module_names | beside | {"device_scripts"}, name
+        if isinstance(node, ast.Call):
+            assert not [k.arg for k in node.keywords if k.arg in {"strict", "process_group"}]
+        if isinstance(node, (ast.AnnAssign, ast.arg)) and node.annotation is not None:
+            assert not [n for n in ast.walk(node.annotation) if isinstance(n, ast.BinOp)], (
+                "X | None"
+            )

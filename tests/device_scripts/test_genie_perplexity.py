@@ -1,0 +1,126 @@
+import json
+import math
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from device_scripts import genie_perplexity
+
+if TYPE_CHECKING:
+    from device_scripts import genie_api
+else:
+    import genie_api
+
+Measure = Callable[..., tuple[int, Path, str]]
+
+CHILD = """#!/bin/sh
+# stands where the interpreter is: what the parent sees of a child that hangs, dies or answers
+while [ $# -gt 0 ]; do
+  case $1 in --answer-fd) fd=$2 ;; --window-files) window=$2 ;; esac
+  shift
+done
+echo "noise of the library"
+count=$(cat "$window.count" 2>/dev/null || echo 0)
+echo $((count + 1)) >"$window.count"
+case $window in
+  *hangs-twice) [ "$count" -ge 2 ] || exec sleep 60 ;;
+  *hangs) exec sleep 60 ;;
+  *aborts) kill -ABRT $$ ;;
+  *fails) exit 1 ;;
+  *garbage) echo '{garbage' >/proc/self/fd/$fd; exit 0 ;;
+  *infinite) echo '{"perplexity": Infinity}' >/proc/self/fd/$fd; exit 0 ;;
+esac
+rest='"tokens": 191, "tokens_sha256": "00", "version": "1.2.3"'
+echo "{\\"perplexity\\": $(cat "$window"), $rest}" >/proc/self/fd/$fd
+"""
+
+
+@pytest.fixture
+def measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Measure:
+    """Runs the program over windows named by what their evaluation does."""
+    child = tmp_path / "python"
+    child.write_text(CHILD)
+    child.chmod(child.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(sys, "executable", str(child))
+    config = tmp_path / "config.json"
+    config.write_text('{"dialog": {"context": {"size": 192}}}')
+
+    def run(**windows: str) -> tuple[int, Path, str]:
+        files = []
+        for name, perplexity in windows.items():
+            files.append(tmp_path / name.replace("_", "-"))
+            files[-1].write_text(perplexity)
+        arguments = [
+            "-c",
+            str(config),
+            "--ar",
+            "32",
+            "--out",
+            str(tmp_path / "out"),
+            "--timeout",
+            "1",
+        ]
+        arguments += ["--retries", "2", "--window-files", *map(str, files)]
+        status = genie_perplexity.main(arguments)
+        return status, tmp_path / "out", capfd.readouterr().err
+
+    return run
+
+
+def test_windows_are_combined_by_their_log_likelihood(measure: Measure) -> None:
+    status, out, _ = measure(first="4.0", second="9.0")
+    result = json.loads(out.read_text())
+    assert status == 0
+    assert math.isclose(result["perplexity"], 6.0)
+    assert result["positions"] == "first_cl_minus_ar"
+    assert (result["n_windows"], result["n_tokens"], result["retries"]) == (2, 2 * (192 - 32), 0)
+    assert [window["perplexity"] for window in result["windows"]] == [4.0, 9.0]
+    assert result["genie_version"] == "1.2.3"
+
+
+def test_a_hung_window_is_killed_started_again_and_counted(measure: Measure) -> None:
+    status, out, error = measure(first="4.0", hangs_twice="9.0")
+    result = json.loads(out.read_text())
+    assert status == 0
+    assert (result["retries"], result["windows"][1]["retries"]) == (2, 2)
+    assert error.count("hung for 1 s") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hangs", "hung 3 times for 1 s"),
+        ("aborts", "died of signal 6"),
+        ("fails", "failed (its error is above)"),
+        ("garbage", "genie-perplexity: error: "),
+        ("infinite", "perplexity of"),
+    ],
+)
+def test_what_fails_leaves_no_result(measure: Measure, name: str, message: str) -> None:
+    status, out, error = measure(**{name: "1.0"})
+    assert status == 1
+    assert message in error.splitlines()[-1]
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"dialog": 1}',
+        '{"dialog":{"context":{"size":true}}}',
+        '{"dialog":{"context":{"size":1}}}',
+        "[" * 99999,
+    ],
+)
+def test_a_configuration_without_a_context_length(text: str) -> None:
+    with pytest.raises(genie_api.RunnerError):
+        genie_perplexity.context_length(text.encode())

@@ -1,0 +1,246 @@
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.device_scripts.conftest import DeviceShell
+
+Marked = Callable[[Path], list[int]]
+_LINE = re.compile(
+    r"qnnfarm-run exit=(\d+) signal=(\d+) timed_out=([01]) peak_rss_kb=(\d+) elapsed_ms=(\d+)"
+    r" reason=([A-Za-z-]+) leftover=(\d+)"
+)
+
+
+def outcome(stdout: str) -> tuple[str, ...]:
+    match = _LINE.fullmatch(stdout.rstrip("\n").split("\n")[-1])
+    assert match, stdout
+    return match.groups()
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 15) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie waits for its parent alone; nothing more can be done to it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_environment_folder_and_arguments_arrive_unchanged(device: "DeviceShell") -> None:
+    run_dir = device.make_run()
+    hostile = ["a b", "q\"uo'te", "$(touch owned)", "`id`", "*", "-n", "", "line\nbreak", "日本\\"]
+    script = 'pwd; echo "$LD_LIBRARY_PATH|$ADSP_LIBRARY_PATH|${PATH%%:*}"; printf "<%s>" "$@"'
+    done = device.run("run.sh", run_dir, "20", "log", "--", "sh", "-c", script, "sh", *hostile)
+    assert done.returncode == 0, done.stderr
+    assert outcome(done.stdout)[:3] == ("0", "0", "0")
+    expected = f"{run_dir}\n{run_dir}|{run_dir}|{run_dir}\n" + "".join(f"<{a}>" for a in hostile)
+    assert (run_dir / "log").read_text() == expected
+    assert not (run_dir / "owned").exists()
+    assert (run_dir / ".qnnfarm/result").read_text().strip() == done.stdout.strip()
+
+
+def test_stdout_can_have_a_file_of_its_own(device: "DeviceShell") -> None:
+    run_dir = device.make_run()
+    command = ["--", "sh", "-c", "echo text; echo message >&2"]
+    done = device.run("run.sh", "-o", "text file", run_dir, "20", "log", *command)
+    assert done.returncode == 0
+    assert (run_dir / "text file").read_text() == "text\n"
+    assert (run_dir / "log").read_text() == "message\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "signal_number"),
+    [("exit 7", 7, 0), ("kill -SEGV $$", 139, 11), ("exec /nonexistent", 127, 0)],
+)
+def test_the_end_of_the_command_is_told(
+    device: "DeviceShell", script: str, status: int, signal_number: int
+) -> None:
+    done = device.run("run.sh", device.make_run(), "20", "log", "--", "sh", "-c", script)
+    assert done.returncode == status
+    assert outcome(done.stdout)[:2] == (str(status), str(signal_number))
+
+
+def test_a_command_that_is_not_there(device: "DeviceShell") -> None:
+    run_dir = device.make_run()
+    done = device.run("run.sh", run_dir, "20", "log", "--", "no such program")
+    assert done.returncode == 127
+    assert "no such program" in (run_dir / "log").read_text()
+
+
+def test_a_hung_command_that_ignores_term_is_killed_with_its_children(
+    device: "DeviceShell", marked: Marked
+) -> None:
+    run_dir = device.make_run()
+    escaped = """(setsid sh -c 'trap "" TERM; sleep 301' &)"""
+    script = f"trap '' TERM HUP INT; sleep 300 & {escaped}; sleep 302; wait"
+    began = time.monotonic()
+    done = device.run("run.sh", run_dir, "1", "log", "--", "sh", "-c", script)
+    assert done.returncode == 124
+    exit_status, signal_number, timed_out, _, elapsed, reason, leftover = outcome(done.stdout)
+    assert (exit_status, signal_number, timed_out) == ("137", "9", "1")
+    assert (reason, leftover) == ("timeout", "0")
+    assert 1000 <= int(elapsed) < (time.monotonic() - began) * 1000 < 15000
+    assert marked(run_dir) == []
+
+
+def test_a_daemon_that_left_session_and_parents_is_killed_at_the_end(
+    device: "DeviceShell", marked: Marked
+) -> None:
+    run_dir = device.make_run()
+    script = "(setsid sh -c '(setsid sleep 303 &)' &); sleep 0.3"
+    done = device.run("run.sh", run_dir, "20", "log", "--", "sh", "-c", script)
+    assert outcome(done.stdout)[0] == "0"
+    assert outcome(done.stdout)[-1] == "0"
+    assert marked(run_dir) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_the_run_ends_when_run_sh_is_hung_up(
+    device: "DeviceShell", marked: Marked, number: signal.Signals
+) -> None:
+    run_dir = device.make_run()
+    process = device.start(
+        "run.sh", run_dir, "60", "log", "--", "sh", "-c", "sleep 304 & sleep 305"
+    )
+    wait_for(lambda: (run_dir / ".qnnfarm/process").exists() and len(marked(run_dir)) >= 2)
+    process.send_signal(number)
+    stdout, _ = process.communicate(timeout=20)
+    assert process.returncode == 129
+    assert outcome(stdout)[5] == number.name.removeprefix("SIG")
+    assert marked(run_dir) == []
+
+
+def test_peak_memory_is_that_of_the_largest_process(device: "DeviceShell") -> None:
+    run_dir = device.make_run()
+    script = "import time; held = bytearray(150 << 20); time.sleep(0.9)"
+    shell = f"exec 3>&1; '{sys.executable}' -S -c '{script}'; true"
+    done = device.run("run.sh", run_dir, "60", "log", "--", "sh", "-c", shell)
+    assert outcome(done.stdout)[0] == "0", (run_dir / "log").read_text()
+    assert 150 * 1024 < int(outcome(done.stdout)[3]) < 260 * 1024
+
+
+def test_a_runner_that_prints_without_end_is_stopped(device: "DeviceShell", marked: Marked) -> None:
+    run_dir = device.make_run()
+    done = device.run("run.sh", "-m", "1", run_dir, "30", "log", "--", "sh", "-c", "yes garbage")
+    assert done.returncode == 123
+    assert outcome(done.stdout)[5] == "log-too-big"
+    assert marked(run_dir) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["RUN", "5", "log"],
+        ["RUN", "0", "log", "--", "true"],
+        ["RUN", "1x", "log", "--", "true"],
+        ["RUN", "99999999999", "log", "--", "true"],
+        ["RUN", "5", "log", "true", "true"],
+        ["/nonexistent", "5", "log", "--", "true"],
+        ["RUN", "5", "no/such/folder/log", "--", "true"],
+        ["-m", "x", "RUN", "5", "log", "--", "true"],
+    ],
+)
+def test_wrong_use(device: "DeviceShell", arguments: list[str]) -> None:
+    run_dir = device.make_run()
+    done = device.run("run.sh", *(str(run_dir) if a == "RUN" else a for a in arguments))
+    assert done.returncode == 125
+    assert "error: " in done.stderr
+    assert "qnnfarm-run" not in done.stdout
+
+
+def test_cleanup_kills_what_a_killed_run_sh_left(device: "DeviceShell", marked: Marked) -> None:
+    run_dir = device.make_run()
+    process = device.start(
+        "run.sh",
+        run_dir,
+        "60",
+        "log",
+        "--",
+        "sh",
+        "-c",
+        "trap '' TERM; (setsid sleep 306 &); sleep 307; sleep 308",
+    )
+    wait_for(lambda: (run_dir / ".qnnfarm/process").exists() and len(marked(run_dir)) >= 3)
+    process.kill()
+    process.communicate()
+    left = marked(run_dir)
+    assert len(left) >= 3
+    done = device.run("cleanup.sh", run_dir)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"qnnfarm-cleanup killed={len(left)} leftover=0 removed=1\n"
+    assert not run_dir.exists()
+    assert not [pid for pid in left if is_alive(pid)]
+
+
+def test_cleanup_ends_a_live_run(device: "DeviceShell", marked: Marked) -> None:
+    run_dir = device.make_run()
+    process = device.start("run.sh", run_dir, "60", "log", "--", "sleep", "309")
+    wait_for(lambda: (run_dir / ".qnnfarm/process").exists() and marked(run_dir))
+    done = device.run("cleanup.sh", "-k", run_dir)
+    stdout, _ = process.communicate(timeout=20)
+    assert done.returncode == 0
+    assert outcome(stdout)[5] == "TERM"
+    assert run_dir.exists()
+    assert marked(run_dir) == []
+
+
+def test_cleanup_spares_a_process_that_got_the_pid_of_run_sh(device: "DeviceShell") -> None:
+    run_dir = device.make_run()
+    (run_dir / ".qnnfarm").mkdir()
+    (run_dir / ".qnnfarm/process").write_text(f"{os.getpid()} 1\n")
+    assert device.run("cleanup.sh", run_dir).returncode == 0
+    assert not run_dir.exists()
+
+
+def test_cleanup_removes_read_only_folders_but_nothing_behind_links(
+    device: "DeviceShell", tmp_path: Path
+) -> None:
+    run_dir = device.make_run()
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    (run_dir / "link").symlink_to(kept)
+    (run_dir / "locked").mkdir()
+    (run_dir / "locked/file").write_text("x")
+    (run_dir / "locked").chmod(0o500)
+    assert device.run("cleanup.sh", run_dir).returncode == 0
+    assert not run_dir.exists()
+    assert (kept / "file").read_text() == "x"
+    assert device.run("cleanup.sh", run_dir).stdout.endswith("removed=0\n")
+
+
+def test_cleanup_refuses_what_is_no_run_folder(device: "DeviceShell", tmp_path: Path) -> None:
+    elsewhere = tmp_path / "precious"
+    elsewhere.mkdir()
+    (device.work_root / "runs/link").symlink_to(elsewhere)
+    runs = device.work_root / "runs"
+    for path in (
+        "/",
+        "",
+        ".",
+        "..",
+        runs,
+        runs / "..",
+        elsewhere,
+        runs / "link",
+        f"{runs}/.hidden",
+    ):
+        done = device.run("cleanup.sh", path)
+        assert (done.returncode, done.stdout) == (2, ""), path
+    assert elsewhere.exists()
+    assert runs.exists()

@@ -1,0 +1,228 @@
+import hashlib
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.device_scripts.conftest import DeviceShell
+
+
+def put(folder: Path, data: bytes) -> str:
+    digest = hashlib.sha256(data).hexdigest()
+    (folder / digest).write_bytes(data)
+    return digest
+
+
+def test_setup_makes_and_describes_the_work_root(device: "DeviceShell", tmp_path: Path) -> None:
+    root = tmp_path / "new root" / "qnnfarm"
+    for _ in range(2):
+        done = device.run("setup.sh", root)
+        assert (done.returncode, done.stderr) == (0, "")
+        *facts, last = done.stdout.splitlines()
+        assert last == "qnnfarm-setup ok=1"
+        values = dict(line.split("=", 1) for line in facts)
+        assert values["work_root"] == str(root)
+        assert int(values["free_kb"]) > 0
+        assert values["setsid"] == "1"
+        assert sorted(p.name for p in root.iterdir()) == ["incoming", "runs", "store"]
+        assert list((root / "incoming").iterdir()) == []
+
+
+def test_setup_refuses_what_cannot_be_a_work_root(device: "DeviceShell", tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert device.run("setup.sh", "relative").returncode == 2
+    done = device.run("setup.sh", tmp_path / "file")
+    assert done.returncode == 1
+    assert done.stderr == f"error: cannot make the folder {tmp_path / 'file'}\n"
+
+
+def test_setup_names_a_missing_tool(device: "DeviceShell", tmp_path: Path) -> None:
+    tools = tmp_path / "fewer"
+    shutil.copytree(device.environment["PATH"], tools, symlinks=True)
+    (tools / "sha256sum").unlink()
+    done = replace(device, environment={"PATH": str(tools)}).run("setup.sh", tmp_path / "root")
+    assert done.returncode == 1
+    assert done.stderr == "error: the device has no sha256sum\n"
+
+
+def test_verify_tells_ok_missing_and_bad_in_order(device: "DeviceShell") -> None:
+    store = device.work_root / "store"
+    good, empty = put(store, b"good"), put(store, b"")
+    (store / ("1" * 64)).write_bytes(b"other bytes")
+    (store / ("2" * 64)).symlink_to(store / good)
+    (store / ("3" * 64)).mkdir()
+    lines = [(good, 4), ("0" * 64, 4), ("1" * 64, 11), ("2" * 64, 4), ("3" * 64, 4), (empty, 0)]
+    lines.append((good, 5))
+    done = device.run("verify.sh", device.work_root, stdin="".join(f"{s} {n}\n" for s, n in lines))
+    answers = ["ok", "missing", "bad", "bad", "bad", "ok", "bad"]
+    expected = [f"{a} {s}" for a, (s, _) in zip(answers, lines, strict=True)]
+    assert done.stdout.splitlines() == [*expected, "qnnfarm-verify ok=2 missing=1 bad=4"]
+    assert done.returncode == 1
+
+
+def test_verify_hashes_again_only_what_changed(device: "DeviceShell", tmp_path: Path) -> None:
+    """The tool that hashes is replaced by one that counts, and then does it."""
+    tools, count = tmp_path / "counting", tmp_path / "count"
+    shutil.copytree(device.environment["PATH"], tools, symlinks=True)
+    real = (tools / "sha256sum").readlink()
+    (tools / "sha256sum").unlink()
+    (tools / "sha256sum").write_text(
+        f'#!{device.shell}\necho "$1" >>"{count}"\nexec "{real}" sha256sum "$@"\n'
+    )
+    (tools / "sha256sum").chmod(0o755)
+    device = replace(device, environment={"PATH": str(tools)})
+    store = device.work_root / "store"
+    first, second = put(store, b"first"), put(store, b"second")
+    wanted = f"{first} 5\n{second} 6\n"
+
+    def hashed() -> list[str]:
+        count.write_text("")
+        answer = device.run("verify.sh", device.work_root, stdin=wanted).stdout
+        return [*count.read_text().split(), answer.splitlines()[-1]]
+
+    assert hashed() == [f"store/{first}", f"store/{second}", "qnnfarm-verify ok=2 missing=0 bad=0"]
+    assert hashed() == ["qnnfarm-verify ok=2 missing=0 bad=0"]
+    status = (store / first).stat()
+    (store / first).write_bytes(b"FIRST")
+    os.utime(store / first, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert hashed() == [f"store/{first}", "qnnfarm-verify ok=1 missing=0 bad=1"]
+    (store / first).write_bytes(b"first")
+    assert hashed() == [f"store/{first}", "qnnfarm-verify ok=2 missing=0 bad=0"]
+    (store / ".memo" / first).write_bytes(b"\0\xff\n" * 1000)
+    assert hashed() == [f"store/{first}", "qnnfarm-verify ok=2 missing=0 bad=0"]
+
+
+def test_adopt_moves_good_contents_only(device: "DeviceShell") -> None:
+    incoming, store = device.work_root / "incoming", device.work_root / "store"
+    good = put(incoming, b"good")
+    (incoming / good).chmod(0o600)
+    (incoming / ("1" * 64)).write_bytes(b"half")
+    done = device.run("verify.sh", "-a", device.work_root, stdin=f"{good} 4\n{'1' * 64} 4\n")
+    assert done.stdout.splitlines()[:2] == [f"ok {good}", f"bad {'1' * 64}"]
+    assert (store / good).read_bytes() == b"good"
+    assert (store / good).stat().st_mode & 0o777 == 0o644
+    assert [p.name for p in incoming.iterdir()] == ["1" * 64]
+    assert not (store / ("1" * 64)).exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "x 1",
+        f"{'A' * 64} 1",
+        f"{'0' * 63} 1",
+        f"{'0' * 64} -1",
+        f"{'0' * 64}",
+        f"{'0' * 64} 1 2",
+        "../../etc/passwd 1",
+    ],
+)
+def test_verify_refuses_a_malformed_list(device: "DeviceShell", line: str) -> None:
+    done = device.run("verify.sh", device.work_root, stdin=line + "\n")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no line of the form SHA256 SIZE: ")
+
+
+NAMES = [
+    "plain",
+    "a b",
+    "a  b ",
+    " leading",
+    "q\"uo'te",
+    "$(id)",
+    "-n",
+    "日本/é",
+    "a/b/c",
+    "a\\b",
+    "*",
+    "..x",
+    "x..",
+]
+
+
+def test_link_makes_a_run_folder_of_any_good_names(device: "DeviceShell") -> None:
+    sha = put(device.work_root / "store", b"content")
+    lines = "".join(f"{sha} {name} 0644\n" for name in NAMES)
+    done = device.run("link.sh", device.work_root, "run.1", stdin=lines + f"{sha} tool 0755\n")
+    run_dir = device.work_root / "runs/run.1"
+    assert done.stdout == f"run_dir={run_dir}\nqnnfarm-link files={len(NAMES) + 1}\n", done.stderr
+    for name in [*NAMES, "tool"]:
+        assert (run_dir / name).readlink() == device.work_root / "store" / sha
+    assert os.access(run_dir / "tool", os.X_OK)
+    again = device.run("link.sh", device.work_root, "run.1", stdin=lines)
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "is there already" in again.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "/abs",
+        "../x",
+        "a/../../x",
+        "a/..",
+        "./a",
+        "a/./b",
+        "a//b",
+        "a/",
+        "tab\there",
+        "\x01",
+        ".qnnfarm",
+        ".qnnfarm/marker",
+    ],
+)
+def test_link_refuses_names_that_leave_the_folder(
+    device: "DeviceShell", tmp_path: Path, name: str
+) -> None:
+    sha = put(device.work_root / "store", b"content")
+    before = sorted(tmp_path.rglob("*"))
+    done = device.run(
+        "link.sh", device.work_root, "r", stdin=f"{sha} good 0644\n{sha} {name} 0644\n"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_link_leaves_nothing_when_it_fails(device: "DeviceShell") -> None:
+    sha = put(device.work_root / "store", b"content")
+    cases = {
+        f"{sha} a 0644\n{'0' * 64} b 0644\n": 1,
+        f"{sha} a 0644\n{sha} a 0644\n": 2,
+        f"{sha} a 0644\n{sha} a/b 0644\n": 2,
+        f"{sha} a 4755\n": 2,
+        f"{sha} a\n": 2,
+        f"{sha}\n": 2,
+        "\n": 2,
+    }
+    for lines, status in cases.items():
+        done = device.run("link.sh", device.work_root, "r", stdin=lines)
+        assert (done.returncode, done.stdout) == (status, ""), lines
+        assert list((device.work_root / "runs").iterdir()) == []
+    for run_id in ("", ".", "..", "../x", "a/b", "a b", "-k", ".hidden", "x" * 129, "é"):
+        assert device.run("link.sh", device.work_root, run_id).returncode == 2
+
+
+def test_the_scripts_work_together(device: "DeviceShell") -> None:
+    """Push, adopt, link, run, clean: what a deployment does."""
+    script = b"echo ran in $(pwd)\n"
+    sha = put(device.work_root / "incoming", script)
+    assert (
+        device.run("verify.sh", "-a", device.work_root, stdin=f"{sha} {len(script)}\n").returncode
+        == 0
+    )
+    assert device.run("link.sh", device.work_root, "r", stdin=f"{sha} hello 0755\n").returncode == 0
+    run_dir = device.work_root / "runs/r"
+    done = device.run("run.sh", run_dir, "20", "log", "--", "sh", "hello")
+    assert done.returncode == 0
+    assert (run_dir / "log").read_text() == f"ran in {run_dir}\n"
+    assert device.run("cleanup.sh", run_dir).returncode == 0
+    assert (device.work_root / "store" / sha).read_bytes() == script
