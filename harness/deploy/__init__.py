@@ -1,0 +1,1 @@
+"""Bringing files onto devices, each content once."""

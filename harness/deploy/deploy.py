@@ -1,0 +1,106 @@
+"""Putting the files of a run on a device, and taking the run away again."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.deploy.budget import Budget
+from harness.deploy.deployment import DeployedFile, DeployFile, Deployment
+from harness.deploy.hashing import FileDigest, hash_files
+from harness.deploy.scripts import ensure_scripts
+from harness.deploy.store import DeviceStore, Progress, StoreUsage
+from harness.devices.base import Device
+from harness.errors import HostFileError
+
+DEPLOY_TIMEOUT_S = 1800.0
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_NAME_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    name: str
+    file: DeployFile
+    digest: FileDigest
+
+
+def deploy(
+    device: Device,
+    files: Mapping[str, DeployFile | Path],
+    *,
+    run_id: str,
+    timeout_s: float = DEPLOY_TIMEOUT_S,
+    on_progress: Progress | None = None,
+) -> Deployment:
+    """Make a run folder on `device` that holds `files`, pushing what the device does not hold.
+
+    Args:
+        device: where to; other hosts may deploy to it at the same time.
+        files: by their names, which are relative paths inside the run folder.
+        run_id: names the run folder, which must not exist: letters, digits, `.`, `_`, `-`.
+        timeout_s: for all of it.
+        on_progress: called with the bytes pushed so far and the bytes to push.
+
+    Raises:
+        HostFileError: a file cannot be read, or has a name that no run folder can hold.
+        DeviceFullError: what is missing does not fit.
+        DeploymentCorruptError: a file arrived with another content.
+        DeviceCommandError: the device lacks what is needed, or the run exists.
+        DeviceLostError, DeviceTimeoutError: see `Device`.
+    """
+    budget = Budget(device.serial, "deployment", timeout_s)
+    planned = _plan(files)
+    contents = {item.digest: item.file.path for item in planned}
+    scripts_dir = ensure_scripts(device, budget)
+    store = DeviceStore(device, scripts_dir, budget)
+    held = store.holds(list(contents))
+    missing = {d: path for d, path in contents.items() if d.sha256 not in held}
+    store.add(missing, on_progress)
+    run_dir = store.link(run_id, [(i.name, i.digest, i.file.executable) for i in planned])
+    pushed_bytes = sum(digest.size for digest in missing)
+    return Deployment(
+        serial=device.serial,
+        run_id=run_id,
+        scripts_dir=scripts_dir,
+        run_dir=run_dir,
+        files=tuple(
+            DeployedFile(i.name, i.digest.sha256, i.digest.size, i.digest in missing)
+            for i in planned
+        ),
+        pushed_bytes=pushed_bytes,
+        reused_bytes=sum(digest.size for digest in contents) - pushed_bytes,
+        elapsed_s=budget.elapsed_s,
+    )
+
+
+def remove_run(device: Device, run_id: str, *, timeout_s: float = 60.0) -> None:
+    """End whatever of a run still lives on `device` and remove its folder; the store stays.
+
+    A run that is not there is no error.
+
+    Raises:
+        DeviceCommandError: something of it cannot be killed or removed.
+        DeviceLostError, DeviceTimeoutError: see `Device`.
+    """
+    budget = Budget(device.serial, f"removal of run {run_id}", timeout_s)
+    scripts_dir = ensure_scripts(device, budget)
+    run_dir = f"{device.work_root}/runs/{run_id}"
+    device.shell(["sh", f"{scripts_dir}/cleanup.sh", run_dir], timeout_s=budget.left())
+
+
+def store_usage(device: Device, *, timeout_s: float = 30.0) -> StoreUsage:
+    """What the content store of `device` holds."""
+    return DeviceStore(device, "", Budget(device.serial, "listing", timeout_s)).usage()
+
+
+def _plan(files: Mapping[str, DeployFile | Path]) -> list[_Planned]:
+    named = {n: f if isinstance(f, DeployFile) else DeployFile(f) for n, f in files.items()}
+    for name in named:
+        parts = name.split("/")
+        bad = parts[0] == ".qnnfarm" or _CONTROL.search(name)
+        if bad or {"", ".", ".."} & set(parts) or len(name.encode(errors="replace")) > _NAME_MAX:
+            raise HostFileError(name, "this cannot be a file's name inside a run folder")
+    digests = hash_files({file.path for file in named.values()})
+    return [_Planned(name, file, digests[file.path]) for name, file in named.items()]

@@ -1,0 +1,58 @@
+"""What was put on a device for one run: a digest list and how it came there."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class DeployFile:
+    """A file of this host that a run needs.
+
+    Attributes:
+        executable: whether the run starts it as a program.
+    """
+
+    path: Path
+    executable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedFile:
+    """A file as the run finds it.
+
+    Attributes:
+        name: its path inside the run folder.
+        pushed: whether it had to be pushed; otherwise the device held its content already.
+    """
+
+    name: str
+    sha256: str
+    size: int
+    pushed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """The run folder on a device, and where each content in it came from.
+
+    Attributes:
+        scripts_dir: the folder on the device that holds `run.sh` and its siblings.
+        run_dir: the run folder on the device: links into the store, by the files' names.
+        pushed_bytes: a content that has several names is pushed, and counts, once.
+        reused_bytes: likewise.
+        elapsed_s: from the first hash on the host to the finished run folder.
+    """
+
+    serial: str
+    run_id: str
+    scripts_dir: str
+    run_dir: str
+    files: tuple[DeployedFile, ...]
+    pushed_bytes: int
+    reused_bytes: int
+    elapsed_s: float
+
+    @property
+    def pushed(self) -> tuple[str, ...]:
+        """Names of the files that had to be pushed."""
+        return tuple(file.name for file in self.files if file.pushed)

@@ -1,0 +1,1 @@
+"""Devices that a harness can run commands on and exchange files with."""

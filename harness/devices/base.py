@@ -1,0 +1,152 @@
+"""What a device is to the rest of the harness."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes transferred since the call before."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command on a device ended.
+
+    Attributes:
+        stdout: decoded as UTF-8, what is none replaced; a note marks what was left out of an
+            output longer than was asked for.
+    """
+
+    exit_status: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Battery:
+    """Charge in percent, temperature in degrees Celsius; `None` what the device does not tell."""
+
+    level_percent: float | None
+    temperature_c: float | None
+    charging: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """What a device says of itself; empty text or `None` where it says nothing.
+
+    Attributes:
+        serial: the name by which it is addressed.
+        hardware_serial: `ro.serialno`, which stays when the address changes.
+        soc: `ro.soc.model`, e.g. `SM8750`.
+        hexagon: its Hexagon architecture, e.g. `v79`, where the SoC is in the catalog.
+        emulator: whether Android says that it runs on no hardware.
+        free_bytes: what may still be written under the work root.
+    """
+
+    serial: str
+    hardware_serial: str
+    manufacturer: str
+    model: str
+    soc: str
+    hexagon: str | None
+    abi: str
+    android_version: str
+    sdk: int | None
+    emulator: bool
+    free_bytes: int | None
+    battery: Battery | None
+
+
+@dataclass(frozen=True, slots=True)
+class PushItem:
+    """One file of a `push_many`: `mode` holds permission bits."""
+
+    local: Path
+    remote: str
+    mode: int = 0o644
+
+
+class Device(Protocol):
+    """A device that runs a POSIX shell.
+
+    All methods raise `DeviceLostError` when it goes away, `DeviceTimeoutError` when their
+    `timeout_s` is over, which counts from the call and covers all that it does, and
+    `DeviceUnauthorizedError` when it does not let us in.
+    """
+
+    @property
+    def serial(self) -> str:
+        """The name by which it is addressed."""
+        ...
+
+    @property
+    def work_root(self) -> str:
+        """The folder on it that is ours, `$TMPDIR/qnnfarm`; it need not exist yet."""
+        ...
+
+    def properties(self, *, timeout_s: float = 30.0) -> DeviceProperties:
+        """What it says of itself now."""
+        ...
+
+    def free_bytes(self, *, timeout_s: float = 30.0) -> int | None:
+        """What may still be written under the work root; `None` if it cannot tell."""
+        ...
+
+    def shell(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout_s: float = 30.0,
+        stdin: bytes | None = None,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+        max_output: int = 4 << 20,
+    ) -> CommandResult:
+        """Run a script (text) or one command (words, which need no quoting).
+
+        `check` says whether an exit status other than 0 raises, `max_output` how many bytes to
+        keep of each of stdout and stderr.
+
+        Raises:
+            DeviceCommandError: it failed, and `check` is set.
+        """
+        ...
+
+    def push(
+        self,
+        local: Path,
+        remote: str,
+        *,
+        timeout_s: float = 600.0,
+        mode: int | None = None,
+        on_progress: Progress | None = None,
+    ) -> int:
+        """Copy a file to the device, with its mtime; gives its size, which is checked there.
+
+        Raises:
+            DeviceFullError, DevicePermissionError, DevicePathError, DeviceTransferError
+        """
+        ...
+
+    def push_many(
+        self,
+        items: Iterable[PushItem],
+        *,
+        timeout_s: float = 600.0,
+        on_progress: Progress | None = None,
+    ) -> int:
+        """Copy files in one go; gives the bytes sent. Sizes on the device are not checked."""
+        ...
+
+    def pull(
+        self,
+        remote: str,
+        local: Path,
+        *,
+        timeout_s: float = 600.0,
+        on_progress: Progress | None = None,
+    ) -> int:
+        """Copy a file from the device; `local` appears only once it is whole."""
+        ...

@@ -1,0 +1,60 @@
+"""Which devices there are, and which one is meant."""
+
+import os
+
+from harness.adb.client import AdbServer, DeviceEntry
+from harness.adb.server import ensure_server
+from harness.devices.adb import AdbDevice
+from harness.errors import (
+    DeviceLostError,
+    DeviceUnauthorizedError,
+    HarnessError,
+    NoDeviceError,
+    SeveralDevicesError,
+)
+
+__all__ = ["DeviceEntry", "list_devices", "open_device"]
+
+
+def list_devices(server: AdbServer | None = None) -> list[DeviceEntry]:
+    """All devices of the adb server, in whatever state.
+
+    Raises:
+        AdbServerError: see `ensure_server`.
+    """
+    return (server or ensure_server()).devices()
+
+
+def open_device(serial: str | None = None, *, server: AdbServer | None = None) -> AdbDevice:
+    """The device that `serial`, else `$ANDROID_SERIAL` names, else the only one there is.
+
+    Raises:
+        NoDeviceError: there is none, or not that one.
+        SeveralDevicesError: none is named, and several could be meant.
+        DeviceUnauthorizedError, DeviceLostError: it is there, but not usable.
+        AdbServerError: see `ensure_server`.
+    """
+    server = server or ensure_server()
+    entries = server.devices()
+    wanted = serial or os.environ.get("ANDROID_SERIAL") or None
+    if wanted is None:
+        usable = [entry for entry in entries if entry.usable]
+        if len(usable) > 1:
+            raise SeveralDevicesError(tuple(entry.serial for entry in usable))
+        if not usable and len(entries) == 1:
+            raise _unusable(entries[0])
+        chosen = usable[0] if usable else None
+    else:
+        chosen = next((entry for entry in entries if entry.serial == wanted), None)
+    if chosen is None:
+        present = tuple(f"{entry.serial} ({entry.state})" for entry in entries)
+        raise NoDeviceError(wanted, present)
+    if not chosen.usable:
+        raise _unusable(chosen)
+    return AdbDevice(server, chosen.serial)
+
+
+def _unusable(entry: DeviceEntry) -> HarnessError:
+    if entry.state == "unauthorized":
+        return DeviceUnauthorizedError(entry.serial)
+    return DeviceLostError(entry.serial, "opening it", f"the adb server says: {entry.state}")

@@ -1,0 +1,179 @@
+"""Deployment by content, on a virtual device behind the real adb server."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.deploy.deploy import deploy, remove_run, store_usage
+from harness.deploy.deployment import DeployFile
+from harness.deploy.scripts import installed_scripts
+from harness.devices.adb import AdbDevice
+from harness.errors import DeviceCommandError, HostFileError
+
+RandomFile = Callable[[int], Path]
+
+_HOSTILE = 'sub dir/it\'s "a" $(name) `of` -ü 漢字 \\n *'
+
+
+def _store(device: AdbDevice, sha256: str) -> str:
+    return f"{device.work_root}/store/{sha256}"
+
+
+def test_a_run_folder_is_links_into_the_store(
+    virtual_device: AdbDevice, run_id: str, random_file: RandomFile
+) -> None:
+    data, program = random_file(100_001), random_file(0)
+    program.write_text("#!/bin/sh\necho $1\n")
+    seen: list[tuple[int, int]] = []
+    deployment = deploy(
+        virtual_device,
+        {_HOSTILE: data, "again.bin": data, "bin/say": DeployFile(program, executable=True)},
+        run_id=run_id,
+        on_progress=lambda sent, total: seen.append((sent, total)),
+    )
+    run_dir = deployment.run_dir
+    assert run_dir == f"{virtual_device.work_root}/runs/{run_id}"
+    size = 100_001 + program.stat().st_size
+    assert (deployment.pushed_bytes, deployment.reused_bytes) == (size, 0)
+    assert seen[-1] == (size, size)
+    first = deployment.files[0]
+    assert (first.name, first.size, first.pushed) == (_HOSTILE, 100_001, True)
+    found = virtual_device.shell(["sha256sum", f"{run_dir}/{_HOSTILE}", f"{run_dir}/again.bin"])
+    assert found.stdout.count(first.sha256) == 2
+    assert virtual_device.shell([f"{run_dir}/bin/say", "hello"]).stdout == "hello\n"
+    link = virtual_device.shell(["readlink", f"{run_dir}/again.bin"]).stdout.strip()
+    assert link == _store(virtual_device, first.sha256)
+    incoming = virtual_device.shell(f"ls -A {virtual_device.work_root}/incoming").stdout
+    assert incoming == ""
+
+
+def test_the_second_deployment_pushes_nothing(
+    virtual_device: AdbDevice, run_id: str, random_file: RandomFile
+) -> None:
+    files = {"a": random_file(70_000), "empty": random_file(0)}
+    deploy(virtual_device, files, run_id=run_id)
+    remove_run(virtual_device, run_id)
+    second = deploy(virtual_device, files, run_id=run_id)
+    assert second.pushed == ()
+    assert (second.pushed_bytes, second.reused_bytes) == (0, 70_000)
+    changed = deploy(virtual_device, {**files, "c": random_file(5)}, run_id=f"{run_id}.2")
+    assert (changed.pushed, changed.pushed_bytes) == (("c",), 5)
+    remove_run(virtual_device, f"{run_id}.2")
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        "printf X | dd of=$F bs=1 seek=10 conv=notrunc 2>/dev/null",
+        "printf X | dd of=$F bs=1 seek=10 conv=notrunc 2>/dev/null; touch -d @1600000000 $F",
+        ": > $F",
+        "rm $F",
+        "rm $F; ln -s /etc/passwd $F",
+        "rm $F; mkdir $F; echo x > $F/x",
+    ],
+)
+def test_a_tampered_content_is_detected_and_replaced(
+    virtual_device: AdbDevice, run_id: str, random_file: RandomFile, tamper: str
+) -> None:
+    file = random_file(50_000)
+    sha256 = deploy(virtual_device, {"a": file}, run_id=run_id).files[0].sha256
+    remove_run(virtual_device, run_id)
+    virtual_device.shell(f"F={shlex.quote(_store(virtual_device, sha256))}; {tamper}")
+    again = deploy(virtual_device, {"a": file}, run_id=run_id)
+    assert again.pushed == ("a",)
+    found = virtual_device.shell(["sha256sum", f"{again.run_dir}/a"]).stdout
+    assert found.startswith(sha256)
+
+
+def test_tampered_scripts_are_replaced(
+    virtual_device: AdbDevice, run_id: str, random_file: RandomFile
+) -> None:
+    folder = deploy(virtual_device, {"a": random_file(1)}, run_id=run_id).scripts_dir
+    virtual_device.shell(f"echo 'echo ok; exit 0' > {folder}/verify.sh; rm {folder}/link.sh")
+    remove_run(virtual_device, run_id)
+    deploy(virtual_device, {"a": random_file(1)}, run_id=run_id)
+    found = virtual_device.shell(f"cd {folder} && sha256sum *.sh").stdout
+    assert {line.split()[1]: line.split()[0] for line in found.splitlines()} == dict(
+        installed_scripts().hashes
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/etc/x", "../x", "a/../x", "a//b", "./a", "a\nb", ".qnnfarm/marker", "x" * 1025]
+)
+def test_names_that_leave_the_run_folder(
+    virtual_device: AdbDevice, random_file: RandomFile, name: str
+) -> None:
+    with pytest.raises(HostFileError, match="inside a run folder"):
+        deploy(virtual_device, {name: random_file(1)}, run_id="never")
+
+
+def test_a_run_that_exists_is_not_touched(
+    virtual_device: AdbDevice, run_id: str, random_file: RandomFile
+) -> None:
+    deployment = deploy(virtual_device, {"a": random_file(1)}, run_id=run_id)
+    with pytest.raises(DeviceCommandError, match="is there already"):
+        deploy(virtual_device, {"b": random_file(1)}, run_id=run_id)
+    assert virtual_device.shell(["ls", deployment.run_dir]).stdout == "a\n"
+
+
+@pytest.mark.parametrize("bad", ["", "../x", "a b", "$(reboot)"])
+def test_run_ids_that_are_none(
+    virtual_device: AdbDevice, random_file: RandomFile, bad: str
+) -> None:
+    with pytest.raises(DeviceCommandError, match="not a run id"):
+        deploy(virtual_device, {"a": random_file(1)}, run_id=bad)
+
+
+def test_removing_a_run_ends_what_runs_in_it(
+    virtual_device: AdbDevice, run_id: str, random_file: RandomFile
+) -> None:
+    deployment = deploy(virtual_device, {"a": random_file(1)}, run_id=run_id)
+    run = f"sh {deployment.scripts_dir}/run.sh {deployment.run_dir} 60 log -- sleep 61.25"
+    virtual_device.shell(f"{run} >/dev/null 2>&1 </dev/null & sleep 1")
+    assert "sleep 61.25" in virtual_device.shell("ps -ef").stdout
+    remove_run(virtual_device, run_id)
+    assert "sleep 61.25" not in virtual_device.shell("ps -ef").stdout
+    assert run_id not in virtual_device.shell(f"ls {virtual_device.work_root}/runs").stdout
+    remove_run(virtual_device, run_id)
+
+
+def test_store_usage(virtual_device: AdbDevice, run_id: str, random_file: RandomFile) -> None:
+    deployment = deploy(virtual_device, {"a": random_file(1234)}, run_id=run_id)
+    usage = store_usage(virtual_device)
+    entry = next(e for e in usage.entries if e.sha256 == deployment.files[0].sha256)
+    assert entry.size == 1234
+    assert entry.used_at > 1_600_000_000
+    assert usage.total_bytes >= 1234
+
+
+def test_processes_that_deploy_the_same_at_the_same_time(
+    virtual_device: AdbDevice, random_file: RandomFile
+) -> None:
+    files = [random_file(3_000_000) for _ in range(3)]
+    code = (
+        "import sys; from pathlib import Path; from harness.deploy.deploy import *;"
+        "from harness.devices.discovery import open_device; d = open_device(sys.argv[1]);"
+        "files = {p.name: p for p in map(Path, sys.argv[3:])};"
+        "r = deploy(d, files, run_id=sys.argv[2]); print(d.shell(['sh', '-c', 'cd ' + r.run_dir"
+        " + ' && sha256sum *']).stdout); remove_run(d, sys.argv[2])"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, virtual_device.serial, f"race-{number}", *map(str, files)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(3)
+    ]
+    outputs = {process.communicate(timeout=120)[0] for process in running}
+    assert [process.returncode for process in running] == [0, 0, 0]
+    assert len(outputs) == 1
+    expected = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)
+    for line in expected.stdout.splitlines():
+        assert line.split()[0] in next(iter(outputs))
+    assert virtual_device.shell(f"ls -A {virtual_device.work_root}/incoming").stdout == ""

@@ -1,0 +1,134 @@
+"""Deployments that cannot be finished leave no bad content behind, and say why."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.adb.client import AdbServer
+from harness.deploy.deploy import deploy, store_usage
+from harness.devices.adb import AdbDevice
+from harness.devices.base import PushItem
+from harness.errors import (
+    DeploymentCorruptError,
+    DeviceFullError,
+    DeviceLostError,
+    DeviceTimeoutError,
+)
+from harness.virtual import manager
+from harness.virtual.manager import VirtualDevice
+
+RandomFile = Callable[[int], Path]
+MakeDevice = Callable[..., tuple[VirtualDevice, AdbDevice]]
+
+
+def test_a_device_that_goes_away_and_comes_back(
+    adb_server: AdbServer, make_virtual_device: MakeDevice, random_file: RandomFile
+) -> None:
+    virtual, device = make_virtual_device()
+    files = {f"part {n}": random_file(40 << 20) for n in range(3)}
+    gone = threading.Event()
+
+    def stop(sent: int, total: int) -> None:
+        if sent > total // 2 and not gone.is_set():
+            gone.set()
+            threading.Thread(target=manager.stop, args=(virtual.name,)).start()
+
+    started = time.monotonic()
+    with pytest.raises(DeviceLostError) as caught:
+        deploy(device, files, run_id="r", timeout_s=120, on_progress=stop)
+    assert time.monotonic() - started < 30
+    assert caught.value.serial == virtual.serial
+
+    back = manager.start(virtual.name, virtual.soc)
+    adb_server.connect(back.serial)
+    again = AdbDevice(adb_server, back.serial)
+    assert store_usage(again).entries == ()
+    deployment = deploy(again, files, run_id="r", timeout_s=120)
+    assert deployment.pushed_bytes == 3 * (40 << 20)
+    for file in deployment.files:
+        found = again.shell(["sha256sum", f"{deployment.run_dir}/{file.name}"], timeout_s=60)
+        assert found.stdout.startswith(file.sha256)
+
+
+def test_a_device_without_room_is_not_pushed_to(
+    make_virtual_device: MakeDevice, random_file: RandomFile
+) -> None:
+    _, device = make_virtual_device(storage_bytes=32 << 20)
+    with pytest.raises(DeviceFullError, match=r"bytes needed.*free") as caught:
+        deploy(device, {"big": random_file(40 << 20)}, run_id="r")
+    error = caught.value
+    assert error.needed_bytes is not None
+    assert error.free_bytes is not None
+    assert error.free_bytes < error.needed_bytes
+    assert store_usage(device).entries == ()
+    deploy(device, {"small": random_file(1 << 20)}, run_id="r")
+
+
+def test_a_device_that_fills_up_meanwhile(
+    make_virtual_device: MakeDevice, random_file: RandomFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, device = make_virtual_device(storage_bytes=32 << 20)
+    kept = {"kept": random_file(1 << 20)}
+    deploy(device, kept, run_id="r0")
+    with monkeypatch.context() as unaware:
+        unaware.setattr(AdbDevice, "free_bytes", lambda *_, **__: 1 << 40)
+        with pytest.raises(DeviceFullError):
+            deploy(device, {"big": random_file(40 << 20)}, run_id="r")
+    assert device.shell(f"ls -A {device.work_root}/incoming").stdout == ""
+    assert deploy(device, kept, run_id="r2").pushed_bytes == 0
+
+
+def test_a_device_that_is_full_to_the_brim(
+    make_virtual_device: MakeDevice, random_file: RandomFile
+) -> None:
+    _, device = make_virtual_device(storage_bytes=1 << 20)
+    free = device.free_bytes()
+    assert free is not None
+    device.push(random_file(free - 2048), f"{device.work_root}/filler")
+    with pytest.raises(DeviceFullError) as caught:
+        deploy(device, {"a": random_file(10)}, run_id="r")
+    assert str(caught.value).count("\n") == 0
+
+
+def test_bytes_that_change_on_the_way(
+    virtual_device: AdbDevice, random_file: RandomFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, other = random_file(10_000), random_file(10_000)
+    real = AdbDevice.push_many
+
+    def swapped(self: AdbDevice, items: list[PushItem], **options: float) -> int:
+        changed = [PushItem(other if i.local == file else i.local, i.remote) for i in items]
+        return real(self, changed, timeout_s=options["timeout_s"])
+
+    with monkeypatch.context() as cable:
+        cable.setattr(AdbDevice, "push_many", swapped)
+        with pytest.raises(DeploymentCorruptError) as caught:
+            deploy(virtual_device, {"a": file}, run_id="bad-cable")
+    error = caught.value
+    held = {entry.sha256 for entry in store_usage(virtual_device).entries}
+    assert not held & {error.expected, error.found}
+    assert len(error.found) == 64
+    assert virtual_device.shell(f"ls -A {virtual_device.work_root}/incoming").stdout == ""
+
+
+def test_a_deployment_that_takes_too_long(
+    virtual_device: AdbDevice, random_file: RandomFile
+) -> None:
+    with pytest.raises(DeviceTimeoutError):
+        deploy(virtual_device, {"a": random_file(10)}, run_id="late", timeout_s=0.001)
+
+
+def test_what_dead_deployments_left_is_removed(
+    make_virtual_device: MakeDevice, random_file: RandomFile
+) -> None:
+    _, device = make_virtual_device()
+    deploy(device, {"a": random_file(10)}, run_id="r1")
+    incoming = f"{device.work_root}/incoming"
+    device.shell(
+        f"echo x > {incoming}/old; touch -d @1600000000 {incoming}/old; : > {incoming}/new"
+    )
+    deploy(device, {"a": random_file(10)}, run_id="r2")
+    assert device.shell(f"ls {incoming}").stdout == "new\n"

@@ -1,0 +1,75 @@
+"""Choosing a device."""
+
+import pytest
+
+from harness.adb.client import AdbServer, DeviceEntry
+from harness.devices.adb import AdbDevice
+from harness.devices.discovery import list_devices, open_device
+from harness.errors import (
+    DeviceLostError,
+    DeviceUnauthorizedError,
+    NoDeviceError,
+    SeveralDevicesError,
+)
+
+
+class _Listing(AdbServer):
+    """A server that knows the devices it is given."""
+
+    entries: list[DeviceEntry]
+
+    def devices(self) -> list[DeviceEntry]:
+        return self.entries
+
+
+def _server(**states: str) -> AdbServer:
+    server = _Listing("127.0.0.1", 1, 41)
+    object.__setattr__(
+        server, "entries", [DeviceEntry(serial, state) for serial, state in states.items()]
+    )
+    return server
+
+
+def test_the_only_usable_one_is_the_default() -> None:
+    assert open_device(server=_server(a="offline", b="device")).serial == "b"
+
+
+def test_a_serial_and_the_variable_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = _server(a="device", b="device")
+    assert open_device("a", server=server).serial == "a"
+    monkeypatch.setenv("ANDROID_SERIAL", "b")
+    assert open_device(server=server).serial == "b"
+    assert open_device("a", server=server).serial == "a"
+    monkeypatch.setenv("ANDROID_SERIAL", "c")
+    with pytest.raises(NoDeviceError, match=r"'c'; connected: a \(device\), b"):
+        open_device(server=server)
+
+
+def test_several_are_named() -> None:
+    with pytest.raises(SeveralDevicesError, match="ANDROID_SERIAL: a, b") as caught:
+        open_device(server=_server(a="device", b="device"))
+    assert caught.value.exit_code == 2
+
+
+def test_none_says_what_to_do() -> None:
+    with pytest.raises(NoDeviceError, match="qnnfarm device start"):
+        open_device(server=_server())
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [("unauthorized", DeviceUnauthorizedError), ("offline", DeviceLostError)],
+)
+@pytest.mark.parametrize("serial", ["a", None])
+def test_one_that_is_not_usable(state: str, error: type[Exception], serial: str | None) -> None:
+    with pytest.raises(error):
+        open_device(serial, server=_server(a=state))
+
+
+def test_the_real_server(adb_server: AdbServer, virtual_device: AdbDevice) -> None:
+    states = {entry.serial: entry.state for entry in list_devices()}
+    assert states[virtual_device.serial] == "device"
+    opened = open_device(virtual_device.serial)
+    assert opened.server.address == adb_server.address
+    with pytest.raises(NoDeviceError):
+        open_device("127.0.0.1:1")

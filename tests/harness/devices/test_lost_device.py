@@ -1,0 +1,67 @@
+"""Devices that go away, and devices that do not let us in."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.adb.client import AdbServer
+from harness.devices.adb import AdbDevice
+from harness.devices.discovery import open_device
+from harness.errors import DeviceLostError, DeviceUnauthorizedError
+from harness.virtual import manager
+from harness.virtual.manager import VirtualDevice
+
+MakeDevice = Callable[..., tuple[VirtualDevice, AdbDevice]]
+
+
+def test_in_the_middle_of_a_command(make_virtual_device: MakeDevice) -> None:
+    virtual, device = make_virtual_device()
+    device.shell("true")
+    timer = threading.Timer(0.3, manager.stop, (virtual.name,))
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(DeviceLostError, match="went away during `sleep 60`"):
+        device.shell("sleep 60", timeout_s=60)
+    assert time.monotonic() - started < 20
+    timer.join()
+    with pytest.raises(DeviceLostError):
+        device.shell("true")
+
+
+def test_in_the_middle_of_a_push(make_virtual_device: MakeDevice, tmp_path: Path) -> None:
+    virtual, device = make_virtual_device()
+    local = tmp_path / "big"
+    with local.open("wb") as file:
+        os.truncate(file.fileno(), 4 << 30)  # more than can be sent before the stop
+    root = device.work_root
+    timer = threading.Timer(0.3, manager.stop, (virtual.name,))
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(DeviceLostError, match="went away during push of big"):
+        device.push(local, f"{root}/big", timeout_s=120)
+    assert time.monotonic() - started < 20
+    timer.join()
+
+
+def test_one_that_knows_another_key(
+    adb_server: AdbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as stranger:
+        stranger.setenv("HOME", str(tmp_path))
+        virtual = manager.start("stranger", "SM8750")
+    try:
+        with pytest.raises(DeviceUnauthorizedError, match="adb key"):
+            adb_server.connect(virtual.serial)
+        known = {entry.serial for entry in adb_server.devices()}
+        if virtual.serial in known:
+            with pytest.raises(DeviceUnauthorizedError):
+                open_device(virtual.serial)
+            with pytest.raises(DeviceUnauthorizedError):
+                AdbDevice(adb_server, virtual.serial).shell("true")
+    finally:
+        manager.remove("stranger")
+        adb_server.disconnect(virtual.serial)
