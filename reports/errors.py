@@ -1,6 +1,8 @@
 """The errors of `reports`: one root, each with the data of what went wrong.
 
     ReportError
+      ReportWriteError       the report cannot be written there
+      OutputIsDatabaseError  the report would overwrite the results
 
 `str(error)` is one line for the user: what is wrong, where, and what to do.
 """
@@ -14,3 +16,28 @@ class ReportError(Exception):
     """
 
     exit_code = 1
+
+
+class ReportWriteError(ReportError):
+    """The report cannot be written where it should go."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot write the report {self.path}: {self.reason}"
+
+
+class OutputIsDatabaseError(ReportError):
+    """The report would overwrite the results that it is made of."""
+
+    exit_code = 2
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path} is the results database: give --out another name"

@@ -1,0 +1,1 @@
+"""The results store: runs and their measurements, in SQLite or a database server."""

@@ -1,0 +1,176 @@
+"""What can be measured: every metric with its unit, its legal range and the direction of better.
+
+A metric's key names its unit, so that a bare number in a query or a JSON file cannot be misread.
+Keys that are not registered are refused: a misspelt metric would otherwise be a silent gap in every
+report.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from harness.errors import MetricValueError, UnknownMetricError
+
+_MIB = 2.0**20
+_HUNDRED, _THOUSAND = 100.0, 1000.0
+_DAY_S = 86_400.0
+_MAX_BYTES = 2.0**50
+_MAX_TOKENS = 2.0**31
+
+
+class Direction(StrEnum):
+    """Which way a metric has to go to be better."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+    NEITHER = "neither"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One thing that can be measured.
+
+    Attributes:
+        key: its name in the store, with the unit: `ttft_s`.
+        unit: the unit of stored values.
+        shown_unit: the unit of values as people read them, `shown = stored * scale`; empty for pure
+            numbers.
+        decimals: of values below 100; larger ones are shown with fewer.
+        positive: whether 0 is refused: a rate of 0 tokens/s is a failure, not a speed.
+        integral: whether only whole numbers are legal.
+    """
+
+    key: str
+    label: str
+    unit: str
+    direction: Direction
+    shown_unit: str
+    decimals: int
+    scale: float = 1.0
+    minimum: float = 0.0
+    maximum: float = math.inf
+    positive: bool = False
+    integral: bool = False
+
+    def check(self, value: float) -> float:
+        """Give the value back if it is legal.
+
+        Raises:
+            MetricValueError: not finite, out of range, or a fraction of what comes in whole
+                numbers.
+        """
+        legal = (
+            math.isfinite(value)
+            and self.minimum <= value <= self.maximum
+            and not (self.positive and value == 0)
+            and not (self.integral and value != int(value))
+        )
+        if not legal:
+            raise MetricValueError(self.key, float(value), self.legal_range)
+        return float(value)
+
+    @property
+    def legal_range(self) -> str:
+        """The legal values in words."""
+        kind = "a whole number" if self.integral else "a number"
+        low = "above 0" if self.positive and self.minimum == 0 else f"from {self.minimum:g}"
+        return f"{kind} {low} to {self.maximum:g} ({self.unit})"
+
+    def format(self, value: float, *, beside: float | None = None) -> str:
+        """The value in `shown_unit`, without naming it: for cells under a heading that does.
+
+        Args:
+            value: in `unit`.
+            beside: the value that sets the number of decimals, for a deviation beside its mean.
+        """
+        size = abs((value if beside is None else beside) * self.scale)
+        decimals = self.decimals - (size >= _HUNDRED) - (size >= _THOUSAND)
+        return f"{value * self.scale:,.{max(decimals, 0)}f}"
+
+    def show(self, value: float) -> str:
+        """The value with its unit."""
+        return f"{self.format(value)} {self.shown_unit}".rstrip()
+
+
+def find_metric(key: str) -> Metric:
+    """The metric of that key.
+
+    Raises:
+        UnknownMetricError: nothing of that name is registered.
+    """
+    try:
+        return METRICS[key]
+    except KeyError:
+        raise UnknownMetricError(key, tuple(METRICS)) from None
+
+
+def _rate(key: str, label: str) -> Metric:
+    return Metric(
+        key, label, "tokens/s", Direction.HIGHER, "tokens/s", 2, maximum=1e7, positive=True
+    )
+
+
+def _seconds(key: str, label: str) -> Metric:
+    return Metric(key, label, "s", Direction.LOWER, "s", 3, maximum=_DAY_S)
+
+
+def _bytes(key: str, label: str, *, positive: bool = False) -> Metric:
+    return Metric(
+        key,
+        label,
+        "bytes",
+        Direction.LOWER,
+        "MiB",
+        1,
+        scale=1 / _MIB,
+        maximum=_MAX_BYTES,
+        positive=positive,
+        integral=True,
+    )
+
+
+def _count(key: str, label: str, unit: str) -> Metric:
+    return Metric(key, label, unit, Direction.NEITHER, unit, 0, maximum=_MAX_TOKENS, integral=True)
+
+
+def _perplexity(key: str, label: str) -> Metric:
+    # exp of a mean negative log-likelihood, which is never below 0.
+    return Metric(key, label, "", Direction.LOWER, "", 3, minimum=1.0, maximum=1e12)
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        metric.key: metric
+        for metric in (
+            _rate("prefill_tokens_per_s", "Prefill"),
+            _rate("decode_tokens_per_s", "Decode"),
+            Metric(
+                "ttft_s",
+                "Time to first token",
+                "s",
+                Direction.LOWER,
+                "ms",
+                1,
+                scale=1000.0,
+                maximum=_DAY_S,
+                positive=True,
+            ),
+            _seconds("init_s", "Init"),
+            _seconds("elapsed_s", "Elapsed"),
+            _count("prompt_tokens", "Prompt", "tokens"),
+            _count("generated_tokens", "Generated", "tokens"),
+            _bytes("peak_rss_bytes", "Peak memory", positive=True),
+            _perplexity("perplexity", "Perplexity on device"),
+            _perplexity("perplexity_float", "Perplexity, float on host"),
+            _perplexity("perplexity_quantized_cpu", "Perplexity, quantized on CPU"),
+            _seconds("push_s", "Push"),
+            _bytes("push_bytes", "Pushed"),
+            _bytes("reused_bytes", "Already on the device"),
+            _count("push_files", "Files pushed", "files"),
+            _count("reused_files", "Files already on the device", "files"),
+        )
+    }
+)
+"""Every metric by its key, in the order in which reports show them."""

@@ -1,0 +1,44 @@
+"""The command `qnnfarm report`. Heavy imports wait until it runs, so that `--help` stays quick."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reports.errors import OutputIsDatabaseError
+
+
+def report(
+    db: Annotated[
+        str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")
+    ] = "results.db",
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
+    as_json: Annotated[  # noqa: FBT002  typer passes it by name
+        bool, typer.Option("--json", help="Print the summary as JSON.")
+    ] = False,
+) -> None:
+    """Write the results as one self-contained HTML file, and print their summary."""
+    from rich.console import Console
+
+    from reports import document, page, query, render, terminal
+
+    if _same_file(db, out):
+        raise OutputIsDatabaseError(str(out))
+    composed = page.compose(query.load(db))
+    render.write(render.render(composed, datetime.now(UTC)), out)
+    if as_json:
+        found = document.as_document(composed, str(out))
+        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    console = Console(highlight=False)
+    terminal.show(composed, console)
+    console.print(f"Report: {out}", soft_wrap=True, markup=False)
+
+
+def _same_file(db: str, out: Path) -> bool:
+    path = Path(db.removeprefix("sqlite:///"))
+    return out.resolve() == path.resolve()

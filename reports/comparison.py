@@ -1,0 +1,143 @@
+"""Which runs may be put together, and which never.
+
+Numbers of two runs are averaged only if all that is listed here is equal. Above all, the emulator
+and hardware never meet in one number, one table or one plot. The serial is not in the list: two
+phones of one kind are two sessions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from harness.store.records import PerplexityDefinition, Run
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What ran on what: a container, a kind of device, and the versions that matter.
+
+    Attributes:
+        host: the machine under an emulator, whose speed depends on it; empty for hardware.
+    """
+
+    emulator: bool
+    model: str
+    soc: str
+    target: str
+    container_sha256: str
+    device: str
+    abi: str | None
+    host: str
+    toolchain: str
+    versions: Pairs
+    qnnfarm_version: str
+
+    @classmethod
+    def of(cls, run: Run) -> "Subject":
+        """The subject of a run."""
+        source = run.provenance
+        return cls(
+            emulator=run.device.emulator,
+            model=run.container.model,
+            soc=run.device.soc,
+            target=run.container.target,
+            container_sha256=run.container.sha256,
+            device=device_name(run),
+            abi=run.device.abi,
+            host=source.host if run.device.emulator else "",
+            toolchain=source.toolchain,
+            versions=_pairs(source.toolchain_versions) + _pairs(source.library_versions),
+            qnnfarm_version=source.qnnfarm_version,
+        )
+
+    def suits(self, other: "Subject") -> bool:
+        """Whether both are the same thing as far as is known.
+
+        Versions that only one of them knows do not count.
+        """
+        mine, theirs = dict(self.versions), dict(other.versions)
+        shared = mine.keys() & theirs.keys()
+        return replace(self, versions=()) == replace(other, versions=()) and all(
+            mine[name] == theirs[name] for name in shared
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedKey:
+    """A subject with what it was asked to do."""
+
+    subject: Subject
+    kind: str
+    runner: str
+    prompt_tokens: int | None
+    prompt: str | None
+    max_new_tokens: int | None
+    sampler: Pairs
+
+    @classmethod
+    def of(cls, run: Run) -> "SpeedKey":
+        """The key under which a run's speeds are put together with others."""
+        work = run.workload
+        return cls(
+            subject=Subject.of(run),
+            kind=run.kind,
+            runner=work.runner,
+            prompt_tokens=work.prompt_tokens,
+            prompt=work.prompt_sha256 or work.prompt,
+            max_new_tokens=work.max_new_tokens,
+            sampler=_pairs(work.sampler),
+        )
+
+    @property
+    def label(self) -> str:
+        """The workload in llama-bench's words: prompt processing and text generation."""
+        parts = []
+        if self.prompt_tokens is not None:
+            parts.append(f"pp{self.prompt_tokens}")
+        if self.max_new_tokens is not None:
+            parts.append(f"tg{self.max_new_tokens}")
+        label = "+".join(parts)
+        return label if self.kind == "bench" and label else f"{self.kind} {label}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class PerplexityKey:
+    """A subject with the text and positions that a perplexity was taken over."""
+
+    subject: Subject
+    dataset_sha256: str | None
+    definition: PerplexityDefinition | None
+
+    @classmethod
+    def of(cls, run: Run) -> "PerplexityKey":
+        """The key under which a run's perplexities are put together with others."""
+        work = run.workload
+        return cls(Subject.of(run), work.dataset_sha256, work.perplexity)
+
+
+def differences(one: SpeedKey, other: SpeedKey) -> tuple[str, ...]:
+    """What keeps two keys apart, in words."""
+    found = [
+        field.name.replace("_", " ")
+        for part in ((one, other), (one.subject, other.subject))
+        for field in fields(part[0])
+        if field.name not in {"subject", "versions"}
+        and getattr(part[0], field.name) != getattr(part[1], field.name)
+    ]
+    mine, theirs = set(one.subject.versions), set(other.subject.versions)
+    found += sorted({f"{name} version" for name, _ in mine ^ theirs})
+    return tuple(found)
+
+
+def device_name(run: Run) -> str:
+    """The kind of device: maker, model and Android version, as far as known."""
+    device = run.device
+    android = f"Android {device.android_version}" if device.android_version else None
+    maker, model = device.manufacturer or "", device.model or ""
+    name = model if model.lower().startswith(maker.lower()) else f"{maker} {model}"
+    return ", ".join(part for part in (name.strip(), android) if part)
+
+
+def _pairs(mapping: Mapping[str, object]) -> Pairs:
+    return tuple(sorted((key, str(value)) for key, value in mapping.items()))

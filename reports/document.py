@@ -1,0 +1,79 @@
+"""A page as JSON, for programs."""
+
+from harness.store.records import Run
+from reports.page import Page, Section
+from reports.summary import Cell, PerplexityRow, Row
+
+VERSION = 1
+"""Raised when a key changes its meaning or goes; new keys may come without."""
+
+
+def as_document(page: Page, report: str) -> dict[str, object]:
+    """What a report says, as JSON types; values are in the units that their keys name."""
+    return {
+        "version": VERSION,
+        "report": report,
+        "runs": len(page.results.runs),
+        "rows": [_row(row) for section in page.sections for row in section.rows],
+        "perplexities": [_perplexity(row) for section in page.sections for row in _texts(section)],
+        "gaps": [_gap(run) for run in page.results.gaps],
+    }
+
+
+def _texts(section: Section) -> tuple[PerplexityRow, ...]:
+    return section.perplexities
+
+
+def _row(row: Row) -> dict[str, object]:
+    return {
+        "model": row.subject.model,
+        "soc": row.subject.soc,
+        "target": row.subject.target,
+        "emulator": row.subject.emulator,
+        "container_sha256": row.subject.container_sha256,
+        "workload": row.label,
+        "runs": [run.id for run in row.runs],
+        "metrics": {key: _cell(cell) for key, cell in row.cells.items()},
+        "perplexity": dict(row.perplexity.values) if row.perplexity else None,
+        "remarks": list(row.remarks),
+    }
+
+
+def _cell(cell: Cell) -> dict[str, object]:
+    found = cell.stats
+    return {
+        "mean": found.mean,
+        "sd": found.sd,
+        "median": found.median,
+        "min": found.minimum,
+        "max": found.maximum,
+        "repetitions": found.n,
+        "sessions": found.sessions,
+    }
+
+
+def _perplexity(row: PerplexityRow) -> dict[str, object]:
+    definition = row.key.definition
+    return {
+        "model": row.key.subject.model,
+        "target": row.key.subject.target,
+        "emulator": row.key.subject.emulator,
+        "container_sha256": row.key.subject.container_sha256,
+        "dataset_sha256": row.key.dataset_sha256,
+        "definition": definition.model_dump() if definition else None,
+        "runs": [run.id for run in row.runs],
+        **row.values,
+        "remarks": list(row.remarks),
+    }
+
+
+def _gap(run: Run) -> dict[str, object]:
+    return {
+        "run": run.id,
+        "kind": run.kind,
+        "model": run.container.model,
+        "target": run.container.target,
+        "device": run.device.serial,
+        "status": run.status,
+        "error": run.error,
+    }

@@ -1,0 +1,124 @@
+"""Everything that a report says, before it is put into HTML, JSON or a terminal."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.store.metrics import Metric, find_metric
+from harness.store.records import Run
+from reports import plots, summary, text
+from reports.plots import Plot
+from reports.query import Results
+from reports.summary import SPEED_METRICS, PerplexityRow, Row
+
+MOST_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The results of one kind of device: hardware, or the emulator."""
+
+    emulator: bool
+    rows: tuple[Row, ...]
+    perplexities: tuple[PerplexityRow, ...]
+    plots: tuple[Plot, ...]
+
+    @property
+    def speed_metrics(self) -> tuple[Metric, ...]:
+        """The speed metrics that any row has: the columns of the summary."""
+        return tuple(
+            find_metric(key) for key in SPEED_METRICS if any(key in row.cells for row in self.rows)
+        )
+
+    @property
+    def key(self) -> str:
+        """A name for anchors."""
+        return "emulator" if self.emulator else "hardware"
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedText:
+    """A text with the runs that gave it, word for word, from the same prompt."""
+
+    prompt: str | None
+    text: str
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A whole report."""
+
+    results: Results
+    title: str
+    lead: str
+    sections: tuple[Section, ...]
+    texts: tuple[GeneratedText, ...]
+
+    @property
+    def has_emulator(self) -> bool:
+        """Whether any run was on the emulator, with a result or without."""
+        return any(run.device.emulator for run in self.results.runs)
+
+    @property
+    def has_hardware(self) -> bool:
+        """Whether any run was on hardware."""
+        return any(not run.device.emulator for run in self.results.runs)
+
+
+def compose(results: Results) -> Page:
+    """What there is to say about the results."""
+    sections = (_section(results.done, emulator=emulator) for emulator in (False, True))
+    return Page(
+        results=results,
+        title=_title(results.runs),
+        lead=_lead(results),
+        sections=tuple(section for section in sections if section.rows or section.perplexities),
+        texts=_texts(results.done),
+    )
+
+
+def _section(done: Sequence[Run], *, emulator: bool) -> Section:
+    runs = [run for run in done if run.device.emulator == emulator]
+    return Section(
+        emulator,
+        summary.summarise(runs),
+        summary.perplexities(runs),
+        plots.plots(summary.speed_runs(runs)),
+    )
+
+
+def _title(runs: Sequence[Run]) -> str:
+    if not runs:
+        return "No runs yet"
+    models = _names([run.container.model for run in runs], "model")
+    return f"{models} on {_names([run.device.soc for run in runs], 'SoC')}"
+
+
+def _names(names: Sequence[str], noun: str) -> str:
+    unique = tuple(sorted(set(names)))
+    return text.listing(unique) if len(unique) <= MOST_NAMES else text.count(len(unique), noun)
+
+
+def _lead(results: Results) -> str:
+    runs = results.runs
+    if not runs:
+        return "The results database holds no runs. `qnnfarm bench` adds some."
+    first, last = text.day(runs[0].created_at), text.day(runs[-1].created_at)
+    when = f"on {first}" if first == last else f"from {first} to {last}"
+    lead = f"{text.count(len(runs), 'run')} {when} (UTC)"
+    if not results.done:
+        lead += ", without a result"
+    elif results.gaps:
+        lead += f", {len(results.gaps)} of them without a result"
+    return f"{lead}."
+
+
+def _texts(done: Sequence[Run]) -> tuple[GeneratedText, ...]:
+    groups: dict[tuple[str | None, str], list[Run]] = {}
+    for run in done:
+        if run.generated_text is not None:
+            groups.setdefault((run.workload.prompt, run.generated_text), []).append(run)
+    return tuple(
+        GeneratedText(prompt, generated, tuple(runs))
+        for (prompt, generated), runs in groups.items()
+    )

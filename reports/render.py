@@ -1,0 +1,82 @@
+"""A page as one self-contained HTML file: no script, no network, nothing from outside it."""
+
+import contextlib
+import functools
+import importlib.metadata
+import os
+import uuid
+from datetime import datetime
+from pathlib import Path
+
+import jinja2
+
+from harness.store.metrics import METRICS, Metric
+from harness.store.records import Run
+from reports import text
+from reports.comparison import device_name
+from reports.errors import ReportWriteError
+from reports.page import Page
+
+TEMPLATE = "report.html.j2"
+
+
+def render(page: Page, generated_at: datetime) -> str:
+    """The HTML; the same for the same page, but for the time."""
+    return _template().render(
+        page=page,
+        generated_at=generated_at,
+        version=importlib.metadata.version("qnnfarm"),
+    )
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    """The compiled template: everything that it prints is escaped, and made visible before that."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("reports"),
+        autoescape=True,
+        finalize=text.visible,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "moment": text.moment,
+        "brief_moment": text.brief_moment,
+        "percent": text.percent,
+        "shortened": text.shortened,
+        "counted": text.count,
+        "positions": text.positions,
+        "device_name": device_name,
+        "measured": _measured,
+    }
+    return environment.get_template(TEMPLATE)
+
+
+def _measured(run: Run) -> tuple[Metric, ...]:
+    """The metrics that a run has, in the order of the registry."""
+    keys = {measurement.metric for measurement in run.measurements}
+    return tuple(metric for key, metric in METRICS.items() if key in keys)
+
+
+def write(html: str, path: Path) -> None:
+    """Write the file; whoever reads it sees the old one or the new one, never a half.
+
+    Raises:
+        ReportWriteError: the folder cannot be made or written.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        if path.is_dir():
+            raise ReportWriteError(str(path), "it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(html)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise ReportWriteError(str(path), error.strerror or str(error)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,107 @@
+"""Numbers out of repetitions, and in words what is wrong with them.
+
+Repetitions of one run share a session: the same process start, temperature and clock. Spread
+between sessions is often far larger than within one, so with several sessions the session is the
+sampling unit: the mean is the mean of the sessions' means, and the standard deviation is theirs.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SPREAD_LIMIT = 0.10
+"""Standard deviation over mean from which a result is called unstable; pyperf's limit."""
+EXTREME_LIMIT = 0.50
+"""Distance of the smallest or largest value from the mean, over the mean; pyperf's limit."""
+FIRST_LIMIT = 0.10
+"""Distance of the first repetition from the median of the others, over that median."""
+FEWEST = 3
+"""Fewer repetitions say next to nothing about spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Measured repetitions of one metric in one or several sessions.
+
+    Attributes:
+        n: repetitions in all sessions, warm-ups not counted.
+        sd: sample standard deviation of repetitions, or of session means if there are several
+            sessions; None for a single value.
+        median: of all repetitions, as are `minimum` and `maximum`.
+    """
+
+    n: int
+    sessions: int
+    mean: float
+    sd: float | None
+    median: float
+    minimum: float
+    maximum: float
+
+    @property
+    def cv(self) -> float | None:
+        """Coefficient of variation: standard deviation over mean."""
+        return None if self.sd is None or self.mean == 0 else self.sd / abs(self.mean)
+
+
+def summarise(sessions: Sequence[Sequence[float]]) -> Stats | None:
+    """Statistics of the repetitions of each session; None if there are none."""
+    measured = [values for values in sessions if values]
+    everything = [value for values in measured for value in values]
+    if not everything:
+        return None
+    units = [statistics.fmean(v) for v in measured] if len(measured) > 1 else everything
+    return Stats(
+        n=len(everything),
+        sessions=len(measured),
+        mean=statistics.fmean(units),
+        sd=statistics.stdev(units) if len(units) > 1 else None,
+        median=statistics.median(everything),
+        minimum=min(everything),
+        maximum=max(everything),
+    )
+
+
+def remarks(sessions: Sequence[Sequence[float]]) -> tuple[str, ...]:
+    """What keeps the numbers from being trusted, in words; empty if nothing was found."""
+    stats = summarise(sessions)
+    if stats is None:
+        return ("only warm-ups, no measured repetition",)
+    if stats.n == 1:
+        return ("one repetition only, so its spread is unknown",)
+    found = []
+    if stats.n < FEWEST:
+        found.append(f"{stats.n} repetitions only")
+    if stats.mean > 0:
+        found += _spread(stats)
+        found += _first(sessions)
+    return tuple(found)
+
+
+def _spread(stats: Stats) -> list[str]:
+    found = []
+    if stats.cv is not None and stats.cv >= SPREAD_LIMIT:
+        between = " between sessions" if stats.sessions > 1 else ""
+        found.append(f"the standard deviation{between} is {stats.cv:.0%} of the mean")
+    above = stats.maximum / stats.mean - 1
+    below = 1 - stats.minimum / stats.mean
+    if above >= EXTREME_LIMIT:
+        found.append(f"the largest value is {above:.0%} above the mean")
+    if below >= EXTREME_LIMIT:
+        found.append(f"the smallest value is {below:.0%} below the mean")
+    return found
+
+
+def _first(sessions: Sequence[Sequence[float]]) -> list[str]:
+    """Sessions whose first repetition stands apart: their warm-up was too short."""
+    apart = 0.0
+    for values in sessions:
+        if len(values) >= FEWEST:
+            others = statistics.median(values[1:])
+            calm = max(values[1:]) - min(values[1:]) < FIRST_LIMIT / 2 * others
+            distance = abs(values[0] / others - 1) if others else 0.0
+            if calm and distance >= FIRST_LIMIT:
+                apart = max(apart, distance)
+    if not apart:
+        return []
+    return [f"the first repetition is {apart:.0%} off the others: more warm-up may be needed"]

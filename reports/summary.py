@@ -1,0 +1,223 @@
+"""The summary: a row for each container x device x workload, with what speaks against it."""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from harness.store.metrics import Metric, find_metric
+from harness.store.records import Run
+from reports import stats
+from reports.comparison import PerplexityKey, SpeedKey, Subject, differences
+from reports.stats import Stats
+
+SPEED_METRICS = (
+    "prefill_tokens_per_s",
+    "decode_tokens_per_s",
+    "ttft_s",
+    "init_s",
+    "peak_rss_bytes",
+)
+DEVICE, FLOAT, QUANTIZED = "perplexity", "perplexity_float", "perplexity_quantized_cpu"
+FLOAT_LIMIT = 0.03
+QUANTIZED_LIMIT = 0.01
+"""How far the device's perplexity may be from the same model in float, and quantized on the CPU."""
+
+Key = TypeVar("Key", bound=Hashable)
+Groups = Sequence[tuple[SpeedKey, tuple[Run, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One metric of one row."""
+
+    metric: Metric
+    stats: Stats
+
+    @property
+    def text(self) -> str:
+        """`mean ± sd` in the metric's shown unit."""
+        mean = self.metric.format(self.stats.mean)
+        return f"{mean} ± {self.spread}" if self.spread else mean
+
+    @property
+    def spread(self) -> str:
+        """The standard deviation in the metric's shown unit; empty for a single value."""
+        sd = self.stats.sd
+        return "" if sd is None else self.metric.format(sd, beside=self.stats.mean)
+
+
+@dataclass(frozen=True, slots=True)
+class PerplexityRow:
+    """Perplexity of one subject over one text: on the device, and what it should be near to."""
+
+    key: PerplexityKey
+    runs: tuple[Run, ...]
+    values: Mapping[str, float]
+    remarks: tuple[str, ...]
+
+    def difference(self, reference: str) -> float | None:
+        """How far the device is from the reference, as a part of it."""
+        device, other = self.values.get(DEVICE), self.values.get(reference)
+        return None if device is None or other is None else device / other - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the summary.
+
+    Attributes:
+        label: the workload; empty where only perplexity was measured.
+        runs: the runs behind the speeds.
+        remarks: why not to trust the row, in words.
+    """
+
+    subject: Subject
+    label: str
+    runs: tuple[Run, ...]
+    cells: Mapping[str, Cell]
+    perplexity: PerplexityRow | None
+    remarks: tuple[str, ...]
+
+    @property
+    def n(self) -> int:
+        """Repetitions behind the speeds."""
+        return max((cell.stats.n for cell in self.cells.values()), default=0)
+
+
+def perplexities(runs: Sequence[Run]) -> tuple[PerplexityRow, ...]:
+    """One row for each subject and text, newest text first within a subject."""
+    measured = [run for run in runs if any(run.values(key) for key in (DEVICE, FLOAT, QUANTIZED))]
+    rows = [_perplexity(key, group) for key, group in _grouped(measured, PerplexityKey.of)]
+    rows.sort(key=lambda row: row.runs[-1].created_at, reverse=True)
+    return tuple(sorted(rows, key=lambda row: _order(row.key.subject)))
+
+
+def summarise(runs: Sequence[Run]) -> tuple[Row, ...]:
+    """The summary of runs that are done, either all on hardware or all on the emulator."""
+    measured = perplexities(runs)
+    with_text = {Subject.of(run) for run in runs if run.generated_text}
+    rows = []
+    groups = _grouped(speed_runs(runs), SpeedKey.of)
+    for key, group in groups:
+        found = next((p for p in measured if p.key.subject.suits(key.subject)), None)
+        checked = found is not None or any(subject.suits(key.subject) for subject in with_text)
+        row = _row(key, group, found, output_checked=checked)
+        rows.append(replace(row, remarks=row.remarks + _kept_apart(key, groups)))
+    rows += [
+        Row(subject, "", (), {}, found, found.remarks)
+        for subject, found in {p.key.subject: p for p in reversed(measured)}.items()
+        if not any(subject.suits(key.subject) for key, _ in groups)
+    ]
+    return tuple(sorted(rows, key=lambda row: (*_order(row.subject), row.label)))
+
+
+def speed_runs(runs: Sequence[Run]) -> list[Run]:
+    """Runs that speeds are taken from: benchmarks, and other runs of what was never benchmarked."""
+    timed = [run for run in runs if any(_all_values(run, key) for key in SPEED_METRICS)]
+    benchmarked = {Subject.of(run) for run in timed if run.kind == "bench"}
+    return [run for run in timed if run.kind == "bench" or _is_stand_in(run, benchmarked)]
+
+
+def _is_stand_in(run: Run, benchmarked: set[Subject]) -> bool:
+    return run.kind == "generate" and Subject.of(run) not in benchmarked
+
+
+def _all_values(run: Run, key: str) -> tuple[float, ...]:
+    return run.values(key) + run.values(key, warmup=True)
+
+
+def _row(
+    key: SpeedKey, runs: tuple[Run, ...], perplexity: PerplexityRow | None, *, output_checked: bool
+) -> Row:
+    cells = {}
+    remarks: list[str] = []
+    for name in SPEED_METRICS:
+        if not any(_all_values(run, name) for run in runs):
+            continue
+        metric = find_metric(name)
+        sessions = [run.values(name) for run in runs]
+        found = stats.summarise(sessions)
+        if found is not None:
+            cells[name] = Cell(metric, found)
+        remarks += [f"{metric.label}: {remark}" for remark in stats.remarks(sessions)]
+    remarks = [*_merged(remarks), *_workload_remarks(key, runs)]
+    if not output_checked:
+        remarks.append("Nothing shows that the output was right: no perplexity and no text")
+    if perplexity is not None:
+        remarks += perplexity.remarks
+    return Row(key.subject, key.label, runs, cells, perplexity, tuple(remarks))
+
+
+def _kept_apart(key: SpeedKey, groups: Groups) -> tuple[str, ...]:
+    """Why rows that look alike are not one."""
+    alike = [
+        other
+        for other, _ in groups
+        if other != key and (other.label, _order(other.subject)) == (key.label, _order(key.subject))
+    ]
+    reasons = dict.fromkeys(reason for other in alike for reason in differences(key, other))
+    return (f"Kept apart from a row like it by: {', '.join(reasons)}",) if reasons else ()
+
+
+def _merged(remarks: Iterable[str]) -> list[str]:
+    """The same remark on several metrics as one, with the metrics named together."""
+    metrics: dict[str, list[str]] = {}
+    for remark in remarks:
+        label, _, text = remark.partition(": ")
+        metrics.setdefault(text, []).append(label)
+    return [f"{', '.join(labels)}: {text}" for text, labels in metrics.items()]
+
+
+def _workload_remarks(key: SpeedKey, runs: Sequence[Run]) -> list[str]:
+    found = []
+    if any(run.workload.warmup == 0 for run in runs):
+        found.append("No warm-up")
+    short = [run for run in runs if _repetitions(run) < run.workload.repetitions]
+    if short:
+        found.append(f"{len(short)} of {len(runs)} runs gave fewer repetitions than asked for")
+    prompts = {value for run in runs for value in run.values("prompt_tokens")}
+    # Genie begins every dialog with the bos token, which what was asked for may not count.
+    if key.prompt_tokens is not None and prompts - {key.prompt_tokens, key.prompt_tokens + 1}:
+        real = ", ".join(f"{value:.0f}" for value in sorted(prompts))
+        found.append(f"The prompt came to {real} tokens where {key.prompt_tokens} were asked for")
+    return found
+
+
+def _repetitions(run: Run) -> int:
+    return max(len(run.values(name)) for name in SPEED_METRICS)
+
+
+def _perplexity(key: PerplexityKey, runs: tuple[Run, ...]) -> PerplexityRow:
+    values: dict[str, float] = {}
+    remarks = []
+    for name in (DEVICE, FLOAT, QUANTIZED):
+        found = stats.summarise([run.values(name) for run in runs])
+        if found is not None:
+            values[name] = found.mean
+            if found.maximum > found.minimum * 1.001:
+                spread = f"{find_metric(name).format(found.minimum)} to {found.maximum:.3f}"
+                remarks.append(f"{find_metric(name).label}: runs differ, {spread}")
+    row = PerplexityRow(key, runs, values, ())
+    limits = (
+        (FLOAT, FLOAT_LIMIT, "in float"),
+        (QUANTIZED, QUANTIZED_LIMIT, "quantized on the CPU"),
+    )
+    for reference, limit, words in limits:
+        difference = row.difference(reference)
+        if difference is not None and abs(difference) > limit:
+            remarks.append(
+                f"Perplexity on the device is {difference:+.1%} from the same model {words}, "
+                f"more than {limit:.0%}"
+            )
+    return PerplexityRow(key, runs, values, tuple(remarks))
+
+
+def _grouped(runs: Sequence[Run], key: Callable[[Run], Key]) -> list[tuple[Key, tuple[Run, ...]]]:
+    groups: dict[Key, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return [(found, tuple(group)) for found, group in groups.items()]
+
+
+def _order(subject: Subject) -> tuple[str, str, str, str]:
+    return (subject.model, subject.soc, subject.target, subject.container_sha256)

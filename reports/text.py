@@ -1,0 +1,76 @@
+"""Text from anywhere, made fit for a page that people read."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from types import MappingProxyType
+
+from harness.store.records import Positions
+
+_BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_INVISIBLE = (
+    {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
+    | {0x7F: "\u2421"}
+    | {code: f"[U+{code:04X}]" for code in (*range(0x80, 0xA0), *_BIDI)}
+    | dict.fromkeys(range(0xD800, 0xE000), "\N{REPLACEMENT CHARACTER}")
+)
+POSITIONS: Mapping[Positions, str] = MappingProxyType(
+    {
+        "first_cl_minus_ar": "first CL \N{MINUS SIGN} AR of each window",
+        "second_half": "second half of each window",
+        "all": "all of each window",
+    }
+)
+"""Which positions of a window a perplexity scores, in words."""
+LONGEST_TEXT = 20_000
+"""Characters of one text that a report shows; the store keeps the rest."""
+
+
+def visible(value: object) -> object:
+    """Text with control characters shown instead of obeyed; what is no plain text stays as it is.
+
+    Among them are the bidirectional controls, which would let a text reorder the page around it.
+    """
+    return value.translate(_INVISIBLE) if type(value) is str else value
+
+
+def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
+    """The text, or its start with the number of characters that were cut."""
+    if len(text) <= longest:
+        return text
+    return f"{text[:longest]}\n[… {len(text) - longest:,} more characters are in the database]"
+
+
+def moment(value: datetime) -> str:
+    """A moment to the minute, in UTC."""
+    return f"{value.day} {value:%b %Y, %H:%M} UTC"
+
+
+def brief_moment(value: datetime) -> str:
+    """A moment where there is little room."""
+    return f"{value.day} {value:%b %H:%M}"
+
+
+def day(value: datetime) -> str:
+    """The day of a moment."""
+    return f"{value.day} {value:%B %Y}"
+
+
+def percent(value: float) -> str:
+    """A signed difference, to a tenth of a percent or two digits below one."""
+    decimals = 1 if abs(value) >= 0.1 else 2
+    return f"{value * 100:+.{decimals}f}%".replace("-", "\N{MINUS SIGN}")
+
+
+def count(number: int, noun: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def positions(scored: Positions) -> str:
+    """The scored positions in words."""
+    return POSITIONS[scored]
+
+
+def listing(names: tuple[str, ...]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)

@@ -1,0 +1,226 @@
+"""Runs go into the store and come out as they were."""
+
+import pickle
+import sqlite3
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from harness.errors import (
+    CorruptRunError,
+    MetricValueError,
+    NotAStoreError,
+    RunConflictError,
+    UnknownRunError,
+)
+from harness.store.read import RunFilter
+from harness.store.records import Measurement, PerplexityDefinition, Run, Workload
+from harness.store.store import ResultsStore
+
+MakeRun = Callable[..., Run]
+REPETITIONS = (
+    Measurement(metric="decode_tokens_per_s", value=16.1, repetition=0, is_warmup=True),
+    Measurement(metric="decode_tokens_per_s", value=17.0, repetition=0),
+    Measurement(metric="decode_tokens_per_s", value=17.1, repetition=1),
+    Measurement(metric="ttft_s", value=0.9, repetition=0),
+)
+
+
+def as_set(run: Run) -> tuple[Run, frozenset[Measurement]]:
+    """A run for comparison: measurements have no order of their own."""
+    return run.model_copy(update={"measurements": ()}), frozenset(run.measurements)
+
+
+def test_a_run_comes_back_as_it_was_written(store: ResultsStore, make_run: MakeRun) -> None:
+    run = make_run(
+        kind="perplexity",
+        status="done",
+        finished_at=datetime(2026, 1, 2, tzinfo=timezone(timedelta(hours=5))),
+        generated_text="In the beginning\n\t“God” 🜁",
+        workload=Workload(
+            runner="genie_t2t_run.py",
+            dataset_sha256="b" * 64,
+            perplexity=PerplexityDefinition(positions="second_half", windows=3, tokens=288),
+        ),
+        measurements=REPETITIONS,
+    )
+    store.write_run(run)
+    assert as_set(store.get_run(run.id)) == as_set(run)
+
+
+def test_values_keep_repetitions_and_warmups_apart(make_run: MakeRun) -> None:
+    run = make_run(measurements=tuple(reversed(REPETITIONS)))
+    assert run.values("decode_tokens_per_s") == (17.0, 17.1)
+    assert run.values("decode_tokens_per_s", warmup=True) == (16.1,)
+
+
+def test_a_run_streams_in(store: ResultsStore, make_run: MakeRun) -> None:
+    run = make_run()
+    with store.recording(run) as recorder:
+        recorder.add_values({"decode_tokens_per_s": 16.0}, is_warmup=True)
+        assert store.get_run(run.id).status == "running"
+        recorder.add_values({"decode_tokens_per_s": 17.0, "ttft_s": 0.5}, repetition=0)
+        assert store.get_run(run.id).values("ttft_s") == (0.5,)
+        recorder.generated_text = "light"
+    kept = store.get_run(run.id)
+    assert (kept.status, kept.error, kept.generated_text) == ("done", None, "light")
+    assert kept.finished_at is not None
+    assert kept.finished_at >= kept.created_at
+
+
+def test_versions_that_a_run_finds_out_are_kept(store: ResultsStore, make_run: MakeRun) -> None:
+    run = make_run()
+    with store.recording(run) as recorder:
+        recorder.add_library_versions({"genie": "1.21", "qnn": "2.51"})
+        with pytest.raises(RunConflictError, match=r"1\.21 of genie, not 1\.22"):
+            recorder.add_library_versions({"genie": "1.22"})
+    kept = store.get_run(run.id).provenance.library_versions
+    assert kept == {"genie": "1.21", "qnn": "2.51"}
+    with pytest.raises(RunConflictError, match="done already"):
+        store.add_library_versions(run.id, {"x": "1"})
+
+
+def test_a_failure_is_kept_with_what_was_measured_before(
+    store: ResultsStore, make_run: MakeRun
+) -> None:
+    run = make_run()
+    with pytest.raises(RuntimeError), store.recording(run) as recorder:  # noqa: PT012
+        recorder.add_values({"init_s": 1.0})
+        raise RuntimeError("the device went away")
+    kept = store.get_run(run.id)
+    assert (kept.status, kept.error) == ("failed", "the device went away")
+    assert kept.values("init_s") == (1.0,)
+
+
+def test_ctrl_c_is_no_failure_of_the_device(store: ResultsStore, make_run: MakeRun) -> None:
+    run = make_run()
+    with pytest.raises(KeyboardInterrupt), store.recording(run):
+        raise KeyboardInterrupt
+    assert store.get_run(run.id).status == "interrupted"
+
+
+def test_a_write_is_all_or_nothing(store: ResultsStore, make_run: MakeRun) -> None:
+    run = make_run(measurements=(*REPETITIONS, REPETITIONS[0]))
+    with pytest.raises(RunConflictError, match="repetition"):
+        store.write_run(run)
+    assert store.list_runs() == ()
+
+
+def test_contradictions_are_refused(store: ResultsStore, make_run: MakeRun) -> None:
+    run = make_run()
+    store.begin_run(run)
+    with pytest.raises(RunConflictError, match="there already"):
+        store.begin_run(run)
+    store.add_measurements(run.id, REPETITIONS)
+    with pytest.raises(RunConflictError, match="repetition"):
+        store.add_measurements(run.id, REPETITIONS[:1])
+    store.finish_run(run.id)
+    with pytest.raises(RunConflictError, match="done already"):
+        store.finish_run(run.id)
+    with pytest.raises(RunConflictError, match="done already"):
+        store.add_measurements(run.id, [Measurement(metric="init_s", value=1.0)])
+    with pytest.raises(UnknownRunError):
+        store.finish_run("0" * 32)
+    with pytest.raises(UnknownRunError):
+        store.get_run("0" * 32)
+    with pytest.raises(ValueError, match="failed"):
+        store.finish_run(run.id, status="failed")
+    with pytest.raises(ValueError, match="running"):
+        store.begin_run(make_run(status="done"))
+
+
+def test_filters(store: ResultsStore, make_run: MakeRun) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    runs = [
+        make_run(kind=kind, created_at=start + timedelta(hours=hour), status="done")
+        for hour, kind in enumerate(("bench", "generate", "bench"))
+    ]
+    failed = make_run(created_at=start + timedelta(days=1), status="failed", error="no")
+    for run in (*reversed(runs), failed):
+        store.write_run(run)
+
+    def ids(wanted: RunFilter) -> list[str]:
+        return [run.id for run in store.list_runs(wanted)]
+
+    assert ids(RunFilter()) == [run.id for run in (*runs, failed)]
+    assert ids(RunFilter(kind="bench", status="done")) == [runs[0].id, runs[2].id]
+    assert ids(RunFilter(status="failed", soc="SM8750", emulator=True)) == [failed.id]
+    assert ids(RunFilter(emulator=False)) == []
+    assert ids(RunFilter(since=runs[2].created_at)) == [runs[2].id, failed.id]
+    assert ids(RunFilter(newest=2)) == [runs[2].id, failed.id]
+    assert ids(RunFilter(model="other")) == []
+
+
+def test_records_refuse_nonsense(make_run: MakeRun) -> None:
+    with pytest.raises(ValidationError, match="failed run needs its error"):
+        make_run(status="failed")
+    with pytest.raises(ValidationError, match="time zone"):
+        make_run(created_at=datetime(2026, 1, 1))  # noqa: DTZ001
+    with pytest.raises(ValidationError):
+        make_run(kind="guess")
+    with pytest.raises(ValidationError):
+        make_run(id="../../etc")
+    with pytest.raises(ValidationError):
+        Measurement(metric="ttft_s", value="0.5")  # type: ignore[arg-type]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(
+    text=st.text(st.characters(exclude_categories=())),
+    key=st.text(st.characters(exclude_categories=())),
+)
+def test_any_text_can_be_kept(store: ResultsStore, make_run: MakeRun, text: str, key: str) -> None:
+    run = make_run(
+        generated_text=text,
+        workload=Workload(runner="genie_t2t_run.py", prompt=text, sampler={key: text}),
+    )
+    store.begin_run(run)
+    store.finish_run(run.id, status="failed", error=f"x{text}", generated_text=text)
+    kept = store.get_run(run.id)
+    assert kept.generated_text == run.generated_text
+    assert kept.workload.prompt == run.workload.prompt
+    if not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
+        assert kept.generated_text == text
+        assert kept.error == f"x{text}"
+
+
+def change(path: Path, statement: str) -> None:
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(statement)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("UPDATE runs SET kind = 'x'", "kind"),
+        ("UPDATE runs SET container_sha256 = '<b>'", "sha256"),
+        ("UPDATE measurements SET metric = 'speed'", "unknown metric 'speed'"),
+        ("UPDATE measurements SET value = -1", "cannot be -1"),
+        ("UPDATE measurements SET value = 'fast'", "value"),
+        ("UPDATE runs SET sampler = '{'", "cannot be read"),
+        ("UPDATE runs SET created_at = 'yesterday'", "cannot be read"),
+        ("UPDATE runs SET ars = 5", "ars"),
+    ],
+)
+def test_a_tampered_row_is_a_typed_error(
+    store: ResultsStore, make_run: MakeRun, tmp_path: Path, statement: str, says: str
+) -> None:
+    store.write_run(make_run(measurements=REPETITIONS[1:2]))
+    change(tmp_path / "results.db", statement)
+    with pytest.raises((CorruptRunError, NotAStoreError)) as caught:
+        store.list_runs()
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_survive_pickling() -> None:
+    error = MetricValueError("ttft_s", -1.0, "a number")
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (str(copy), copy.value) == (str(error), -1.0)

@@ -1,0 +1,166 @@
+"""The report in a real browser: figures can be read, nothing is asked of the network, it fits."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+
+from harness.store.records import Run
+from reports import page, query, render
+
+CHROMEDRIVER = Path("/usr/bin/chromedriver")
+BROWSER = shutil.which("chromium")
+MakeStore = Callable[[Sequence[Run]], Path]
+Samples = Mapping[str, list[Run]]
+HOSTILE = (
+    "\n</pre><script>document.title='owned'</script><img src='http://127.0.0.1:9/x.png' "
+    "onerror=\"document.title='owned'\"> <b>bold</b> &amp; \u202e\x00"
+)
+
+pytestmark = pytest.mark.skipif(
+    BROWSER is None or not CHROMEDRIVER.exists(),
+    reason="needs Debian's packages chromium and chromium-driver",
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    options = ChromeOptions()
+    options.binary_location = str(BROWSER)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    for argument in (
+        "headless",
+        "disable-gpu",
+        "disable-dev-shm-usage",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
+        *(("no-sandbox",) if os.geteuid() == 0 else ()),
+    ):
+        options.add_argument(f"--{argument}")
+    driver = Chrome(options=options, service=Service(str(CHROMEDRIVER)))
+    driver.set_page_load_timeout(60)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def load(browser: Chrome, make_store: MakeStore, tmp_path: Path) -> Callable[[list[Run]], str]:
+    """Writes a report of the runs and opens it; gives its address."""
+
+    def write_and_open(runs: list[Run]) -> str:
+        path = tmp_path / "report.html"
+        composed = page.compose(query.load(str(make_store(runs))))
+        render.write(render.render(composed, datetime.now(UTC)), path)
+        for log in ("browser", "performance"):
+            browser.get_log(log)  # type: ignore[no-untyped-call]
+        browser.get(path.as_uri())
+        return path.as_uri()
+
+    return write_and_open
+
+
+def complaints(browser: Chrome) -> list[Any]:
+    return list(browser.get_log("browser"))  # type: ignore[no-untyped-call]
+
+
+def requests(browser: Chrome) -> set[str]:
+    """Addresses that were asked for; what the page's policy stopped never went out."""
+    entries = browser.get_log("performance")  # type: ignore[no-untyped-call]
+    messages = [json.loads(entry["message"])["message"] for entry in entries]
+    asked = {
+        message["params"]["requestId"]: message["params"]["request"]["url"]
+        for message in messages
+        if message["method"] == "Network.requestWillBeSent"
+    }
+    blocked = {
+        message["params"]["requestId"]
+        for message in messages
+        if message["method"] == "Network.loadingFailed"
+        and message["params"].get("blockedReason") == "csp"
+    }
+    return {url for number, url in asked.items() if number not in blocked}
+
+
+def overflow(browser: Chrome, width: int) -> int:
+    """Pixels by which the page is wider than a window of that width."""
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    found = browser.execute_script(
+        "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    return int(found)
+
+
+def test_a_figure_can_be_read(
+    browser: Chrome, load: Callable[[list[Run]], str], samples: Samples
+) -> None:
+    address = load(samples["emulator"])
+    cell = browser.find_element(
+        By.CSS_SELECTOR,
+        'td[data-metric="decode_tokens_per_s"][data-target="SM8750:emulator"]',
+    )
+    assert cell.is_displayed()
+    assert cell.text.split() == ["17.22", "±", "0.12"]
+    value = cell.get_attribute("data-value")
+    assert value is not None
+    assert float(value) == pytest.approx((17.21 + 17.35 + 17.11) / 3)
+    reference = browser.find_element(
+        By.CSS_SELECTOR, 'td[data-metric="perplexity_float"][data-target="SM8750:emulator"]'
+    )
+    assert reference.text.split() == ["25.480", "device", "+0.33%"]
+    notice = browser.find_element(By.ID, "emulator-notice")
+    assert notice.is_displayed()
+    assert "Emulator speed is not hardware speed." in notice.text
+    assert len(browser.find_elements(By.CSS_SELECTOR, "svg circle.point.warmup")) > 0
+    assert complaints(browser) == []
+    assert requests(browser) <= {address, "data:,"}
+
+
+@pytest.mark.parametrize("width", [360, 768, 1200, 1920])
+def test_it_fits_the_window(
+    browser: Chrome, load: Callable[[list[Run]], str], samples: Samples, width: int
+) -> None:
+    load(samples["mixed"])
+    browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert overflow(browser, width) <= 0
+
+
+def test_hostile_text_is_only_text(
+    browser: Chrome, load: Callable[[list[Run]], str], samples: Samples
+) -> None:
+    run = samples["emulator"][2].model_copy(update={"generated_text": HOSTILE})
+    address = load([Run.model_validate(run.model_dump())])
+    block = browser.find_element(By.CSS_SELECTOR, "pre.generated")
+    shown = block.get_attribute("textContent")
+    assert shown == HOSTILE.replace("\0", "\ufffd").replace("\u202e", "[U+202E]")
+    assert browser.title == "tiny_llama on SM8750 · qnnfarm"
+    assert browser.find_elements(By.CSS_SELECTOR, "script, img, pre b") == []
+    assert complaints(browser) == []
+    assert requests(browser) <= {address, "data:,"}
+
+
+def test_the_policy_stops_what_would_slip_through(
+    browser: Chrome, load: Callable[[list[Run]], str], samples: Samples
+) -> None:
+    address = load(samples["emulator"])
+    browser.execute_script(
+        "const i = new Image(); i.src = 'http://127.0.0.1:9/x.png'; document.body.append(i);"
+        "const s = document.createElement('script'); s.textContent = 'document.title = 1';"
+        "document.body.append(s);"
+    )
+    assert "owned" not in browser.title
+    assert browser.title != "1"
+    assert any("Content Security Policy" in entry["message"] for entry in complaints(browser))
+    assert requests(browser) <= {address, "data:,"}

@@ -1,0 +1,108 @@
+"""`qnnfarm report`."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from harness.errors import MissingStoreError, NotAStoreError
+from harness.store.records import Run
+from reports.cli import report
+from reports.errors import OutputIsDatabaseError
+
+MakeStore = Callable[[Sequence[Run]], Path]
+Samples = Mapping[str, list[Run]]
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    made = typer.Typer()
+    made.command()(report)
+    return made
+
+
+def test_it_writes_the_file_and_prints_the_summary(
+    app: typer.Typer, make_store: MakeStore, samples: Samples, tmp_path: Path
+) -> None:
+    db, out = make_store(samples["mixed"]), tmp_path / "report.html"
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["--db", str(db), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "Emulator speed is not hardware speed." in result.output
+    assert "17.22" in result.output
+    assert "25.565" in result.output
+    assert "+0.33%" in result.output
+    assert "interrupted" in result.output
+    assert "! Llama-3.2-1B, SM8650: Decode: the standard deviation" in result.output
+    assert result.output.rstrip().endswith(str(out))
+    assert out.read_text().startswith("<!doctype html>")
+
+
+def test_json_is_for_programs(
+    app: typer.Typer, make_store: MakeStore, samples: Samples, tmp_path: Path
+) -> None:
+    db, out = make_store(samples["mixed"]), tmp_path / "report.html"
+    result = CliRunner().invoke(app, ["--db", str(db), "--out", str(out), "--json"])
+    document = json.loads(result.output)
+    assert document["version"] == 1
+    assert document["report"] == str(out)
+    assert document["runs"] == len(samples["mixed"])
+    found = {(row["target"], row["emulator"]): row for row in document["rows"]}
+    decode = found["SM8750:emulator", True]["metrics"]["decode_tokens_per_s"]
+    assert (decode["repetitions"], decode["sessions"]) == (3, 1)
+    assert found["SM8750", False]["perplexity"]["perplexity_float"] == 12.91
+    assert {gap["status"] for gap in document["gaps"]} == {"failed", "interrupted"}
+    assert document["perplexities"][0]["definition"]["positions"] == "first_cl_minus_ar"
+
+
+def test_an_empty_store_is_no_error(
+    app: typer.Typer, make_store: MakeStore, tmp_path: Path
+) -> None:
+    out = tmp_path / "report.html"
+    result = CliRunner().invoke(app, ["--db", str(make_store([])), "--out", str(out)])
+    assert result.exit_code == 0
+    assert out.exists()
+
+
+def test_hostile_names_do_not_speak_to_the_terminal(
+    app: typer.Typer, make_store: MakeStore, samples: Samples, tmp_path: Path
+) -> None:
+    run = samples["emulator"][0]
+    evil = run.container.model_copy(update={"model": "\x1b]0;x\x07[bold]m[/nope]"})
+    db = make_store([run.model_copy(update={"container": evil})])
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, ["--db", str(db), "--out", str(tmp_path / "r.html")]
+    )
+    assert result.exit_code == 0, result.output
+    assert "\x07" not in result.output
+    assert "[bold]m[/nope]" in result.output
+
+
+def test_wrong_use_is_refused_before_anything_is_written(
+    make_store: MakeStore, samples: Samples, tmp_path: Path
+) -> None:
+    db = make_store(samples["emulator"])
+    before = db.read_bytes()
+    with pytest.raises(OutputIsDatabaseError) as caught:
+        report(db=str(db), out=tmp_path / "." / db.name)
+    assert caught.value.exit_code == 2
+    assert db.read_bytes() == before
+    with pytest.raises(MissingStoreError):
+        report(db=str(tmp_path / "none.db"), out=tmp_path / "report.html")
+    (tmp_path / "text.db").write_text("no database, but long enough to look like one")
+    with pytest.raises(NotAStoreError):
+        report(db=str(tmp_path / "text.db"), out=tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_help_needs_no_database_library() -> None:
+    code = "import sys, reports.cli; print({'sqlalchemy', 'jinja2', 'pydantic'} & set(sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout.strip() == "set()"

@@ -1,0 +1,242 @@
+"""The HTML: complete, self-contained, and deaf to what the data would like it to do."""
+
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.store.records import Positions, Run
+from reports import render
+from reports.errors import ReportWriteError
+from reports.page import compose
+from reports.query import Results
+from reports.text import LONGEST_TEXT, POSITIONS, listing, percent, shortened, visible
+
+Samples = Mapping[str, list[Run]]
+MOMENT = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+CSP = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+FRAGMENTS = (
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    '" onmouseover="alert(1)',
+    "' style='x",
+    "</pre></style></title><!--",
+    "]]><![CDATA[",
+    "{{ 7 * 7 }}{% raw %}",
+    "&lt;b&gt; &amp;amp;",
+    "javascript:alert(1)",
+    "\u202egnp.exe\u2066",
+    "\x00\x1b[31m\x07\r\x7f\x85",
+    "\ufffe\U0001f600\u0301",
+    "http://example.org/x.png",
+)
+HOSTILE = st.lists(
+    st.one_of(st.sampled_from(FRAGMENTS), st.text(min_size=1, max_size=8)), min_size=1, max_size=6
+).map("".join)
+
+
+class Structure(HTMLParser):
+    """Tags with the names of their attributes, attribute values, and text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, tuple[str, ...]]] = []
+        self.values: list[tuple[str, str, str]] = []
+        self.text: list[str] = []
+        self.comments: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, tuple(name for name, _ in attrs)))
+        self.values += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def handle_comment(self, data: str) -> None:
+        self.comments.append(data)
+
+
+def html_of(runs: list[Run]) -> str:
+    done = tuple(run for run in runs if run.status == "done")
+    gaps = tuple(run for run in runs if run.status != "done")
+    return render.render(compose(Results("results.db", done, gaps)), MOMENT)
+
+
+def infected(run: Run, text: str, **changes: object) -> Run:
+    """The run with the text wherever text from outside can be."""
+    data = run.model_dump()
+    data["container"] |= {"model": text, "target": text}
+    data["device"] |= dict.fromkeys(
+        ("serial", "soc", "model", "manufacturer", "dsp_arch", "abi", "android_version"), text
+    )
+    data["workload"] |= {"prompt": text, "sampler": {text: text}}
+    data["provenance"] |= {
+        "toolchain": text,
+        "toolchain_versions": {text: text},
+        "library_versions": {text: text},
+        "host": text,
+        "git_commit": text,
+    }
+    return Run.model_validate({**data, "generated_text": text, **changes})
+
+
+def infected_runs(samples: Samples, text: str) -> list[Run]:
+    bench, perplexity, *_ = samples["emulator"]
+    return [
+        infected(bench, text),
+        infected(perplexity, text),
+        infected(bench, text, id="f" * 32, status="failed", error=text),
+    ]
+
+
+def test_text_from_outside_changes_no_structure(samples: Samples) -> None:
+    harmless = Structure(html_of(infected_runs(samples, "harmless")))
+
+    @settings(max_examples=25, deadline=None)
+    @given(HOSTILE)
+    def check(text: str) -> None:
+        found = Structure(html_of(infected_runs(samples, text)))
+        assert found.tags == harmless.tags
+        assert found.comments == []
+        assert ("meta", "content", CSP) in found.values
+        assert all(
+            value.startswith(("#", "data:")) for _, name, value in found.values if name == "href"
+        )
+        shown = "".join(found.text)
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", shown)
+        stored = infected(samples["emulator"][0], text).generated_text
+        assert str(visible(stored)) in shown
+
+    check()
+
+
+@pytest.mark.parametrize("scenario", ["emulator", "mixed", "empty"])
+def test_nothing_comes_from_elsewhere(samples: Samples, scenario: str) -> None:
+    found = Structure(html_of(samples[scenario]))
+    tags = {tag for tag, _ in found.tags}
+    assert tags.isdisjoint({"script", "iframe", "img", "object", "embed", "base", "form", "video"})
+    assert [value for tag, _, value in found.values if tag == "link"] == ["icon", "data:,"]
+    assert not any(name.startswith("on") for _, names in found.tags for name in names)
+    css = "".join(found.text[: found.text.index("qnnfarm report")])
+    assert "url(" not in css
+    assert "@import" not in css
+
+
+@pytest.mark.parametrize("scenario", ["emulator", "mixed"])
+def test_anchors_lead_somewhere_and_names_are_unique(samples: Samples, scenario: str) -> None:
+    found = Structure(html_of(samples[scenario]))
+    names = [value for _, name, value in found.values if name == "id"]
+    assert len(names) == len(set(names))
+    targets = {value[1:] for tag, name, value in found.values if (tag, name) == ("a", "href")}
+    assert targets <= set(names)
+
+
+def test_the_notice_is_there_whenever_a_run_was_emulated(samples: Samples) -> None:
+    hardware = [run for run in samples["mixed"] if not run.device.emulator]
+    failed = samples["emulator"][0].model_copy(update={"status": "failed", "error": "no"})
+    notice = "Emulator speed is not hardware speed."
+    assert notice in html_of(samples["emulator"])
+    assert notice in html_of(samples["mixed"])
+    assert notice in html_of([*hardware, failed])
+    assert notice not in html_of(hardware)
+
+
+def test_an_empty_store_gives_a_page(samples: Samples) -> None:
+    html = html_of(samples["empty"])
+    assert "No runs yet" in html
+    assert "<table" not in html
+
+
+def test_failures_are_listed_with_their_error(samples: Samples) -> None:
+    text = "".join(Structure(html_of(samples["mixed"])).text)
+    assert "Could not create context from binary: error 1002" in text
+    assert "its process ended before the run did" in text
+
+
+def test_the_same_data_gives_the_same_page(samples: Samples) -> None:
+    assert html_of(samples["mixed"]) == html_of(list(samples["mixed"]))
+
+
+def test_provenance_is_complete(samples: Samples) -> None:
+    run = samples["emulator"][0]
+    text = "".join(Structure(html_of([run])).text)
+    for value in (
+        run.container.sha256,
+        run.device.serial,
+        run.provenance.host,
+        str(run.provenance.git_commit),
+        *run.provenance.toolchain_versions,
+        *run.provenance.library_versions.values(),
+        "3 repetitions after 1 warm-up",
+        "AR 1, 32, context 192",
+    ):
+        assert value in text
+
+
+def test_long_texts_are_cut_and_say_so() -> None:
+    assert shortened("a" * LONGEST_TEXT) == "a" * LONGEST_TEXT
+    cut = shortened("a" * (LONGEST_TEXT + 1234))
+    assert cut.endswith("[… 1,234 more characters are in the database]")
+
+
+def test_words() -> None:
+    assert percent(0.0025) == "+0.25%"
+    assert percent(-0.1234) == "\N{MINUS SIGN}12.3%"
+    assert [listing(()), listing(("a",)), listing(("a", "b", "c"))] == ["", "a", "a, b and c"]
+    assert visible("a\tb\nc\x1b\u202e") == "a\tb\nc\u241b[U+202E]"
+
+
+def test_a_report_appears_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "report.html"
+    render.write("one", path)
+    render.write("two", path)
+    assert path.read_text() == "two"
+    assert [entry.name for entry in path.parent.iterdir()] == ["report.html"]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    for path in (tmp_path, tmp_path / "file" / "report.html", tmp_path / ("x" * 300)):
+        with pytest.raises(ReportWriteError) as caught:
+            render.write("html", path)
+        assert "\n" not in str(caught.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def contrast(first: str, second: str) -> float:
+    """WCAG 2 contrast ratio of two #rrggbb colours."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((luminance(first), luminance(second)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_text_can_be_read_in_both_schemes(scheme: int) -> None:
+    css = (Path(render.__file__).parent / "templates" / "style.css").read_text()
+    blocks = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    colours = dict(re.findall(r"--(\w[\w-]*): (#[0-9a-f]{6})", blocks[scheme]))
+    for ink in ("ink", "soft", "hardware", "emulator", "bad"):
+        for ground in ("paper", "card", "faint"):
+            assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+    assert contrast(colours["ink"], colours["notice"]) >= 7
+
+
+def test_every_kind_of_positions_has_words() -> None:
+    assert set(POSITIONS) == set(get_args(Positions))

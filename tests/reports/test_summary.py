@@ -1,0 +1,154 @@
+"""Which runs are put together, and what the rows say."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from harness.store.records import Run
+from reports.comparison import SpeedKey
+from reports.page import compose
+from reports.query import Results
+from reports.summary import DEVICE, FLOAT, QUANTIZED, Row, perplexities, summarise
+
+Samples = Mapping[str, list[Run]]
+
+
+def changed(run: Run, **changes: object) -> Run:
+    """The run with other values in its parts: `provenance__host="x"`."""
+    for path, value in changes.items():
+        part, _, name = path.partition("__")
+        whole = getattr(run, part).model_copy(update={name: value}) if name else value
+        run = run.model_copy(update={part: whole})
+    return run
+
+
+def rows(runs: list[Run]) -> tuple[Row, ...]:
+    done = tuple(run for run in runs if run.status == "done")
+    page = compose(Results("results.db", done, ()))
+    return tuple(row for section in page.sections for row in section.rows)
+
+
+def test_hardware_and_emulator_never_meet(samples: Samples) -> None:
+    runs = [run for run in samples["mixed"] if run.status == "done"]
+    page = compose(Results("results.db", tuple(runs), ()))
+    assert [section.emulator for section in page.sections] == [False, True]
+    for section in page.sections:
+        behind = [run for row in section.rows for run in row.runs]
+        behind += [lane.run for plot in section.plots for lane in plot.lanes]
+        behind += [run for row in section.perplexities for run in row.runs]
+        assert behind
+        assert {run.device.emulator for run in behind} == {section.emulator}
+
+
+def test_the_same_container_on_emulator_and_hardware_gives_two_rows(samples: Samples) -> None:
+    emulated = samples["emulator"][0]
+    real = changed(emulated, id="f" * 32, device__emulator=False)
+    assert len(rows([emulated, real])) == 2
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"container__sha256": "0" * 64},
+        {"container__target": "SM8750"},
+        {"device__soc": "SM8850"},
+        {"device__model": "other"},
+        {"device__android_version": "16"},
+        {"provenance__host": "a faster host"},
+        {"provenance__library_versions": {"genie": "1.22"}},
+        {"provenance__toolchain_versions": {}},
+        {"workload__prompt_tokens": 128},
+        {"workload__max_new_tokens": 128},
+        {"workload__runner": "genie-t2t-run"},
+        {"workload__sampler": {"greedy": False}},
+    ],
+    ids=str,
+)
+def test_what_differs_is_not_averaged(samples: Samples, difference: dict[str, object]) -> None:
+    run = samples["emulator"][0]
+    assert SpeedKey.of(run) == SpeedKey.of(changed(run, id="f" * 32, device__serial="other"))
+    assert len(rows([run, changed(run, id="f" * 32, device__serial="other")])) == 1
+    assert len(rows([run, changed(run, id="f" * 32, **difference)])) == 2
+
+
+def test_rows_that_look_alike_say_why_they_are_two(samples: Samples) -> None:
+    run = samples["emulator"][0]
+    other = changed(run, id="f" * 32, provenance__library_versions={"genie": "1.22"})
+    for row in rows([run, other]):
+        (reason,) = [remark for remark in row.remarks if remark.startswith("Kept apart")]
+        assert "genie version" in reason
+
+
+def test_a_version_that_only_one_run_knows_keeps_perplexity_and_speed_together(
+    samples: Samples,
+) -> None:
+    bench, perplexity, *_ = samples["emulator"]
+    known = dict(bench.provenance.library_versions)
+    unaware = {name: version for name, version in known.items() if name != "genie"}
+    assert len(rows([changed(bench, provenance__library_versions=unaware), perplexity])) == 1
+    contrary = {**known, "genie": "1.22"}
+    assert len(rows([changed(bench, provenance__library_versions=contrary), perplexity])) == 2
+
+
+def test_warmups_are_in_no_mean(samples: Samples) -> None:
+    (row, *_) = rows([samples["emulator"][0]])
+    cell = row.cells["decode_tokens_per_s"]
+    assert cell.stats.n == 3
+    assert cell.stats.mean == pytest.approx((17.21 + 17.35 + 17.11) / 3)
+    assert cell.text == "17.22 ± 0.12"
+
+
+def test_sessions_are_counted(samples: Samples) -> None:
+    found = {row.subject.target: row for row in rows(samples["mixed"])}
+    assert found["SM8750"].n == 6
+    assert len(found["SM8750"].runs) == 2
+    assert found["SM8750"].cells["decode_tokens_per_s"].stats.sessions == 2
+
+
+def test_speeds_of_texts_stand_in_only_where_there_is_no_benchmark(samples: Samples) -> None:
+    bench, _, generate, *_ = samples["emulator"]
+    assert [row.label for row in rows([bench, generate])] == ["pp64+tg16"]
+    (row,) = rows([generate])
+    assert row.label == "generate tg40"
+    assert any("one repetition only" in remark for remark in row.remarks)
+    assert "No warm-up" in row.remarks
+
+
+def test_perplexity_joins_its_container(samples: Samples) -> None:
+    (row, *_) = [r for r in rows(samples["emulator"]) if r.subject.soc == "SM8750"]
+    assert row.perplexity is not None
+    assert row.perplexity.values == {DEVICE: 25.565, FLOAT: 25.48, QUANTIZED: 25.606}
+    assert row.perplexity.difference(FLOAT) == pytest.approx(25.565 / 25.48 - 1)
+    assert row.remarks == ()
+
+
+def test_a_perplexity_alone_has_a_row_too(samples: Samples) -> None:
+    (row,) = rows([samples["emulator"][1]])
+    assert (row.label, row.cells, row.n) == ("", {}, 0)
+    assert row.perplexity is not None
+
+
+def test_perplexities_over_other_positions_stay_apart(samples: Samples) -> None:
+    run = samples["emulator"][1]
+    definition = run.workload.perplexity
+    assert definition is not None
+    other = changed(
+        run, id="f" * 32, workload__perplexity=definition.model_copy(update={"positions": "all"})
+    )
+    assert len(perplexities([run, other])) == 2
+    assert len(perplexities([run, changed(run, id="f" * 32)])) == 1
+
+
+def test_a_perplexity_far_from_its_reference_is_remarked(samples: Samples) -> None:
+    found = {row.subject.target: row for row in rows(samples["mixed"])}
+    assert any("+3.9% from the same model in float" in r for r in found["SM8750"].remarks)
+    shaky = found["SM8650"].remarks
+    assert "Decode: the standard deviation is 37% of the mean" in shaky
+    assert any("Nothing shows that the output was right" in remark for remark in shaky)
+
+
+def test_missing_repetitions_and_other_prompts_are_remarked(samples: Samples) -> None:
+    run = changed(samples["emulator"][0], workload__repetitions=5, workload__prompt_tokens=60)
+    (row,) = summarise([run])
+    assert "1 of 1 runs gave fewer repetitions than asked for" in row.remarks
+    assert "The prompt came to 64 tokens where 60 were asked for" in row.remarks
