@@ -99,8 +99,8 @@ class CalibrationTextMissingError(BuildError):
 
     def __str__(self) -> str:
         return (
-            f"no calibration text in {self.folder}: put text/calibration.txt into the model folder, "
-            "or name a text with --calibration FILE"
+            f"no calibration text in {self.folder}: put text/calibration.txt into the model "
+            "folder, or name a text with --calibration FILE"
         )
 
 

@@ -1,0 +1,131 @@
+"""The header of one safetensors file, checked before anything is read through it.
+
+Format (https://github.com/huggingface/safetensors): u64 little-endian header length, a JSON object
+`{name: {"dtype", "shape", "data_offsets": [begin, end]}}` with offsets from the header's end, data.
+"""
+
+import itertools
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from buildlib.errors import CheckpointError
+
+StoredDtype = Literal["F16", "BF16", "F32"]
+
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_MAX_RANK = 8
+_DTYPES: tuple[StoredDtype, ...] = get_args(StoredDtype)
+_NUMPY: dict[str, np.dtype[Any]] = {
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F32": np.dtype("<f4"),
+}
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """Where a tensor lies: read only when asked to.
+
+    Attributes:
+        offset: of the first byte from the start of the file.
+    """
+
+    name: str
+    dtype: StoredDtype
+    shape: tuple[int, ...]
+    path: Path
+    offset: int
+    n_bytes: int
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """The tensor as a read-only view of the mapped file, in its stored type."""
+        return np.memmap(
+            self.path, _NUMPY[self.dtype], mode="r", offset=self.offset, shape=self.shape
+        )
+
+
+def read_header(path: Path) -> dict[str, TensorRef]:
+    """All tensors of a safetensors file, without reading their data.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, or its header is not to be trusted.
+    """
+    try:
+        with path.open("rb") as file:
+            file_size = path.stat().st_size
+            prefix = file.read(8)
+            if len(prefix) < 8:
+                raise CheckpointError(path, f"truncated: {file_size} bytes hold no header")
+            (header_size,) = struct.unpack("<Q", prefix)
+            if header_size > min(_MAX_HEADER_BYTES, file_size - 8):
+                reason = f"header claims {header_size} bytes of a file of {file_size}"
+                raise CheckpointError(path, reason)
+            raw = file.read(header_size)
+    except OSError as error:
+        raise CheckpointError(path, error.strerror or "cannot be read") from error
+    try:
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(path, f"header is not valid JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(path, "header is no JSON object")
+    data_start = 8 + header_size
+    refs = {
+        name: _ref(path, name, entry, data_start, file_size)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+    _refuse_overlap(path, refs)
+    return refs
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        msg = "a key occurs twice"
+        raise ValueError(msg)
+    return found
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 48
+
+
+def _ref(path: Path, name: str, entry: Any, data_start: int, file_size: int) -> TensorRef:  # noqa: ANN401
+    def refuse(reason: str) -> CheckpointError:
+        return CheckpointError(path, f"tensor {name[:80]!r}: {reason}")
+
+    if not isinstance(entry, dict):
+        raise refuse("its entry is no JSON object")
+    dtype: Any = entry.get("dtype")
+    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    if dtype not in _DTYPES:
+        raise refuse(f"type {str(dtype)[:20]} is none of {', '.join(_DTYPES)}")
+    if not isinstance(shape, list) or len(shape) > _MAX_RANK or not all(map(_is_size, shape)):
+        raise refuse("its shape is not a short list of sizes")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+        raise refuse("data_offsets is not [begin, end]")
+    begin, end = offsets
+    n_bytes = math.prod(shape) * _NUMPY[dtype].itemsize
+    if end - begin != n_bytes:
+        raise refuse(f"{end - begin} bytes stored, its shape {shape} needs {n_bytes}")
+    if data_start + end > file_size:
+        missing = data_start + end - file_size
+        raise refuse(f"ends {missing} bytes past the end of the file (truncated?)")
+    return TensorRef(name, dtype, tuple(shape), path, data_start + begin, n_bytes)
+
+
+def _refuse_overlap(path: Path, refs: dict[str, TensorRef]) -> None:
+    filled = sorted((ref for ref in refs.values() if ref.n_bytes), key=lambda ref: ref.offset)
+    for first, second in itertools.pairwise(filled):
+        if first.offset + first.n_bytes > second.offset:
+            reason = f"tensors {first.name[:80]!r} and {second.name[:80]!r} overlap"
+            raise CheckpointError(path, reason)

@@ -1,0 +1,1 @@
+"""From a checkpoint to float ONNX with the inputs and outputs that Genie expects."""

@@ -1,0 +1,99 @@
+"""A thin builder over onnx_ir: named single-output nodes, weights by reference."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from buildlib.checkpoint.tensor_file import StoredDtype, TensorRef
+
+OPSET = 23
+"""The first with RMSNormalization, which the NPU runs as one operator at full precision."""
+
+IR_VERSION = 10
+
+_DTYPES: dict[StoredDtype, ir.DataType] = {
+    "F16": ir.DataType.FLOAT16,
+    "BF16": ir.DataType.BFLOAT16,
+    "F32": ir.DataType.FLOAT,
+}
+
+
+class GraphBuilder:
+    """Collects nodes and initializers; every node is named after its output."""
+
+    def __init__(self) -> None:
+        self.nodes: list[ir.Node] = []
+        self.initializers: dict[str, ir.Value] = {}
+
+    def input(self, name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.Value:
+        """A graph input; the caller keeps it, in its order."""
+        return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+
+    def op(self, op_type: str, inputs: list[ir.Value], name: str, **attributes: Any) -> ir.Value:  # noqa: ANN401
+        """Add a node with one float output called `name`."""
+        return self.ops(op_type, inputs, (name,), **attributes)[0]
+
+    def ops(
+        self,
+        op_type: str,
+        inputs: list[ir.Value],
+        names: tuple[str, ...],
+        **attributes: Any,  # noqa: ANN401
+    ) -> tuple[ir.Value, ...]:
+        """Add a node with the float outputs `names`."""
+        outputs = [ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT)) for name in names]
+        self.nodes.append(
+            ir.node(op_type, inputs, attributes=attributes, outputs=outputs, name=names[0])
+        )
+        return tuple(outputs)
+
+    def constant(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
+        """A small initializer inside the model file; one of the same name is reused."""
+        return self._initializer(name, ir.tensor(array, name=name))
+
+    def shape(self, *dims: int) -> ir.Value:
+        """A target shape for Reshape; -1 stands for the one dimension that AR decides."""
+        name = "shape_" + "_".join("ar" if dim < 0 else str(dim) for dim in dims)
+        return self.constant(name, np.array(dims, dtype=np.int64))
+
+    def weight(self, ref: TensorRef, name: str | None = None) -> ir.Value:
+        """A float32 value of the tensor, whose bytes stay where they are in the checkpoint."""
+        name = name or ref.name
+        dtype = _DTYPES[ref.dtype]
+        tensor = ir.ExternalTensor(
+            location=ref.path.name,
+            offset=ref.offset,
+            length=ref.n_bytes,
+            dtype=dtype,
+            shape=ir.Shape(ref.shape),
+            name=name,
+            base_dir=ref.path.parent,
+        )
+        value = self._initializer(name, tensor)
+        if dtype == ir.DataType.FLOAT:
+            return value
+        return self.op("Cast", [value], f"{name}_f32", to=ir.DataType.FLOAT.value)
+
+    def model(self, inputs: list[ir.Value], outputs: list[ir.Value], name: str) -> ir.Model:
+        """The model of everything added."""
+        graph = ir.Graph(
+            inputs,
+            outputs,
+            nodes=self.nodes,
+            initializers=list(self.initializers.values()),
+            opset_imports={"": OPSET},
+            name=name,
+        )
+        return ir.Model(graph, ir_version=IR_VERSION, producer_name="qnnfarm")
+
+    def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+        if name not in self.initializers:
+            self.initializers[name] = ir.Value(
+                name=name,
+                type=ir.TensorType(tensor.dtype),
+                shape=ir.Shape(tensor.shape.numpy()),
+                const_value=tensor,
+            )
+        return self.initializers[name]

@@ -1,0 +1,116 @@
+"""ONNX files whose weights lie beside them: load, save, link, never copy without need."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from buildlib.errors import ModelFileError
+
+
+def load_model(path: Path) -> ir.Model:
+    """Read a model without its external weights, whose files are checked to hold them.
+
+    Raises:
+        ModelFileError: missing, no ONNX, or with weights outside its folder or its files.
+    """
+    if not path.is_file():
+        raise ModelFileError(path, "no such file")
+    try:
+        model = ir.load(path)
+    except Exception as error:  # protobuf and onnx_ir raise many kinds
+        raise ModelFileError(path, f"not a readable ONNX model ({type(error).__name__})") from error
+    for tensor in external_tensors(model):
+        _check_external(path, tensor)
+    return model
+
+
+def save_model(model: ir.Model, path: Path) -> Path:
+    """Write `model` to `path`, its external weights linked into the same folder.
+
+    A hard link where the file system allows one, a copy where not; the file appears whole or
+    not at all. ONNX Runtime refuses weights outside the model's folder, so links they must be.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for tensor in external_tensors(model):
+        source = Path(tensor.path)
+        if source.parent.resolve() != path.parent.resolve():
+            link_into(source, path.parent)
+    write_atomically(path, ir.to_proto(model).SerializeToString(deterministic=True))
+    return path
+
+
+def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """The initializers that lie outside the model file."""
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            yield value.const_value
+
+
+def tensor_array(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
+    """The values of a tensor; one in an external file is mapped, read-only.
+
+    onnx_ir itself refuses to read files with several hard links, which is how weights are shared
+    here; what it guards against, `load_model` has checked (the file is inside the model's folder).
+    """
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor.numpy()
+    shape = tuple(dim for dim in tensor.shape if isinstance(dim, int))
+    dtype = tensor.dtype.numpy()
+    return np.memmap(tensor.path, dtype, mode="r", offset=tensor.offset or 0, shape=shape)
+
+
+def link_into(source: Path, folder: Path, name: str | None = None) -> Path:
+    """Make `source` appear in `folder` by hard link, or by copy across file systems."""
+    real = source.resolve()
+    target = folder / (name or source.name)
+    if target.exists() and target.samefile(real):
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{target.name}.")
+    os.close(handle)
+    Path(temporary).unlink()
+    try:
+        try:
+            os.link(real, temporary)
+        except OSError:
+            shutil.copyfile(real, temporary)
+        Path(temporary).replace(target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return target
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write through a temporary file in the same folder, synced before it takes the name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _check_external(model_path: Path, tensor: ir.ExternalTensor) -> None:
+    location = Path(tensor.location)
+    name = str(tensor.name)[:80]
+    if location.name != str(location):
+        raise ModelFileError(model_path, f"tensor {name!r} lies outside the model's folder")
+    file = model_path.parent / location
+    if not file.is_file():
+        raise ModelFileError(model_path, f"its weights file {location} is missing")
+    offset, length = tensor.offset or 0, tensor.length
+    needed = tensor.nbytes if length is None else length
+    if offset < 0 or needed < tensor.nbytes or offset + needed > file.stat().st_size:
+        raise ModelFileError(model_path, f"tensor {name!r} lies outside {location} (truncated?)")

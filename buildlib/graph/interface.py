@@ -1,0 +1,100 @@
+"""The inputs and outputs by which Genie recognises a graph, and what each dimension means.
+
+Per layer i: `past_key_{i}_in` [n_kv, 1, head_dim, CL-AR], `past_value_{i}_in`
+[n_kv, 1, CL-AR, head_dim], `past_key_{i}_out` [n_kv, 1, head_dim, AR], `past_value_{i}_out`
+[n_kv, 1, AR, head_dim]. Whatever else crosses the border of a part is a hidden state
+[1, AR, hidden].
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from buildlib.checkpoint.config import LlamaConfig
+from buildlib.graph.infer import static_shape
+from buildlib.graph.shape import GraphShape
+
+INPUT_IDS = "input_ids"
+ATTENTION_MASK = "attention_mask"
+COS = "position_ids_cos"
+SIN = "position_ids_sin"
+LOGITS = "logits"
+
+MASKED = -100.0
+"""Additive mask of a position that must not be seen; 0 of one that may. As uint16: 0 and 65535."""
+
+_KV = re.compile(r"past_(key|value)_(\d+)_(in|out)")
+
+
+def past_key(layer: int, end: str) -> str:
+    """`end` is `in` or `out`."""
+    return f"past_key_{layer}_{end}"
+
+
+def past_value(layer: int, end: str) -> str:
+    """`end` is `in` or `out`."""
+    return f"past_value_{layer}_{end}"
+
+
+def is_kv(name: str) -> bool:
+    """Whether `name` is a key/value input or output."""
+    return _KV.fullmatch(name) is not None
+
+
+def kv_layer(name: str) -> int | None:
+    """The layer of a key/value tensor, or None for any other name."""
+    match = _KV.fullmatch(name)
+    return int(match[2]) if match else None
+
+
+def input_shapes(config: LlamaConfig, shape: GraphShape) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a whole model's inputs, in order."""
+    ar, cl, past = shape.ar, shape.cl, shape.past
+    kv, dim = config.num_key_value_heads, config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        INPUT_IDS: (1, ar),
+        ATTENTION_MASK: (1, 1, ar, cl),
+        COS: (1, 1, ar, dim // 2),
+        SIN: (1, 1, ar, dim // 2),
+    }
+    for layer in range(config.num_hidden_layers):
+        shapes[past_key(layer, "in")] = (kv, 1, dim, past)
+        shapes[past_value(layer, "in")] = (kv, 1, past, dim)
+    return shapes
+
+
+def output_shapes(config: LlamaConfig, shape: GraphShape) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a whole model's outputs, in order."""
+    kv, dim = config.num_key_value_heads, config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {LOGITS: (1, shape.ar, config.vocab_size)}
+    for layer in range(config.num_hidden_layers):
+        shapes[past_key(layer, "out")] = (kv, 1, dim, shape.ar)
+        shapes[past_value(layer, "out")] = (kv, 1, shape.ar, dim)
+    return shapes
+
+
+def shape_of(inputs: Mapping[str, Sequence[int]]) -> GraphShape | None:
+    """The (AR, CL) of a model or part, read from its mask; None when it has none."""
+    mask = inputs.get(ATTENTION_MASK)
+    return GraphShape(mask[2], mask[3]) if mask is not None and len(mask) == 4 else None
+
+
+def model_shape(model: ir.Model) -> GraphShape | None:
+    """The (AR, CL) of a model file, as `shape_of` reads it."""
+    inputs = {str(value.name): static_shape(value) for value in model.graph.inputs}
+    return shape_of({name: dims for name, dims in inputs.items() if dims is not None})
+
+
+def reshaped(name: str, dims: Sequence[int], shape: GraphShape) -> tuple[int, ...]:
+    """The dimensions that input or output `name`, now `dims`, has at another (AR, CL)."""
+    kv = _KV.fullmatch(name)
+    if kv:
+        length = shape.past if kv[3] == "in" else shape.ar
+        axis = 3 if kv[1] == "key" else 2
+        return (*dims[:axis], length, *dims[axis + 1 :])
+    if name == ATTENTION_MASK:
+        return (*dims[:2], shape.ar, shape.cl)
+    if name in {COS, SIN}:
+        return (*dims[:2], shape.ar, *dims[3:])
+    return (dims[0], shape.ar, *dims[2:])

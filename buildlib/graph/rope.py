@@ -1,0 +1,35 @@
+"""Rotary position embedding: the cosines and sines a host feeds to the graph.
+
+Frequencies after Su et al., RoFormer (arXiv 2104.09864); the `llama3` scaling as published with
+Llama 3.1. Halves are rotated (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), as Hugging Face does.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from buildlib.checkpoint.config import Llama3RopeScaling, LlamaConfig
+
+
+def rope_tables(
+    config: LlamaConfig, n_positions: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Cosines and sines, each [n_positions, head_dim/2]."""
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+    frequencies = config.rope_theta**-exponents
+    if config.rope_scaling is not None:
+        frequencies = _scaled(frequencies, config.rope_scaling)
+    angles = np.outer(np.arange(n_positions, dtype=np.float64), frequencies)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def _scaled(
+    frequencies: npt.NDArray[np.float64], scaling: Llama3RopeScaling
+) -> npt.NDArray[np.float64]:
+    """Slow frequencies divided by the factor, fast ones kept, those between blended."""
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    result: npt.NDArray[np.float64] = frequencies * (blend + (1.0 - blend) / scaling.factor)
+    return result

@@ -1,0 +1,47 @@
+"""`GraphShape`: how many tokens a graph takes at once (AR) and can look back on (CL)."""
+
+from dataclasses import dataclass
+
+from buildlib.errors import InvalidShapeError
+
+
+@dataclass(frozen=True, order=True)
+class GraphShape:
+    """The two sizes that tell one graph of a model from another.
+
+    Attributes:
+        ar: autoregression length, tokens a call: 1 decodes, more prefill.
+        cl: context length: the past plus these tokens.
+
+    Raises:
+        InvalidShapeError: the context does not hold a whole number of calls with a past between.
+    """
+
+    ar: int
+    cl: int
+
+    def __post_init__(self) -> None:
+        if self.ar < 1:
+            raise InvalidShapeError(self.ar, self.cl, "AR must be at least 1")
+        if self.cl <= self.ar:
+            raise InvalidShapeError(self.ar, self.cl, "CL must be larger than AR")
+        if self.cl % self.ar:
+            reason = (
+                f"AR must divide CL; divisors near {self.ar}: {_near_divisors(self.ar, self.cl)}"
+            )
+            raise InvalidShapeError(self.ar, self.cl, reason)
+
+    def __str__(self) -> str:
+        return f"ar{self.ar}_cl{self.cl}"
+
+    @property
+    def past(self) -> int:
+        """Slots of the key/value inputs, CL - AR."""
+        return self.cl - self.ar
+
+
+def _near_divisors(ar: int, cl: int) -> str:
+    divisors = [d for d in range(1, cl) if cl % d == 0]
+    below = max((d for d in divisors if d < ar), default=1)
+    above = min((d for d in divisors if d > ar), default=below)
+    return f"{below}, {above}"

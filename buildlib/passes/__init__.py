@@ -1,0 +1,1 @@
+"""Passes over ONNX models: one a file, weights left where they lie."""

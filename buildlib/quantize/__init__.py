@@ -1,0 +1,1 @@
+"""Encodings: their file format, their calibration, and their application as QDQ."""

@@ -1,0 +1,89 @@
+"""From a checkpoint to the folder the Gen AI Builder takes, without torch.
+
+The folder holds `config.json`, `tokenizer.json`, `model.onnx` with the checkpoint's own safetensors
+beside it, and `model.encodings`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.errors import CalibrationError, CheckpointError
+from buildlib.graph.files import write_atomically
+from buildlib.graph.llama import export_onnx
+from buildlib.graph.shape import GraphShape
+from buildlib.quantize.calibrate import calibrate
+
+ENCODINGS_FILE = "model.encodings"
+DEFAULT_WINDOWS = 8
+
+
+def export_checkpoint(
+    checkpoint_dir: Path,
+    calibration_text: str,
+    out_dir: Path,
+    shape: GraphShape,
+    *,
+    n_windows: int = DEFAULT_WINDOWS,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Fill `out_dir` and return it.
+
+    Args:
+        checkpoint_dir: in Hugging Face layout, with its `tokenizer.json`.
+        calibration_text: of the kind that the model was trained on.
+        out_dir: made if need be.
+        shape: of the ONNX; a prefill shape, as calibration runs at it.
+        n_windows: windows of text, spread over all of it, that calibrate activations.
+        progress: told (windows calibrated, windows in all).
+
+    Raises:
+        CheckpointError: the checkpoint, or its tokenizer, is missing or corrupt.
+        CalibrationError: the text is shorter than one call of the graph.
+    """
+    checkpoint = Checkpoint.load(checkpoint_dir)
+    tokenizer = load_tokenizer(checkpoint.tokenizer_path)
+    tokens = tokenizer.encode(calibration_text, add_special_tokens=False).ids
+    windows = spread_windows(tokens, shape.cl, n_windows, checkpoint.config.bos_token_id)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    for path in (checkpoint.folder / "config.json", checkpoint.tokenizer_path):
+        write_atomically(out_dir / path.name, path.read_bytes())
+    model = export_onnx(checkpoint, shape, out_dir)
+    encodings = calibrate(model, checkpoint.config, windows, progress=progress)
+    encodings.save(out_dir / ENCODINGS_FILE)
+    return out_dir
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint.
+
+    Raises:
+        CheckpointError: missing, or not what `tokenizers` reads.
+    """
+    try:
+        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(path, error.strerror or "cannot be read") from error
+    except Exception as error:  # the library raises bare Exceptions
+        raise CheckpointError(path, f"no tokenizer ({str(error)[:120]})") from error
+
+
+def spread_windows(
+    tokens: list[int], length: int, n_windows: int, bos_token_id: int
+) -> list[list[int]]:
+    """Up to `n_windows` windows of `length`, evenly spread, every second one led by bos.
+
+    Prompts come with and without bos, and its activations can be like no others.
+    """
+    n_windows = min(n_windows, max(1, len(tokens) // length))
+    if n_windows < 1:
+        raise CalibrationError("no windows were asked for")
+    last = max(0, len(tokens) - length)
+    starts = [last * index // max(1, n_windows - 1) for index in range(n_windows)]
+    windows = [tokens[start : start + length] for start in starts]
+    return [
+        [bos_token_id, *window][:length] if index % 2 == 0 else window
+        for index, window in enumerate(windows)
+    ]

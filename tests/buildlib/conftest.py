@@ -1,0 +1,93 @@
+"""Checkpoints with random weights, so that building is tested without a trained model."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from buildlib.checkpoint.checkpoint import expected_tensors
+from buildlib.checkpoint.config import LlamaConfig
+
+MakeCheckpoint = Callable[..., Path]
+
+TINY: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 40,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "vocab_size": 300,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint() -> MakeCheckpoint:
+    """`make_checkpoint(folder, dtype=np.float16, **changes to the configuration)`."""
+
+    def make(folder: Path, dtype: npt.DTypeLike = np.float16, **changes: object) -> Path:
+        data = TINY | changes
+        config = LlamaConfig.model_validate(data)
+        rng = np.random.default_rng(7)
+        tensors = {}
+        for name, shape in expected_tensors(config).items():
+            values = rng.normal(size=shape)
+            if len(shape) == 1:
+                values = 1.0 + 0.1 * values
+            else:
+                values *= 0.5 if "embed" in name else 1.2 / np.sqrt(shape[1])
+            tensors[name] = values.astype(dtype)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(data))
+        vocabulary = {chr(0x100 + i): i for i in range(config.vocab_size)}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=chr(0x100)))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+        tokenizer.save(str(folder / "tokenizer.json"))
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One tiny fp16 checkpoint for all tests that do not change it."""
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_text() -> str:
+    """Text of 400 tokens in the tiny checkpoint's vocabulary."""
+    rng = np.random.default_rng(3)
+    return "".join(chr(0x100 + int(i)) for i in rng.integers(2, 300, 400))
+
+
+@pytest.fixture(scope="session")
+def tiny_export(tiny: Path, tiny_text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint as the builder takes it, at AR 16 and CL 96."""
+    from buildlib.graph.shape import GraphShape
+    from buildlib.quantize.export import export_checkpoint
+
+    out = tmp_path_factory.mktemp("export")
+    return export_checkpoint(tiny, tiny_text, out, GraphShape(16, 96), n_windows=3)
+
+
+@pytest.fixture(scope="session")
+def trained() -> Path:
+    """The trained reference model."""
+    folder = Path(__file__).parents[2] / "suites" / "models" / "tiny_llama"
+    assert os.access(folder / "model.safetensors", os.R_OK)
+    return folder

@@ -1,0 +1,26 @@
+"""Shapes that no graph can have are refused."""
+
+import pickle
+
+import pytest
+
+from buildlib.errors import InvalidShapeError
+from buildlib.graph.shape import GraphShape
+
+
+@pytest.mark.parametrize(("ar", "cl"), [(0, 8), (-1, 8), (8, 8), (9, 8), (5, 192), (100, 192)])
+def test_refused(ar: int, cl: int) -> None:
+    with pytest.raises(InvalidShapeError) as caught:
+        GraphShape(ar, cl)
+    assert caught.value.exit_code == 2
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301
+
+
+def test_the_refusal_tells_what_would_do() -> None:
+    with pytest.raises(InvalidShapeError, match="32, 48"):
+        GraphShape(40, 192)
+
+
+def test_its_name_and_past() -> None:
+    shape = GraphShape(32, 192)
+    assert (str(shape), shape.past) == ("ar32_cl192", 160)

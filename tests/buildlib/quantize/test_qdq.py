@@ -1,0 +1,165 @@
+"""Quantized models: what their ports are, and what quantization costs."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from buildlib.checkpoint.config import load_config
+from buildlib.errors import CalibrationError, CheckpointError, EncodingsError, PassError
+from buildlib.graph.shape import GraphShape
+from buildlib.passes.arcl import convert_arcl
+from buildlib.quantize.calibrate import calibrate
+from buildlib.quantize.encodings import Encodings
+from buildlib.quantize.export import export_checkpoint, load_tokenizer
+from buildlib.quantize.qdq import apply_encodings
+from buildlib.reference.host_loop import HostLoop
+from buildlib.reference.runners import OnnxRunner, read_ports
+
+
+@pytest.fixture(scope="module")
+def encodings(tiny_export: Path) -> Encodings:
+    return Encodings.load(tiny_export / "model.encodings")
+
+
+@pytest.fixture(scope="module")
+def quantized(
+    tiny_export: Path, encodings: Encodings, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("qdq") / "model.qdq.onnx"
+    return apply_encodings(tiny_export / "model.onnx", encodings, out)
+
+
+def test_ports_are_what_genie_feeds(quantized: Path) -> None:
+    ports = read_ports(quantized)
+    types = {
+        name: port.dtype.name for name, port in (*ports.inputs.items(), *ports.outputs.items())
+    }
+    assert types.pop("input_ids") == "int32"
+    assert {name for name, dtype in types.items() if dtype == "uint8"} == {
+        name for name in types if name.startswith("past_")
+    }
+    assert {dtype for name, dtype in types.items() if not name.startswith("past_")} == {"uint16"}
+    for layer in (0, 1):
+        for kind in ("key", "value"):
+            grid = ports.inputs[f"past_{kind}_{layer}_in"].grid
+            assert grid is not None
+            assert grid.zero_point == (128,)
+            assert grid == ports.outputs[f"past_{kind}_{layer}_out"].grid
+
+
+def test_layout_operators_have_one_grid_on_both_sides(quantized: Path) -> None:
+    graph = onnx.load(quantized, load_external_data=False).graph
+    makers = {output: node for node in graph.node for output in node.output}
+    users = {name: node for node in graph.node for name in node.input}
+    checked = 0
+    for node in graph.node:
+        if node.op_type not in {"Reshape", "Transpose", "Concat", "Split", "Gather"}:
+            continue
+        inputs = node.input if node.op_type == "Concat" else node.input[:1]
+        grids = {tuple(makers[name].input[1:]) for name in inputs}
+        for output in node.output:
+            quantize = users[output]
+            assert quantize.op_type == "QuantizeLinear"
+            grids.add(tuple(quantize.input[1:]))
+        weights = {tuple(g) for g in grids}
+        assert len(weights) == 1, node.name
+        checked += 1
+    assert checked > 20
+
+
+def test_weights_are_int8_by_channel_in_a_file_beside_the_model(quantized: Path) -> None:
+    graph = onnx.load(quantized, load_external_data=False).graph
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    weight = tensors["model.layers.0.mlp.up_proj.weight_q"]
+    assert weight.data_type == onnx.TensorProto.INT8
+    assert weight.external_data[0].value == "model.qdq.weights"
+    dequantize = next(node for node in graph.node if node.input[0] == weight.name)
+    assert tensors[dequantize.input[1]].dims == [72]
+    assert [a.i for a in dequantize.attribute if a.name == "axis"] == [0]
+    assert not any(t.data_type == onnx.TensorProto.FLOAT16 for t in graph.initializer)
+
+
+def test_the_same_encodings_give_the_same_bytes(
+    tiny_export: Path, encodings: Encodings, quantized: Path, tmp_path: Path
+) -> None:
+    again = apply_encodings(tiny_export / "model.onnx", encodings, tmp_path / quantized.name)
+    assert again.read_bytes() == quantized.read_bytes()
+    weights = again.with_suffix(".weights")
+    assert weights.read_bytes() == quantized.with_suffix(".weights").read_bytes()
+
+
+def test_what_moves_values_inherits_its_encoding(
+    tiny_export: Path, encodings: Encodings, quantized: Path, tmp_path: Path
+) -> None:
+    moved = ("_split", "_flat", "_heads", "keys", "values", "embedding", "_rotated")
+    kept = [e for e in encodings.activation_encodings if not e.name.endswith(moved)]
+    kept += [e for e in encodings.activation_encodings if "half_rotated" in e.name]
+    kept += [
+        e for e in encodings.activation_encodings
+        if e.name.endswith(("first_rotated", "second_rotated"))
+    ]  # fmt: skip
+    less = encodings.model_copy(update={"activation_encodings": tuple(kept)})
+    assert len(kept) < len(encodings.activation_encodings) - 10
+    out = apply_encodings(tiny_export / "model.onnx", less, tmp_path / quantized.name)
+    assert read_ports(out) == read_ports(quantized)
+
+
+def test_missing_encodings_are_named(
+    tiny_export: Path, encodings: Encodings, tmp_path: Path
+) -> None:
+    model = tiny_export / "model.onnx"
+    for field in ("activation_encodings", "param_encodings"):
+        kept = tuple(e for e in getattr(encodings, field) if "up_proj" not in e.name)
+        with pytest.raises(EncodingsError, match="up_proj"):
+            apply_encodings(model, encodings.model_copy(update={field: kept}), tmp_path / "o.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_quantized_model_is_not_quantized_again(
+    quantized: Path, encodings: Encodings, tmp_path: Path
+) -> None:
+    with pytest.raises(PassError, match="it is a float model"):
+        apply_encodings(quantized, encodings, tmp_path / "o.onnx")
+
+
+def test_calibration_refuses_what_cannot_calibrate(tiny: Path, tiny_export: Path) -> None:
+    config = load_config(tiny / "config.json")
+    with pytest.raises(CalibrationError, match="at least 16"):
+        calibrate(tiny_export / "model.onnx", config, [[1, 2, 3]])
+    with pytest.raises(CalibrationError, match="vocabulary"):
+        calibrate(tiny_export / "model.onnx", config, [[300] * 16])
+
+
+def test_export_needs_a_tokenizer(
+    make_checkpoint: Callable[..., Path], tiny_text: str, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        export_checkpoint(folder, tiny_text, tmp_path / "out", GraphShape(16, 96))
+
+
+def test_quantization_costs_less_than_a_percent(trained: Path, tmp_path: Path) -> None:
+    text = (trained / "text" / "calibration.txt").read_text()
+    shape = GraphShape(32, 192)
+    folder = export_checkpoint(trained, text, tmp_path, shape)
+    model = folder / "model.onnx"
+    encodings = Encodings.load(folder / "model.encodings")
+    one = convert_arcl(model, GraphShape(1, 192), folder / "ar1.onnx")
+    quantized = [
+        apply_encodings(path, encodings, folder / f"{path.stem}.qdq.onnx") for path in (model, one)
+    ]
+    config = load_config(folder / "config.json")
+    held_out = (trained / "text" / "heldout.txt").read_text()
+    tokens = load_tokenizer(folder / "tokenizer.json").encode(held_out).ids
+    values = []
+    for paths in ([model, one], quantized):
+        chains = {ar: [OnnxRunner(p)] for ar, p in zip((32, 1), paths, strict=True)}
+        with HostLoop(chains, config) as loop:
+            values.append(loop.perplexity(tokens, "all", 4).value)
+            assert len(loop.greedy(tokens[:20], 5)) == 5
+    assert values[1] == pytest.approx(values[0], rel=0.01)
+    assert np.isfinite(values).all()

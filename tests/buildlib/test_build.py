@@ -1,0 +1,175 @@
+"""The builder on the reference model, with the real compiler."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from buildlib.build import BuildOutputs
+from buildlib.container.container import GenAIContainer
+from buildlib.errors import (
+    BuildError,
+    CalibrationTextMissingError,
+    CheckpointError,
+    InvalidOptionError,
+    InvalidShapeError,
+    ModelNotFoundError,
+    UnknownSocError,
+)
+from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from suites.models import tiny_llama
+
+
+def builder_for(
+    folder: Path, cache: Path, *, target: str = "SM8750:emulator", splits: int = 2
+) -> GenAIBuilderHTP:
+    builder = GenAIBuilderFactory.create(folder, cache_root=cache)
+    return builder.set_targets([target]).set_transformation_options(
+        {
+            "arn_cl_options.auto_regression_number": [1, 32],
+            "arn_cl_options.context_length": [192],
+            "split_model.num_splits": splits,
+        }
+    )
+
+
+def metadata_without_time(container: GenAIContainer) -> dict[str, object]:
+    values: dict[str, object] = json.loads((container.path / "metadata.json").read_text())
+    del values["created_at"]
+    return values
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A copy of the reference model that a test may spoil."""
+    folder = tmp_path / "model"
+    shutil.copytree(
+        tiny_llama.folder(),
+        folder,
+        ignore=shutil.ignore_patterns("*.py", "train.txt", "__pycache__"),
+    )
+    return folder
+
+
+def test_the_second_build_runs_no_stage(build_cache: Path, reference_outputs: BuildOutputs) -> None:
+    build = builder_for(tiny_llama.folder(), build_cache).plan()
+    container = build.run()
+    assert {record.operation: record.reused for record in build.records} == dict.fromkeys(
+        ["export", "arcl", "transform", "convert", "compile", "package"], True
+    )
+    assert container.path == reference_outputs.container
+
+
+def test_a_build_from_nothing_gives_the_same_container(
+    tmp_path: Path, reference_outputs: BuildOutputs
+) -> None:
+    again = builder_for(tiny_llama.folder(), tmp_path / "cache").build()
+    first = GenAIContainer.load(reference_outputs.container)
+    assert metadata_without_time(again) == metadata_without_time(first)
+    for name in ("genie_config.json", "htp_backend_ext_config.json"):
+        assert (again.path / name).read_bytes() == (first.path / name).read_bytes()
+    assert again.metadata.container_sha256 == first.metadata.container_sha256
+
+
+def test_a_phone_target_shares_weights_and_most_stages(
+    build_cache: Path, reference_outputs: BuildOutputs
+) -> None:
+    build = builder_for(tiny_llama.folder(), build_cache, target="chipset:SM8750").plan()
+    container = build.run()
+    emulator = GenAIContainer.load(reference_outputs.container)
+    assert container.metadata.target.weight_sharing
+    assert not emulator.metadata.target.weight_sharing
+    assert container.metadata.size_bytes < emulator.metadata.size_bytes
+    upstream = [record for record in build.records if record.operation in {"export", "arcl"}]
+    assert all(record.reused for record in upstream)
+
+
+def test_what_was_exported_is_a_model_folder_itself(
+    tmp_path: Path, reference_outputs: BuildOutputs
+) -> None:
+    onnx = tmp_path / "tiny_llama"
+    shutil.copytree(reference_outputs.export, onnx, ignore=shutil.ignore_patterns("*.json", ".*"))
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(reference_outputs.export / name, onnx)
+    container = builder_for(onnx, tmp_path / "cache").build()
+    from_checkpoint = GenAIContainer.load(reference_outputs.container)
+    for name in container.genie_config.ctx_bins:
+        assert container.metadata.files[name] == from_checkpoint.metadata.files[name]
+
+
+def test_a_missing_model_folder_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="no such folder") as caught:
+        builder_for(tmp_path / "nowhere", tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_missing_file_is_named(checkpoint: Path, tmp_path: Path, name: str) -> None:
+    (checkpoint / name).unlink()
+    with pytest.raises(ModelNotFoundError, match=name):
+        builder_for(checkpoint, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("size", [0, 7, 1000, 100_000])
+def test_truncated_weights_are_refused_before_anything_is_written(
+    checkpoint: Path, tmp_path: Path, size: int
+) -> None:
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:size])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors") as caught:
+        builder_for(checkpoint, tmp_path / "cache").build()
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "cache").rglob("*.onnx"))
+
+
+def test_a_checkpoint_needs_text(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.rmtree(checkpoint / "text")
+    with pytest.raises(CalibrationTextMissingError, match="--calibration"):
+        GenAIBuilderFactory.create(checkpoint, cache_root=tmp_path)
+    assert GenAIBuilderFactory.create(checkpoint, cache_root=tmp_path, calibration_text="text")
+
+
+def test_an_unknown_soc_is_refused(tmp_path: Path) -> None:
+    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=tmp_path)
+    with pytest.raises(UnknownSocError, match="SM8750"):
+        builder.set_targets(["SM8751"])
+
+
+@pytest.mark.parametrize(
+    ("ars", "cl", "error"),
+    [
+        ([1, 50], 192, InvalidShapeError),  # does not divide
+        ([1, 192], 192, InvalidShapeError),  # leaves no past
+        ([32], 192, InvalidOptionError),  # nothing decodes
+        ([1, 32, 32], 192, InvalidOptionError),
+    ],
+)
+def test_shapes_that_cannot_work_are_refused_before_building(
+    tmp_path: Path, ars: list[int], cl: int, error: type[BuildError]
+) -> None:
+    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=tmp_path / "cache")
+    builder.set_targets(["SM8750:emulator"]).set_transformation_options(
+        {"arn_cl_options.auto_regression_number": ars, "arn_cl_options.context_length": [cl]}
+    )
+    with pytest.raises(error) as caught:
+        builder.plan()
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    "options", [{"split_model.nothing": 1}, {"split_model": 1}, {"split_model.num_splits": 0}]
+)
+def test_an_option_that_does_not_exist_is_refused_by_name(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
+    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=tmp_path)
+    with pytest.raises(InvalidOptionError, match=next(iter(options))):
+        builder.set_transformation_options(options)
+
+
+def test_a_build_without_a_target_says_so(tmp_path: Path) -> None:
+    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=tmp_path)
+    with pytest.raises(InvalidOptionError, match="set_targets"):
+        builder.build()
