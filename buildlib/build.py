@@ -23,7 +23,7 @@ from buildlib.toolchains.base import CompileConfig, Toolchain
 # The code of each stage, as sources of this package: a changed pass must not find its old results.
 _CODE: Mapping[Operation, tuple[str, ...]] = MappingProxyType(
     {
-        "export": ("checkpoint", "graph", "quantize"),
+        "export": ("checkpoint", "graph", "quantize", "reference"),
         "arcl": ("graph", "passes/base.py", "passes/arcl.py"),
         "transform": ("graph", "passes"),
         "convert": ("graph", "quantize", "toolchains"),

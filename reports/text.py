@@ -16,7 +16,6 @@ _INVISIBLE = (
 POSITIONS: Mapping[Positions, str] = MappingProxyType(
     {
         "first_cl_minus_ar": "first CL \N{MINUS SIGN} AR of each window",
-        "second_half": "second half of each window",
         "all": "all of each window",
     }
 )

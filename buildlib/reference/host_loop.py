@@ -21,7 +21,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.reference.kv_cache import KvCache
 from buildlib.reference.runners import Arrays, PartRunner, Port
 
-Positions = Literal["genie", "second_half", "all"]
+Positions = Literal["first_cl_minus_ar", "all"]
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,9 @@ class HostLoop(AbstractContextManager["HostLoop"]):
 
         Args:
             tokens: the text, without bos; what does not fill a window is left out.
-            positions: which predictions of a window count. `genie`: the first CL-AR of prefill's
+            positions: which predictions of a window count: `all`, or the first CL-AR of prefill's
                 AR, which is what GenieAccuracy was measured to do (libGenie 1.21, one window a
-                dialog); `second_half`: those with CL/2 tokens before them; `all`.
+                dialog).
             max_windows: stop after as many.
 
         Raises:
@@ -153,8 +153,7 @@ class HostLoop(AbstractContextManager["HostLoop"]):
             raise CalibrationError(reason)
         n_windows = min(n_windows, max_windows or n_windows)
         counted = {
-            "genie": slice(0, self.cl - max(self._chains)),
-            "second_half": slice(self.cl // 2 - 1, None),
+            "first_cl_minus_ar": slice(0, self.cl - max(self._chains)),
             "all": slice(None),
         }[positions]
         losses: list[npt.NDArray[np.float64]] = []

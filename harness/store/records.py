@@ -19,7 +19,7 @@ RunStatus = Literal["running", "done", "failed", "interrupted"]
 Runner = Literal[
     "genie_t2t_run.py", "genie-t2t-run", "genie_app.py", "genie-app", "genie_perplexity.py"
 ]
-Positions = Literal["first_cl_minus_ar", "second_half", "all"]
+Positions = Literal["first_cl_minus_ar", "all"]
 JsonScalar = str | int | float | bool | None
 
 _UNSTORABLE = {0: "\N{REPLACEMENT CHARACTER}"} | dict.fromkeys(

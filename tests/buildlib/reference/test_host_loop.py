@@ -62,7 +62,7 @@ def test_what_a_perplexity_is_over(loop: HostLoop) -> None:
         loop.reset()
         losses.append(token_losses(loop.feed(window), window))
     for positions, counted in (
-        ("all", slice(None)), ("second_half", slice(47, None)), ("genie", slice(0, 80))
+        ("all", slice(None)), ("first_cl_minus_ar", slice(0, 80))
     ):  # fmt: skip
         flat = np.concatenate([loss[counted] for loss in losses])
         found = loop.perplexity(tokens, positions)  # type: ignore[arg-type]

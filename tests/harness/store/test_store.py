@@ -45,7 +45,7 @@ def test_a_run_comes_back_as_it_was_written(store: ResultsStore, make_run: MakeR
         workload=Workload(
             runner="genie_t2t_run.py",
             dataset_sha256="b" * 64,
-            perplexity=PerplexityDefinition(positions="second_half", windows=3, tokens=288),
+            perplexity=PerplexityDefinition(positions="first_cl_minus_ar", windows=3, tokens=288),
         ),
         measurements=REPETITIONS,
     )
