@@ -1,0 +1,27 @@
+"""The reference model: a small Llama, trained here on a public-domain text.
+
+The folder is a Hugging Face checkpoint (`config.json`, `tokenizer.json`, `model.safetensors`) and a
+package at once: this module says where its files are; the others made and measure them. `README.md`
+is the model card.
+"""
+
+from pathlib import Path
+
+
+def folder() -> Path:
+    """The checkpoint's folder, as installed."""
+    return Path(__file__).parent
+
+
+def heldout_text() -> str:
+    """Text the model has not seen in training, one chapter a line."""
+    return _read("heldout.txt")
+
+
+def calibration_text() -> str:
+    """An excerpt of the training text, for choosing quantization ranges; one chapter a line."""
+    return _read("calibration.txt")
+
+
+def _read(name: str) -> str:
+    return (folder() / "text" / name).read_text(encoding="utf-8")

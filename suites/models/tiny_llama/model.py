@@ -1,0 +1,90 @@
+"""The model in torch, for training: a function of named parameters, as Hugging Face computes it."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812  # torch's own convention
+
+from suites.models.tiny_llama.architecture import Architecture
+
+Parameters = Mapping[str, Tensor]
+"""Keys and shapes are those of `Architecture.tensor_shapes`."""
+
+
+def initial_parameters(architecture: Architecture, seed: int) -> dict[str, Tensor]:
+    """Random float32 parameters.
+
+    Norms are 1, the rest is normal; what adds to the residual stream is smaller by its depth.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    residual_scale = 1 / math.sqrt(2 * architecture.num_hidden_layers)
+    parameters = {}
+    for name, shape in architecture.tensor_shapes().items():
+        if len(shape) == 1:
+            tensor = torch.ones(shape)
+        else:
+            scale = residual_scale if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+            tensor = torch.randn(shape, generator=generator) * (0.02 * scale)
+        parameters[name] = tensor.requires_grad_()
+    return parameters
+
+
+def logits(architecture: Architecture, parameters: Parameters, ids: Tensor) -> Tensor:
+    """Scores of the next token, `[batch, length, vocab]`, after each of `ids` `[batch, length]`."""
+    cos, sin = _rotation(architecture, ids.shape[1])
+    hidden = F.embedding(ids, parameters["model.embed_tokens.weight"])
+    for index in range(architecture.num_hidden_layers):
+        prefix = f"model.layers.{index}."
+        layer = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in parameters.items()
+            if name.startswith(prefix)
+        }
+        normed = _rms_norm(architecture, hidden, layer["input_layernorm.weight"])
+        hidden = hidden + _attention(architecture, layer, normed, cos, sin)
+        normed = _rms_norm(architecture, hidden, layer["post_attention_layernorm.weight"])
+        hidden = hidden + _mlp(layer, normed)
+    hidden = _rms_norm(architecture, hidden, parameters["model.norm.weight"])
+    return F.linear(hidden, parameters["model.embed_tokens.weight"])
+
+
+def _rms_norm(architecture: Architecture, hidden: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(hidden, weight.shape, weight, architecture.rms_norm_eps)
+
+
+def _rotation(architecture: Architecture, length: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, `[length, head_dim]`, with the frequencies once for each half of a head."""
+    half = torch.arange(0, architecture.head_dim, 2) / architecture.head_dim
+    angles = torch.outer(torch.arange(length), architecture.rope_theta**-half).repeat(1, 2)
+    return angles.cos(), angles.sin()
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE as Hugging Face lays it out: element i is paired with element i + head_dim/2."""
+    low, high = heads.chunk(2, dim=-1)
+    return heads * cos + torch.cat((-high, low), dim=-1) * sin
+
+
+def _attention(
+    architecture: Architecture, layer: Parameters, hidden: Tensor, cos: Tensor, sin: Tensor
+) -> Tensor:
+    def heads(name: str) -> Tensor:
+        flat = F.linear(hidden, layer[f"self_attn.{name}.weight"])
+        return flat.unflatten(-1, (-1, architecture.head_dim)).transpose(1, 2)
+
+    group = architecture.num_attention_heads // architecture.num_key_value_heads
+    mixed = F.scaled_dot_product_attention(
+        _rotate(heads("q_proj"), cos, sin),
+        _rotate(heads("k_proj"), cos, sin).repeat_interleave(group, dim=1),
+        heads("v_proj").repeat_interleave(group, dim=1),
+        is_causal=True,
+    )
+    return F.linear(mixed.transpose(1, 2).flatten(2), layer["self_attn.o_proj.weight"])
+
+
+def _mlp(layer: Parameters, hidden: Tensor) -> Tensor:
+    gate = F.silu(F.linear(hidden, layer["mlp.gate_proj.weight"]))
+    up = F.linear(hidden, layer["mlp.up_proj.weight"])
+    return F.linear(gate * up, layer["mlp.down_proj.weight"])

