@@ -572,20 +572,28 @@ class RuntimeChoiceError(HarnessError):
 
 
 class PromptTooLongError(HarnessError):
-    """Prompt and answer do not fit into the context."""
+    """Prompt and answer do not fit into the context.
+
+    Attributes:
+        prompt_tokens: with the bos that the runtime puts before them.
+        most_prompt: tokens that a prompt may have, with bos.
+        context: tokens that prompt and answer may have together.
+    """
 
     exit_code = 2
 
-    def __init__(self, prompt_tokens: int, new_tokens: int, context: int) -> None:
-        super().__init__(prompt_tokens, new_tokens, context)
+    def __init__(self, prompt_tokens: int, new_tokens: int, most_prompt: int, context: int) -> None:
+        super().__init__(prompt_tokens, new_tokens, most_prompt, context)
         self.prompt_tokens = prompt_tokens
         self.new_tokens = new_tokens
+        self.most_prompt = most_prompt
         self.context = context
 
     def __str__(self) -> str:
         return (
-            f"the prompt has {self.prompt_tokens} tokens (with bos), {self.new_tokens} are to be "
-            f"generated, but the context holds {self.context}: shorten the prompt or ask for less"
+            f"the prompt has {self.prompt_tokens} tokens (with bos), and {self.new_tokens} are to "
+            f"be generated: this container takes prompts of up to {self.most_prompt}, and "
+            f"{self.context} tokens in all"
         )
 
 

@@ -1,4 +1,4 @@
-"""Fixtures that several packages' tests share: a private adb server, and virtual devices on it.
+"""Fixtures that several packages' tests share: a private adb server, virtual devices, a container.
 
 Each xdist worker has its own server on its own port, with its own key, and its own state and
 cache folders, so that nothing of the user's is touched. They live as long as the test session.
@@ -13,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.build import Build, BuildOutputs
+from buildlib.genai import GenAIBuilderFactory
+from harness.adb.address import ServerAddress
 from harness.adb.client import AdbServer
 from harness.adb.connection import Deadline, ServerUnreachable, query
 from harness.adb.server import ensure_server
 from harness.devices.adb import AdbDevice
 from harness.virtual import manager
+from suites.models import tiny_llama
 
 SOC = "SM8750"
 
@@ -45,21 +49,30 @@ def adb_server(adb_environment: Path) -> Iterator[AdbServer]:
     """A real adb server that `ensure_server()` and child processes find."""
     server = ensure_server()
     yield server
-    kill_server(server)
+    kill_server(server.address)
 
 
-def kill_server(server: AdbServer) -> None:
+@pytest.fixture
+def free_adb_port() -> Iterator[int]:
+    """A port for an adb server of a test's own; what runs there at the end is stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    yield port
+    kill_server(ServerAddress("127.0.0.1", port))
+
+
+def kill_server(address: ServerAddress) -> None:
     """End a server that a test has started, and wait until it is gone."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
-            query(server.address, "host:kill", Deadline(5))
+            query(address, "host:kill", Deadline(5))
         except ServerUnreachable:
             return
         except Exception:  # noqa: BLE001, S110 - it may close before it answers
             pass
         time.sleep(0.02)
-    raise TimeoutError(f"the adb server at {server.address} does not end")
+    raise TimeoutError(f"the adb server at {address} does not end")
 
 
 @pytest.fixture(scope="session")
@@ -90,3 +103,34 @@ def make_virtual_device(adb_server: AdbServer) -> Iterator[MakeDevice]:
     for virtual in made:
         manager.remove(virtual.name)
         adb_server.disconnect(virtual.serial)
+
+
+@pytest.fixture(scope="session")
+def build_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One stage cache for all xdist workers: what one builds, the others find."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return shared / "build-cache"
+
+
+def plan_reference(cache: Path, target: str) -> Build:
+    """The build that the demo does: AR 1 and 32, context 192, two parts."""
+    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=cache)
+    options: dict[str, object] = {
+        "arn_cl_options.auto_regression_number": (1, 32),
+        "arn_cl_options.context_length": (192,),
+        "split_model.num_splits": 2,
+    }
+    return builder.set_targets([target]).set_transformation_options(options).plan()
+
+
+@pytest.fixture(scope="session")
+def reference_outputs(build_cache: Path) -> BuildOutputs:
+    """The reference model built for the emulator of `SOC`, with the models of its stages."""
+    return plan_reference(build_cache, f"{SOC}:emulator").outputs()
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(reference_outputs: BuildOutputs) -> Path:
+    """The reference model's container for the emulator: a Genie bundle."""
+    return reference_outputs.container

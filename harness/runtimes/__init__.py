@@ -1,0 +1,1 @@
+"""Runtimes: what runs a container on a device."""

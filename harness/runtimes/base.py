@@ -1,0 +1,111 @@
+"""What a runtime is asked and what it answers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from harness.deploy.deployment import Deployment
+from harness.store.records import Positions, Runner
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One query: either a text, or token ids that are taken as they are.
+
+    Attributes:
+        max_new_tokens: where generation stops if no end-of-sequence token comes first.
+    """
+
+    max_new_tokens: int
+    prompt: str | None = None
+    token_ids: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.token_ids is None):
+            raise ValueError("a request has either a prompt or token ids")
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """What one query gave, as the runtime itself measured it.
+
+    Attributes:
+        metrics: by key of `harness.store.metrics`, in that metric's unit.
+        text: what was generated, without the prompt.
+    """
+
+    text: str
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A piece of a text that is scored by itself, from an empty context.
+
+    Attributes:
+        scored: the token ids that are predicted, without the bos before them.
+    """
+
+    text: str
+    scored: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PerplexityResult:
+    """A perplexity over windows.
+
+    Attributes:
+        windows: the perplexity of each window.
+        tokens: number of scored tokens in all windows together.
+        retries: windows that had to be tried again because the runtime hung.
+        positions: which positions of each window were scored.
+    """
+
+    perplexity: float
+    windows: tuple[float, ...]
+    tokens: int
+    retries: int
+    positions: Positions
+
+
+class Runtime(Protocol):
+    """Runs one container on one device."""
+
+    @property
+    def runner(self) -> Runner:
+        """The program that answers queries on the device."""
+        ...
+
+    @property
+    def perplexity_runner(self) -> Runner:
+        """The program that scores texts on the device."""
+        ...
+
+    @property
+    def positions(self) -> Positions:
+        """Which positions of each window it scores."""
+        ...
+
+    def prepare(self) -> Deployment:
+        """Put on the device what the container needs; what is there already is not pushed again."""
+        ...
+
+    def check_room(self, prompt_tokens: int, new_tokens: int) -> None:
+        """Refuse a prompt (counted with bos) and an answer that do not fit into the context."""
+        ...
+
+    def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Run one query in a process of its own on the device."""
+        ...
+
+    def windows(self, text: str, most: int | None = None) -> Sequence[Window]:
+        """Cut a text into the windows that the device scores, at most so many."""
+        ...
+
+    def score(self, windows: Sequence[Window]) -> PerplexityResult:
+        """Score windows with the accuracy API of the runtime on the device."""
+        ...
+
+    def clean(self) -> None:
+        """Remove this run from the device; the content store stays."""
+        ...

@@ -1,0 +1,251 @@
+"""Genie on a device: one container, one run folder, each query a process of its own."""
+
+import contextlib
+import shlex
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from buildlib.container.container import GenAIContainer
+from harness.deploy.deploy import deploy, remove_run
+from harness.deploy.deployment import Deployment
+from harness.deploy.store import Progress
+from harness.devices.base import Device, DeviceProperties
+from harness.errors import DeviceError, PromptTooLongError, RunnerError, RuntimeOutputError
+from harness.runtimes.base import GenerationRequest, GenerationResult, PerplexityResult, Window
+from harness.runtimes.files import check_fit, device_files
+from harness.runtimes.genie_output import generated_text
+from harness.runtimes.genie_profile import parse_profile
+from harness.runtimes.perplexity_result import parse_perplexity
+from harness.runtimes.run_line import RunOutcome, parse_run_line
+from harness.runtimes.windows import cut_windows
+from harness.store.records import Positions, Runner
+
+_MAX_PULL = 64 << 20
+_LOG_TAIL = 4000
+# Files of a run are links into the store, and Python looks for modules where a link leads.
+_PYTHON = ("env", "PYTHONPATH=.", "python3")
+_MARGIN_S = 30.0  # for adb and run.sh around the runner's own time limit
+
+
+class GenieRuntime:
+    """A container on a device, run by Genie; `Runtime`.
+
+    Args:
+        device: where; only its run folder and the content store are touched.
+        properties: what the device said of itself.
+        container: what to run.
+        timeout_s: for one process of the runner.
+
+    Raises:
+        RuntimeChoiceError: the container is not for this device.
+    """
+
+    runner: Runner = "genie_t2t_run.py"
+    perplexity_runner: Runner = "genie_perplexity.py"
+    positions: Positions = "first_cl_minus_ar"
+
+    def __init__(
+        self,
+        device: Device,
+        properties: DeviceProperties,
+        container: GenAIContainer,
+        *,
+        timeout_s: float = 300.0,
+    ) -> None:
+        check_fit(container, properties)
+        self._device = device
+        self._container = container
+        self._files = device_files(container, properties)
+        self._timeout_s = timeout_s
+        self._run_id = f"run-{uuid.uuid4().hex}"
+        self._deployment: Deployment | None = None
+
+    def prepare(self, on_progress: Progress | None = None) -> Deployment:
+        """Put container, libraries and runner on the device, once; what is there is not pushed."""
+        if self._deployment is None:
+            self._deployment = deploy(
+                self._device, self._files, run_id=self._run_id, on_progress=on_progress
+            )
+        return self._deployment
+
+    def clean(self) -> None:
+        """End what of the run still lives on the device, and remove its folder.
+
+        A device that is gone has nothing to clean: the content store is verified before its next
+        use anyway.
+        """
+        if self._deployment is not None:
+            self._deployment = None
+            with contextlib.suppress(DeviceError):
+                remove_run(self._device, self._run_id)
+
+    def versions(self) -> Mapping[str, str]:
+        """What runs on the device, by the hashes of its libraries there; deploys if need be."""
+        return {
+            file.name: f"sha256:{file.sha256[:16]}"
+            for file in self.prepare().files
+            if file.name in {"libGenie.so", "libQnnHtp.so"}
+        }
+
+    def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Run one query.
+
+        Raises:
+            PromptTooLongError: prompt and answer do not fit into the context.
+            RunnerError: the runner crashed, hung or refused.
+            RuntimeOutputError: it answered what cannot be an answer.
+        """
+        self.check_room(self._count_tokens(request), request.max_new_tokens)
+        config = self._container.genie_config.with_dialog(max_num_tokens=request.max_new_tokens)
+        inputs = {"query_config.json": config.to_json()}
+        if request.prompt is not None:
+            inputs["prompt.txt"] = request.prompt
+            query = ["--prompt_file", "prompt.txt"]
+        else:
+            inputs["tokens.txt"] = " ".join(map(str, request.token_ids or ()))
+            query = ["--tokens_file", "tokens.txt"]
+        self._send(inputs)
+        command = [
+            *_PYTHON,
+            self.runner,
+            "-c",
+            "query_config.json",
+            *query,
+            "--profile",
+            "profile.json",
+        ]
+        outcome = self._run(command, self._timeout_s)
+        output = self._fetch("output.txt")
+        text = generated_text(output, self._device.serial)
+        metrics = parse_profile(self._fetch("profile.json"), self._device.serial)
+        metrics["peak_rss_bytes"] = float(outcome.peak_rss_bytes)
+        if request.token_ids is not None:
+            text = self._decode(text)
+        return GenerationResult(text, metrics)
+
+    def check_room(self, prompt_tokens: int, new_tokens: int) -> None:
+        """Refuse what Genie would refuse: it fills no prefill call's past beyond CL - AR tokens.
+
+        Args:
+            prompt_tokens: with bos.
+            new_tokens: to be generated.
+
+        Raises:
+            PromptTooLongError: the prompt, or prompt and answer together, are too long.
+        """
+        most_prompt = self._context - self._prefill_ar + 1
+        if prompt_tokens > most_prompt or prompt_tokens + new_tokens > self._context:
+            raise PromptTooLongError(prompt_tokens, new_tokens, most_prompt, self._context)
+
+    def windows(self, text: str, most: int | None = None) -> list[Window]:
+        """Cut a text into windows of the container's context length.
+
+        Raises:
+            WrongUseError: the text is shorter than one window.
+        """
+        tokenizer = self._container.files["tokenizer.json"]
+        return cut_windows(text, tokenizer, context=self._context, ar=self._prefill_ar, most=most)
+
+    def score(self, windows: Sequence[Window]) -> PerplexityResult:
+        """Score windows by Genie's accuracy API, a fresh process for each.
+
+        Raises:
+            RunnerError: the runner crashed, hung too often or refused.
+            RuntimeOutputError: it scored something else than was sent.
+        """
+        names = [f"window_{number:04}.txt" for number in range(len(windows))]
+        inputs = {name: window.text for name, window in zip(names, windows, strict=True)}
+        self._send({**inputs, "query_config.json": self._container.genie_config.to_json()})
+        command = [
+            *_PYTHON,
+            self.perplexity_runner,
+            "-c",
+            "query_config.json",
+            "--ar",
+            str(self._prefill_ar),
+        ]
+        command += ["--out", "perplexity.json", "--window-files", *names]
+        self._run(command, self._timeout_s * len(windows))
+        return parse_perplexity(self._fetch("perplexity.json"), windows, self._device.serial)
+
+    @property
+    def _prefill_ar(self) -> int:
+        return max(self._container.metadata.graphs.auto_regression_numbers)
+
+    @property
+    def _context(self) -> int:
+        return self._container.metadata.graphs.context_length
+
+    def _count_tokens(self, request: GenerationRequest) -> int:
+        """Tokens that the prompt takes in the context: Genie puts bos before them."""
+        if request.token_ids is not None:
+            return 1 + len(request.token_ids)
+        encoded = self._tokenizer().encode(request.prompt, add_special_tokens=False)
+        return 1 + len(encoded.ids)
+
+    def _decode(self, printed_ids: str) -> str:
+        """A token query is answered in ids."""
+        try:
+            ids = [int(word) for word in printed_ids.split()]
+            return str(self._tokenizer().decode(ids))
+        except (ValueError, OverflowError) as error:
+            reason = f"the runner printed something else than token ids: {error}"
+            raise RuntimeOutputError(
+                self._device.serial, reason, printed_ids[-_LOG_TAIL:]
+            ) from error
+
+    def _tokenizer(self) -> Any:  # noqa: ANN401  (the library has no types)
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(self._container.files["tokenizer.json"]))
+
+    def _send(self, inputs: Mapping[str, str]) -> None:
+        """Write a query's inputs into the run folder: configuration, which is never reused."""
+        run_dir = self.prepare().run_dir
+        with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
+            for name, content in inputs.items():
+                local = Path(folder) / name
+                local.write_bytes(content.encode())
+                self._device.push(local, f"{run_dir}/{name}", timeout_s=60.0)
+
+    def _run(self, command: Sequence[str], timeout_s: float) -> RunOutcome:
+        """Run a command in the run folder, and turn any end but a good one into an error."""
+        deployment = self.prepare()
+        script = ["sh", f"{deployment.scripts_dir}/run.sh", "-o", "output.txt", deployment.run_dir]
+        script += [str(int(timeout_s)), "run.log", "--", *command]
+        shown = command[len(_PYTHON)]
+        result = self._device.shell(script, timeout_s=timeout_s + _MARGIN_S, check=False)
+        outcome = parse_run_line(result.stdout)
+        if outcome is None:
+            tail = (result.stderr or result.stdout)[-_LOG_TAIL:]
+            raise RunnerError(
+                self._device.serial, shown, "could not be started", result.exit_status, tail
+            )
+        if not outcome.succeeded:
+            raise RunnerError(
+                self._device.serial,
+                shown,
+                outcome.in_words(),
+                outcome.exit_status,
+                self._log_tail(),
+            )
+        return outcome
+
+    def _log_tail(self) -> str:
+        run_dir = self.prepare().run_dir
+        quoted = shlex.quote(f"{run_dir}/run.log")
+        return self._device.shell(f"tail -c {_LOG_TAIL} {quoted}", check=False).stdout
+
+    def _fetch(self, name: str) -> str:
+        """A file of the run folder as text, of bounded size; what is not UTF-8 is replaced."""
+        run_dir = self.prepare().run_dir
+        with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
+            local = Path(folder) / name
+            self._device.pull(f"{run_dir}/{name}", local, timeout_s=60.0)
+            if local.stat().st_size > _MAX_PULL:
+                reason = f"{name} has {local.stat().st_size} bytes"
+                raise RuntimeOutputError(self._device.serial, reason, "")
+            return local.read_bytes().decode("utf-8", errors="replace")

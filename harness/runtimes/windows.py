@@ -1,0 +1,54 @@
+"""A text cut into windows that Genie's accuracy API scores one at a time.
+
+Genie tokenizes a window by itself, puts bos before it, and scores the first CL - AR predictions, AR
+being the prefill graph's (device_scripts/README.md, where this was measured). So windows start CL -
+AR tokens apart, which scores a text once, and each reaches far enough to hold the CL - 1 tokens
+that Genie insists on.
+"""
+
+from pathlib import Path
+
+from harness.errors import WrongUseError
+from harness.runtimes.base import Window
+
+_SLACK = 8
+
+
+def cut_windows(
+    text: str, tokenizer: Path, *, context: int, ar: int, most: int | None = None
+) -> list[Window]:
+    """Cut a text; what fills no window at its end is left out.
+
+    Args:
+        context: context length CL in tokens.
+        ar: AR of the prefill graph.
+        most: at most that many windows, from the start of the text.
+
+    Raises:
+        WrongUseError: the text is shorter than one window, or the tokenizer cannot be read.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        encoder = Tokenizer.from_file(str(tokenizer))
+    except Exception as error:  # the library raises bare Exception
+        raise WrongUseError(f"cannot read the tokenizer {tokenizer}: {error}") from error
+    text = text.replace("\0", " ")
+    offsets = encoder.encode(text, add_special_tokens=False).offsets
+    windows: list[Window] = []
+    start = 0
+    while (most is None or len(windows) < most) and start + context + _SLACK <= len(offsets):
+        piece = text[offsets[start][0] : offsets[start + context + _SLACK - 1][1]]
+        ids = encoder.encode(piece, add_special_tokens=False).ids
+        if not context - 1 <= len(ids) <= 2 * context - 2:
+            raise WrongUseError(
+                f"the text cannot be cut into windows of {context} tokens near {piece[:40]!r}"
+            )
+        windows.append(Window(piece, tuple(ids[: context - ar])))
+        start += context - ar
+    if not windows:
+        raise WrongUseError(
+            f"the text has {len(offsets)} tokens, and one window of the context length needs "
+            f"{context + _SLACK}: name a longer text"
+        )
+    return windows

@@ -1,0 +1,223 @@
+"""The real Genie on a virtual device, against the host's own loop over the same graphs."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from buildlib.build import BuildOutputs
+from buildlib.checkpoint.config import load_config
+from buildlib.container.container import GenAIContainer
+from buildlib.reference.emulator import emulator_chains
+from buildlib.reference.host_loop import HostLoop
+from buildlib.reference.scored import onnx_perplexity
+from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+from harness.devices.adb import AdbDevice
+from harness.errors import (
+    PromptTooLongError,
+    RunnerError,
+    RuntimeChoiceError,
+    RuntimeOutputError,
+)
+from harness.runtimes.base import GenerationRequest
+from harness.runtimes.genie import GenieRuntime
+from suites.models import tiny_llama
+
+PROMPT = "In the beginning God created the heaven and the earth. And God said,"
+
+
+def processes_of_runs(device: AdbDevice) -> str:
+    """Command lines on the device that belong to a run."""
+    command = "grep -lsa QNNFARM_RUN_ID= /proc/[0-9]*/environ || true"
+    return device.shell(command).stdout
+
+
+@pytest.fixture(scope="module")
+def container(tiny_bundle: Path) -> GenAIContainer:
+    return GenAIContainer.load(tiny_bundle)
+
+
+@pytest.fixture(scope="module")
+def runtime(virtual_device: AdbDevice, container: GenAIContainer) -> Iterator[GenieRuntime]:
+    made = GenieRuntime(virtual_device, virtual_device.properties(), container, timeout_s=120)
+    yield made
+    made.clean()
+
+
+def test_greedy_text_equals_the_host_loop_over_the_same_graphs(
+    runtime: GenieRuntime, container: GenAIContainer
+) -> None:
+    result = runtime.generate(GenerationRequest(24, prompt=PROMPT))
+    config = load_config(tiny_llama.folder() / "config.json")
+    tokenizer = Tokenizer.from_file(str(container.files["tokenizer.json"]))
+    prompt = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+    binaries = [container.files[name] for name in container.genie_config.ctx_bins]
+    chains = emulator_chains(
+        binaries, OrtQnnToolchain(), soc_model=container.metadata.target.soc_model
+    )
+    with HostLoop(chains, config) as loop:
+        ids = loop.greedy(prompt, 24, frozenset(config.eos_token_ids))
+    assert result.text == tokenizer.decode(ids)
+    assert result.metrics["prompt_tokens"] == 1 + len(prompt)  # bos
+    assert result.metrics["generated_tokens"] == 24
+
+
+def test_a_run_gives_every_figure(runtime: GenieRuntime) -> None:
+    result = runtime.generate(GenerationRequest(4, token_ids=tuple(range(100, 130))))
+    assert result.metrics.keys() == {
+        "init_s", "prompt_tokens", "prefill_tokens_per_s", "ttft_s", "generated_tokens",
+        "decode_tokens_per_s", "peak_rss_bytes",
+    }  # fmt: skip
+    assert result.metrics["prompt_tokens"] == 31  # with bos
+    assert all(value > 0 for value in result.metrics.values())
+    assert 50e6 < result.metrics["peak_rss_bytes"] < 2e9
+
+
+def test_prompts_reach_the_model_byte_for_byte(runtime: GenieRuntime) -> None:
+    hostile = "'; rm -rf / #\n$(reboot) \\n \N{SNOWMAN} \N{GRINNING FACE} [BEGIN]: x[END]"
+    result = runtime.generate(GenerationRequest(4, prompt=hostile))
+    encoder = Tokenizer.from_file(str(tiny_llama.folder() / "tokenizer.json"))
+    n_tokens = len(encoder.encode(hostile, add_special_tokens=False).ids)
+    assert result.metrics["prompt_tokens"] == 1 + n_tokens
+
+
+def test_perplexity_agrees_with_the_quantized_graphs_and_with_float(
+    runtime: GenieRuntime, reference_outputs: BuildOutputs
+) -> None:
+    windows = runtime.windows(tiny_llama.heldout_text(), 4)
+    result = runtime.score(windows)
+    config = load_config(tiny_llama.folder() / "config.json")
+    scored = [window.scored for window in windows]
+    outputs = reference_outputs
+    quantized = onnx_perplexity(
+        {shape.ar: paths for shape, paths in outputs.qdq_parts.items()}, config, scored
+    )
+    floating = onnx_perplexity(
+        {shape.ar: [path] for shape, path in outputs.float_models.items()}, config, scored
+    )
+    assert result.tokens == 4 * 160
+    assert result.perplexity == pytest.approx(quantized, rel=0.01)
+    assert result.perplexity == pytest.approx(floating, rel=0.03)
+
+
+def test_a_second_deployment_pushes_nothing(
+    runtime: GenieRuntime, virtual_device: AdbDevice, container: GenAIContainer
+) -> None:
+    runtime.prepare()
+    second = GenieRuntime(virtual_device, virtual_device.properties(), container)
+    try:
+        deployment = second.prepare()
+    finally:
+        second.clean()
+    assert deployment.pushed_bytes == 0
+    assert deployment.reused_bytes > container.metadata.size_bytes
+
+
+def test_a_prompt_longer_than_the_context_is_refused_on_the_host(runtime: GenieRuntime) -> None:
+    longest, room = 192 - 32, 31  # CL - AR without bos, and what is left then
+    for n_prompt, n_new in ((longest + 1, 1), (longest, room + 1)):
+        with pytest.raises(PromptTooLongError, match="192") as caught:
+            runtime.generate(GenerationRequest(n_new, token_ids=tuple(range(2, 2 + n_prompt))))
+        assert caught.value.exit_code == 2
+    fits = runtime.generate(GenerationRequest(room, token_ids=tuple(range(2, 2 + longest))))
+    assert fits.metrics["generated_tokens"] == room
+
+
+def test_a_runner_that_hangs_is_killed_and_leaves_no_process(
+    virtual_device: AdbDevice, container: GenAIContainer
+) -> None:
+    runtime = GenieRuntime(virtual_device, virtual_device.properties(), container, timeout_s=1)
+    try:
+        with pytest.raises(RunnerError, match="hung and was killed") as caught:
+            runtime.generate(GenerationRequest(150, prompt=PROMPT))
+    finally:
+        runtime.clean()
+    assert caught.value.serial == virtual_device.serial
+    assert caught.value.command == "genie_t2t_run.py"
+    assert processes_of_runs(virtual_device) == ""
+
+
+def break_run(runtime: GenieRuntime, device: AdbDevice, name: str, content: str) -> None:
+    """Replace a file of the run folder: the link goes, the store stays whole."""
+    run_dir = runtime.prepare().run_dir
+    device.shell(["rm", f"{run_dir}/{name}"])
+    device.shell(f"cat > '{run_dir}/{name}'", stdin=content.encode())
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "said"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", RunnerError, "signal 11"),
+        ("import sys; sys.exit('libGenie.so: cannot open')", RunnerError, "cannot open"),
+        ("print('garbage')", RuntimeOutputError, r"no \[BEGIN\]"),
+        (
+            "print('\\n[BEGIN]: text[END]'); open('profile.json', 'w').write('{]')",
+            RuntimeOutputError,
+            "unreadable Genie profile",
+        ),
+    ],
+)
+def test_a_runner_that_crashes_or_prints_garbage_is_a_typed_error(
+    virtual_device: AdbDevice,
+    container: GenAIContainer,
+    script: str,
+    error: type[Exception],
+    said: str,
+) -> None:
+    runtime = GenieRuntime(virtual_device, virtual_device.properties(), container)
+    try:
+        break_run(runtime, virtual_device, "genie_t2t_run.py", script)
+        with pytest.raises(error, match=said) as caught:
+            runtime.generate(GenerationRequest(4, prompt=PROMPT))
+    finally:
+        runtime.clean()
+    assert virtual_device.serial in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert processes_of_runs(virtual_device) == ""
+
+
+def test_a_binary_that_genie_cannot_load_is_a_typed_error(
+    virtual_device: AdbDevice, container: GenAIContainer
+) -> None:
+    runtime = GenieRuntime(virtual_device, virtual_device.properties(), container)
+    try:
+        break_run(runtime, virtual_device, container.genie_config.ctx_bins[0], "no binary")
+        with pytest.raises(RunnerError) as caught:
+            runtime.generate(GenerationRequest(4, prompt=PROMPT))
+    finally:
+        runtime.clean()
+    assert caught.value.exit_status not in {0, None}
+    assert caught.value.log_tail
+
+
+@pytest.mark.parametrize("target", ["SM8750", "SM8650:emulator"])
+def test_a_container_for_something_else_is_refused(
+    virtual_device: AdbDevice, container: GenAIContainer, target: str
+) -> None:
+    other = container.metadata.target.model_copy(update={"name": target})
+    metadata = container.metadata.model_copy(update={"target": other})
+    wrong = GenAIContainer(container.path, metadata, container.genie_config, container.htp_config)
+    with pytest.raises(RuntimeChoiceError, match="build it for"):
+        GenieRuntime(virtual_device, virtual_device.properties(), wrong)
+
+
+def test_nothing_of_a_run_stays_on_the_device(
+    virtual_device: AdbDevice, container: GenAIContainer, tmp_path: Path
+) -> None:
+    runtime = GenieRuntime(virtual_device, virtual_device.properties(), container)
+    run_dir = runtime.prepare().run_dir
+    runtime.clean()
+    assert virtual_device.shell(["ls", run_dir], check=False).exit_status != 0
+
+
+def test_a_changed_container_is_not_run(tmp_path: Path, tiny_bundle: Path) -> None:
+    from buildlib.errors import ContainerFileError
+
+    copy = tmp_path / "container"
+    shutil.copytree(tiny_bundle, copy)
+    with (copy / "tokenizer.json").open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(ContainerFileError, match=r"tokenizer\.json"):
+        GenAIContainer.load(copy)

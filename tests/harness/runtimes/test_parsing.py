@@ -1,0 +1,113 @@
+"""What a runner printed or wrote is outside text: parsed, or refused with a typed error."""
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import RuntimeOutputError
+from harness.runtimes.genie_output import generated_text
+from harness.runtimes.genie_profile import parse_profile
+from harness.runtimes.run_line import parse_run_line
+
+LINE = (
+    "qnnfarm-run exit=137 signal=9 timed_out=1 peak_rss_kb=2048 elapsed_ms=1500 "
+    "reason=timeout leftover=0"
+)
+
+
+def profile(**figures: object) -> str:
+    query = {
+        "type": "GenieDialog_query",
+        "num-prompt-tokens": {"value": 13, "unit": ""},
+        "prompt-processing-rate": {"value": 25.5, "unit": "toks/sec"},
+        "time-to-first-token": {"value": 507221, "unit": "us"},
+        "num-generated-tokens": {"value": 8, "unit": ""},
+        "token-generation-rate": {"value": 2.5, "unit": "toks/sec"},
+    } | figures
+    create = {"type": "GenieDialog_create", "init-time": {"value": 122, "unit": "ms"}}
+    return json.dumps({"components": [{"name": "dialog0", "events": [create, query]}]})
+
+
+def test_a_run_line_is_read_from_the_end_of_the_output() -> None:
+    outcome = parse_run_line(f"chatter\n{LINE}\n")
+    assert outcome is not None
+    assert (outcome.exit_status, outcome.signal, outcome.timed_out) == (137, 9, True)
+    assert outcome.peak_rss_bytes == 2048 * 1024
+    assert outcome.elapsed_s == 1.5
+    assert not outcome.succeeded
+
+
+@pytest.mark.parametrize("output", ["", "\n", f"{LINE}\nmore", LINE.replace("exit", "exec")])
+def test_without_the_line_there_is_no_outcome(output: str) -> None:
+    assert parse_run_line(output) is None
+
+
+@given(st.text())
+def test_a_run_line_never_fails(output: str) -> None:
+    parse_run_line(output)
+
+
+def test_the_unit_in_the_profile_decides() -> None:
+    metrics = parse_profile(profile(), "serial")
+    assert metrics == {
+        "init_s": pytest.approx(0.122),
+        "prompt_tokens": 13,
+        "prefill_tokens_per_s": 25.5,
+        "ttft_s": pytest.approx(0.507221),
+        "generated_tokens": 8,
+        "decode_tokens_per_s": 2.5,
+    }
+
+
+def test_one_generated_token_has_no_decode_rate() -> None:
+    metrics = parse_profile(profile(**{"num-generated-tokens": {"value": 1, "unit": ""}}), "s")
+    assert "decode_tokens_per_s" not in metrics
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        {"time-to-first-token": 507221},
+        {"time-to-first-token": {"value": 5, "unit": "fortnights"}},
+        {"time-to-first-token": {"value": "5", "unit": "us"}},
+        {"time-to-first-token": {"value": float("nan"), "unit": "us"}},
+        {"time-to-first-token": {"unit": "us"}},
+    ],
+)
+def test_a_figure_that_cannot_be_trusted_is_refused(figure: dict[str, object]) -> None:
+    with pytest.raises(RuntimeOutputError):
+        parse_profile(profile(**figure), "serial")
+
+
+def test_a_missing_figure_is_named() -> None:
+    with pytest.raises(RuntimeOutputError, match="ttft_s"):
+        parse_profile(profile().replace("time-to-first-token", "other"), "serial")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["events", "x"]), inner),
+    max_leaves=20,
+)
+
+
+@given(st.text() | st.builds(json.dumps, st.fixed_dictionaries({"components": json_values})))
+def test_garbage_is_a_typed_error(text: str) -> None:
+    with contextlib.suppress(RuntimeOutputError):
+        parse_profile(text, "serial")
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="\r")))
+def test_generated_text_survives_whatever_the_model_says(text: str) -> None:
+    output = f"Using libGenie.so version 1.21.0\n\n[PROMPT]: hello\n\n[BEGIN]: {text}[END]\n\n"
+    if "\n[BEGIN]: " not in text:
+        assert generated_text(output, "serial") == text
+
+
+@pytest.mark.parametrize("output", ["", "[PROMPT]: x", "\n[BEGIN]: cut off", "[END]\n[BEGIN]: "])
+def test_output_without_marks_is_a_typed_error(output: str) -> None:
+    with pytest.raises(RuntimeOutputError):
+        generated_text(output, "serial")
