@@ -18,7 +18,7 @@ format:
 	$(PYTHON) -m ruff format .
 
 test:
-	$(PYTHON) -m pytest -n 2
+	$(PYTHON) -m pytest
 
 demo:
 	$(PYTHON) -m harness.cli demo

@@ -1,0 +1,115 @@
+"""The command line: every command, and what becomes of an error.
+
+Exit codes: 0 done, 1 failed, 2 wrong use. Whatever the project raises on purpose carries an
+`exit_code` and a one-line text; that line is all the user sees of it.
+"""
+
+import importlib.metadata
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+from harness.cli import bench, build, device, devices, doctor, generate, inspect, perplexity
+from harness.errors import WrongUseError
+
+COMMANDS_GROUP = "qnnfarm.commands"
+_INTERRUPTED = 130
+
+
+def build_app() -> typer.Typer:
+    """The command line with its own commands and those of the installed packages."""
+    app = typer.Typer(
+        name="qnnfarm",
+        help="Build language models for Snapdragon NPUs and run them on a farm of devices.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode="markdown",
+    )
+    app.callback()(_options)
+    app.command("build")(build.build)
+    app.command("inspect")(inspect.inspect)
+    app.command("generate")(generate.generate)
+    app.command("perplexity")(perplexity.perplexity)
+    app.command("bench")(bench.bench)
+    app.command("devices")(devices.devices)
+    app.add_typer(device.app, name="device")
+    app.command("doctor")(doctor.doctor)
+    for entry in sorted(importlib.metadata.entry_points(group=COMMANDS_GROUP)):
+        app.command(entry.name)(_load(entry))
+    return app
+
+
+def _load(entry: importlib.metadata.EntryPoint) -> Callable[..., object]:
+    """The command of an entry point; one that is broken says so when called, and hides no other."""
+    try:
+        command: Callable[..., object] = entry.load()
+    except Exception as error:  # noqa: BLE001  (an import can raise anything)
+        reason = f"the command {entry.name} ({entry.value}) cannot be loaded: {error}"
+
+        def broken() -> None:
+            raise WrongUseError(reason)
+
+        broken.__doc__ = f"Cannot be loaded: {error}"
+        return broken
+    return command
+
+
+def main() -> NoReturn:
+    """Run the command line and leave with its exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        build_app()(prog_name="qnnfarm")
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left (`qnnfarm ... | head`); the interpreter must not complain at
+        # exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except Exception as error:
+        chosen = _user_error_code(error)
+        if chosen is None:
+            raise
+        code = chosen
+        sys.stderr.write(f"qnnfarm: {one_line(str(error))}\n")
+    else:
+        code = 0
+    sys.exit(code)
+
+
+def one_line(text: str) -> str:
+    """Text from anywhere, fit for one line of a terminal: no line breaks, no control characters."""
+    joined = " ".join(text.split())
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in joined)
+
+
+def _user_error_code(error: Exception) -> int | None:
+    """The exit code of an error raised on purpose, in whichever package; None for a bug."""
+    code = getattr(error, "exit_code", None)
+    return code if isinstance(code, int) else None
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    """SIGTERM unwinds as Ctrl-C does, so that what was started is stopped."""
+    raise KeyboardInterrupt
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"qnnfarm {importlib.metadata.version('qnnfarm')}")
+        raise typer.Exit
+
+
+def _options(
+    _version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    pass

@@ -1,0 +1,161 @@
+"""`qnnfarm build`: a model folder to a container for each target."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from harness.cli.console import answers, print_json, remarks
+from harness.cli.perplexity import read_text
+from harness.errors import WrongUseError
+
+if TYPE_CHECKING:
+    from buildlib.build import StageRecord
+    from buildlib.container.container import GenAIContainer
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was built for one target, and how much of it anew."""
+
+    target: str
+    folder: str
+    sha256: str
+    parts: int
+    size_bytes: int
+    stages_run: int
+    stages_reused: int
+    seconds: float
+
+    def as_line(self) -> str:
+        """For people."""
+        return (
+            f"{self.folder}: {self.target}, {self.parts} parts, {self.size_bytes / 2**20:.1f} MiB, "
+            f"{self.stages_run} stages run, {self.stages_reused} from the cache"
+        )
+
+
+def build(
+    model_dir: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder with `model.onnx` and `model.encodings`, or with a checkpoint (a Llama in "
+            "Hugging Face layout)."
+        ),
+    ],
+    target: Annotated[
+        list[str],
+        typer.Option(
+            help="SoC to build for: `SM8750` is the phone, `SM8750:emulator` the virtual device. "
+            "Can be repeated."
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder of the container; with several targets, of one folder each."),
+    ],
+    ar: Annotated[
+        str, typer.Option(help="Tokens per graph call: 1 and one prefill length.")
+    ] = "1,32",
+    cl: Annotated[int, typer.Option(help="Context length in tokens.")] = 192,
+    splits: Annotated[int, typer.Option(help="Parts to cut the model into.")] = 2,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Text to calibrate a checkpoint's quantization on.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace a container that is already there.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False,
+) -> None:
+    """Build a container for each target; stages that have not changed come from the cache."""
+    from buildlib.genai import GenAIBuilderFactory
+    from harness.paths import cache_dir
+
+    text = None if calibration is None else read_text(calibration)
+    options = {
+        "arn_cl_options.auto_regression_number": _parse_ars(ar),
+        "arn_cl_options.context_length": [cl],
+        "split_model.num_splits": splits,
+    }
+    builds = []
+    for name in dict.fromkeys(target):
+        builder = GenAIBuilderFactory.create(
+            model_dir, cache_root=cache_dir(), calibration_text=text
+        )
+        builder.set_targets([name]).set_transformation_options(options)
+        builds.append((name, builder.plan(), place(out, name, several=len(set(target)) > 1)))
+    made = []
+    for name, job, folder in builds:
+        with StageProgress(name) as progress:
+            container = job.run(progress.show).save(folder, exist_ok=overwrite)
+        made.append(_summary(name, container, job.records))
+    if json:
+        print_json([asdict(summary) for summary in made])
+        return
+    for summary in made:
+        answers().print(summary.as_line(), markup=False)
+
+
+def place(out: Path, target: str, *, several: bool) -> Path:
+    """Where a target's container goes: `out` itself, or a folder in it named by the target."""
+    return out / target.removeprefix("chipset:").replace(":", "-") if several else out
+
+
+class StageProgress:
+    """A progress bar over a build's stages on stderr; a line a stage where that is no terminal."""
+
+    def __init__(self, title: str) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("[bold]{task.fields[title]}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} {task.description}"),
+            TimeElapsedColumn(),
+            console=remarks(),
+            transient=True,
+        )
+        self._task = self._progress.add_task("starting", total=1, title=title)
+        self._title = title
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._progress.stop()
+
+    def show(self, record: "StageRecord") -> None:
+        """Advance to a finished stage."""
+        how = "cached" if record.reused else f"{record.seconds:.1f} s"
+        text = f"{record.operation} {record.subject} ({how})"
+        self._progress.update(
+            self._task, completed=record.number, total=record.total, description=text
+        )
+        if not self._progress.console.is_terminal:
+            self._progress.console.print(
+                f"{self._title}: {record.number}/{record.total} {text}", markup=False
+            )
+
+
+def _summary(target: str, container: "GenAIContainer", records: list["StageRecord"]) -> Summary:
+    return Summary(
+        target=target,
+        folder=str(container.path),
+        sha256=container.metadata.container_sha256,
+        parts=container.metadata.graphs.splits,
+        size_bytes=container.metadata.size_bytes,
+        stages_run=sum(not record.reused for record in records),
+        stages_reused=sum(record.reused for record in records),
+        seconds=round(sum(record.seconds for record in records), 3),
+    )
+
+
+def _parse_ars(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise WrongUseError(
+            f"--ar takes numbers with commas between, such as 1,32, not {text!r}"
+        ) from None

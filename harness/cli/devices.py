@@ -1,0 +1,67 @@
+"""`qnnfarm devices`: what the adb server knows."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from harness.cli.console import answers, print_json
+
+if TYPE_CHECKING:
+    from harness.devices.discovery import DeviceEntry
+
+
+def devices(json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False) -> None:
+    """List the devices of the adb server: model, SoC, Android version, free space, state."""
+    from harness.adb.server import ensure_server
+    from harness.devices.discovery import list_devices
+
+    server = ensure_server()
+    rows = [_describe(entry) for entry in list_devices(server)]
+    if json:
+        print_json(rows)
+        return
+    if not rows:
+        answers().print(
+            "no devices: plug a phone in with USB debugging on, or start a virtual one with "
+            "`qnnfarm device start NAME`"
+        )
+        return
+    table = Table(
+        "serial",
+        "model",
+        "SoC",
+        "Hexagon",
+        "Android",
+        "ABI",
+        "free",
+        "state",
+        box=None,
+        header_style="bold",
+    )
+    for row in rows:
+        free = row.get("free_bytes")
+        table.add_row(
+            *(
+                str(row.get(key) or "")
+                for key in ("serial", "model", "soc", "hexagon", "android_version", "abi")
+            ),
+            "" if free is None else f"{free / 2**30:.1f} GiB",
+            row["state"] + (" (emulator)" if row.get("emulator") else ""),
+        )
+    answers().print(table)
+
+
+def _describe(entry: "DeviceEntry") -> dict[str, Any]:
+    """One row: what the server says, and what the device itself says when it can be asked."""
+    from harness.devices.discovery import open_device
+    from harness.errors import DeviceError
+
+    row: dict[str, Any] = {"serial": entry.serial, "state": entry.state}
+    if entry.state != "device":
+        return row
+    try:
+        return row | dataclasses.asdict(open_device(entry.serial).properties(timeout_s=10.0))
+    except DeviceError as error:
+        return row | {"error": str(error)}

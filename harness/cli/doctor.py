@@ -1,0 +1,155 @@
+"""`qnnfarm doctor`: what works on this machine, and what to do about what does not."""
+
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
+
+import typer
+
+from harness.cli.console import answers, print_json
+
+State = Literal["ok", "note", "broken"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        state: `note` is something that works less well, `broken` something that stops the main job.
+        advice: what to do about it; empty when nothing is to be done.
+    """
+
+    subject: str
+    state: State
+    detail: str
+    advice: str = ""
+
+
+def doctor(json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False) -> None:
+    """Check what the main job needs: compiler, Genie, adb, virtual devices. Exits 1 if broken."""
+    findings = list(examine())
+    if json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        marks = {
+            "ok": "[green]ok    [/green]",
+            "note": "[yellow]note  [/yellow]",
+            "broken": "[red]broken[/red]",
+        }
+        for finding in findings:
+            advice = f" — {finding.advice}" if finding.advice else ""
+            answers().print(
+                marks[finding.state],
+                f"[bold]{finding.subject:16}[/bold]",
+                f"{finding.detail}{advice}",
+            )
+    if any(finding.state == "broken" for finding in findings):
+        raise typer.Exit(1)
+
+
+def examine() -> Iterator[Finding]:
+    """All findings, in the order of the data flow. A check that fails is itself a finding."""
+    checks: tuple[tuple[str, Callable[[], Finding]], ...] = (
+        ("host", _host),
+        ("libraries", _libraries),
+        ("QNN compiler", _compiler),
+        ("QAIRT SDK", _sdk),
+        ("cache", _cache),
+        ("adb", _adb),
+        ("virtual devices", _virtual),
+    )
+    for subject, check in checks:
+        try:
+            yield check()
+        except Exception as error:  # noqa: BLE001  (whatever is broken is what we are here to report)
+            yield Finding(subject, "broken", f"{type(error).__name__}: {error}")
+
+
+def _host() -> Finding:
+    python = platform.python_version()
+    detail = f"Python {python} on {platform.system()} {platform.machine()}"
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return Finding(
+            "host", "broken", detail, "the compiler and the emulator need Linux on x86_64"
+        )
+    return Finding("host", "ok", detail)
+
+
+def _libraries() -> Finding:
+    """`libQnnSystem.so` needs what not every minimal system has."""
+    import ctypes.util
+
+    if ctypes.util.find_library("atomic") is None:
+        return Finding("libraries", "broken", "libatomic.so.1 is missing", "apt install libatomic1")
+    return Finding("libraries", "ok", "libatomic.so.1 is there")
+
+
+def _compiler() -> Finding:
+    from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+
+    toolchain = OrtQnnToolchain()
+    versions = toolchain.versions()
+    parts = (f"{name} {version}" for name, version in versions.items() if name != "toolchain")
+    return Finding("QNN compiler", "ok", f"{toolchain.name}: {', '.join(parts)}")
+
+
+def _sdk() -> Finding:
+    import os
+
+    root = os.environ.get("QAIRT_SDK_ROOT") or os.environ.get("QNN_SDK_ROOT")
+    if root:
+        return Finding(
+            "QAIRT SDK",
+            "note",
+            f"{root}",
+            "this version does not use it yet: the PyPI toolchain compiles",
+        )
+    return Finding("QAIRT SDK", "note", "not set; virtual devices do not need it")
+
+
+def _cache() -> Finding:
+    from harness.paths import cache_dir
+
+    folder = cache_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    detail = f"{folder}, {free / 2**30:.1f} GiB free"
+    if free < 1 << 30:
+        return Finding(
+            "cache",
+            "note",
+            detail,
+            "builds of large models need more room; QNNFARM_CACHE_DIR moves it",
+        )
+    return Finding("cache", "ok", detail)
+
+
+def _adb() -> Finding:
+    from harness.adb.server import find_adb, resolve_server
+    from harness.errors import AdbServerError
+
+    try:
+        server = resolve_server()
+    except AdbServerError:
+        return Finding(
+            "adb", "ok", f"no server runs; {find_adb()} will be started when a device is needed"
+        )
+    return Finding(
+        "adb",
+        "ok",
+        f"server at {server.host}:{server.port}, protocol {server.version}, used as it is",
+    )
+
+
+def _virtual() -> Finding:
+    from harness.virtual.probe import probe_namespace
+
+    support = probe_namespace()
+    if support.kind == "none":
+        advice = "virtual devices have no /data/local/tmp; $TMPDIR names their writable folder"
+        return Finding("virtual devices", "note", f"no mount namespace: {support.reason}", advice)
+    return Finding("virtual devices", "ok", f"mount namespace granted ({support.kind})")

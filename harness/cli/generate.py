@@ -1,0 +1,50 @@
+"""`qnnfarm generate`: one prompt through a container on a device."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.console import answers, print_json, remarks
+
+
+def generate(
+    container_dir: Annotated[Path, typer.Argument(help="Folder of a container.")],
+    prompt: Annotated[str, typer.Option(help="The prompt.")],
+    device: Annotated[
+        str | None,
+        typer.Option(help="Serial of the device; by default $ANDROID_SERIAL, or the only one."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Stop after that many tokens.")] = 32,
+    json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False,
+) -> None:
+    """Generate text on a device, greedily, and say how fast it went there."""
+    from harness.cli.session import open_session
+    from harness.runtimes.base import GenerationRequest
+    from harness.store.metrics import METRICS
+
+    with open_session(container_dir, device) as session:
+        session.runtime.prepare()
+        result = session.runtime.generate(GenerationRequest(max_tokens, prompt=prompt))
+        properties = session.properties
+    if json:
+        print_json(
+            {
+                "device": properties.serial,
+                "soc": properties.soc,
+                "emulator": properties.emulator,
+                "prompt": prompt,
+                "text": result.text,
+                "metrics": dict(result.metrics),
+            }
+        )
+        return
+    answers().print(result.text, markup=False)
+    shown = [
+        METRICS[key].label.lower() + " " + METRICS[key].show(value)
+        for key, value in result.metrics.items()
+    ]
+    where = f"{properties.serial} ({properties.soc}{' emulator' if properties.emulator else ''})"
+    remarks().print(f"{where}: {', '.join(shown)}", markup=False, soft_wrap=True)
+    if properties.emulator:
+        remarks().print("emulator speed says nothing about hardware speed")

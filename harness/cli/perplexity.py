@@ -1,0 +1,66 @@
+"""`qnnfarm perplexity`: how well a container predicts a text, by Genie's accuracy API."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.console import answers, print_json
+from harness.errors import WrongUseError
+
+
+def perplexity(
+    container_dir: Annotated[Path, typer.Argument(help="Folder of a container.")],
+    text: Annotated[Path, typer.Option(help="The text to score.")],
+    device: Annotated[
+        str | None,
+        typer.Option(help="Serial of the device; by default $ANDROID_SERIAL, or the only one."),
+    ] = None,
+    windows: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Score only the first windows of the context length; by default all."
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False,
+) -> None:
+    """Score a text on a device: the first CL - AR positions of windows of the context length."""
+    from harness.cli.session import open_session
+
+    content = read_text(text)
+    with open_session(container_dir, device) as session:
+        session.runtime.prepare()
+        result = session.runtime.score(session.runtime.windows(content, windows))
+        properties = session.properties
+    if json:
+        print_json(
+            {
+                "device": properties.serial,
+                "soc": properties.soc,
+                "emulator": properties.emulator,
+                "perplexity": result.perplexity,
+                "positions": result.positions,
+                "tokens": result.tokens,
+                "windows": list(result.windows),
+                "retries": result.retries,
+            }
+        )
+        return
+    where = f"{properties.serial} ({properties.soc}{' emulator' if properties.emulator else ''})"
+    answers().print(
+        f"perplexity {result.perplexity:.3f} over {result.tokens} tokens in "
+        f"{len(result.windows)} windows, on {where}",
+        markup=False,
+    )
+
+
+def read_text(path: Path) -> str:
+    """A text file of the user's.
+
+    Raises:
+        WrongUseError: it cannot be read as UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise WrongUseError(f"cannot read the text {path}: {error}") from error

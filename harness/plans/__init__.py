@@ -1,0 +1,1 @@
+"""Plans: what to run, how often, and what to keep of it."""

@@ -1,0 +1,43 @@
+"""What benchmark prompts are cut from: the opening of Genesis (King James, public domain)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import WrongUseError
+
+
+@dataclass(frozen=True)
+class BenchPrompt:
+    """A prompt of a fixed length.
+
+    Attributes:
+        token_ids: what the device is asked, as it is.
+        text: the same for people to read.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+
+
+def passage() -> str:
+    """The whole text, about 10,000 characters."""
+    return (Path(__file__).parent / "passage.txt").read_text(encoding="utf-8")
+
+
+def cut_prompt(tokenizer: Path, n_tokens: int) -> BenchPrompt:
+    """The first tokens of the passage, which is repeated when it is too short.
+
+    Raises:
+        WrongUseError: the tokenizer cannot be read, or makes no tokens of it.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        encoder = Tokenizer.from_file(str(tokenizer))
+    except Exception as error:  # the library raises bare Exception
+        raise WrongUseError(f"cannot read the tokenizer {tokenizer}: {error}") from error
+    ids: list[int] = encoder.encode(passage(), add_special_tokens=False).ids
+    if not ids:
+        raise WrongUseError(f"the tokenizer {tokenizer} makes no tokens of English text")
+    cut = (ids * (n_tokens // len(ids) + 1))[:n_tokens]
+    return BenchPrompt(tuple(cut), encoder.decode(cut))

@@ -1,0 +1,38 @@
+"""`qnnfarm demo`: the main job from end to end on this machine, without a phone and without an SDK.
+
+Builds the reference model for two SoCs, starts a virtual device of each, deploys, measures, stores
+and reports. Everything on the way is real: the compiler, the adb server, Genie, and the HTP
+emulator, whose speed is not that of hardware.
+"""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SOCS = ("SM8650", "SM8750")
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for containers, results and report.")] = Path(
+        "qnnfarm-demo"
+    ),
+) -> None:
+    """Build, run, measure and report a model on two virtual devices. No phone, no SDK."""
+    from harness.store.store import ResultsStore
+    from suites import demo_steps as steps
+
+    out.mkdir(parents=True, exist_ok=True)
+    db = out / "results.db"
+    with ExitStack() as stack:
+        say = stack.enter_context(steps.Narrator(total=2 + 3 * len(SOCS)))
+        store = stack.enter_context(ResultsStore.open(db))
+        built = {soc: steps.build(soc, out / "containers" / soc, say) for soc in SOCS}
+        references = steps.host_references(built[SOCS[0]], say)
+        server = stack.enter_context(steps.adb_server())
+        for soc in SOCS:
+            device = stack.enter_context(steps.virtual_device(soc, server, say))
+            steps.measure(built[soc].container, device, store, references, say)
+        say.step(f"report {out / 'report.html'}")
+    steps.report(db, out / "report.html")

@@ -1,0 +1,199 @@
+"""The steps of the demo, each through the public surface of the package it shows."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from buildlib.build import BuildOutputs, StageRecord
+from buildlib.checkpoint.config import load_config
+from buildlib.container.container import GenAIContainer
+from buildlib.genai import GenAIBuilderFactory
+from buildlib.reference.scored import onnx_perplexity
+from harness.adb.client import AdbServer
+from harness.adb.server import ensure_server, stop_if_ours
+from harness.cli.console import remarks
+from harness.cli.session import open_session
+from harness.errors import HarnessError
+from harness.paths import cache_dir
+from harness.plans.bench import BenchPlan, run_bench
+from harness.plans.passage import cut_prompt
+from harness.plans.perplexity import run_perplexity
+from harness.runtimes.base import GenerationResult
+from harness.runtimes.windows import cut_windows
+from harness.store.store import ResultsStore
+from harness.virtual import manager
+from suites.models import tiny_llama
+
+AR, CL, SPLITS = (1, 32), 192, 2
+WINDOWS = 8
+PLAN = BenchPlan(prompt_tokens=64, new_tokens=16, repetitions=3, warmup=1)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A container, and where its build left the models it was made from."""
+
+    container: GenAIContainer
+    outputs: BuildOutputs
+
+
+class Narrator:
+    """Shows the demo's steps as they happen: a bar on a terminal, one line a step elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=remarks(),
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=total)
+        self._number = -1
+
+    def step(self, text: str) -> None:
+        """Begin a step; the one before is done."""
+        self._number += 1
+        self._progress.update(self._task, completed=self._number, description=text)
+        total = self._progress.tasks[self._task].total or 0
+        self._progress.console.print(
+            f"[{self._number + 1}/{total:.0f}] {text}", markup=False, soft_wrap=True
+        )
+
+    def detail(self, text: str) -> None:
+        """What the step is at, or what it found."""
+        self._progress.update(self._task, description=text)
+        self._progress.console.print(f"      {text}", markup=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+
+def build(soc: str, folder: Path, say: Narrator) -> Built:
+    """The reference model for the emulator of a SoC; what the cache holds is not built again."""
+    say.step(f"build tiny_llama for {soc}:emulator with the QNN compiler")
+    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=cache_dir())
+    builder.set_targets([f"{soc}:emulator"]).set_transformation_options(
+        {
+            "arn_cl_options.auto_regression_number": AR,
+            "arn_cl_options.context_length": (CL,),
+            "split_model.num_splits": SPLITS,
+        }
+    )
+
+    def show(record: StageRecord) -> None:
+        how = "from the cache" if record.reused else f"{record.seconds:.1f} s"
+        say.detail(f"{record.operation} {record.subject}: {how}")
+
+    outputs = builder.plan().outputs(show)
+    container = GenAIContainer.load(outputs.container).save(folder, exist_ok=True)
+    return Built(container, outputs)
+
+
+def host_references(built: Built, say: Narrator) -> Mapping[str, float]:
+    """Perplexity on the host, float and quantized, over the positions that devices will score."""
+    say.step(
+        f"perplexity on the host, float and quantized, over {WINDOWS} windows of held-out text"
+    )
+    config = load_config(tiny_llama.folder() / "config.json")
+    windows = cut_windows(
+        tiny_llama.heldout_text(),
+        built.container.files["tokenizer.json"],
+        context=CL,
+        ar=max(AR),
+        most=WINDOWS,
+    )
+    scored = [window.scored for window in windows]
+    outputs = built.outputs
+    floats = {shape.ar: [path] for shape, path in outputs.float_models.items()}
+    quantized = {shape.ar: paths for shape, paths in outputs.qdq_parts.items()}
+    return {
+        "perplexity_float": onnx_perplexity(floats, config, scored),
+        "perplexity_quantized_cpu": onnx_perplexity(quantized, config, scored),
+    }
+
+
+@contextmanager
+def adb_server() -> Iterator[AdbServer]:
+    """The adb server that runs, else one that ends with the demo unless others came to use it."""
+    server = ensure_server()
+    try:
+        yield server
+    finally:
+        stop_if_ours(server)
+
+
+@contextmanager
+def virtual_device(soc: str, server: AdbServer, say: Narrator) -> Iterator[str]:
+    """The serial of a virtual device that stops with the demo; its files stay for the next one."""
+    name = f"demo-{soc.lower()}"
+    say.step(f"start virtual device {name} and connect it to the adb server at port {server.port}")
+    serial = ""
+    try:
+        device = manager.start(name, soc)
+        serial = device.serial
+        server.connect(serial)
+        yield serial
+    finally:
+        with suppress(HarnessError):
+            if serial:
+                server.disconnect(serial)
+        with suppress(HarnessError):
+            manager.stop(name)
+
+
+def measure(
+    container: GenAIContainer,
+    serial: str,
+    store: ResultsStore,
+    references: Mapping[str, float],
+    say: Narrator,
+) -> None:
+    """Deploy, bench and score one container on one device, into the store."""
+    say.step(f"deploy to {serial}, prefill and decode, perplexity")
+    with open_session(container.path, serial) as session:
+        deployment = session.runtime.prepare()
+        pushed, reused = deployment.pushed_bytes / 2**20, deployment.reused_bytes / 2**20
+        say.detail(f"pushed {pushed:.1f} MiB, {reused:.1f} MiB were there already")
+
+        def show(number: int, total: int, result: GenerationResult) -> None:
+            rate = result.metrics["prefill_tokens_per_s"]
+            say.detail(f"repetition {number + 1}/{total}: prefill {rate:.1f} tokens/s")
+
+        prompt = cut_prompt(container.files["tokenizer.json"], PLAN.prompt_tokens - 1)
+        run_bench(session.runtime, PLAN, prompt, session.records(), store, show)
+        result = run_perplexity(
+            session.runtime,
+            tiny_llama.heldout_text(),
+            session.records(),
+            store,
+            max_windows=WINDOWS,
+            references=references,
+        )
+        say.detail(
+            f"perplexity {result.perplexity:.3f} on the device, "
+            f"{references['perplexity_float']:.3f} in float on the host"
+        )
+
+
+def report(db: Path, out: Path) -> None:
+    """Write the report and print its table."""
+    from reports.cli import report as write_report
+
+    write_report(db=str(db), out=out, as_json=False)

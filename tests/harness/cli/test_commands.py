@@ -1,0 +1,230 @@
+"""Every command on the real parts, and what it says."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.adb.client import AdbServer
+from harness.devices.adb import AdbDevice
+from harness.virtual import manager
+from suites.models import tiny_llama
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+COMMANDS = [
+    (), ("build",), ("inspect",), ("generate",), ("perplexity",), ("bench",), ("report",),
+    ("devices",), ("demo",), ("doctor",), ("device",), ("device", "start"), ("device", "ls"),
+    ("device", "stop"), ("device", "rm"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_at_every_level(qnnfarm: Run, command: tuple[str, ...]) -> None:
+    done = qnnfarm(*command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "Usage: qnnfarm" in done.stdout
+
+
+def test_every_command_is_in_the_readme() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    for command in COMMANDS:
+        assert " ".join(("qnnfarm", *command)) in readme
+
+
+@pytest.mark.parametrize("arguments", [("nonsense",), ("build",), ("bench", "--nonsense"), ()])
+def test_wrong_use_exits_with_2(qnnfarm: Run, arguments: tuple[str, ...]) -> None:
+    assert qnnfarm(*arguments).returncode == 2
+
+
+def test_the_path_of_a_user(
+    qnnfarm: Run, tmp_path: Path, virtual_device: AdbDevice, reference_outputs: object
+) -> None:
+    """Build, inspect, generate, bench, perplexity, report: each fed by the one before."""
+    serial, container, db = virtual_device.serial, tmp_path / "container", tmp_path / "r.db"
+    target = ("--target", "SM8750:emulator")
+    built = qnnfarm("build", tiny_llama.folder(), *target, "--out", container, "--json")
+    assert built.returncode == 0, built.stderr
+    (summary,) = json.loads(built.stdout)
+    assert summary["stages_run"] == 0  # the fixture built it in the same cache
+
+    shown = json.loads(qnnfarm("inspect", container, "--json").stdout)
+    assert shown["metadata"]["container_sha256"] == summary["sha256"]
+    graphs = [graph["name"] for graph in shown["binaries"]["tiny_llama_part_1_of_2.bin"]["graphs"]]
+    assert sorted(graphs) == ["ar1_cl192_1_of_2", "ar32_cl192_1_of_2"]
+    assert "ar32_cl192_1_of_2" in qnnfarm("inspect", container).stdout
+
+    on_device = (container, "--device", serial)
+    prompt = ("--prompt", "In the beginning", "--max-tokens", "6")
+    generated = qnnfarm("generate", *on_device, *prompt)
+    assert generated.returncode == 0, generated.stderr
+    assert "emulator speed says nothing about hardware speed" in generated.stderr
+    answer = json.loads(qnnfarm("generate", *on_device, *prompt, "--json").stdout)
+    assert answer["emulator"] is True
+    assert generated.stdout == answer["text"] + "\n"
+    assert answer["metrics"]["generated_tokens"] == 6
+
+    short = ("-p", "40", "-n", "4", "-r", "2", "--db", str(db))
+    run = json.loads(qnnfarm("bench", *on_device, *short, "--json").stdout)
+    measured = [m for m in run["measurements"] if m["metric"] == "prefill_tokens_per_s"]
+    assert [m["is_warmup"] for m in measured] == [True, False, False]
+    prompts = {m["value"] for m in run["measurements"] if m["metric"] == "prompt_tokens"}
+    assert prompts == {40}
+    assert run["status"] == "done"
+    assert sqlite3.connect(db).execute("SELECT count(*) FROM runs").fetchone() == (1,)
+
+    text = tiny_llama.folder() / "text" / "heldout.txt"
+    scored = qnnfarm("perplexity", *on_device, "--text", text, "--windows", "1", "--json")
+    assert 1 < json.loads(scored.stdout)["perplexity"] < 200
+
+    page = tmp_path / "report.html"
+    reported = qnnfarm("report", "--db", db, "--out", page, "--json")
+    assert reported.returncode == 0, reported.stderr
+    assert "Emulator speed is not hardware speed" in page.read_text()
+
+
+def test_devices_are_started_listed_stopped_and_removed(
+    qnnfarm: Run, adb_server: AdbServer
+) -> None:
+    name = f"cli-{os.getpid()}"
+    started = qnnfarm("device", "start", name, "--soc", "SM8650")
+    assert started.returncode == 0, started.stderr
+    serial = started.stdout.splitlines()[-1]
+    try:
+        again = qnnfarm("device", "start", name, "--soc", "SM8650", "--json")
+        assert json.loads(again.stdout)["serial"] == serial
+        rows = {row["serial"]: row for row in json.loads(qnnfarm("devices", "--json").stdout)}
+        assert rows[serial]["soc"] == "SM8650"
+        assert rows[serial]["emulator"] is True
+        assert serial in qnnfarm("devices").stdout
+        assert qnnfarm("device", "stop", name).returncode == 0
+        listed = {row["name"]: row for row in json.loads(qnnfarm("device", "ls", "--json").stdout)}
+        assert listed[name]["state"] == "stopped"
+    finally:
+        assert qnnfarm("device", "rm", name).returncode == 0
+    assert name not in qnnfarm("device", "ls").stdout
+    assert qnnfarm("device", "stop", name).returncode == 2
+
+
+def test_several_targets_get_a_folder_each(
+    qnnfarm: Run, tmp_path: Path, reference_outputs: object
+) -> None:
+    targets = ("--target", "SM8750", "--target", "SM8750:emulator")
+    done = qnnfarm("build", tiny_llama.folder(), *targets, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "SM8750" / "metadata.json").is_file()
+    assert (tmp_path / "out" / "SM8750-emulator" / "metadata.json").is_file()
+
+
+def test_doctor_finds_this_machine_well(qnnfarm: Run) -> None:
+    done = qnnfarm("doctor", "--json")
+    assert done.returncode == 0, done.stdout
+    states = {finding["subject"]: finding["state"] for finding in json.loads(done.stdout)}
+    assert states["QNN compiler"] == "ok"
+    assert "broken" not in states.values()
+
+
+def test_doctor_says_when_there_is_no_namespace(qnnfarm: Run) -> None:
+    done = qnnfarm("doctor", QNNFARM_VIRTUAL_NAMESPACE="none")
+    assert done.returncode == 0
+    assert "TMPDIR" in done.stdout
+
+
+def one_line_error(done: "subprocess.CompletedProcess[str]", *said: str) -> None:
+    """It failed with one line on stderr that says this, and no traceback."""
+    assert done.returncode in {1, 2}, done.stdout
+    errors = [line for line in done.stderr.splitlines() if line.startswith("qnnfarm: ")]
+    assert len(errors) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in said:
+        assert word in errors[0], errors[0]
+
+
+def test_bad_input_is_one_line(
+    qnnfarm: Run, tmp_path: Path, virtual_device: AdbDevice, tiny_bundle: Path
+) -> None:
+    model, out = tiny_llama.folder(), tmp_path / "out"
+    emulator = ("--target", "SM8750:emulator", "--out", out)
+    on_device = (tiny_bundle, "--device", virtual_device.serial)
+    one_line_error(qnnfarm("build", tmp_path / "none", *emulator), "none", "no such folder")
+    unknown = qnnfarm("build", model, "--target", "SM9999", "--out", out)
+    one_line_error(unknown, "SM9999", "SM8750")
+    one_line_error(qnnfarm("build", model, *emulator, "--ar", "1,50"), "AR must divide CL")
+    one_line_error(qnnfarm("build", model, *emulator, "--ar", "1,x"), "--ar")
+    one_line_error(qnnfarm("build", model, *emulator, "--splits", "9"), "9 parts")
+    assert not out.exists()
+    one_line_error(qnnfarm("inspect", tmp_path), "metadata.json")
+    long = qnnfarm("generate", *on_device, "--prompt", "In the beginning " * 80)
+    one_line_error(long, "192 tokens in all")
+    one_line_error(qnnfarm("bench", *on_device, "-p", "0", "--db", out), "prompt_tokens")
+    missing = qnnfarm("perplexity", *on_device, "--text", tmp_path / "none.txt")
+    one_line_error(missing, "none.txt")
+    one_line_error(
+        qnnfarm("generate", tiny_bundle, "--device", "nowhere", "--prompt", "x"), "nowhere"
+    )
+    one_line_error(qnnfarm("report", "--db", tmp_path / "none.db", "--out", out), "none.db")
+    one_line_error(qnnfarm("device", "start", "../escape"), "../escape")
+
+
+def test_without_any_device_the_user_is_told_how_to_get_one(
+    qnnfarm: Run, tmp_path: Path, tiny_bundle: Path, free_adb_port: int
+) -> None:
+    environment = {"ADB_SERVER_SOCKET": f"tcp:127.0.0.1:{free_adb_port}"}
+    done = qnnfarm("generate", tiny_bundle, "--prompt", "x", **environment)
+    one_line_error(done, "qnnfarm device start")
+
+
+def test_a_full_device_is_one_line(
+    qnnfarm: Run, tiny_bundle: Path, make_virtual_device: Callable[..., tuple[object, AdbDevice]]
+) -> None:
+    _, device = make_virtual_device(storage_bytes=20 << 20)
+    done = qnnfarm("generate", tiny_bundle, "--device", device.serial, "--prompt", "x")
+    one_line_error(done, device.serial, "full")
+
+
+def test_a_device_that_goes_away_during_the_push_is_one_line(
+    qnnfarm: Run,
+    tiny_bundle: Path,
+    make_virtual_device: Callable[..., tuple[manager.VirtualDevice, AdbDevice]],
+) -> None:
+    virtual, device = make_virtual_device()
+    incoming = virtual.root / "data" / "local" / "tmp" / "qnnfarm" / "incoming"
+
+    def pull_the_plug() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not any(incoming.rglob("*")):
+            time.sleep(0.005)
+        manager.stop(virtual.name)
+
+    thread = threading.Thread(target=pull_the_plug)
+    thread.start()
+    done = qnnfarm("generate", tiny_bundle, "--device", device.serial, "--prompt", "x")
+    thread.join()
+    one_line_error(done, device.serial)
+    assert not list(incoming.parent.glob("runs/*"))
+
+
+def test_an_interrupted_bench_leaves_nothing_on_the_device(
+    adb_environment: Path, tmp_path: Path, virtual_device: AdbDevice, tiny_bundle: Path
+) -> None:
+    db = tmp_path / "r.db"
+    command = [sys.executable, "-m", "harness.cli", "bench", str(tiny_bundle), "--db", str(db)]
+    command += ["--device", virtual_device.serial, "-r", "50"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "repetition 1/51" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+    assert process.returncode == 130
+    status = sqlite3.connect(db).execute("SELECT status FROM runs").fetchone()
+    assert status == ("interrupted",)
+    left = virtual_device.shell(f"ls {virtual_device.work_root}/runs").stdout
+    assert "run-" not in left

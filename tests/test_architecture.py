@@ -1,0 +1,45 @@
+"""The arrows between the packages hold, also for what a bare import loads."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Names of the modules in memory after running `statement` in a fresh interpreter."""
+    code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    return set(output.split())
+
+
+def test_the_import_contracts_hold() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()"],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import harness.store.store", {"adbutils", "onnxruntime", "onnx", "typer", "buildlib"}),
+        ("import harness.devices.adb", {"onnxruntime", "onnx", "sqlalchemy"}),
+        ("import buildlib.genai", {"adbutils", "sqlalchemy", "onnxruntime_qnn"}),
+        ("import harness.cli.app", {"onnxruntime", "onnx", "sqlalchemy", "numpy"}),
+        ("import harness, buildlib, reports, suites", {"numpy", "pydantic", "onnx", "typer"}),
+    ],
+)
+def test_an_import_loads_only_what_it_needs(statement: str, absent: set[str]) -> None:
+    assert loaded_by(statement) & absent == set()
+
+
+def test_every_package_is_typed() -> None:
+    for package in ("buildlib", "device_scripts", "harness", "reports", "suites"):
+        assert (ROOT / package / "py.typed").is_file()
