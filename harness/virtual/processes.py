@@ -11,7 +11,7 @@ import os
 import resource
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.virtual.procfs import all_processes, descendants
@@ -63,20 +63,17 @@ class ProcessTable:
         Raises:
             OSError: it cannot be started.
         """
-        process = subprocess.Popen(
-            argv,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            env=environment,
-            cwd=folder,
-            start_new_session=True,
-            restore_signals=True,
-        )
-        if file_size_limit is not None:
-            with contextlib.suppress(OSError):
-                _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
-                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (file_size_limit, hard))
+        with _file_size_limit(file_size_limit):
+            process = subprocess.Popen(
+                argv,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=environment,
+                cwd=folder,
+                start_new_session=True,
+                restore_signals=True,
+            )
         exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._running[process.pid] = (process, exited)
         return Child(process.pid, exited)
@@ -126,6 +123,22 @@ class ProcessTable:
                 process.returncode = os.waitstatus_to_exitcode(status)
                 if not exited.done():
                     exited.set_result(status)
+
+
+@contextlib.contextmanager
+def _file_size_limit(limit: int | None) -> Iterator[None]:
+    """Processes started in the block may write no larger files.
+
+    The limit is ours for that moment and theirs by inheritance: set from outside, it would come
+    too late for what they fork first.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def exit_code(status: int) -> int:
