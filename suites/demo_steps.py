@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from buildlib.build import BuildOutputs, StageRecord
 from buildlib.checkpoint.config import load_config
@@ -16,7 +16,7 @@ from buildlib.genai import GenAIBuilderFactory
 from buildlib.reference.scored import onnx_perplexity
 from harness.adb.client import AdbServer
 from harness.adb.server import ensure_server, stop_if_ours
-from harness.cli.console import remarks
+from harness.cli.console import progress
 from harness.cli.session import open_session
 from harness.errors import HarnessError
 from harness.paths import cache_dir
@@ -46,14 +46,12 @@ class Narrator:
     """Shows the demo's steps as they happen: a bar on a terminal, one line a step elsewhere."""
 
     def __init__(self, total: int) -> None:
-        self._progress = Progress(
+        self._progress = progress(
             SpinnerColumn(),
             BarColumn(bar_width=20),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TimeElapsedColumn(),
             TextColumn("{task.description}", markup=False),
-            console=remarks(),
-            transient=True,
         )
         self._task = self._progress.add_task("", total=total)
         self._number = -1

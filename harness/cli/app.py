@@ -15,10 +15,11 @@ from typing import NoReturn
 import typer
 
 from harness.cli import bench, build, device, devices, doctor, generate, inspect, perplexity
-from harness.errors import WrongUseError
+from harness.errors import WrongUseError, one_line
 
 COMMANDS_GROUP = "qnnfarm.commands"
 _INTERRUPTED = 130
+_LONGEST_LINE = 2000
 
 
 def build_app() -> typer.Typer:
@@ -78,16 +79,10 @@ def main() -> NoReturn:
         if chosen is None:
             raise
         code = chosen
-        sys.stderr.write(f"qnnfarm: {one_line(str(error))}\n")
+        sys.stderr.write(f"qnnfarm: {one_line(str(error), _LONGEST_LINE)}\n")
     else:
         code = 0
     sys.exit(code)
-
-
-def one_line(text: str) -> str:
-    """Text from anywhere, fit for one line of a terminal: no line breaks, no control characters."""
-    joined = " ".join(text.split())
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in joined)
 
 
 def _user_error_code(error: Exception) -> int | None:

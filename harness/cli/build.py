@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from harness.cli.console import answers, print_json, remarks
+from harness.cli.console import answers, print_json, progress
 from harness.cli.perplexity import read_text
 from harness.errors import WrongUseError
 
@@ -107,14 +107,12 @@ class StageProgress:
     """A progress bar over a build's stages on stderr; a line a stage where that is no terminal."""
 
     def __init__(self, title: str) -> None:
-        self._progress = Progress(
+        self._progress = progress(
             SpinnerColumn(),
             TextColumn("[bold]{task.fields[title]}"),
             BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} {task.description}"),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} {task.description}", markup=False),
             TimeElapsedColumn(),
-            console=remarks(),
-            transient=True,
         )
         self._task = self._progress.add_task("starting", total=1, title=title)
         self._title = title

@@ -1,5 +1,6 @@
 """`qnnfarm device`: virtual Android devices, each its own process behind the real adb server."""
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -65,7 +66,7 @@ def stop(name: Name) -> None:
     """Stop a virtual device and all that runs on it. Its files stay."""
     from harness.virtual import manager
 
-    manager.stop(name)
+    _disconnect(manager.stop(name).serial)
     remarks().print(f"stopped {name}")
 
 
@@ -74,5 +75,17 @@ def rm(name: Name) -> None:
     """Stop a virtual device and delete its files."""
     from harness.virtual import manager
 
+    serial = next((d.serial for d in manager.list_devices() if d.name == name), "")
     manager.remove(name)
+    _disconnect(serial)
     remarks().print(f"removed {name}")
+
+
+def _disconnect(serial: str) -> None:
+    """Let an adb server that runs forget the device; where none runs there is nothing to forget."""
+    from harness.adb.server import resolve_server
+    from harness.errors import AdbServerError
+
+    with suppress(AdbServerError):
+        if serial:
+            resolve_server().disconnect(serial)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.console import answers, print_json, remarks
+from harness.cli.console import print_json, print_text, remarks
 
 
 def generate(
@@ -39,7 +39,7 @@ def generate(
             }
         )
         return
-    answers().print(result.text, markup=False)
+    print_text(result.text)
     shown = [
         METRICS[key].label.lower() + " " + METRICS[key].show(value)
         for key, value in result.metrics.items()

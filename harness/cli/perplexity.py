@@ -22,15 +22,25 @@ def perplexity(
             min=1, help="Score only the first windows of the context length; by default all."
         ),
     ] = None,
+    db: Annotated[
+        str | None, typer.Option(help="Results database to keep the result in, for the report.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False,
 ) -> None:
     """Score a text on a device: the first CL - AR positions of windows of the context length."""
     from harness.cli.session import open_session
+    from harness.plans.perplexity import run_perplexity
+    from harness.store.store import ResultsStore
 
     content = read_text(text)
     with open_session(container_dir, device) as session:
-        session.runtime.prepare()
-        result = session.runtime.score(session.runtime.windows(content, windows))
+        if db is None:
+            result = session.runtime.score(session.runtime.windows(content, windows))
+        else:
+            with ResultsStore.open(db) as store:
+                result = run_perplexity(
+                    session.runtime, content, session.records(), store, max_windows=windows
+                )
         properties = session.properties
     if json:
         print_json(

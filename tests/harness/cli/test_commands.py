@@ -82,12 +82,14 @@ def test_the_path_of_a_user(
     assert sqlite3.connect(db).execute("SELECT count(*) FROM runs").fetchone() == (1,)
 
     text = tiny_llama.folder() / "text" / "heldout.txt"
-    scored = qnnfarm("perplexity", *on_device, "--text", text, "--windows", "1", "--json")
-    assert 1 < json.loads(scored.stdout)["perplexity"] < 200
+    window = ("--text", text, "--windows", "1", "--db", db, "--json")
+    scored = json.loads(qnnfarm("perplexity", *on_device, *window).stdout)
+    assert 1 < scored["perplexity"] < 50
 
     page = tmp_path / "report.html"
     reported = qnnfarm("report", "--db", db, "--out", page, "--json")
     assert reported.returncode == 0, reported.stderr
+    assert f"{scored['perplexity']:.3f}" in page.read_text()
     assert "Emulator speed is not hardware speed" in page.read_text()
 
 
@@ -106,6 +108,7 @@ def test_devices_are_started_listed_stopped_and_removed(
         assert rows[serial]["emulator"] is True
         assert serial in qnnfarm("devices").stdout
         assert qnnfarm("device", "stop", name).returncode == 0
+        assert serial not in [entry.serial for entry in adb_server.devices()]
         listed = {row["name"]: row for row in json.loads(qnnfarm("device", "ls", "--json").stdout)}
         assert listed[name]["state"] == "stopped"
     finally:
