@@ -69,6 +69,7 @@ class Row:
         label: the workload; empty where only perplexity was measured.
         runs: the runs behind the speeds.
         remarks: why not to trust the row, in words.
+        unsteady: those of the remarks that say no more than that its speeds vary.
     """
 
     subject: Subject
@@ -77,6 +78,7 @@ class Row:
     cells: Mapping[str, Cell]
     perplexity: PerplexityRow | None
     remarks: tuple[str, ...]
+    unsteady: tuple[str, ...] = ()
 
     @property
     def n(self) -> int:
@@ -140,12 +142,13 @@ def _row(
         if found is not None:
             cells[name] = Cell(metric, found)
         remarks += [f"{metric.label}: {remark}" for remark in stats.remarks(sessions)]
-    remarks = [*_merged(remarks), *_workload_remarks(key, runs)]
+    unsteady = _merged(remarks)
+    remarks = [*unsteady, *_workload_remarks(key, runs)]
     if not output_checked:
         remarks.append("Nothing shows that the output was right: no perplexity and no text")
     if perplexity is not None:
         remarks += perplexity.remarks
-    return Row(key.subject, key.label, runs, cells, perplexity, tuple(remarks))
+    return Row(key.subject, key.label, runs, cells, perplexity, tuple(remarks), tuple(unsteady))
 
 
 def _kept_apart(key: SpeedKey, groups: Groups) -> tuple[str, ...]:

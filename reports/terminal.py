@@ -24,14 +24,27 @@ def show(page: Page, console: Console) -> None:
     for section in page.sections:
         console.print(_table(section, wide=console.width >= WIDE))
         for row in section.rows:
-            subject = f"{_line(row.subject.model)}, {_line(row.subject.target)}"
-            for remark in row.remarks:
-                line = Text(f"! {subject}: ", "yellow").append(_line(remark), "default")
+            for line in _remarks(row, brief=section.emulator):
                 console.print(line, soft_wrap=True)
     for run in page.results.gaps:
         what = f"{run.kind} of {run.container.model} on {run.device.serial}"
         error = f": {run.error}" if run.error else ""
         console.print(Text(_line(f"x {what}: {run.status}{error}"), "red"), soft_wrap=True)
+
+
+def _remarks(row: Row, *, brief: bool) -> list[Text]:
+    """What is to be said against a row; in brief, that its speeds vary is said once."""
+    left_out = row.unsteady[1:] if brief else ()
+    subject = f"{_line(row.subject.model)}, {_line(row.subject.target)}"
+    lines = []
+    for remark in row.remarks:
+        if remark in left_out:
+            continue
+        line = Text(f"! {subject}: ", "yellow").append(_line(remark), "default")
+        if left_out and remark == row.unsteady[0]:
+            line.append(f" (and {len(left_out)} more like it in the report)", "dim")
+        lines.append(line)
+    return lines
 
 
 def _table(section: Section, *, wide: bool) -> Table:

@@ -82,6 +82,24 @@ def test_hostile_names_do_not_speak_to_the_terminal(
     assert "[bold]m[/nope]" in result.output
 
 
+def test_unsteady_emulator_speeds_are_said_once_and_all_else_is_said(
+    app: typer.Typer, make_store: MakeStore, samples: Samples, tmp_path: Path
+) -> None:
+    run = samples["emulator"][0]
+    shaky = [
+        m.model_copy(update={"value": m.value * (1 + m.repetition)})
+        if m.metric in {"prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s"}
+        else m
+        for m in run.measurements
+    ]
+    unchecked = run.model_copy(update={"measurements": tuple(shaky), "generated_text": None})
+    arguments = ["--db", str(make_store([unchecked])), "--out", str(tmp_path / "r.html")]
+    output = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments).output
+    assert output.count("standard deviation") == 1
+    assert "more like it in the report" in output
+    assert "Nothing shows that the output was right" in output
+
+
 def test_wrong_use_is_refused_before_anything_is_written(
     make_store: MakeStore, samples: Samples, tmp_path: Path
 ) -> None:
