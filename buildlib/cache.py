@@ -23,12 +23,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+import platformdirs
 from filelock import FileLock
 
 Operation = Literal["export", "arcl", "transform", "convert", "compile", "package"]
 
 SIDECAR = "builder_cache_info.json"
 _HASH_IN_NAME = 32
+
+
+def default_cache_root() -> Path:
+    """Folder of everything that can be built again; `QNNFARM_CACHE_DIR` overrides it."""
+    override = os.environ.get("QNNFARM_CACHE_DIR")
+    return Path(override) if override else Path(platformdirs.user_cache_dir("qnnfarm"))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from buildlib.build import Build, BuildPlan, OnStage
+from buildlib.cache import default_cache_root
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import InvalidOptionError
 from buildlib.options import ModelTransformerConfig
@@ -32,7 +33,7 @@ class GenAIBuilderFactory:
         pretrained_model_path: str | PathLike[str],
         backend_type: str = BACKEND_HTP,
         *,
-        cache_root: str | PathLike[str],
+        cache_root: str | PathLike[str] | None = None,
         calibration_text: str | None = None,
         toolchain: Toolchain | None = None,
     ) -> "GenAIBuilderHTP":
@@ -42,7 +43,7 @@ class GenAIBuilderFactory:
             pretrained_model_path: a folder with ONNX and encodings, or with a checkpoint that is
                 exported first.
             backend_type: `HTP`.
-            cache_root: where stage outputs are kept.
+            cache_root: where stage outputs are kept; by default the user's cache folder.
             calibration_text: what a checkpoint's quantization is calibrated on, when its folder has
                 none.
             toolchain: what compiles; by default the one from PyPI.
@@ -58,9 +59,8 @@ class GenAIBuilderFactory:
             )
         folder = Path(pretrained_model_path).expanduser()
         source = find_source(folder, calibration_text)
-        return GenAIBuilderHTP(
-            source, Path(cache_root).expanduser(), toolchain or _default_toolchain()
-        )
+        root = default_cache_root() if cache_root is None else Path(cache_root).expanduser()
+        return GenAIBuilderHTP(source, root, toolchain or _default_toolchain())
 
 
 class GenAIBuilderHTP:

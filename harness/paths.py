@@ -5,11 +5,12 @@ from pathlib import Path
 
 import platformdirs
 
+from buildlib.cache import default_cache_root
+
 
 def cache_dir() -> Path:
-    """Folder of everything that can be built again; `QNNFARM_CACHE_DIR` overrides it."""
-    override = os.environ.get("QNNFARM_CACHE_DIR")
-    return Path(override) if override else Path(platformdirs.user_cache_dir("qnnfarm"))
+    """Folder of everything that can be built or computed again, which the builder shares."""
+    return default_cache_root()
 
 
 def state_dir() -> Path:

@@ -19,7 +19,6 @@ from harness.adb.server import ensure_server, stop_if_ours
 from harness.cli.console import progress
 from harness.cli.session import open_session
 from harness.errors import HarnessError
-from harness.paths import cache_dir
 from harness.plans.bench import BenchPlan, run_bench
 from harness.plans.passage import cut_prompt
 from harness.plans.perplexity import run_perplexity
@@ -86,7 +85,7 @@ class Narrator:
 def build(soc: str, folder: Path, say: Narrator) -> Built:
     """The reference model for the emulator of a SoC; what the cache holds is not built again."""
     say.step(f"build tiny_llama for {soc}:emulator with the QNN compiler")
-    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=cache_dir())
+    builder = GenAIBuilderFactory.create(tiny_llama.folder())
     builder.set_targets([f"{soc}:emulator"]).set_transformation_options(
         {
             "arn_cl_options.auto_regression_number": AR,

@@ -71,7 +71,6 @@ def build(
 ) -> None:
     """Build a container for each target; stages that have not changed come from the cache."""
     from buildlib.genai import GenAIBuilderFactory
-    from harness.paths import cache_dir
 
     text = None if calibration is None else read_text(calibration)
     options = {
@@ -81,9 +80,7 @@ def build(
     }
     builds = []
     for name in dict.fromkeys(target):
-        builder = GenAIBuilderFactory.create(
-            model_dir, cache_root=cache_dir(), calibration_text=text
-        )
+        builder = GenAIBuilderFactory.create(model_dir, calibration_text=text)
         builder.set_targets([name]).set_transformation_options(options)
         builds.append((name, builder.plan(), place(out, name, several=len(set(target)) > 1)))
     made = []
