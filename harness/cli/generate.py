@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.console import print_json, print_text, remarks
+from harness.errors import WrongUseError
 
 
 def generate(
@@ -23,6 +24,10 @@ def generate(
     from harness.runtimes.base import GenerationRequest
     from harness.store.metrics import METRICS
 
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise WrongUseError("the prompt is not UTF-8: give it in that encoding") from error
     with open_session(container_dir, device) as session:
         session.runtime.prepare()
         result = session.runtime.generate(GenerationRequest(max_tokens, prompt=prompt))

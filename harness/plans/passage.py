@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import WrongUseError
+from harness.runtimes.tokenizer import encode, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,8 @@ def cut_prompt(tokenizer: Path, n_tokens: int) -> BenchPrompt:
     Raises:
         WrongUseError: the tokenizer cannot be read, or makes no tokens of it.
     """
-    from tokenizers import Tokenizer
-
-    try:
-        encoder = Tokenizer.from_file(str(tokenizer))
-    except Exception as error:  # the library raises bare Exception
-        raise WrongUseError(f"cannot read the tokenizer {tokenizer}: {error}") from error
-    ids: list[int] = encoder.encode(passage(), add_special_tokens=False).ids
+    encoder = load_tokenizer(tokenizer)
+    ids = encode(encoder, passage())
     if not ids:
         raise WrongUseError(f"the tokenizer {tokenizer} makes no tokens of English text")
     cut = (ids * (n_tokens // len(ids) + 1))[:n_tokens]

@@ -1,29 +1,34 @@
 """Genie on a device: one container, one run folder, each query a process of its own."""
 
 import contextlib
+import functools
 import shlex
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from buildlib.container.container import GenAIContainer
 from harness.deploy.deploy import deploy, remove_run
 from harness.deploy.deployment import Deployment
 from harness.deploy.store import Progress
 from harness.devices.base import Device, DeviceProperties
-from harness.errors import DeviceError, PromptTooLongError, RunnerError, RuntimeOutputError
+from harness.errors import HarnessError, PromptTooLongError, RunnerError, RuntimeOutputError
 from harness.runtimes.base import GenerationRequest, GenerationResult, PerplexityResult, Window
 from harness.runtimes.files import check_fit, device_files
 from harness.runtimes.genie_output import generated_text
 from harness.runtimes.genie_profile import parse_profile
 from harness.runtimes.perplexity_result import parse_perplexity
 from harness.runtimes.run_line import RunOutcome, parse_run_line
+from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.runtimes.windows import cut_windows
 from harness.store.records import Positions, Runner
 
-_MAX_PULL = 64 << 20
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_MAX_FETCH = 8 << 20
 _LOG_TAIL = 4000
 # Files of a run are links into the store, and Python looks for modules where a link leads.
 _PYTHON = ("env", "PYTHONPATH=.", "python3")
@@ -62,10 +67,13 @@ class GenieRuntime:
         self._timeout_s = timeout_s
         self._run_id = f"run-{uuid.uuid4().hex}"
         self._deployment: Deployment | None = None
+        self._touched = False
+        self._queries = 0
 
     def prepare(self, on_progress: Progress | None = None) -> Deployment:
         """Put container, libraries and runner on the device, once; what is there is not pushed."""
         if self._deployment is None:
+            self._touched = True  # from here on, also when the deployment is interrupted
             self._deployment = deploy(
                 self._device, self._files, run_id=self._run_id, on_progress=on_progress
             )
@@ -77,9 +85,9 @@ class GenieRuntime:
         A device that is gone has nothing to clean: the content store is verified before its next
         use anyway.
         """
-        if self._deployment is not None:
-            self._deployment = None
-            with contextlib.suppress(DeviceError):
+        if self._touched:
+            self._touched, self._deployment = False, None
+            with contextlib.suppress(HarnessError):
                 remove_run(self._device, self._run_id)
 
     def versions(self) -> Mapping[str, str]:
@@ -108,6 +116,8 @@ class GenieRuntime:
             inputs["tokens.txt"] = " ".join(map(str, request.token_ids or ()))
             query = ["--tokens_file", "tokens.txt"]
         self._send(inputs)
+        self._queries += 1
+        profile = f"profile-{self._queries}.json"  # none can be taken for that of another query
         command = [
             *_PYTHON,
             self.runner,
@@ -115,12 +125,12 @@ class GenieRuntime:
             "query_config.json",
             *query,
             "--profile",
-            "profile.json",
+            profile,
         ]
         outcome = self._run(command, self._timeout_s)
         output = self._fetch("output.txt")
         text = generated_text(output, self._device.serial)
-        metrics = parse_profile(self._fetch("profile.json"), self._device.serial)
+        metrics = parse_profile(self._fetch(profile), self._device.serial)
         metrics["peak_rss_bytes"] = float(outcome.peak_rss_bytes)
         if request.token_ids is not None:
             text = self._decode(text)
@@ -183,24 +193,22 @@ class GenieRuntime:
         """Tokens that the prompt takes in the context: Genie puts bos before them."""
         if request.token_ids is not None:
             return 1 + len(request.token_ids)
-        encoded = self._tokenizer().encode(request.prompt, add_special_tokens=False)
-        return 1 + len(encoded.ids)
+        return 1 + len(encode(self._tokenizer, request.prompt or ""))
 
     def _decode(self, printed_ids: str) -> str:
         """A token query is answered in ids."""
         try:
             ids = [int(word) for word in printed_ids.split()]
-            return str(self._tokenizer().decode(ids))
+            return str(self._tokenizer.decode(ids))
         except (ValueError, OverflowError) as error:
             reason = f"the runner printed something else than token ids: {error}"
             raise RuntimeOutputError(
                 self._device.serial, reason, printed_ids[-_LOG_TAIL:]
             ) from error
 
-    def _tokenizer(self) -> Any:  # noqa: ANN401  (the library has no types)
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_file(str(self._container.files["tokenizer.json"]))
+    @functools.cached_property
+    def _tokenizer(self) -> "Tokenizer":
+        return load_tokenizer(self._container.files["tokenizer.json"])
 
     def _send(self, inputs: Mapping[str, str]) -> None:
         """Write a query's inputs into the run folder: configuration, which is never reused."""
@@ -241,11 +249,12 @@ class GenieRuntime:
 
     def _fetch(self, name: str) -> str:
         """A file of the run folder as text, of bounded size; what is not UTF-8 is replaced."""
-        run_dir = self.prepare().run_dir
-        with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
-            local = Path(folder) / name
-            self._device.pull(f"{run_dir}/{name}", local, timeout_s=60.0)
-            if local.stat().st_size > _MAX_PULL:
-                reason = f"{name} has {local.stat().st_size} bytes"
-                raise RuntimeOutputError(self._device.serial, reason, "")
-            return local.read_bytes().decode("utf-8", errors="replace")
+        path = f"{self.prepare().run_dir}/{name}"
+        command = ["head", "-c", str(_MAX_FETCH + 1), path]
+        result = self._device.shell(command, check=False, max_output=_MAX_FETCH + 1)
+        if result.exit_status != 0:
+            raise RuntimeOutputError(self._device.serial, f"the runner left no {name}", "")
+        if len(result.stdout) > _MAX_FETCH:
+            reason = f"the runner left more than {_MAX_FETCH} bytes in {name}"
+            raise RuntimeOutputError(self._device.serial, reason, "")
+        return result.stdout

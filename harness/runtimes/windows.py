@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness.errors import WrongUseError
 from harness.runtimes.base import Window
+from harness.runtimes.tokenizer import encode, load_tokenizer
 
 _SLACK = 8
 
@@ -27,19 +28,14 @@ def cut_windows(
     Raises:
         WrongUseError: the text is shorter than one window, or the tokenizer cannot be read.
     """
-    from tokenizers import Tokenizer
-
-    try:
-        encoder = Tokenizer.from_file(str(tokenizer))
-    except Exception as error:  # the library raises bare Exception
-        raise WrongUseError(f"cannot read the tokenizer {tokenizer}: {error}") from error
+    encoder = load_tokenizer(tokenizer)
     text = text.replace("\0", " ")
     offsets = encoder.encode(text, add_special_tokens=False).offsets
     windows: list[Window] = []
     start = 0
     while (most is None or len(windows) < most) and start + context + _SLACK <= len(offsets):
         piece = text[offsets[start][0] : offsets[start + context + _SLACK - 1][1]]
-        ids = encoder.encode(piece, add_special_tokens=False).ids
+        ids = encode(encoder, piece)
         if not context - 1 <= len(ids) <= 2 * context - 2:
             raise WrongUseError(
                 f"the text cannot be cut into windows of {context} tokens near {piece[:40]!r}"

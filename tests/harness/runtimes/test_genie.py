@@ -153,10 +153,11 @@ def break_run(runtime: GenieRuntime, device: AdbDevice, name: str, content: str)
         ("import sys; sys.exit('libGenie.so: cannot open')", RunnerError, "cannot open"),
         ("print('garbage')", RuntimeOutputError, r"no \[BEGIN\]"),
         (
-            "print('\\n[BEGIN]: text[END]'); open('profile.json', 'w').write('{]')",
+            "print('\\n[BEGIN]: text[END]'); open('profile-1.json', 'w').write('{]')",
             RuntimeOutputError,
             "unreadable Genie profile",
         ),
+        ("print('\\n[BEGIN]: text[END]')", RuntimeOutputError, r"left no profile-1\.json"),
     ],
 )
 def test_a_runner_that_crashes_or_prints_garbage_is_a_typed_error(
