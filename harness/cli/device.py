@@ -53,7 +53,9 @@ def ls(json: Json = False) -> None:
             ]
         )
         return
-    table = Table("name", "serial", "SoC", "state", "pid", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("name", "serial", "SoC", "state", "pid"):
+        table.add_column(heading, no_wrap=True)
     for device in found:
         table.add_row(device.name, device.serial, device.soc, device.state, str(device.pid or ""))
     answers().print(

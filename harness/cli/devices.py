@@ -28,27 +28,21 @@ def devices(json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")
             "`qnnfarm device start NAME`"
         )
         return
-    table = Table(
-        "serial",
-        "model",
-        "SoC",
-        "Hexagon",
-        "Android",
-        "ABI",
-        "free",
-        "state",
-        box=None,
-        header_style="bold",
-    )
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("serial", "state", "SoC", "Android", "ABI", "free"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("model", overflow="fold")
     for row in rows:
         free = row.get("free_bytes")
+        model = str(row.get("model") or row.get("error") or "")
         table.add_row(
-            *(
-                str(row.get(key) or "")
-                for key in ("serial", "model", "soc", "hexagon", "android_version", "abi")
-            ),
+            row["serial"],
+            row["state"],
+            " ".join(str(row[key]) for key in ("soc", "hexagon") if row.get(key)),
+            str(row.get("android_version") or ""),
+            str(row.get("abi") or ""),
             "" if free is None else f"{free / 2**30:.1f} GiB",
-            row["state"] + (" (emulator)" if row.get("emulator") else ""),
+            f"{model} (emulator)" if row.get("emulator") else model,
         )
     answers().print(table)
 
