@@ -1,11 +1,11 @@
 """`qnnfarm bench`: repetitions of one workload on a device, into the results store."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
+from harness.cli.arguments import ContainerDir, DeviceSerial, Json
 from harness.cli.console import answers, print_json, remarks
 
 if TYPE_CHECKING:
@@ -14,12 +14,9 @@ if TYPE_CHECKING:
 
 
 def bench(
-    container_dir: Annotated[Path, typer.Argument(help="Folder of a container.")],
+    container_dir: ContainerDir,
     db: Annotated[str, typer.Option(help="Results database: a SQLite file, or a database URL.")],
-    device: Annotated[
-        str | None,
-        typer.Option(help="Serial of the device; by default $ANDROID_SERIAL, or the only one."),
-    ] = None,
+    device: DeviceSerial = None,
     prompt_tokens: Annotated[
         int, typer.Option("-p", "--prompt-tokens", help="Tokens to prefill, bos included.")
     ] = 64,
@@ -30,7 +27,7 @@ def bench(
     warmup: Annotated[
         int, typer.Option("-w", "--warmup", help="Repetitions before, left out of means.")
     ] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Measure prefill, decode, time to first token, init and memory; store every repetition."""
     from harness.cli.session import open_session

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from harness.cli.arguments import Json
 from harness.cli.console import answers, print_json, progress
 from harness.cli.perplexity import read_text
 from harness.errors import WrongUseError
@@ -67,7 +68,7 @@ def build(
     overwrite: Annotated[
         bool, typer.Option(help="Replace a container that is already there.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Build a container for each target; stages that have not changed come from the cache."""
     from buildlib.genai import GenAIBuilderFactory

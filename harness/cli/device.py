@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from harness.cli.arguments import Json
 from harness.cli.console import answers, print_json, remarks
 
 app = typer.Typer(
@@ -13,7 +14,6 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(help="Name of the virtual device, e.g. `alpha`.")]
-Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 
 
 @app.command("start")

@@ -1,18 +1,18 @@
 """`qnnfarm devices`: what the adb server knows."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.table import Table
 
+from harness.cli.arguments import Json
 from harness.cli.console import answers, print_json
 
 if TYPE_CHECKING:
     from harness.devices.discovery import DeviceEntry
 
 
-def devices(json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False) -> None:
+def devices(json: Json = False) -> None:
     """List the devices of the adb server: model, SoC, Android version, free space, state."""
     from harness.adb.server import ensure_server
     from harness.devices.discovery import list_devices

@@ -5,10 +5,11 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
+from harness.cli.arguments import Json
 from harness.cli.console import answers, print_json
 
 State = Literal["ok", "note", "broken"]
@@ -29,7 +30,7 @@ class Finding:
     advice: str = ""
 
 
-def doctor(json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False) -> None:
+def doctor(json: Json = False) -> None:
     """Check what the main job needs: compiler, Genie, adb, virtual devices. Exits 1 if broken."""
     findings = list(examine())
     if json:

@@ -1,23 +1,20 @@
 """`qnnfarm generate`: one prompt through a container on a device."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from harness.cli.arguments import ContainerDir, DeviceSerial, Json
 from harness.cli.console import print_json, print_text, remarks
 from harness.errors import WrongUseError
 
 
 def generate(
-    container_dir: Annotated[Path, typer.Argument(help="Folder of a container.")],
+    container_dir: ContainerDir,
     prompt: Annotated[str, typer.Option(help="The prompt.")],
-    device: Annotated[
-        str | None,
-        typer.Option(help="Serial of the device; by default $ANDROID_SERIAL, or the only one."),
-    ] = None,
+    device: DeviceSerial = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Stop after that many tokens.")] = 32,
-    json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Generate text on a device, greedily, and say how fast it went there."""
     from harness.cli.session import open_session

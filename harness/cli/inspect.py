@@ -1,12 +1,11 @@
 """`qnnfarm inspect`: what is in a container, read from the container."""
 
 import dataclasses
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.table import Table
 
+from harness.cli.arguments import ContainerDir, Json
 from harness.cli.console import answers, print_json
 
 if TYPE_CHECKING:
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    container_dir: Annotated[Path, typer.Argument(help="Folder of a container.")],
-    json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False,
+    container_dir: ContainerDir,
+    json: Json = False,
 ) -> None:
     """Show a container's manifest, and what its binaries say: graphs, tensors, versions."""
     from buildlib.container.container import GenAIContainer

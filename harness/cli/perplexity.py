@@ -5,17 +5,15 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.arguments import ContainerDir, DeviceSerial, Json
 from harness.cli.console import answers, print_json
 from harness.errors import WrongUseError
 
 
 def perplexity(
-    container_dir: Annotated[Path, typer.Argument(help="Folder of a container.")],
+    container_dir: ContainerDir,
     text: Annotated[Path, typer.Option(help="The text to score.")],
-    device: Annotated[
-        str | None,
-        typer.Option(help="Serial of the device; by default $ANDROID_SERIAL, or the only one."),
-    ] = None,
+    device: DeviceSerial = None,
     windows: Annotated[
         int | None,
         typer.Option(
@@ -25,7 +23,7 @@ def perplexity(
     db: Annotated[
         str | None, typer.Option(help="Results database to keep the result in, for the report.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Score a text on a device: the first CL - AR positions of windows of the context length."""
     from harness.cli.session import open_session
