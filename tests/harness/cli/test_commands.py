@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -158,6 +159,11 @@ def test_bad_input_is_one_line(
     emulator = ("--target", "SM8750:emulator", "--out", out)
     on_device = (tiny_bundle, "--device", virtual_device.serial)
     one_line_error(qnnfarm("build", tmp_path / "none", *emulator), "none", "no such folder")
+    corrupt = tmp_path / "corrupt"
+    shutil.copytree(model, corrupt, ignore=shutil.ignore_patterns("*.py", "train.txt"))
+    weights = corrupt / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    one_line_error(qnnfarm("build", corrupt, *emulator), "model.safetensors")
     unknown = qnnfarm("build", model, "--target", "SM9999", "--out", out)
     one_line_error(unknown, "SM9999", "SM8750")
     one_line_error(qnnfarm("build", model, *emulator, "--ar", "1,50"), "AR must divide CL")
