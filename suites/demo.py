@@ -26,6 +26,7 @@ def demo(
     out.mkdir(parents=True, exist_ok=True)
     db = out / "results.db"
     with ExitStack() as stack:
+        stack.enter_context(steps.alone())
         say = stack.enter_context(steps.Narrator(total=2 + 3 * len(SOCS)))
         store = stack.enter_context(ResultsStore.open(db))
         built = {soc: steps.build(soc, out / "containers" / soc, say) for soc in SOCS}

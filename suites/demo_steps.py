@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from filelock import FileLock, Timeout
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from buildlib.build import BuildOutputs, StageRecord
@@ -18,7 +19,8 @@ from harness.adb.client import AdbServer
 from harness.adb.server import ensure_server, stop_if_ours
 from harness.cli.console import progress
 from harness.cli.session import open_session
-from harness.errors import HarnessError
+from harness.errors import HarnessError, WrongUseError
+from harness.paths import state_dir
 from harness.plans.bench import BenchPlan, run_bench
 from harness.plans.passage import cut_prompt
 from harness.plans.perplexity import run_perplexity
@@ -80,6 +82,25 @@ class Narrator:
         _trace: TracebackType | None,
     ) -> None:
         self._progress.stop()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Keeps a second demo of this user away: it would use, and stop, the same devices.
+
+    Raises:
+        WrongUseError: one is running.
+    """
+    state_dir().mkdir(parents=True, exist_ok=True)
+    lock = FileLock(state_dir() / "demo.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise WrongUseError("another demo is running: wait until it is done") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def build(soc: str, folder: Path, say: Narrator) -> Built:

@@ -74,6 +74,12 @@ def main() -> NoReturn:
         # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
+    except OSError as error:
+        # What we know to go wrong has an error of its own; this is the rest of what a file system
+        # can do to us: no permission, no space, a file where a folder should be.
+        code = 1
+        said = f"{error.filename or 'the system'}: {error.strerror or error}"
+        sys.stderr.write(f"qnnfarm: {one_line(said, _LONGEST_LINE)}\n")
     except Exception as error:
         chosen = _user_error_code(error)
         if chosen is None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from harness.adb.address import ServerAddress
 from harness.adb.connection import Deadline, ServerUnreachable, query
@@ -103,6 +104,15 @@ def test_the_demo_does_the_main_job_twice(tmp_path: Path, environment: dict[str,
     assert process.returncode == 0, stderr
     assert re.findall(r"pushed ([0-9.]+) MiB", stderr) == ["0.0", "0.0"]
     assert "compile part 1 of 2: from the cache" in stderr
+
+
+def test_a_second_demo_waits_for_nobody(tmp_path: Path, environment: dict[str, str]) -> None:
+    state = Path(environment["QNNFARM_STATE_DIR"])
+    state.mkdir()
+    with FileLock(state / "demo.lock"), demo(tmp_path / "out", **environment) as process:
+        _, stderr = process.communicate()
+    assert process.returncode == 2
+    assert stderr == "qnnfarm: another demo is running: wait until it is done\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

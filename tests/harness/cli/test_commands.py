@@ -171,6 +171,11 @@ def test_bad_input_is_one_line(
     one_line_error(qnnfarm("build", model, *emulator, "--splits", "9"), "9 parts")
     assert not out.exists()
     one_line_error(qnnfarm("inspect", tmp_path), "metadata.json")
+    a_file = tmp_path / "file"
+    a_file.touch()
+    one_line_error(qnnfarm("demo", "--out", a_file), str(a_file))
+    cache = {"QNNFARM_CACHE_DIR": str(a_file / "cache")}
+    one_line_error(qnnfarm("build", model, *emulator, **cache), str(a_file))
     long = qnnfarm("generate", *on_device, "--prompt", "In the beginning " * 80)
     one_line_error(long, "192 tokens in all")
     not_utf8 = qnnfarm("generate", *on_device, "--prompt", os.fsdecode(b"caf\xe9"))
