@@ -26,7 +26,6 @@ def generate(
     except UnicodeEncodeError as error:
         raise WrongUseError("the prompt is not UTF-8: give it in that encoding") from error
     with open_session(container_dir, device) as session:
-        session.runtime.prepare()
         result = session.runtime.generate(GenerationRequest(max_tokens, prompt=prompt))
         properties = session.properties
     if json:

@@ -48,8 +48,7 @@ class Session:
         )
         versions = dict(metadata.toolchain)
         name = versions.pop("toolchain", "unknown")
-        origin = provenance.capture(name, versions, device_versions=self.runtime.versions())
-        return container, info, origin
+        return container, info, provenance.capture(name, versions)
 
 
 @contextmanager

@@ -88,6 +88,7 @@ def run_bench(
 
 def _record_deployment(recorder: RunRecorder, runtime: Runtime) -> None:
     deployment = runtime.prepare()
+    recorder.add_library_versions(runtime.versions())
     recorder.add_values(
         {
             "push_s": deployment.elapsed_s,

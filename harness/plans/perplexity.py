@@ -52,6 +52,7 @@ def run_perplexity(
         ),
     )
     with store.recording(run) as recorder:
+        recorder.add_library_versions(runtime.versions())
         result = runtime.score(windows)
         recorder.add_values({"perplexity": result.perplexity, **(references or {})})
     return result

@@ -90,6 +90,10 @@ class Runtime(Protocol):
         """Put on the device what the container needs; what is there already is not pushed again."""
         ...
 
+    def versions(self) -> Mapping[str, str]:
+        """What runs on the device; deploys if that has not happened."""
+        ...
+
     def check_room(self, prompt_tokens: int, new_tokens: int) -> None:
         """Refuse a prompt (counted with bos) and an answer that do not fit into the context."""
         ...

@@ -80,6 +80,7 @@ def test_the_path_of_a_user(
     prompts = {m["value"] for m in run["measurements"] if m["metric"] == "prompt_tokens"}
     assert prompts == {40}
     assert run["status"] == "done"
+    assert run["provenance"]["library_versions"]["libGenie.so"].startswith("sha256:")
     assert sqlite3.connect(db).execute("SELECT count(*) FROM runs").fetchone() == (1,)
 
     text = tiny_llama.folder() / "text" / "heldout.txt"
@@ -198,12 +199,19 @@ def test_without_any_device_the_user_is_told_how_to_get_one(
     one_line_error(done, "qnnfarm device start")
 
 
-def test_a_full_device_is_one_line(
-    qnnfarm: Run, tiny_bundle: Path, make_virtual_device: Callable[..., tuple[object, AdbDevice]]
+def test_a_full_device_is_one_line_and_a_failed_run(
+    qnnfarm: Run,
+    tmp_path: Path,
+    tiny_bundle: Path,
+    make_virtual_device: Callable[..., tuple[object, AdbDevice]],
 ) -> None:
     _, device = make_virtual_device(storage_bytes=20 << 20)
-    done = qnnfarm("generate", tiny_bundle, "--device", device.serial, "--prompt", "x")
-    one_line_error(done, device.serial, "full")
+    on_device, db = (tiny_bundle, "--device", device.serial), tmp_path / "r.db"
+    one_line_error(qnnfarm("generate", *on_device, "--prompt", "x"), device.serial, "full")
+    one_line_error(qnnfarm("bench", *on_device, "--db", db), device.serial, "full")
+    ((status, error),) = sqlite3.connect(db).execute("SELECT status, error FROM runs")
+    assert status == "failed"
+    assert "full" in error
 
 
 def test_a_device_that_goes_away_during_the_push_is_one_line(
