@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Self
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from harness.cli.arguments import Json
+from harness.cli.arguments import Json, read_text
 from harness.cli.console import answers, print_json, progress
-from harness.cli.perplexity import read_text
 from harness.errors import WrongUseError
 
 if TYPE_CHECKING:
@@ -72,6 +71,7 @@ def build(
 ) -> None:
     """Build a container for each target; stages that have not changed come from the cache."""
     from buildlib.genai import GenAIBuilderFactory
+    from buildlib.targets import parse_target
 
     text = None if calibration is None else read_text(calibration)
     options = {
@@ -80,10 +80,11 @@ def build(
         "split_model.num_splits": splits,
     }
     builds = []
-    for name in dict.fromkeys(target):
+    names = list(dict.fromkeys(str(parse_target(one)) for one in target))
+    for name in names:
         builder = GenAIBuilderFactory.create(model_dir, calibration_text=text)
         builder.set_targets([name]).set_transformation_options(options)
-        builds.append((name, builder.plan(), place(out, name, several=len(set(target)) > 1)))
+        builds.append((name, builder.plan(), place(out, name, several=len(names) > 1)))
     made = []
     for name, job, folder in builds:
         with StageProgress(name) as progress:
@@ -98,7 +99,7 @@ def build(
 
 def place(out: Path, target: str, *, several: bool) -> Path:
     """Where a target's container goes: `out` itself, or a folder in it named by the target."""
-    return out / target.removeprefix("chipset:").replace(":", "-") if several else out
+    return out / target.replace(":", "-") if several else out
 
 
 class StageProgress:

@@ -27,13 +27,10 @@ def generate(
         raise WrongUseError("the prompt is not UTF-8: give it in that encoding") from error
     with open_session(container_dir, device) as session:
         result = session.runtime.generate(GenerationRequest(max_tokens, prompt=prompt))
-        properties = session.properties
     if json:
         print_json(
             {
-                "device": properties.serial,
-                "soc": properties.soc,
-                "emulator": properties.emulator,
+                **session.where,
                 "prompt": prompt,
                 "text": result.text,
                 "metrics": dict(result.metrics),
@@ -45,7 +42,7 @@ def generate(
         METRICS[key].label.lower() + " " + METRICS[key].show(value)
         for key, value in result.metrics.items()
     ]
-    where = f"{properties.serial} ({properties.soc}{' emulator' if properties.emulator else ''})"
-    remarks().print(f"{where}: {', '.join(shown)}", markup=False, soft_wrap=True)
-    if properties.emulator:
+    told = f"{session.where_in_words}: {', '.join(shown)}"
+    remarks().print(told, markup=False, soft_wrap=True)
+    if session.properties.emulator:
         remarks().print("emulator speed says nothing about hardware speed")

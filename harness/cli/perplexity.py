@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import ContainerDir, DeviceSerial, Json
+from harness.cli.arguments import ContainerDir, DeviceSerial, Json, read_text
 from harness.cli.console import answers, print_json
-from harness.errors import WrongUseError
 
 
 def perplexity(
@@ -39,13 +38,10 @@ def perplexity(
                 result = run_perplexity(
                     session.runtime, content, session.records(), store, max_windows=windows
                 )
-        properties = session.properties
     if json:
         print_json(
             {
-                "device": properties.serial,
-                "soc": properties.soc,
-                "emulator": properties.emulator,
+                **session.where,
                 "perplexity": result.perplexity,
                 "positions": result.positions,
                 "tokens": result.tokens,
@@ -54,21 +50,8 @@ def perplexity(
             }
         )
         return
-    where = f"{properties.serial} ({properties.soc}{' emulator' if properties.emulator else ''})"
     answers().print(
         f"perplexity {result.perplexity:.3f} over {result.tokens} tokens in "
-        f"{len(result.windows)} windows, on {where}",
+        f"{len(result.windows)} windows, on {session.where_in_words}",
         markup=False,
     )
-
-
-def read_text(path: Path) -> str:
-    """A text file of the user's.
-
-    Raises:
-        WrongUseError: it cannot be read as UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise WrongUseError(f"cannot read the text {path}: {error}") from error

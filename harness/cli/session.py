@@ -1,6 +1,6 @@
 """What commands that run a container have in common: a container on a device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,18 @@ class Session:
     device: "Device"
     properties: "DeviceProperties"
     runtime: "GenieRuntime"
+
+    @property
+    def where(self) -> Mapping[str, object]:
+        """The device in an answer for programs."""
+        device = self.properties
+        return {"device": device.serial, "soc": device.soc, "emulator": device.emulator}
+
+    @property
+    def where_in_words(self) -> str:
+        """The device in an answer for people: `127.0.0.1:5555 (SM8750 emulator)`."""
+        device = self.properties
+        return f"{device.serial} ({device.soc}{' emulator' if device.emulator else ''})"
 
     def records(self) -> tuple["ContainerInfo", "DeviceInfo", "Provenance"]:
         """What the results store keeps of both, and of where the numbers come from."""
