@@ -64,16 +64,6 @@ def input_shapes(config: LlamaConfig, shape: GraphShape) -> dict[str, tuple[int,
     return shapes
 
 
-def output_shapes(config: LlamaConfig, shape: GraphShape) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a whole model's outputs, in order."""
-    kv, dim = config.num_key_value_heads, config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {LOGITS: (1, shape.ar, config.vocab_size)}
-    for layer in range(config.num_hidden_layers):
-        shapes[past_key(layer, "out")] = (kv, 1, dim, shape.ar)
-        shapes[past_value(layer, "out")] = (kv, 1, shape.ar, dim)
-    return shapes
-
-
 def shape_of(inputs: Mapping[str, Sequence[int]]) -> GraphShape | None:
     """The (AR, CL) of a model or part, read from its mask; None when it has none."""
     mask = inputs.get(ATTENTION_MASK)

@@ -7,7 +7,6 @@ their timeouts count from each `recv`, and they `send` without looking at how mu
 Protocol: AOSP `packages/modules/adb/docs/dev/{overview,services}.md`.
 """
 
-import contextlib
 import select
 import socket
 import time
@@ -180,11 +179,6 @@ class Connection:
         poll.register(self._socket, flags)
         ready = poll.poll(timeout_s * 1000)
         return ready[0][1] if ready else 0
-
-    def end_output(self) -> None:
-        """Tell the other side that nothing more comes."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
 
 
 def query(address: ServerAddress, service: str, deadline: Deadline) -> str:

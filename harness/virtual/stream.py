@@ -57,11 +57,6 @@ class Stream:
         """Most bytes that one message to the peer carries."""
         return self._wire.max_payload
 
-    @property
-    def peer_closed(self) -> bool:
-        """Whether the peer has closed the stream; received bytes may still wait to be read."""
-        return self._peer_closed
-
     async def read(self, limit: int = RECEIVE_LIMIT) -> memoryview:
         """Up to `limit` bytes that have arrived, at least one; empty at the end of the stream.
 
