@@ -9,14 +9,15 @@ from types import MappingProxyType
 
 from buildlib import stages
 from buildlib.cache import CacheEntry, Operation, StageCache, StageKey
+from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import InvalidOptionError
 from buildlib.graph.shape import GraphShape
-from buildlib.hashing import sha256_file, sha256_files, sha256_sources
+from buildlib.hashing import combined, sha256_file, sha256_sources
 from buildlib.options import ModelTransformerConfig
 from buildlib.package import package
 from buildlib.source import CheckpointSource, ModelSource, OnnxSource
-from buildlib.stages import ENCODINGS_FILE, MODEL_FILE, Part
+from buildlib.stages import Part
 from buildlib.targets import Target
 from buildlib.toolchains.base import CompileConfig, Toolchain
 
@@ -174,10 +175,13 @@ class _Runner:
         self._cache = cache
         self._on_stage = on_stage
         self._versions = dict(build.toolchain.versions())
+        self._inputs = {path.name: sha256_file(path) for path in build.source.inputs()}
+        package_folder = Path(__file__).parent
+        self._code = {name: sha256_sources(package_folder, *_CODE[name]) for name in _CODE}
 
     def export(self) -> CacheEntry:
         source = self._build.source
-        inputs = sha256_files(source.inputs())
+        inputs = combined(self._inputs)
         match source:
             case OnnxSource():
                 return CacheEntry("export", source.folder, inputs, reused=True)
@@ -258,7 +262,6 @@ class _Runner:
 
     def package(self, export: CacheEntry, compiled: list[CacheEntry]) -> Path:
         build, plan = self._build, self._plan
-        inputs = {path.name: sha256_file(path) for path in build.source.inputs()}
         entry = self._stage(
             "package",
             str(plan.target),
@@ -269,7 +272,7 @@ class _Runner:
                 folder / _CONTAINER,
                 model_name=build.source.name,
                 export=export.folder,
-                inputs=inputs,
+                inputs=self._inputs,
                 shapes=plan.shapes,
                 binaries=self.binaries(compiled),
                 target=plan.target,
@@ -288,8 +291,8 @@ class _Runner:
         work: Callable[[Path], None],
     ) -> CacheEntry:
         began = time.monotonic()
-        code = sha256_sources(Path(__file__).parent, *_CODE[operation])
-        key = StageKey(operation, {**config, "code_sha256": code}, source_hashes)
+        code = {"code_sha256": self._code[operation]}
+        key = StageKey(operation, {**config, **code}, source_hashes)
         entry = self._cache.get_or_build(key, source, work)
         build = self._build
         record = StageRecord(

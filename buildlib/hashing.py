@@ -1,7 +1,7 @@
 """SHA-256 of files and folders."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -11,9 +11,9 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sha256_files(files: Iterable[Path]) -> str:
-    """One hash over the names and the bytes of files, whatever their order."""
-    lines = sorted(f"{path.name}\0{sha256_file(path)}" for path in files)
+def combined(hashes: Mapping[str, str]) -> str:
+    """One hash over the names and the hashes of files, whatever their order."""
+    lines = sorted(f"{name}\0{sha256}" for name, sha256 in hashes.items())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from buildlib.checkpoint.config import LlamaConfig, load_config
+from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.container.container import ContainerDraft, write_container
 from buildlib.container.genie_config import Context, GenieConfig, RopeScaling, basic_dialog
 from buildlib.container.htp_config import htp_config
@@ -11,9 +12,6 @@ from buildlib.container.manifest import GraphsRecord, ModelRecord, Scalar
 from buildlib.graph.shape import GraphShape
 from buildlib.targets import Target
 from buildlib.toolchains.base import CompileConfig
-
-CONFIG = "config.json"
-TOKENIZER = "tokenizer.json"
 
 
 def package(
@@ -40,7 +38,7 @@ def package(
         GenieConfigError: Genie refuses the configuration.
         ContainerError: the container cannot be written.
     """
-    config = load_config(export / CONFIG)
+    config = load_config(export / CONFIG_FILE)
     compiled = CompileConfig.for_target(target)
     options: dict[str, Scalar | tuple[Scalar, ...]] = {
         "arn_cl_options.auto_regression_number": tuple(shape.ar for shape in shapes),
@@ -69,7 +67,7 @@ def package(
         ),
         genie_config=genie_config(config, shapes[0].cl, [path.name for path in binaries], target),
         htp_config=htp_config(target),
-        tokenizer=export / TOKENIZER,
+        tokenizer=export / TOKENIZER_FILE,
         binaries={path.name: path for path in binaries},
         toolchain=toolchain_versions,
         options=options,

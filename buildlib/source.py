@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.errors import CalibrationTextMissingError, ModelNotFoundError
-from buildlib.stages import ENCODINGS_FILE, MODEL_FILE
 
 CALIBRATION_TEXT = Path("text") / "calibration.txt"
 _MAX_TEXT_BYTES = 64 << 20
@@ -40,7 +40,7 @@ class CheckpointSource:
 
     def inputs(self) -> list[Path]:
         """Every file that decides what is built; the calibration text comes on top."""
-        names = ("config.json", "tokenizer.json")
+        names = (CONFIG_FILE, TOKENIZER_FILE)
         weights = sorted(self.folder.glob("*.safetensors*"))
         return [path for path in (self.folder / name for name in names) if path.is_file()] + weights
 
@@ -57,7 +57,7 @@ def find_source(folder: Path, calibration_text: str | None) -> ModelSource:
     """
     if not folder.is_dir():
         raise ModelNotFoundError(str(folder), "there is no such folder")
-    needed = ["config.json", "tokenizer.json"]
+    needed = [CONFIG_FILE, TOKENIZER_FILE]
     is_onnx = (folder / MODEL_FILE).is_file()
     if is_onnx:
         needed.append(ENCODINGS_FILE)

@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.container.layout import binary_name
 from buildlib.graph.shape import GraphShape
 from buildlib.targets import Target
 from buildlib.toolchains.base import CompileConfig, Toolchain
-
-MODEL_FILE = "model.onnx"
-ENCODINGS_FILE = "model.encodings"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from buildlib.checkpoint.config import LlamaConfig, load_config
+from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tensor_file import TensorRef, read_header
 from buildlib.errors import CheckpointError
 
@@ -38,7 +39,7 @@ class Checkpoint:
         """
         if not folder.is_dir():
             raise CheckpointError(folder, "no such folder")
-        config = load_config(folder / "config.json")
+        config = load_config(folder / CONFIG_FILE)
         tensors = _read_tensors(folder)
         for name, shape in expected_tensors(config).items():
             ref = tensors.get(name)
@@ -52,7 +53,7 @@ class Checkpoint:
     @property
     def tokenizer_path(self) -> Path:
         """The `tokenizer.json` beside the model; whether it exists is its reader's question."""
-        return self.folder / "tokenizer.json"
+        return self.folder / TOKENIZER_FILE
 
     @property
     def lm_head(self) -> TensorRef:

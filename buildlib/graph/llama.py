@@ -14,13 +14,12 @@ import onnx_ir as ir
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import LlamaConfig
+from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.graph import interface
 from buildlib.graph.builder import GraphBuilder
 from buildlib.graph.files import save_model
 from buildlib.graph.infer import infer_shapes
 from buildlib.graph.shape import GraphShape
-
-MODEL_FILE = "model.onnx"
 
 
 def export_onnx(checkpoint: Checkpoint, shape: GraphShape, folder: Path) -> Path:

@@ -10,13 +10,13 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE
 from buildlib.errors import CalibrationError, CheckpointError
 from buildlib.graph.files import write_atomically
 from buildlib.graph.llama import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.quantize.calibrate import calibrate
 
-ENCODINGS_FILE = "model.encodings"
 DEFAULT_WINDOWS = 8
 
 
@@ -48,7 +48,7 @@ def export_checkpoint(
     tokens = tokenizer.encode(calibration_text, add_special_tokens=False).ids
     windows = spread_windows(tokens, shape.cl, n_windows, checkpoint.config.bos_token_id)
     out_dir.mkdir(parents=True, exist_ok=True)
-    for path in (checkpoint.folder / "config.json", checkpoint.tokenizer_path):
+    for path in (checkpoint.folder / CONFIG_FILE, checkpoint.tokenizer_path):
         write_atomically(out_dir / path.name, path.read_bytes())
     model = export_onnx(checkpoint, shape, out_dir)
     encodings = calibrate(model, checkpoint.config, windows, progress=progress)
