@@ -131,6 +131,16 @@ class HostLoop(AbstractContextManager["HostLoop"]):
                 logits = self.feed([token])
         return chosen
 
+    def losses(self, window: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Negative log-likelihood `[len(window)]` of each token, from an empty context led by bos.
+
+        Raises:
+            PromptTooLongError: bos and the window do not fit into the context.
+        """
+        tokens = [self._config.bos_token_id, *window]
+        self.reset()
+        return token_losses(self.feed(tokens), tokens)
+
     def perplexity(
         self, tokens: Sequence[int], positions: Positions, max_windows: int | None = None
     ) -> Perplexity:
@@ -159,9 +169,7 @@ class HostLoop(AbstractContextManager["HostLoop"]):
         losses: list[npt.NDArray[np.float64]] = []
         for index in range(n_windows):
             text = tokens[index * size : (index + 1) * size]
-            window = [self._config.bos_token_id, *text]
-            self.reset()
-            losses.append(token_losses(self.feed(window), window)[counted])
+            losses.append(self.losses(text)[counted])
         flat = np.concatenate(losses)
         return Perplexity(float(np.exp(flat.mean())), flat.size, n_windows, positions)
 

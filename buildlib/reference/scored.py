@@ -7,38 +7,27 @@ from pathlib import Path
 import numpy as np
 
 from buildlib.checkpoint.config import LlamaConfig
-from buildlib.reference.host_loop import HostLoop, token_losses
+from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner
-
-
-def window_perplexity(loop: HostLoop, windows: Sequence[Sequence[int]], bos: int) -> float:
-    """`exp` of the mean negative log-likelihood of all tokens, each window led by bos.
-
-    Args:
-        windows: token ids without bos, each shorter than the context length.
-
-    Raises:
-        PromptTooLongError: a window does not fit into the context.
-    """
-    losses = []
-    for window in windows:
-        loop.reset()
-        tokens = [bos, *window]
-        losses.append(token_losses(loop.feed(tokens), tokens))
-    return math.exp(float(np.concatenate(losses).mean()))
 
 
 def onnx_perplexity(
     chains: Mapping[int, Sequence[Path]], config: LlamaConfig, windows: Sequence[Sequence[int]]
 ) -> float:
-    """The same for ONNX models, float or QDQ, on ONNX Runtime's CPU provider.
+    """Perplexity of ONNX models, float or QDQ, on ONNX Runtime's CPU provider.
+
+    It is `exp` of the mean negative log-likelihood of all tokens, each window led by bos.
 
     Args:
         chains: by AR, the parts of the model in the order of data flow.
+        config: of the model.
+        windows: token ids without bos, each shorter than the context length.
 
     Raises:
+        PromptTooLongError: a window does not fit into the context.
         ModelFileError: a file is no model that can run.
     """
     runners = {ar: [OnnxRunner(path) for path in paths] for ar, paths in chains.items()}
     with HostLoop(runners, config) as loop:
-        return window_perplexity(loop, windows, config.bos_token_id)
+        losses = [loop.losses(window) for window in windows]
+    return math.exp(float(np.concatenate(losses).mean()))
