@@ -125,7 +125,7 @@ def test_an_interrupted_demo_kills_what_it_started(
             if "repetition 1/" in line:
                 process.send_signal(number)
                 break
-        process.communicate()
-    assert process.returncode == 130
+        _, rest = process.communicate()
+    assert process.returncode == 130, rest
     assert leftovers(environment) == []
     assert not server_runs(environment)
