@@ -4,14 +4,18 @@ Each xdist worker has its own server on its own port, with its own key, and its 
 cache folders, so that nothing of the user's is touched. They live as long as the test session.
 """
 
+import contextlib
 import os
+import random
 import secrets
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
 from buildlib.build import Build, BuildOutputs
 from buildlib.genai import GenAIBuilderFactory
@@ -25,18 +29,46 @@ from suites.models import tiny_llama
 
 SOC = "SM8750"
 
+# Below what the kernel hands out by itself, or a connection of another test may take the port
+# between our look and the server's start.
+_PORTS = range(12_000, 32_000)
+
 
 @pytest.fixture(scope="session")
-def adb_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def new_port() -> Iterator[Callable[[], int]]:
+    """Gives ports where nothing listens, and which no other test process is given meanwhile.
+
+    For servers that cannot choose one themselves, as adb.
+    """
+    folder = Path(tempfile.gettempdir()) / "qnnfarm-test-ports"
+    folder.mkdir(exist_ok=True)
+    with contextlib.ExitStack() as locks:
+
+        def new() -> int:
+            while True:
+                port = random.choice(_PORTS)  # noqa: S311 - nothing secret about it
+                with contextlib.suppress(Timeout, OSError):
+                    lock = FileLock(folder / str(port), timeout=0)
+                    with contextlib.ExitStack() as attempt:
+                        attempt.enter_context(lock)
+                        socket.create_server(("127.0.0.1", port)).close()
+                        locks.push(attempt.pop_all())
+                    return port
+
+        yield new
+
+
+@pytest.fixture(scope="session")
+def adb_environment(
+    tmp_path_factory: pytest.TempPathFactory, new_port: Callable[[], int]
+) -> Iterator[Path]:
     """Points everything that reads the environment at private folders; gives their parent."""
     folder = tmp_path_factory.mktemp("adb")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("ANDROID_", "ADB_"))]:
             patch.delenv(name)
         patch.setenv("HOME", str(folder))
-        patch.setenv("ADB_SERVER_SOCKET", f"tcp:127.0.0.1:{port}")
+        patch.setenv("ADB_SERVER_SOCKET", f"tcp:127.0.0.1:{new_port()}")
         patch.setenv("ADB_LOCAL_TRANSPORT_MAX_PORT", "0")  # else it tries 5555 to 5585
         patch.setenv("ADB_MDNS", "0")
         patch.setenv("QNNFARM_STATE_DIR", str(folder / "state"))
@@ -53,10 +85,9 @@ def adb_server(adb_environment: Path) -> Iterator[AdbServer]:
 
 
 @pytest.fixture
-def free_adb_port() -> Iterator[int]:
+def free_adb_port(new_port: Callable[[], int]) -> Iterator[int]:
     """A port for an adb server of a test's own; what runs there at the end is stopped."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
+    port = new_port()
     yield port
     kill_server(ServerAddress("127.0.0.1", port))
 

@@ -7,6 +7,7 @@ own. It is started as `adb server nodaemon`, which gives up where the port is ta
 that of several processes that start one at the same time exactly one wins, and all use its.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -120,7 +121,9 @@ def _start(address: ServerAddress) -> AdbServer:
             time.sleep(_POLL_S)
             continue
         # Ours may be about to give up against one that someone else started meanwhile.
-        ours = _listens(pid, address.port)
+        while ours and not _listens(pid, address.port) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            ours = os.waitpid(pid, os.WNOHANG)[0] == 0
         return replace(server, started_by_us=True, adb_path=adb) if ours else server
     else:
         os.kill(pid, signal.SIGKILL)
@@ -149,9 +152,15 @@ def _spawn_detached(command: list[str], log_path: Path) -> int:
 
 
 def _listens(pid: int, port: int) -> bool:
-    """Whether a process of ours has the listening socket of `port`, by the kernel's own tables."""
+    """Whether a process of ours has the listening socket of `port`, by the kernel's own tables.
+
+    A table read while sockets come and go may lack lines: a `False` is worth asking again.
+    """
+    sockets = set()
     try:
-        sockets = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed since
+                sockets.add(str(file.readlink()))
         tables = [Path(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6")]
         lines = [
             line.split()

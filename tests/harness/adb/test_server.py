@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,11 +24,6 @@ from harness.errors import (
     DeviceTimeoutError,
     DeviceUnauthorizedError,
 )
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @contextmanager
@@ -78,8 +73,10 @@ def test_a_server_that_runs_is_started_by_us(adb_server: AdbServer) -> None:
     assert adb_server.adb_path.name == "adb"
 
 
-def test_many_processes_start_one_server(adb_environment: Path) -> None:
-    at = ServerAddress("127.0.0.1", _free_port())
+def test_many_processes_start_one_server(
+    adb_environment: Path, new_port: Callable[[], int]
+) -> None:
+    at = ServerAddress("127.0.0.1", new_port())
     code = (
         "from harness.adb.server import ensure_server; from harness.adb.address import *;"
         f"print(ensure_server(ServerAddress('127.0.0.1', {at.port})).started_by_us)"
@@ -99,9 +96,12 @@ def test_many_processes_start_one_server(adb_environment: Path) -> None:
 
 
 def test_only_an_own_server_without_devices_is_stopped(
-    adb_environment: Path, adb_server: AdbServer, virtual_device: AdbDevice
+    adb_environment: Path,
+    adb_server: AdbServer,
+    virtual_device: AdbDevice,
+    new_port: Callable[[], int],
 ) -> None:
-    at = ServerAddress("127.0.0.1", _free_port())
+    at = ServerAddress("127.0.0.1", new_port())
     own = ensure_server(at)
     assert own.started_by_us
     assert stop_if_ours(ensure_server(at)) is False
@@ -110,6 +110,19 @@ def test_only_an_own_server_without_devices_is_stopped(
     assert stop_if_ours(own) is True
     with pytest.raises(AdbServerError, match="cannot be reached"):
         resolve_server(at)
+
+
+def test_a_server_of_ours_is_known_as_ours_when_the_tables_are_late(
+    adb_environment: Path, monkeypatch: pytest.MonkeyPatch, new_port: Callable[[], int]
+) -> None:
+    answers = [False, False]
+    listens = module._listens
+    monkeypatch.setattr(
+        module, "_listens", lambda *args: answers.pop() if answers else listens(*args)
+    )
+    own = ensure_server(ServerAddress("127.0.0.1", new_port()))
+    assert own.started_by_us
+    assert stop_if_ours(own)
 
 
 def test_a_remote_server_is_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +149,10 @@ def test_a_server_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_adb_that_does_not_start_is_reported_with_its_log(
-    adb_environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    adb_environment: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    new_port: Callable[[], int],
 ) -> None:
     adb = tmp_path / "adb"
     adb.write_text("#!/bin/sh\n[ $1 = version ] || echo 'no usb for you' >&2\n")
@@ -144,7 +160,7 @@ def test_an_adb_that_does_not_start_is_reported_with_its_log(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     started = time.monotonic()
     with pytest.raises(AdbServerError, match=f"{adb} does not start.*no usb for you"):
-        ensure_server(ServerAddress("127.0.0.1", _free_port()))
+        ensure_server(ServerAddress("127.0.0.1", new_port()))
     assert time.monotonic() - started < 10
 
 

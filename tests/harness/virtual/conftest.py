@@ -21,15 +21,8 @@ Adb = Callable[..., subprocess.CompletedProcess[bytes]]
 _PATIENCE_S = 60
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _start_server(home: Path) -> tuple[dict[str, str], subprocess.Popen[bytes]]:
+def _start_server(home: Path, port: int) -> tuple[dict[str, str], subprocess.Popen[bytes]]:
     """An adb server that shares nothing with the user's; its environment and its process."""
-    port = _free_port()
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
@@ -58,13 +51,13 @@ def _start_server(home: Path) -> tuple[dict[str, str], subprocess.Popen[bytes]]:
 
 @pytest.fixture(scope="session")
 def new_adb_server(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, new_port: Callable[[], int]
 ) -> Iterator[Callable[[], dict[str, str]]]:
     """Starts further adb servers, each with keys of its own; gives their environment."""
     servers: list[tuple[dict[str, str], subprocess.Popen[bytes]]] = []
 
     def start() -> dict[str, str]:
-        servers.append(_start_server(tmp_path_factory.mktemp("home")))
+        servers.append(_start_server(tmp_path_factory.mktemp("home"), new_port()))
         return servers[-1][0]
 
     yield start
