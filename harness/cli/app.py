@@ -64,9 +64,15 @@ def _load(entry: importlib.metadata.EntryPoint) -> Callable[..., object]:
 
 def main() -> NoReturn:
     """Run the command line and leave with its exit code."""
-    signal.signal(signal.SIGTERM, _terminate)
+    interrupts = _Interrupts()
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as `nohup` and `&` have it
+        signal.signal(signal.SIGINT, interrupts)
+    signal.signal(signal.SIGTERM, interrupts)
+    code: int | str | None = 0
     try:
         build_app()(prog_name="qnnfarm")
+    except SystemExit as left:
+        code = left.code
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except BrokenPipeError:
@@ -86,9 +92,7 @@ def main() -> NoReturn:
             raise
         code = chosen
         sys.stderr.write(f"qnnfarm: {one_line(str(error), _LONGEST_LINE)}\n")
-    else:
-        code = 0
-    sys.exit(code)
+    sys.exit(_INTERRUPTED if interrupts.seen else code)
 
 
 def _user_error_code(error: Exception) -> int | None:
@@ -97,9 +101,19 @@ def _user_error_code(error: Exception) -> int | None:
     return code if isinstance(code, int) else None
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
-    """SIGTERM unwinds as Ctrl-C does, so that what was started is stopped."""
-    raise KeyboardInterrupt
+class _Interrupts:
+    """SIGTERM unwinds as Ctrl-C does, so that what was started is stopped.
+
+    The exception can get lost (in a finalizer, or behind an error of the clean-up that it set off);
+    that there was an interrupt does not.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> NoReturn:
+        self.seen = True
+        raise KeyboardInterrupt
 
 
 def _show_version(value: bool) -> None:

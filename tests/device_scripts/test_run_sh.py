@@ -126,7 +126,7 @@ def test_the_run_ends_when_run_sh_is_hung_up(
 
 def test_peak_memory_is_that_of_the_largest_process(device: "DeviceShell") -> None:
     run_dir = device.make_run()
-    script = "import time; held = bytearray(150 << 20); time.sleep(0.9)"
+    script = "import time; held = bytearray(150 << 20); time.sleep(3)"
     shell = f"exec 3>&1; '{sys.executable}' -S -c '{script}'; true"
     done = device.run("run.sh", run_dir, "60", "log", "--", "sh", "-c", shell)
     assert outcome(done.stdout)[0] == "0", (run_dir / "log").read_text()

@@ -1,0 +1,33 @@
+"""The way out of the command line."""
+
+import subprocess
+import sys
+
+import pytest
+
+_LOST = """
+import signal
+from harness.cli import app
+
+class Finalized:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+def build_app():
+    def run(prog_name):
+        Finalized()
+        {end}
+    return run
+
+app.build_app = build_app
+app.main()
+"""
+
+
+@pytest.mark.parametrize("end", ["return", "raise SystemExit(0)", "raise OSError('in a clean-up')"])
+def test_an_interrupt_that_got_lost_shows_in_the_exit_code(end: str) -> None:
+    code = _LOST.format(end=end)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 130, done.stderr
