@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from buildlib import stages
 from buildlib.cache import CacheEntry, Operation, StageCache, StageKey
-from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
+from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import InvalidOptionError
 from buildlib.graph.shape import GraphShape
@@ -24,10 +24,10 @@ from buildlib.toolchains.base import CompileConfig, Toolchain
 # The code of each stage, as sources of this package: a changed pass must not find its old results.
 _CODE: Mapping[Operation, tuple[str, ...]] = MappingProxyType(
     {
-        "export": ("checkpoint", "graph", "quantize", "reference"),
-        "arcl": ("graph", "passes/base.py", "passes/arcl.py"),
-        "transform": ("graph", "passes"),
-        "convert": ("graph", "quantize", "toolchains"),
+        "export": ("checkpoint", "encodings", "graph", "quantize", "reference"),
+        "arcl": ("encodings", "graph", "passes/base.py", "passes/arcl.py"),
+        "transform": ("encodings", "graph", "passes"),
+        "convert": ("encodings", "graph", "quantize", "toolchains"),
         "compile": ("toolchains",),
         "package": ("container", "package.py"),
     }
@@ -143,7 +143,7 @@ class Build:
         arcl = {shape: runner.arcl(export, shape) for shape in self.plan.shapes}
         split = {shape: runner.transform(arcl[shape], shape) for shape in self.plan.shapes}
         converted = {
-            (shape, part): runner.convert(split[shape], export, shape, part)
+            (shape, part): runner.convert(split[shape], shape, part)
             for part in self.plan.parts
             for shape in self.plan.shapes
         }
@@ -221,20 +221,17 @@ class _Runner:
             lambda folder: stages.transform(model, self._plan.n_splits, folder),
         )
 
-    def convert(
-        self, split: CacheEntry, export: CacheEntry, shape: GraphShape, part: Part
-    ) -> CacheEntry:
+    def convert(self, split: CacheEntry, shape: GraphShape, part: Part) -> CacheEntry:
         stem = part.stem(shape)
         source = split.folder / f"{stem}.onnx"
-        encodings = export.folder / ENCODINGS_FILE
         toolchain, target = self._build.toolchain, self._plan.target
         return self._stage(
             "convert",
             stem,
             source,
             {"part": stem, "target": str(target), **self._versions},
-            (split.hash, export.hash),
-            lambda folder: stages.convert(source, encodings, stem, target, toolchain, folder),
+            (split.hash,),
+            lambda folder: stages.convert(source, stem, target, toolchain, folder),
         )
 
     def compile_part(self, converted: list[CacheEntry], part: Part) -> CacheEntry:

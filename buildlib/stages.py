@@ -56,13 +56,13 @@ def transform(model: Path, n_splits: int, folder: Path) -> None:
     split_model(model, n_splits, folder)
 
 
-def convert(
-    part: Path, encodings: Path, stem: str, target: Target, toolchain: Toolchain, folder: Path
-) -> None:
-    """Apply the encodings as QDQ and convert to a DLC."""
-    from buildlib.quantize.encodings import Encodings
+def convert(part: Path, stem: str, target: Target, toolchain: Toolchain, folder: Path) -> None:
+    """Apply the encodings beside the part as QDQ and convert to a DLC."""
+    from buildlib.encodings.model import Encodings
+    from buildlib.passes.base import ENCODINGS_SUFFIX
     from buildlib.quantize.qdq import apply_encodings
 
+    encodings = part.with_suffix(ENCODINGS_SUFFIX)
     qdq = apply_encodings(part, Encodings.load(encodings), folder / f"{stem}.qdq.onnx")
     toolchain.convert(qdq, folder / f"{stem}.dlc", target)
 

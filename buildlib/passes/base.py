@@ -7,9 +7,13 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from buildlib.encodings.attached import attach, collect
+from buildlib.encodings.model import Encodings
 from buildlib.errors import PassError
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.infer import static_shape
+
+ENCODINGS_SUFFIX = ".encodings"
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,12 @@ class Pass(ABC):
     """A transformation of one ONNX model that checks what it needs and what it promises.
 
     Weights that a pass does not change stay where they lie: models are loaded with their external
-    data as references, and saved with these files linked beside the result.
+    data as references, and saved with these files linked beside the result. Encodings of a model
+    lie in a file of its name with the suffix `.encodings`, and travel with its values.
     """
 
     name: str
+    carries_encodings = True
     requires: tuple[Condition, ...] = ()
     ensures: tuple[Condition, ...] = ()
 
@@ -45,12 +51,19 @@ class Pass(ABC):
 
         Raises:
             ModelFileError: `source` is no sound model.
+            EncodingsError: the encodings beside it are not those of this model.
             PassError: a condition does not hold; nothing is written then.
         """
         model = load_model(source)
+        encodings = source.with_suffix(ENCODINGS_SUFFIX)
+        carries = self.carries_encodings and encodings.is_file()
+        if carries:
+            attach(model, Encodings.load(encodings))
         self._check("precondition", self.requires, model, source)
         result = self.transform(model)
         self._check("postcondition", self.ensures, result, source)
+        if carries:
+            collect(result).save(target.with_suffix(ENCODINGS_SUFFIX))
         return save_model(result, target)
 
     def _check(

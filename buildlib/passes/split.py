@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from buildlib.encodings.attached import inherit
 from buildlib.errors import PassError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
@@ -159,7 +160,7 @@ def _as_input(value: ir.Value) -> ir.Value:
         return value
     twin = ir.Value(name=value.name, type=value.type, shape=value.shape)
     value.replace_all_uses_with(twin)
-    return twin
+    return inherit(twin, value)
 
 
 def _detach(node: ir.Node, graph: ir.Graph) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from buildlib.checkpoint.config import LlamaConfig
+from buildlib.encodings.model import Encoding, Encodings, covering, symmetric
 from buildlib.errors import CalibrationError, ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, tensor_array
-from buildlib.quantize.encodings import Encoding, Encodings, covering, symmetric
 from buildlib.quantize.layout import is_parameter, is_real, shared_grids, source_of
 from buildlib.quantize.ranges import Ranges, instrument
 from buildlib.quantize.weights import channel_axis, per_channel

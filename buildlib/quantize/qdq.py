@@ -9,10 +9,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from buildlib.encodings.model import Encodings
 from buildlib.errors import EncodingsError
 from buildlib.graph.infer import infer_shapes
 from buildlib.passes.base import SORTED, STATIC, Condition, Pass
-from buildlib.quantize.encodings import Encodings
 from buildlib.quantize.grid import Grid, activation_grid, weight_grid
 from buildlib.quantize.layout import is_parameter, is_real, moved_inputs, source_of
 from buildlib.quantize.rewrite import QdqRewriter
@@ -36,6 +36,7 @@ class Quantization(Pass):
     """Puts every float value of a model on the grid that the encodings give it."""
 
     name = "qdq"
+    carries_encodings = False  # they become part of the graph
 
     def __init__(self, encodings: Encodings, weights: WeightFile) -> None:
         self.requires = (

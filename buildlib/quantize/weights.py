@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from buildlib.encodings.model import Encoding
 from buildlib.errors import EncodingsError
-from buildlib.quantize.encodings import Encoding
 
 
 def channel_axis(node: ir.Node, index: int) -> int | None:

@@ -7,11 +7,11 @@ import onnx
 import pytest
 
 from buildlib.checkpoint.config import LlamaConfig, load_config
+from buildlib.encodings.model import Encodings
 from buildlib.errors import ModelFileError, PassError
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.passes.split import split_model
-from buildlib.quantize.encodings import Encodings
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner, read_ports

@@ -8,11 +8,11 @@ import onnx
 import pytest
 
 from buildlib.checkpoint.config import load_config
+from buildlib.encodings.model import Encodings
 from buildlib.errors import CalibrationError, CheckpointError, EncodingsError, PassError
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.quantize.calibrate import calibrate
-from buildlib.quantize.encodings import Encodings
 from buildlib.quantize.export import export_checkpoint, load_tokenizer
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.reference.host_loop import HostLoop

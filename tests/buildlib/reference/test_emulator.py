@@ -9,11 +9,11 @@ import numpy.typing as npt
 import pytest
 
 from buildlib.checkpoint.config import load_config
+from buildlib.encodings.model import Encodings
 from buildlib.errors import RunnerDiedError
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.passes.split import split_model
-from buildlib.quantize.encodings import Encodings
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.reference.emulator import emulator_chains
 from buildlib.reference.frames import BrokenFrameError, read_frame, write_frame

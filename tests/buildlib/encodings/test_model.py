@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buildlib.encodings.model import Encodings, covering, symmetric
 from buildlib.errors import EncodingsError
-from buildlib.quantize.encodings import Encodings, covering, symmetric
 from buildlib.quantize.grid import activation_grid, weight_grid
 from buildlib.quantize.weights import per_channel
 

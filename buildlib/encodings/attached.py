@@ -1,0 +1,72 @@
+"""Encodings that travel with a graph: each hangs on the value whose integers it explains.
+
+A pass that renames or moves a value takes its encoding along without knowing; one that makes a new
+value says where its encoding comes from, with `inherit` or `set_encoding`.
+"""
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from buildlib.encodings.model import Encoding, Encodings
+from buildlib.errors import EncodingsError
+
+_KEY = "qnnfarm.encoding"
+
+
+def attach(model: ir.Model, encodings: Encodings) -> None:
+    """Hang every encoding of a file on the value of its name.
+
+    Raises:
+        EncodingsError: the model has no value of that name.
+    """
+    values = {str(value.name): value for value in _values(model.graph)}
+    for encoding in (*encodings.activation_encodings, *encodings.param_encodings):
+        if encoding.name not in values:
+            raise EncodingsError(encoding.name, "the model has no such tensor")
+        set_encoding(values[encoding.name], encoding)
+
+
+def collect(model: ir.Model) -> Encodings:
+    """The encodings of all values of a model, under the names that the values have now."""
+    activations: list[Encoding] = []
+    parameters: list[Encoding] = []
+    for value in _values(model.graph):
+        encoding = encoding_of(value)
+        if encoding is not None:
+            group = parameters if value.is_initializer() else activations
+            group.append(encoding)
+    return Encodings(activation_encodings=tuple(activations), param_encodings=tuple(parameters))
+
+
+def encoding_of(value: ir.Value) -> Encoding | None:
+    """The encoding of a value, with the value's own name; None for one without."""
+    encoding = value.meta.get(_KEY)
+    if not isinstance(encoding, Encoding):
+        return None
+    if encoding.name == value.name:
+        return encoding
+    return encoding.model_copy(update={"name": str(value.name)})
+
+
+def set_encoding(value: ir.Value, encoding: Encoding | None) -> None:
+    """Give a value an encoding, whatever name that bears; None takes it away."""
+    if encoding is None:
+        value.meta.pop(_KEY, None)
+    else:
+        value.meta[_KEY] = encoding
+
+
+def inherit(value: ir.Value, source: ir.Value) -> ir.Value:
+    """Give `value` the encoding of `source`, if that has one; returns `value`."""
+    set_encoding(value, encoding_of(source))
+    return value
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    seen: set[ir.Value] = set()
+    made = (output for node in graph for output in node.outputs)
+    for value in (*graph.inputs, *graph.initializers.values(), *made):
+        if value not in seen:
+            seen.add(value)
+            yield value
