@@ -59,7 +59,9 @@ def set_encoding(value: ir.Value, encoding: Encoding | None) -> None:
 
 def inherit(value: ir.Value, source: ir.Value) -> ir.Value:
     """Give `value` the encoding of `source`, if that has one; returns `value`."""
-    set_encoding(value, encoding_of(source))
+    encoding = encoding_of(source)
+    if encoding is not None:
+        set_encoding(value, encoding)
     return value
 
 

@@ -1,106 +1,181 @@
-"""AIMET encodings files, format 1.0.0: what each tensor's integers mean.
+"""What the integers of each tensor mean, in one form whatever the file format was.
 
-Format: https://quic.github.io/aimet-pages (encoding specification 1.0.0). An integer q in
-[0, 2^bw) means (q + offset) * scale, so that offset is zero or negative; symmetric signed weights
-have offset -2^(bw-1).
+An integer q in [0, 2^bw) means (q + offset) * scale, as in AIMET's format 1.0.0, so that an offset
+is zero or negative; symmetric signed weights have offset -2^(bw-1).
 """
 
-import json
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, model_validator
 
 from buildlib.errors import EncodingsError
-from buildlib.graph.files import write_atomically
 
-_MAX_FILE_BYTES = 1 << 30
+EncType = Literal["PER_TENSOR", "PER_CHANNEL", "PER_BLOCK", "LPBQ"]
 
-Scale = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+_SMALLEST_SCALE = 1e-9
+_FLOAT32_MIN, _FLOAT32_MAX = 2.0**-126, 2.0**127
 
 
 class Encoding(BaseModel):
-    """The grid of one tensor, or of each of its output channels."""
+    """The grid of one tensor, of each of its channels, or of each block of each channel.
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    Attributes:
+        bw: bits of the integers; of LPBQ, of the integers times their block's scale.
+        scale: one; or one for each channel (LPBQ too); or of PER_BLOCK one for each block,
+            channel by channel.
+        offset: as many as scales.
+        axis: of the channels; None is the axis of the operator's output channels.
+        block_axis: along which blocks lie; None is the axis of the operator's input channels.
+        block_size: values in a block.
+        compressed_bw: of LPBQ, bits of the integers that are stored.
+        per_block_int_scale: of LPBQ, a byte for each block, channel by channel: the block's scale
+            is that many times its channel's.
+        channels: of PER_BLOCK, how many there are, where the file tells.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1)
     dtype: Literal["INT", "FLOAT"]
-    enc_type: Literal["PER_TENSOR", "PER_CHANNEL", "PER_BLOCK", "LPBQ", "VECTOR"]
+    enc_type: EncType
     bw: int = Field(ge=2, le=32)
     is_sym: bool = False
-    scale: tuple[Scale, ...] = ()
+    scale: tuple[float, ...] = ()
     offset: tuple[int, ...] = ()
+    axis: int | None = None
+    block_axis: int | None = None
+    block_size: int | None = Field(default=None, ge=1)
+    compressed_bw: int | None = Field(default=None, ge=2, le=16)
+    per_block_int_scale: bytes = Field(default=b"", repr=False)
+    channels: int | None = Field(default=None, ge=1)
+
+    @property
+    def stored_bits(self) -> int:
+        """Bits of the integers that are stored."""
+        return self.bw if self.compressed_bw is None else self.compressed_bw
+
+    def rows(self, start: int, stop: int, count: int | None = None) -> "Encoding":
+        """The encoding of channels [start, stop) alone.
+
+        Args:
+            start: the first channel.
+            stop: the first channel no more.
+            count: how many channels the tensor has; PER_BLOCK may not know it itself.
+
+        Raises:
+            EncodingsError: the channels are not there, or are not known.
+        """
+        if self.enc_type == "PER_TENSOR" or self.dtype == "FLOAT":
+            return self
+        known = self.channels if self.enc_type == "PER_BLOCK" else len(self.scale)
+        rows = count if known is None else known
+        if rows is None:
+            raise EncodingsError(self.name, "its blocks do not tell how many channels it has")
+        if count not in {None, rows} or len(self.scale) % rows or not 0 <= start < stop <= rows:
+            reason = f"channels {start} to {stop} of {count or rows}, and it has {rows}"
+            raise EncodingsError(self.name, reason)
+        each = len(self.scale) // rows
+        blocks = len(self.per_block_int_scale) // rows
+        update: dict[str, Any] = {
+            "scale": self.scale[start * each : stop * each],
+            "offset": self.offset[start * each : stop * each],
+            "per_block_int_scale": self.per_block_int_scale[start * blocks : stop * blocks],
+        }
+        if self.enc_type == "PER_BLOCK":
+            update["channels"] = stop - start
+        return self.model_copy(update=update)
 
     @model_validator(mode="after")
-    def _complete(self) -> "Encoding":
-        if self.dtype == "FLOAT":
-            return self
-        if not self.scale or len(self.scale) != len(self.offset):
-            msg = f"{self.name}: {len(self.scale)} scales for {len(self.offset)} offsets"
-            raise ValueError(msg)
-        if self.enc_type == "PER_TENSOR" and len(self.scale) != 1:
-            msg = f"{self.name}: PER_TENSOR with {len(self.scale)} scales"
-            raise ValueError(msg)
-        if any(not -(1 << self.bw) < offset <= 0 for offset in self.offset):
-            msg = f"{self.name}: an offset lies outside (-2^{self.bw}, 0]"
-            raise ValueError(msg)
+    def _sound(self) -> "Encoding":
+        if self.dtype == "INT":
+            fault = self._grid_fault() or self._block_fault()
+            if fault:
+                raise ValueError(fault)
         return self
+
+    def _grid_fault(self) -> str | None:
+        count = len(self.scale)
+        if count == 0 or count != len(self.offset):
+            return f"{count} scales for {len(self.offset)} offsets"
+        if self.enc_type == "PER_TENSOR" and count != 1:
+            return f"PER_TENSOR with {count} scales"
+        smallest, largest = min(self.scale), max(self.scale)
+        sound = _FLOAT32_MIN <= smallest <= largest <= _FLOAT32_MAX
+        if not sound or math.isnan(sum(self.scale)):
+            return "a scale is not greater than 0, or not finite, in float32"
+        lowest, highest = min(self.offset), max(self.offset)
+        if not -(1 << self.bw) < lowest <= highest <= 0:
+            return f"an offset lies outside (-2^{self.bw}, 0]"
+        return None
+
+    def _block_fault(self) -> str | None:
+        lpbq, count = self.enc_type == "LPBQ", len(self.scale)
+        if (self.block_size is not None) != (self.enc_type in {"PER_BLOCK", "LPBQ"}):
+            return f"{self.enc_type} with block size {self.block_size}"
+        if lpbq != (self.compressed_bw is not None) or lpbq != bool(self.per_block_int_scale):
+            return f"{self.enc_type}: compressed_bw and per_block_int_scale belong to LPBQ"
+        if self.compressed_bw is not None:
+            if self.compressed_bw >= self.bw:
+                return f"{self.compressed_bw} bits compressed from {self.bw}"
+            if len(self.per_block_int_scale) % count:
+                return f"{len(self.per_block_int_scale)} blocks for {count} channels"
+            if 0 in self.per_block_int_scale:
+                return "a block's integer scale is 0"
+        if self.channels is not None and count % self.channels:
+            return f"{count} blocks for {self.channels} channels"
+        return None
 
 
 class Encodings(BaseModel):
-    """A whole encodings file. Names are those of values and initializers of the float model."""
+    """A whole encodings file. Names are those of values and initializers of the float model.
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    Which of the two groups an encoding is in says nothing: format 2.0.0 has but one.
+    """
 
-    version: Literal["1.0.0"] = "1.0.0"
-    activation_encodings: tuple[Encoding, ...]
-    param_encodings: tuple[Encoding, ...]
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    activation_encodings: tuple[InstanceOf[Encoding], ...]
+    param_encodings: tuple[InstanceOf[Encoding], ...]
     excluded_layers: tuple[str, ...] = ()
     quantizer_args: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _unique(self) -> "Encodings":
-        for group in (self.activation_encodings, self.param_encodings):
-            name, count = Counter(e.name for e in group).most_common(1)[0] if group else ("", 1)
-            if count > 1:
-                msg = f"{name} has {count} encodings"
-                raise ValueError(msg)
+        counts = Counter(e.name for e in (*self.activation_encodings, *self.param_encodings))
+        name, count = counts.most_common(1)[0] if counts else ("", 1)
+        if count > 1:
+            msg = f"{name[:80]} has {count} encodings"
+            raise ValueError(msg)
         return self
+
+    def by_name(self) -> dict[str, Encoding]:
+        """All encodings, whichever group they are in."""
+        return {e.name: e for e in (*self.activation_encodings, *self.param_encodings)}
 
     @classmethod
     def load(cls, path: Path) -> "Encodings":
-        """Read and check a file.
+        """Read and check a file of any format that is known.
 
         Raises:
-            EncodingsError: missing, not JSON, another version, or with grids that make no sense.
+            EncodingsError: missing, not JSON, of an unknown version, or with grids that make no
+                sense; it names the tensor.
         """
-        try:
-            if path.stat().st_size > _MAX_FILE_BYTES:
-                raise EncodingsError(str(path), "larger than any encodings file")
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise EncodingsError(str(path), error.strerror or "cannot be read") from error
-        except (ValueError, RecursionError) as error:
-            raise EncodingsError(str(path), f"not valid JSON ({error})") from error
-        version = data.get("version") if isinstance(data, dict) else None
-        if version != "1.0.0":
-            reason = f"its version is {str(version)[:20]}, only 1.0.0 is known"
-            raise EncodingsError(str(path), reason)
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise EncodingsError(str(path), f"{where}: {first['msg']}") from error
+        from buildlib.encodings.files import load_encodings
 
-    def save(self, path: Path) -> Path:
-        """Write the file; the same encodings give the same bytes."""
-        text = self.model_dump_json(indent=1, exclude_none=True)
-        write_atomically(path, text.encode() + b"\n")
-        return path
+        return load_encodings(path)
+
+    def save(self, path: Path, version: str = "1.0.0") -> Path:
+        """Write the file; the same encodings give the same bytes.
+
+        Raises:
+            EncodingsError: the format cannot say what the encodings hold.
+        """
+        from buildlib.encodings.files import save_encodings
+
+        return save_encodings(self, path, version)
 
 
 def covering(name: str, low: float, high: float, bits: int) -> Encoding:
@@ -108,6 +183,8 @@ def covering(name: str, low: float, high: float, bits: int) -> Encoding:
     low, high = min(low, 0.0), max(high, 0.0)
     steps = (1 << bits) - 1
     scale = max((high - low) / steps, _SMALLEST_SCALE)
+    if not math.isfinite(scale):
+        raise EncodingsError(name, "its values are not finite")
     offset = max(round(low / scale), -steps)
     return _per_tensor(name, bits, scale, offset, is_sym=False)
 
@@ -117,9 +194,6 @@ def symmetric(name: str, magnitude: float, bits: int) -> Encoding:
     half = 1 << (bits - 1)
     scale = max(magnitude / (half - 1), _SMALLEST_SCALE)
     return _per_tensor(name, bits, scale, -half, is_sym=True)
-
-
-_SMALLEST_SCALE = 1e-9
 
 
 def _per_tensor(name: str, bits: int, scale: float, offset: int, *, is_sym: bool) -> Encoding:

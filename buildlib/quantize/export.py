@@ -44,9 +44,13 @@ def export_checkpoint(
         CalibrationError: the text is shorter than one call of the graph.
     """
     checkpoint = Checkpoint.load(checkpoint_dir)
-    tokenizer = load_tokenizer(checkpoint.tokenizer_path)
-    tokens = tokenizer.encode(calibration_text, add_special_tokens=False).ids
-    windows = spread_windows(tokens, shape.cl, n_windows, checkpoint.config.bos_token_id)
+    windows = text_windows(
+        checkpoint.tokenizer_path,
+        calibration_text,
+        shape.cl,
+        checkpoint.config.bos_token_id,
+        n_windows,
+    )
     out_dir.mkdir(parents=True, exist_ok=True)
     for path in (checkpoint.folder / CONFIG_FILE, checkpoint.tokenizer_path):
         write_atomically(out_dir / path.name, path.read_bytes())
@@ -54,6 +58,22 @@ def export_checkpoint(
     encodings = calibrate(model, checkpoint.config, windows, progress=progress)
     encodings.save(out_dir / ENCODINGS_FILE)
     return out_dir
+
+
+def text_windows(
+    tokenizer: Path,
+    text: str,
+    length: int,
+    bos_token_id: int,
+    n_windows: int = DEFAULT_WINDOWS,
+) -> list[list[int]]:
+    """Windows of tokens from all over a text, as `spread_windows` cuts them.
+
+    Raises:
+        CheckpointError: there is no tokenizer to read.
+    """
+    tokens = load_tokenizer(tokenizer).encode(text, add_special_tokens=False).ids
+    return spread_windows(tokens, length, n_windows, bos_token_id)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -1,16 +1,23 @@
 """`Grid`: the integers of one tensor as ONNX stores them, and the arithmetic between."""
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 from buildlib.encodings.model import Encoding
 from buildlib.errors import EncodingsError
 
-_UNSIGNED: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 16: np.dtype(np.uint16)}
-_SIGNED: dict[int, np.dtype[Any]] = {8: np.dtype(np.int8), 16: np.dtype(np.int16)}
+Floats = npt.NDArray[Any]
+
+_UNSIGNED = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8, 16: ir.DataType.UINT16}
+_SIGNED = {4: ir.DataType.INT4, 8: ir.DataType.INT8, 16: ir.DataType.INT16}
+_ACTIVATION_BITS = (8, 16)
+_COMPRESSED_BITS = 4
 
 
 @dataclass(frozen=True)
@@ -20,42 +27,133 @@ class Grid:
     Attributes:
         scale: one value, or one for each channel.
         zero_point: as many as scales.
+        block_size: of LPBQ, values along the input axis that share a scale.
+        block_scale: of LPBQ, a byte for each block, channel by channel, that multiplies the scale
+            of its channel.
     """
 
     dtype: np.dtype[Any]
     scale: tuple[float, ...]
     zero_point: tuple[int, ...]
+    block_size: int | None = None
+    block_scale: bytes = b""
 
     @property
     def per_channel(self) -> bool:
         """Whether every channel has its own scale."""
-        return len(self.scale) > 1
+        return len(self.scale) > 1 or self.block_size is not None
+
+    @property
+    def bits(self) -> int:
+        """Bits of an integer."""
+        return int(ir.DataType.from_numpy(self.dtype).bitwidth)
+
+    @cached_property
+    def limits(self) -> tuple[int, int]:
+        """The smallest and the largest integer."""
+        signed = self.dtype.name.startswith("int")
+        low = -(1 << (self.bits - 1)) if signed else 0
+        return low, low + (1 << self.bits) - 1
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells this grid from any other; the same on every machine."""
+        known = hashlib.sha256(f"{self.dtype.name} {self.block_size}".encode())
+        known.update(np.array(self.scale, "<f8").tobytes())
+        known.update(np.array(self.zero_point, "<i8").tobytes())
+        known.update(self.block_scale)
+        return known.hexdigest()[:32]
 
     def quantize(self, values: npt.ArrayLike, axis: int = 0) -> npt.NDArray[Any]:
         """Round to even and saturate, as QuantizeLinear does; `axis` is the channels'."""
         array = np.asarray(values, dtype=np.float32)
-        limits = np.iinfo(self.dtype)
-        scale, zero = self._broadcast(array.ndim, axis)
-        steps = np.rint(array / scale) + zero
-        stored: npt.NDArray[Any] = np.clip(steps, limits.min, limits.max).astype(self.dtype)
+        layout = self.layout(array.shape, axis)
+        stored: npt.NDArray[Any] = layout.quantize(array, 0).astype(self.dtype)
         return stored
 
     def dequantize(self, integers: npt.NDArray[Any], axis: int = 0) -> npt.NDArray[np.float32]:
         """The values the integers stand for, computed as DequantizeLinear does."""
-        scale, zero = self._broadcast(integers.ndim, axis)
-        result: npt.NDArray[np.float32] = (integers.astype(np.float32) - zero) * scale
-        return result
+        layout = self.layout(integers.shape, axis)
+        steps = integers.astype(np.float32).reshape(layout.view) - layout.zero
+        return (steps * layout.scale).astype(np.float32).reshape(integers.shape)
 
-    def _broadcast(
-        self, rank: int, axis: int
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        scale = np.array(self.scale, dtype=np.float32)
-        zero = np.array(self.zero_point, dtype=np.float32)
-        if not self.per_channel:
-            return scale.reshape(()), zero.reshape(())
-        dims = [1] * rank
-        dims[axis] = -1
-        return scale.reshape(dims), zero.reshape(dims)
+    def layout(self, shape: tuple[int, ...], axis: int) -> "Layout":
+        """The grid laid over a tensor with channels along `axis`.
+
+        Raises:
+            ValueError: channels or blocks do not fit the shape; the text says how.
+        """
+        work = np.float64 if self.bits > 16 else np.float32
+        zero: Floats = np.array(self.zero_point, work)
+        scale = np.array(self.scale, np.float32)
+        if self.block_size is None:
+            dims = [1] * len(shape)
+            if self.per_channel:
+                if not shape or shape[axis] != len(scale):
+                    msg = f"{len(scale)} channels for a weight of shape {list(shape)}"
+                    raise ValueError(msg)
+                dims[axis] = -1
+            view = shape or (1,)
+            dims = dims or [1]
+            return Layout(self, view, scale.astype(work).reshape(dims), zero.reshape(dims), 1)
+        return self._block_layout(shape, axis, scale, zero)
+
+    def _block_layout(
+        self, shape: tuple[int, ...], axis: int, scale: npt.NDArray[np.float32], zero: Floats
+    ) -> "Layout":
+        size = self.block_size or 1
+        if len(shape) != 2 or axis not in {0, 1} or shape[1 - axis] % size:
+            msg = f"blocks of {size} for a weight of shape {list(shape)}"
+            raise ValueError(msg)
+        n_channels, n_blocks = shape[axis], shape[1 - axis] // size
+        if len(scale) != n_channels or len(self.block_scale) != n_channels * n_blocks:
+            given = f"{len(scale)} channels, {len(self.block_scale)} blocks of {size}"
+            msg = f"{given} for a weight of shape {list(shape)}"
+            raise ValueError(msg)
+        factors = np.frombuffer(self.block_scale, np.uint8).reshape(n_channels, n_blocks)
+        scale, zero = factors.astype(np.float32) * scale[:, None], zero[:, None]
+        if axis == 0:
+            view: tuple[int, ...] = (n_channels, n_blocks, size)
+            return Layout(self, view, scale[:, :, None], zero[:, :, None], 1)
+        view = (n_blocks, size, n_channels)
+        return Layout(self, view, scale.T[:, None, :], zero.T[:, None, :], size)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A grid laid over a tensor, so that rows of it can be quantized on their own.
+
+    Attributes:
+        view: the tensor's shape with blocks as an axis of their own.
+        scale: broadcasts against `view`; `zero` too.
+        rows: of the tensor, in one row of the view.
+    """
+
+    grid: Grid
+    view: tuple[int, ...]
+    scale: Floats
+    zero: Floats
+    rows: int
+
+    def quantize(self, values: npt.NDArray[Any], start: int) -> npt.NDArray[Any]:
+        """Integers of the rows of the tensor from `start` on, in the smallest type numpy has.
+
+        Args:
+            values: of whole rows of the view, with the tensor's other axes.
+            start: the first row, a multiple of `rows`.
+        """
+        count = values.size // max(1, int(np.prod(self.view[1:])))
+        part = slice(start // self.rows, start // self.rows + count)
+        shape = (count, *self.view[1:])
+        scale, zero = (a if a.shape[0] == 1 else a[part] for a in (self.scale, self.zero))
+        work = values.astype(self.scale.dtype, copy=False).reshape(shape) / scale
+        np.rint(work, out=work)
+        if zero.any():
+            work += zero
+        np.clip(work, *self.grid.limits, out=work)
+        bits = max(8, self.grid.bits)
+        signed = self.grid.limits[0] < 0
+        return work.astype(f"{'' if signed else 'u'}int{bits}").reshape(values.shape)
 
 
 def activation_grid(encoding: Encoding) -> Grid:
@@ -66,26 +164,39 @@ def activation_grid(encoding: Encoding) -> Grid:
     """
     if encoding.dtype != "INT" or encoding.enc_type != "PER_TENSOR":
         raise EncodingsError(encoding.name, "an activation must be INT and PER_TENSOR")
-    if encoding.bw not in _UNSIGNED:
+    if encoding.bw not in _ACTIVATION_BITS:
         raise EncodingsError(encoding.name, f"{encoding.bw} bits; activations have 8 or 16")
     zero_point = tuple(-offset for offset in encoding.offset)
-    return Grid(_UNSIGNED[encoding.bw], encoding.scale, zero_point)
+    return Grid(_UNSIGNED[encoding.bw].numpy(), encoding.scale, zero_point)
 
 
 def weight_grid(encoding: Encoding) -> Grid:
     """Symmetric weights are signed with zero point 0, others unsigned.
 
+    Strictly symmetric ones, which leave out the lowest integer, may count from one below the half.
+
     Raises:
-        EncodingsError: no 8 or 16 bit integer grid of the tensor or its channels.
+        EncodingsError: no grid of 4, 8 or 16 bit integers, LPBQ of other than 4 bits, or a float
+            scale for each block, which ends the HTP compiler (seen with QNN 2.51).
     """
-    if encoding.dtype != "INT" or encoding.enc_type not in {"PER_TENSOR", "PER_CHANNEL"}:
-        reason = f"{encoding.dtype} {encoding.enc_type}; INT PER_TENSOR or PER_CHANNEL can be built"
-        raise EncodingsError(encoding.name, reason)
-    if encoding.bw not in _UNSIGNED:
-        raise EncodingsError(encoding.name, f"{encoding.bw} bits; weights have 8 or 16")
-    if not encoding.is_sym:
-        zero_point = tuple(-offset for offset in encoding.offset)
-        return Grid(_UNSIGNED[encoding.bw], encoding.scale, zero_point)
-    half = 1 << (encoding.bw - 1)
-    shifted = tuple(-offset - half for offset in encoding.offset)
-    return Grid(_SIGNED[encoding.bw], encoding.scale, shifted)
+    if encoding.dtype != "INT":
+        raise EncodingsError(encoding.name, f"{encoding.dtype}; INT can be built")
+    if encoding.enc_type == "PER_BLOCK":
+        raise EncodingsError(encoding.name, "PER_BLOCK, which HTP cannot compile; export LPBQ")
+    bits = encoding.stored_bits
+    if encoding.enc_type == "LPBQ":
+        if bits != _COMPRESSED_BITS:
+            raise EncodingsError(encoding.name, f"LPBQ of {bits} bits; of 4 it can be built")
+        zeros = (0,) * len(encoding.scale)
+        blocks = encoding.per_block_int_scale
+        return Grid(_SIGNED[bits].numpy(), encoding.scale, zeros, encoding.block_size, blocks)
+    if bits not in _UNSIGNED:
+        raise EncodingsError(encoding.name, f"{bits} bits; weights have 4, 8 or 16")
+    half = 1 << (bits - 1)
+    if encoding.is_sym:
+        dtype = _SIGNED[bits].numpy()
+        strict = set(encoding.offset) <= {-half, 1 - half}
+        shifted = (0 if strict else -offset - half for offset in encoding.offset)
+        return Grid(dtype, encoding.scale, tuple(shifted))
+    zero_point = tuple(-offset for offset in encoding.offset)
+    return Grid(_UNSIGNED[bits].numpy(), encoding.scale, zero_point)

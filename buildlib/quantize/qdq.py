@@ -5,40 +5,98 @@ the integers carry the name that the float value had. Weights become integers in
 model.
 """
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx_ir as ir
 
 from buildlib.encodings.model import Encodings
-from buildlib.errors import EncodingsError
+from buildlib.graph.files import load_model
 from buildlib.graph.infer import infer_shapes
-from buildlib.passes.base import SORTED, STATIC, Condition, Pass
-from buildlib.quantize.grid import Grid, activation_grid, weight_grid
-from buildlib.quantize.layout import is_parameter, is_real, moved_inputs, source_of
+from buildlib.passes.base import ENCODINGS_SUFFIX, SORTED, STATIC, Condition, Pass
+from buildlib.quantize.activations import activation_grids
+from buildlib.quantize.layout import is_real
+from buildlib.quantize.parameters import parameter_uses
+from buildlib.quantize.products import unfold_block_products
 from buildlib.quantize.rewrite import QdqRewriter
-from buildlib.quantize.weight_file import WeightFile
+from buildlib.quantize.weight_file import SharedWeights, WeightFile, WeightStore
 
+_PART = re.compile(r"\d+_of_\d+$")
 _OPSET = 21  # the first with 16-bit QuantizeLinear in the standard domain
 
 
-def apply_encodings(model_path: Path, encodings: Encodings, out_path: Path) -> Path:
-    """Write the float model, or part of one, as QDQ; its weights go to `{out stem}.weights`.
+def apply_encodings(
+    model_path: Path, encodings: Encodings, out_path: Path, weights: Path | None = None
+) -> Path:
+    """Write the float model, or part of one, as QDQ.
+
+    Args:
+        model_path: of the float model.
+        encodings: of its values.
+        out_path: where the QDQ model goes.
+        weights: the file that `quantize_weights` made, which is linked beside the model; without
+            one the weights go to `{out stem}.weights`.
 
     Raises:
-        EncodingsError: an encoding is missing or cannot be built.
+        EncodingsError: encodings are missing, contradict each other or the model, cannot be built,
+            or are not those that `weights` was made with.
+        ModelFileError: `weights` is not whole.
         PassError: the model is quantized already, or float values would remain.
     """
-    with WeightFile(out_path.with_suffix(".weights")) as weights:
-        return Quantization(encodings, weights).run(model_path, out_path)
+    if weights is not None:
+        return Quantization(encodings, SharedWeights(weights)).run(model_path, out_path)
+    with WeightFile(out_path.with_suffix(".weights")) as file:
+        return Quantization(encodings, file, file.finish).run(model_path, out_path)
+
+
+def quantize_weights(model_path: Path, folder: Path, encodings: Encodings | None = None) -> Path:
+    """Write the integer weights of a part, for `apply_encodings` at every (AR, CL) of it.
+
+    The file is `{k}_of_{n}.weights` for a part `{shape}_{k}_of_{n}.onnx`, with its index beside it.
+
+    Args:
+        model_path: of the float part, at any (AR, CL).
+        folder: where the file goes.
+        encodings: of the part; by default those in the file beside it.
+
+    Raises:
+        EncodingsError: as `apply_encodings` does.
+        ModelFileError: the part is no sound model.
+    """
+    if encodings is None:
+        encodings = Encodings.load(model_path.with_suffix(ENCODINGS_SUFFIX))
+    model = load_model(model_path)
+    with WeightFile(folder / weights_name(model_path)) as file:
+        quantization = Quantization(encodings, file, lambda: file.finish(index=True))
+        quantization.transform(model)
+    return file.path
+
+
+def weights_name(model_path: Path) -> str:
+    """Name of the file with the integer weights of a part, the same at every (AR, CL)."""
+    part = _PART.search(model_path.stem)
+    return f"{part[0] if part else model_path.stem}.weights"
 
 
 class Quantization(Pass):
-    """Puts every float value of a model on the grid that the encodings give it."""
+    """Puts every float value of a model on the grid that the encodings give it.
+
+    Args:
+        encodings: of the model's values.
+        weights: where the integers of its weights are, or are put.
+        finish: called once all weights are there, before the model is written.
+    """
 
     name = "qdq"
     carries_encodings = False  # they become part of the graph
 
-    def __init__(self, encodings: Encodings, weights: WeightFile) -> None:
+    def __init__(
+        self,
+        encodings: Encodings,
+        weights: WeightStore,
+        finish: Callable[[], None] = lambda: None,
+    ) -> None:
         self.requires = (
             SORTED,
             STATIC,
@@ -50,60 +108,23 @@ class Quantization(Pass):
             STATIC,
             Condition("every value computed is stored as integers", _still_real),
         )
-        self.encodings = encodings
+        self.encodings = encodings.by_name()
         self.weights = weights
+        self.finish = finish
 
     def transform(self, model: ir.Model) -> ir.Model:
         """Change `model` in place."""
-        grids = activation_grids(model.graph, self.encodings)
+        encodings = dict(self.encodings)
+        grids = activation_grids(model.graph, encodings)
+        transposed = unfold_block_products(model.graph, encodings, grids)
+        uses = parameter_uses(model.graph, encodings, grids, transposed)
         work = QdqRewriter(model.graph, grids, self.weights)
-        work.quantize_biases(self._weight_grids())
-        work.quantize_parameters(self._weight_grids())
+        work.quantize_parameters(uses)
         work.quantize_activations()
         _remove_unused(model.graph)
-        self.weights.finish()
+        self.finish()
         infer_shapes(model)
         return model
-
-    def _weight_grids(self) -> dict[str, Grid]:
-        return {e.name: weight_grid(e) for e in self.encodings.param_encodings if e.dtype == "INT"}
-
-
-def activation_grids(graph: ir.Graph, encodings: Encodings) -> dict[str, Grid]:
-    """A grid for every float activation; what moves values inherits where a file says nothing.
-
-    Raises:
-        EncodingsError: no encoding, and nothing to inherit from.
-    """
-    given = {e.name: e for e in encodings.activation_encodings}
-    params = {e.name: e for e in encodings.param_encodings}
-    grids = {
-        name: activation_grid(given[name])
-        for name in _activations(graph)
-        if name in given and given[name].dtype == "INT"
-    }
-    nodes = list(graph)
-    for node in (*nodes, *reversed(nodes), *nodes):
-        for output in node.outputs:
-            sources = [str(source_of(value).name) for value in moved_inputs(node)]
-            grid = next((grids[name] for name in sources if name in grids), None)
-            if grid is None and sources and sources[0] in params:
-                grid = activation_grid(params[sources[0]])
-            if grid is not None and is_real(output):
-                grids.setdefault(str(output.name), grid)
-            if str(output.name) in grids:
-                for value in moved_inputs(node):
-                    if not is_parameter(value) and is_real(value):
-                        grids.setdefault(str(value.name), grids[str(output.name)])
-    for name in _activations(graph):
-        if name not in grids:
-            raise EncodingsError(name, "the model has this value, the file no encoding for it")
-    return grids
-
-
-def _activations(graph: ir.Graph) -> list[str]:
-    values = (*graph.inputs, *(value for node in graph for value in node.outputs))
-    return [str(v.name) for v in values if is_real(v) and not is_parameter(v)]
 
 
 def _remove_unused(graph: ir.Graph) -> None:

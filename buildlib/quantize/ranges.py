@@ -35,6 +35,10 @@ class Ranges:
                 key = name.removesuffix(_HIGH)
                 self.high[key] = max(self.high.get(key, -np.inf), float(array))
 
+    def known(self) -> dict[str, tuple[float, float]]:
+        """(smallest, largest) by name."""
+        return {name: (low, self.high[name]) for name, low in self.low.items()}
+
 
 def instrument(model_path: Path, out_path: Path) -> Path:
     """Write the model with the range of every activation as additional outputs."""

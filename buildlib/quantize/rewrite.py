@@ -3,14 +3,15 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from buildlib.errors import EncodingsError
-from buildlib.graph.files import tensor_array
+from buildlib.graph.infer import static_shape
+from buildlib.quantize.activations import missing_encodings
 from buildlib.quantize.grid import Grid
-from buildlib.quantize.layout import LAYOUT_OPS, is_parameter, is_real, moved_inputs, source_of
-from buildlib.quantize.weight_file import WeightFile
-from buildlib.quantize.weights import channel_axis
+from buildlib.quantize.layout import LAYOUT_OPS, moved_inputs
+from buildlib.quantize.parameters import ParameterUse
+from buildlib.quantize.weight_file import WeightStore
 
 
 @dataclass
@@ -24,47 +25,22 @@ class QdqRewriter:
 
     graph: ir.Graph
     grids: dict[str, Grid]
-    weights: WeightFile
+    weights: WeightStore
     converted: dict[tuple[str, Grid], ir.Value] = field(default_factory=dict)
 
-    def quantize_parameters(self, grids: dict[str, Grid]) -> None:
-        """Replace every float initializer by its integers.
+    def quantize_parameters(self, uses: list[ParameterUse]) -> None:
+        """Replace every float constant by its integers.
 
         Raises:
-            EncodingsError: one has no grid, or a grid of another number of channels.
+            EncodingsError: some have no grid, or one of another number of channels.
         """
-        for node in list(self.graph):
-            if node.op_type in {"Cast", "DequantizeLinear", "QuantizeLinear"}:
-                continue
-            for index, value in enumerate(node.inputs):
-                if value is None or not is_parameter(value) or not is_real(value):
-                    continue
-                source = source_of(value)
-                name = str(source.name)
-                if name not in grids:
-                    raise EncodingsError(name, "the model has this weight, the file no encoding")
-                axis = channel_axis(node, index) or 0
-                real = self._parameter(source, grids[name], axis)
-                node.replace_input_with(index, real)
-
-    def quantize_biases(self, grids: dict[str, Grid]) -> None:
-        """A bias without encodings lies on the int32 grid of its product: input by weight scale."""
-        for node in list(self.graph):
-            if node.op_type not in {"Gemm", "Conv"} or len(node.inputs) < 3:
-                continue
-            data, weight, bias = node.inputs[:3]
-            if data is None or weight is None or bias is None or not is_parameter(bias):
-                continue
-            source = source_of(bias)
-            if str(source.name) in grids:
-                continue
-            grid = grids.get(str(source_of(weight).name))
-            if grid is None or str(data.name) not in self.grids:
-                continue
-            step = self.grids[str(data.name)].scale[0]
-            scales = tuple(step * scale for scale in grid.scale)
-            bias_grid = Grid(np.dtype(np.int32), scales, (0,) * len(scales))
-            node.replace_input_with(2, self._parameter(source, bias_grid, 0))
+        missing = sorted({use.name for use in uses if use.grid is None})
+        if missing:
+            raise missing_encodings(missing)
+        for use in uses:
+            if use.grid is not None:
+                real = self._parameter(use, use.grid)
+                use.node.replace_input_with(use.index, real)
 
     def quantize_activations(self) -> None:
         """Store every computed value, and take every input, on its grid."""
@@ -80,25 +56,49 @@ class QdqRewriter:
                 if str(output.name) in self.grids and node.op_type != "DequantizeLinear":
                     self._quantize_output(output, node)
 
-    def _parameter(self, source: ir.Value, grid: Grid, axis: int) -> ir.Value:
+    def _parameter(self, use: ParameterUse, grid: Grid) -> ir.Value:
         """The dequantized value of an initializer, made once for each grid."""
-        key = (str(source.name), grid)
+        name, tensor = use.name, use.source.const_value
+        key = (f"{name} transposed" if use.transposed else name, grid)
         if key in self.converted:
             return self.converted[key]
-        assert source.const_value is not None  # noqa: S101  (an initializer)
-        values = tensor_array(source.const_value)
-        if grid.per_channel and (values.ndim == 0 or values.shape[axis] != len(grid.scale)):
-            reason = f"{len(grid.scale)} channels for a weight of shape {list(values.shape)}"
-            raise EncodingsError(str(source.name), reason)
-        name = f"{source.name}_q"
-        stored = self._initializer(name, self.weights.add(name, grid.quantize(values, axis)))
-        real = self._dequantize(stored, grid, f"{source.name}_dq", axis)
+        assert tensor is not None  # noqa: S101  (an initializer)
+        axis = 1 - use.axis if use.transposed else use.axis
+        taken = f"{name}_q" in self.graph.initializers
+        label = f"{name}_{len(self.converted)}" if taken else name
+        integers = self.weights.weight(name, tensor, grid, axis, transposed=use.transposed)
+        stored = self._initializer(f"{label}_q", integers)
+        if grid.block_size is None:
+            real = self._dequantize(stored, grid, f"{label}_dq", axis)
+        else:
+            laid = block_scales(grid, static_shape(stored) or (), axis)
+            scales = self.weights.block_scale(name, laid, grid)
+            real = self._dequantize_blocks(stored, scales, grid, label, axis)
+        makers = [value.producer() for value in (*_maker(real).inputs, real) if value is not None]
         first = next(iter(self.graph))
-        producer = real.producer()
-        assert producer is not None  # noqa: S101  (just made)
-        self.graph.insert_before(first, producer)
+        self.graph.insert_before(first, [maker for maker in makers if maker is not None])
         self.converted[key] = real
         return real
+
+    def _dequantize_blocks(
+        self, stored: ir.Value, scales: ir.TensorProtocol, grid: Grid, label: str, axis: int
+    ) -> ir.Value:
+        """The pattern by which the QNN provider knows LPBQ.
+
+        Integer scales of the blocks, dequantized along the channels, are the scale of the weight,
+        whose blocks lie along its input axis.
+        """
+        integers = self._initializer(f"{label}_block_scale", scales)
+        channels = Grid(np.dtype(np.uint8), grid.scale, (0,) * len(grid.scale))
+        scale = self._dequantize(integers, channels, f"{label}_scale", axis)
+        zeros = ir.tensor(np.zeros(scales.shape.numpy(), grid.dtype), name=f"{label}_zero_point")
+        zero = self._initializer(f"{label}_zero_point", zeros)
+        real = ir.TensorType(ir.DataType.FLOAT)
+        output = ir.Value(name=f"{label}_dq", type=real, shape=stored.shape)
+        attributes = {"axis": 1 - axis, "block_size": grid.block_size or 1}
+        inputs = [stored, scale, zero]
+        ir.node("DequantizeLinear", inputs, attributes, outputs=[output], name=f"{label}_dq")
+        return output
 
     def _requantize_inputs(self, node: ir.Node) -> None:
         """Put the conversion before an operator that moves values from one grid to another."""
@@ -167,7 +167,7 @@ class QdqRewriter:
             shape = () if not grid.per_channel else (-1,)
             number = len(self.converted)
             scale = np.array(grid.scale, np.float32).reshape(shape)
-            zero = np.array(grid.zero_point, grid.dtype).reshape(shape)
+            zero = np.array(grid.zero_point).astype(grid.dtype).reshape(shape)
             scale_name, zero_name = f"grid_{number}_scale", f"grid_{number}_zero_point"
             self.converted[key] = self._initializer(scale_name, ir.tensor(scale, name=scale_name))
             self._initializer(zero_name, ir.tensor(zero, name=zero_name))
@@ -184,6 +184,12 @@ class QdqRewriter:
         )
         self.graph.register_initializer(value)
         return value
+
+
+def block_scales(grid: Grid, shape: tuple[int, ...], axis: int) -> npt.NDArray[np.uint8]:
+    """Integer scales of a weight's blocks, laid as the weight is; channels lie along `axis`."""
+    factors = np.frombuffer(grid.block_scale, np.uint8).reshape(shape[axis], -1)
+    return np.ascontiguousarray(factors if axis == 0 else factors.T)
 
 
 def _maker(value: ir.Value) -> ir.Node:

@@ -1,27 +1,95 @@
-"""The file of integer weights that a quantized model refers to."""
+"""The file of integer weights that quantized models refer to by offset.
 
+One part's weights are the same at every (AR, CL): they are written once, with an index beside them,
+and every model of the part refers to that file.
+"""
+
+import json
 import os
 import tempfile
 from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from buildlib.errors import EncodingsError, ModelFileError
+from buildlib.graph.files import tensor_array, write_atomically
+from buildlib.quantize.grid import Grid
+
 _ALIGNMENT = 64
+_CHUNK_VALUES = 1 << 18
+_INDEX_VERSION = 1
+_PACKED_BITS = 4
+
+BLOCK_SCALE = ".block_scale"
+
+
+class WeightStore(Protocol):
+    """Where the integers of weights are, or are put."""
+
+    def weight(
+        self,
+        name: str,
+        source: ir.TensorProtocol,
+        grid: Grid,
+        axis: int,
+        *,
+        transposed: bool = False,
+    ) -> ir.ExternalTensor:
+        """The integers of `source` on `grid`, whose channels lie along `axis`.
+
+        With `transposed` they are stored with both axes exchanged; `axis` is of what is stored.
+        """
+        ...
+
+    def block_scale(self, name: str, array: npt.NDArray[np.uint8], grid: Grid) -> ir.ExternalTensor:
+        """The integer scales of the blocks of weight `name`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in the file.
+
+    Attributes:
+        grid: its digest.
+        dtype: as ONNX names it; INT4 and UINT4 are packed, the first in the low half of a byte.
+    """
+
+    name: str
+    grid: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+
+    def tensor(self, path: Path) -> ir.ExternalTensor:
+        """As an initializer of a model beside the file."""
+        return ir.ExternalTensor(
+            location=path.name,
+            offset=self.offset,
+            length=self.length,
+            dtype=ir.DataType[self.dtype],
+            shape=ir.Shape(self.shape),
+            name=f"{self.name}_q",
+            base_dir=path.parent,
+        )
 
 
 class WeightFile(AbstractContextManager["WeightFile"]):
-    """Written tensor by tensor, so that one of them is in memory at a time.
+    """Written tensor by tensor, some megabytes at a time; a `WeightStore`.
 
     It takes its name at `finish`; left without, nothing is there.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.stored: list[Stored] = []
         self._size = 0
 
     def __enter__(self) -> Self:
@@ -40,27 +108,145 @@ class WeightFile(AbstractContextManager["WeightFile"]):
         self._file.close()
         self._temporary.unlink(missing_ok=True)
 
-    def add(self, name: str, array: npt.NDArray[Any]) -> ir.ExternalTensor:
-        """Append an array; the tensor refers to it under the file's final name."""
-        padding = -self._size % _ALIGNMENT
-        self._file.write(bytes(padding))
-        data = np.ascontiguousarray(array).tobytes()
-        offset = self._size + padding
-        self._file.write(data)
-        self._size = offset + len(data)
-        return ir.ExternalTensor(
-            location=self.path.name,
-            offset=offset,
-            length=len(data),
-            dtype=ir.DataType.from_numpy(array.dtype),
-            shape=ir.Shape(array.shape),
-            name=name,
-            base_dir=self.path.parent,
-        )
+    def weight(
+        self,
+        name: str,
+        source: ir.TensorProtocol,
+        grid: Grid,
+        axis: int,
+        *,
+        transposed: bool = False,
+    ) -> ir.ExternalTensor:
+        """Append the integers of a weight.
 
-    def finish(self) -> None:
-        """Make the file appear, whole, under its name."""
+        Raises:
+            EncodingsError: the grid does not fit its shape.
+        """
+        values = tensor_array(source).T if transposed else tensor_array(source)
+        try:
+            layout = grid.layout(values.shape, axis)
+        except ValueError as error:
+            raise EncodingsError(name, str(error)) from error
+        offset = self._align()
+        rows = values.reshape(1) if values.ndim == 0 else values
+        width = max(1, rows[:1].size) * layout.rows
+        step = max(1, _CHUNK_VALUES // width) * layout.rows
+        left = np.empty(0, np.uint8)
+        for start in range(0, len(rows), step):
+            integers = layout.quantize(np.asarray(rows[start : start + step]), start)
+            if grid.bits == _PACKED_BITS:
+                flat = np.concatenate([left, integers.reshape(-1).view(np.uint8)])
+                even = len(flat) // 2 * 2
+                left, integers = flat[even:], pack(flat[:even])
+            self._write(np.ascontiguousarray(integers))
+        if len(left):
+            self._write(pack(np.append(left, np.uint8(0))))
+        dtype = ir.DataType.from_numpy(grid.dtype)
+        return self._finish_tensor(name, grid.digest, dtype, values.shape, offset)
+
+    def block_scale(self, name: str, array: npt.NDArray[np.uint8], grid: Grid) -> ir.ExternalTensor:
+        """Append the integer scales of a weight's blocks."""
+        offset = self._align()
+        self._write(np.ascontiguousarray(array))
+        shape, dtype = array.shape, ir.DataType.UINT8
+        return self._finish_tensor(f"{name}{BLOCK_SCALE}", grid.digest, dtype, shape, offset)
+
+    def finish(self, *, index: bool = False) -> None:
+        """Make the file appear, whole, under its name; with `index`, its index too."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._temporary.chmod(0o644)
         self._temporary.replace(self.path)
+        if index:
+            data = {
+                "version": _INDEX_VERSION,
+                "size": self._size,
+                "tensors": [asdict(stored) for stored in self.stored],
+            }
+            write_atomically(index_path(self.path), json.dumps(data, indent=1).encode() + b"\n")
+
+    def _align(self) -> int:
+        padding = -self._size % _ALIGNMENT
+        self._file.write(bytes(padding))
+        self._size += padding
+        return self._size
+
+    def _write(self, array: npt.NDArray[Any]) -> None:
+        self._file.write(array.data)
+        self._size += array.nbytes
+
+    def _finish_tensor(
+        self, name: str, digest: str, dtype: ir.DataType, shape: tuple[int, ...], offset: int
+    ) -> ir.ExternalTensor:
+        stored = Stored(name, digest, dtype.name, tuple(shape), offset, self._size - offset)
+        self.stored.append(stored)
+        return stored.tensor(self.path)
+
+
+class SharedWeights:
+    """A weight file that is there already, found by its index; a `WeightStore`.
+
+    Raises:
+        ModelFileError: it is not whole, or its index is no index.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            data = json.loads(index_path(path).read_text(encoding="utf-8"))
+            if data["version"] != _INDEX_VERSION:
+                raise ModelFileError(path, f"its index has version {data['version']}")
+            tensors = [
+                Stored(**entry | {"shape": tuple(entry["shape"])}) for entry in data["tensors"]
+            ]
+            whole = path.stat().st_size == data["size"]
+        except OSError as error:
+            raise ModelFileError(path, error.strerror or "cannot be read") from error
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ModelFileError(path, "its index cannot be read") from error
+        if not whole:
+            raise ModelFileError(path, "it has not the size that its index says")
+        self._tensors = {(stored.name, stored.grid, stored.shape): stored for stored in tensors}
+        self._names = {stored.name for stored in tensors}
+
+    def weight(
+        self,
+        name: str,
+        source: ir.TensorProtocol,
+        grid: Grid,
+        axis: int,
+        *,
+        transposed: bool = False,
+    ) -> ir.ExternalTensor:
+        """The integers of a weight.
+
+        Raises:
+            EncodingsError: the file has them on another grid, or not at all.
+        """
+        del axis
+        shape = tuple(source.shape.numpy())
+        return self._find(name, grid, shape[::-1] if transposed else shape)
+
+    def block_scale(self, name: str, array: npt.NDArray[np.uint8], grid: Grid) -> ir.ExternalTensor:
+        """The integer scales of a weight's blocks."""
+        return self._find(f"{name}{BLOCK_SCALE}", grid, array.shape)
+
+    def _find(self, name: str, grid: Grid, shape: tuple[int, ...]) -> ir.ExternalTensor:
+        stored = self._tensors.get((name, grid.digest, shape))
+        if stored is None:
+            how = "on another grid, or in another shape" if name in self._names else "not at all"
+            raise EncodingsError(name, f"{self.path.name} has this weight {how}")
+        return stored.tensor(self.path)
+
+
+def index_path(weights: Path) -> Path:
+    """Where the index of a weight file is."""
+    return weights.with_name(f"{weights.name}.json")
+
+
+def pack(integers: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """An even number of 4-bit integers, two in a byte, the first in the low half."""
+    pairs = integers.reshape(-1, 2)
+    packed = np.left_shift(pairs[:, 1], 4)
+    packed |= np.bitwise_and(pairs[:, 0], 0x0F)
+    return packed

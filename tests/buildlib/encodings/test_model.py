@@ -41,7 +41,7 @@ def test_a_file_survives_load_and_save(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"version": "0.6.1"}, "version is 0.6.1"),
+        ({"version": "0.3.0"}, "version is 0.3.0"),
         ({"version": None}, "version is None"),
         ({"activation_encodings": [ONE, ONE]}, "2 encodings"),
         ({"activation_encodings": [ONE | {"scale": [0.0]}]}, "greater than 0"),

@@ -1,0 +1,150 @@
+"""AIMET's encodings format 0.6.1: for each tensor name a list, of one encoding or one a channel.
+
+Format: https://quic.github.io/aimet-pages, encoding format specification 0.6.1. Booleans are the
+strings "True" and "False"; blocks do not exist.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from buildlib.encodings.aimet_1_0_0 import fault
+from buildlib.encodings.fields import (
+    Json,
+    MalformedError,
+    field,
+    integers,
+    optional,
+    reals,
+    shown,
+    truth,
+)
+from buildlib.encodings.model import Encoding, Encodings
+
+_GROUPS = ("activation_encodings", "param_encodings")
+
+
+def read(data: Json) -> Encodings:
+    """Encodings of a parsed file.
+
+    Raises:
+        MalformedError: it says which tensor.
+    """
+    groups = {
+        group: tuple(_read_tensor(name, cells) for name, cells in field(data, group, dict).items())
+        for group in _GROUPS
+    }
+    return Encodings(
+        activation_encodings=groups["activation_encodings"],
+        param_encodings=groups["param_encodings"],
+        quantizer_args=optional(data, "quantizer_args", dict),
+    )
+
+
+def _read_tensor(name: str, cells: object) -> Encoding:
+    try:
+        if not isinstance(cells, list) or not cells:
+            raise MalformedError(f"its encodings are {shown(cells)}")
+        if not all(isinstance(cell, dict) for cell in cells):
+            raise MalformedError("one of its encodings is no object")
+        return Encoding(name=name, **_grid(cells))
+    except ValidationError as error:
+        raise MalformedError(f"{shown(name)}: {fault(error)}") from error
+    except MalformedError as error:
+        raise MalformedError(f"{shown(name)}: {error}") from error
+
+
+def _grid(cells: list[Json]) -> Json:
+    first = cells[0]
+    for key in ("dtype", "bitwidth", "is_symmetric"):
+        value = first.get(key)
+        if any([cell.get(key) != value for cell in cells]):  # noqa: C419  (a list is faster)
+            raise MalformedError(f"its channels differ in {key}")
+    dtype, bits = field(first, "dtype", str).upper(), field(first, "bitwidth", int)
+    if dtype not in {"INT", "FLOAT"}:
+        raise MalformedError(f"dtype is {shown(dtype)}; known are int, float")
+    enc_type = "PER_TENSOR" if len(cells) == 1 else "PER_CHANNEL"
+    grid: dict[str, Any] = {"dtype": dtype, "enc_type": enc_type, "bw": bits}
+    if dtype == "FLOAT":
+        return grid
+    scale, offset = (
+        reals(_column(cells, "scale"), "scale"),
+        integers(_column(cells, "offset"), "offset"),
+    )
+    if scale.ndim != 1 or offset.ndim != 1:
+        raise MalformedError("scale and offset must be numbers")
+    if scale.min() > 0.0:
+        with np.errstate(over="ignore"):
+            _check_limits(cells, scale, offset, bits)
+    return grid | {
+        "is_sym": truth(first, "is_symmetric"),
+        "scale": tuple(scale.tolist()),
+        "offset": tuple(offset.tolist()),
+    }
+
+
+def _column(cells: list[Json], key: str) -> Json:
+    return {key: [cell.get(key) for cell in cells]}
+
+
+def _check_limits(
+    cells: list[Json], scale: npt.NDArray[np.float64], offset: npt.NDArray[np.int64], bits: int
+) -> None:
+    """The ends of the grid, where they are given, are those that scale and offset make.
+
+    A strictly symmetric grid ends a step early, and files are written from float32.
+    """
+    steps = (1 << min(max(bits, 1), 32)) - 1
+    for key, expected in (("min", scale * offset), ("max", scale * (offset + steps))):
+        column = _column(cells, key)
+        if None in column[key]:
+            continue
+        given = reals(column, key)
+        if given.ndim != 1:
+            raise MalformedError(f"{key} must be a number")
+        tolerance = 2.0 * scale + 1e-3 * np.abs(expected)
+        if not (np.abs(given - expected) <= tolerance).all():
+            raise MalformedError(f"its {key} is not what its scale and offset say")
+
+
+def write(encodings: Encodings) -> Iterator[bytes]:
+    """A file in pieces, a tensor on each line.
+
+    Raises:
+        MalformedError: an encoding has blocks.
+    """
+    yield b'{"version": "0.6.1"'
+    for group in _GROUPS:
+        yield f',\n"{group}": {{'.encode()
+        for number, encoding in enumerate(getattr(encodings, group)):
+            yield b",\n" if number else b"\n"
+            yield to_json(encoding.name) + b": " + to_json(_cells(encoding))
+        yield b"\n}"
+    if encodings.quantizer_args is not None:
+        yield b',\n"quantizer_args": ' + to_json(encodings.quantizer_args)
+    yield b"}\n"
+
+
+def _cells(encoding: Encoding) -> list[Json]:
+    common: Json = {"bitwidth": encoding.bw, "dtype": encoding.dtype.lower()}
+    if encoding.dtype == "FLOAT":
+        return [common]
+    if encoding.block_size is not None:
+        reason = f"{shown(encoding.name)}: {encoding.enc_type} cannot be said in 0.6.1"
+        raise MalformedError(reason)
+    steps = (1 << encoding.bw) - 1
+    common["is_symmetric"] = str(encoding.is_sym)
+    return [
+        {
+            **common,
+            "max": scale * (offset + steps),
+            "min": scale * offset,
+            "offset": offset,
+            "scale": scale,
+        }
+        for scale, offset in zip(encoding.scale, encoding.offset, strict=True)
+    ]

@@ -1,0 +1,113 @@
+"""Fields of encodings that come from JSON: of the right kind, or `MalformedError`.
+
+Arrays are checked as arrays, so that a million scales cost no more than reading them.
+"""
+
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Json = dict[str, Any]
+Plain = TypeVar("Plain", str, int, dict[str, Any], list[Any])
+
+_SHOWN = 60
+_LARGEST_INT = 1 << 40
+
+
+class MalformedError(ValueError):
+    """Something in the file is not what its format says; the text says what, in one line."""
+
+
+def shown(value: object) -> str:
+    """A value of the file as part of a message: one line, and short."""
+    text = str(value)[: _SHOWN + 1] if isinstance(value, str) else repr(value)[: _SHOWN + 1]
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def field(entry: Json, key: str, kind: type[Plain]) -> Plain:
+    """The value of a key that must be there."""
+    value = entry.get(key)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise MalformedError(f"{key} is {shown(value)}")
+    return value
+
+
+def optional(entry: Json, key: str, kind: type[Plain]) -> Plain | None:
+    """The value of a key that may be missing, or null."""
+    return None if entry.get(key) is None else field(entry, key, kind)
+
+
+def truth(entry: Json, key: str) -> bool:
+    """A boolean, which format 0.6.1 writes as a string; missing is False."""
+    value = entry.get(key, False)
+    known = {True: True, False: False, "True": True, "False": False, "true": True, "false": False}
+    if not isinstance(value, bool | str) or value not in known:
+        raise MalformedError(f"{key} is {shown(value)}")
+    return known[value]
+
+
+def reals(entry: Json, key: str) -> npt.NDArray[np.float64]:
+    """A number, or numbers nested to any depth."""
+    return _numbers(entry, key).astype(np.float64)
+
+
+def integers(entry: Json, key: str) -> npt.NDArray[np.int64]:
+    """The same for whole numbers, which may be written as 3.0."""
+    array = _numbers(entry, key)
+    if array.size and not (np.abs(array) < _LARGEST_INT).all():
+        raise MalformedError(f"{key} holds a number out of range")
+    whole = array.astype(np.int64)
+    if array.dtype.kind == "f" and not (whole == array).all():
+        raise MalformedError(f"{key} holds a fraction, which no grid here has")
+    return whole
+
+
+def flat_reals(entry: Json, key: str) -> tuple[float, ...]:
+    """The same as `reals`, flat; of one number without the cost of an array."""
+    value = _single(entry, key)
+    if value is not None:
+        return (float(value),)
+    found: tuple[float, ...] = tuple(reals(entry, key).reshape(-1).tolist())
+    return found
+
+
+def flat_integers(entry: Json, key: str) -> tuple[int, ...]:
+    """The same as `integers`, flat; of one number without the cost of an array."""
+    value = _single(entry, key)
+    if isinstance(value, int) and abs(value) < _LARGEST_INT:
+        return (value,)
+    found: tuple[int, ...] = tuple(integers(entry, key).reshape(-1).tolist())
+    return found
+
+
+def _single(entry: Json, key: str) -> int | float | None:
+    """The only number of a field, if there is but one and it is a sane one."""
+    value: object = entry.get(key)
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < _LARGEST_INT else None
+
+
+def small_integers(entry: Json, key: str) -> npt.NDArray[np.uint8]:
+    """The same for whole numbers of [1, 255]."""
+    array = integers(entry, key)
+    if array.size and not (array.min() >= 1 and array.max() <= 255):
+        raise MalformedError(f"{key} holds a number outside 1 to 255")
+    return array.astype(np.uint8)
+
+
+def _numbers(entry: Json, key: str) -> npt.NDArray[Any]:
+    value = entry.get(key)
+    try:
+        array = np.array(value)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise MalformedError(f"{key} is no array of numbers") from error
+    if array.dtype.kind not in "iuf":
+        raise MalformedError(f"{key} is {shown(value)}")
+    if array.size == 0:
+        raise MalformedError(f"{key} is empty")
+    return array

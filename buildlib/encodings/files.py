@@ -1,0 +1,128 @@
+"""Encodings files: which format one has, and one line for the user where it is broken."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from buildlib.encodings import aimet_0_6_1, aimet_1_0_0, aimet_2_0_0
+from buildlib.encodings.fields import Json, MalformedError, shown
+from buildlib.encodings.model import Encodings
+from buildlib.errors import EncodingsError
+from buildlib.graph.files import write_atomically
+
+_MAX_FILE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Format:
+    """One of AIMET's formats.
+
+    Attributes:
+        read: makes encodings of the parsed file; raises `MalformedError` or `ValidationError`.
+        write: the file in pieces; None where only reading is known. Raises `MalformedError`.
+    """
+
+    read: Callable[[Json], Encodings]
+    write: Callable[[Encodings], Iterator[bytes]] | None
+
+
+def formats() -> dict[str, Format]:
+    """All formats, by the version that their files bear."""
+    legacy = Format(aimet_0_6_1.read, aimet_0_6_1.write)
+    latest = Format(aimet_2_0_0.read, aimet_2_0_0.write)
+    return {
+        "0.5.0": Format(legacy.read, None),
+        "0.6.1": legacy,
+        "1.0.0": Format(aimet_1_0_0.read, aimet_1_0_0.write),
+        "2.0.0": latest,
+        "2.1.0": Format(latest.read, None),
+    }
+
+
+def load_encodings(path: Path) -> Encodings:
+    """`Encodings.load`."""
+    data = _parse(path)
+    known = formats()
+    version = data.get("version") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or not isinstance(version, str) or version not in known:
+        reason = f"its version is {shown(version)}; known are {', '.join(known)}"
+        raise EncodingsError(str(path), reason)
+    try:
+        return known[version].read(data)
+    except MalformedError as error:
+        raise EncodingsError(str(path), str(error)) from error
+    except ValidationError as error:
+        raise EncodingsError(str(path), first_fault(error)) from error
+
+
+def save_encodings(encodings: Encodings, path: Path, version: str) -> Path:
+    """`Encodings.save`."""
+    known = {name: form.write for name, form in formats().items() if form.write is not None}
+    if version not in known:
+        reason = f"version {shown(version)} cannot be written; {', '.join(known)} can"
+        raise EncodingsError(str(path), reason)
+    try:
+        data = b"".join(known[version](encodings))
+    except MalformedError as error:
+        raise EncodingsError(str(path), str(error)) from error
+    write_atomically(path, data)
+    return path
+
+
+def first_fault(error: ValidationError) -> str:
+    """What a model says first of what is wrong, in one line."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    said = str(first["msg"]).removeprefix("Value error, ")
+    return shown_line(f"{where}: {said}" if where else said)
+
+
+def shown_line(text: str) -> str:
+    """A message with what came from the file kept to one line."""
+    return " ".join(text.split())[:300]
+
+
+def _parse(path: Path) -> object:
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise EncodingsError(str(path), "larger than any encodings file")
+        text = path.read_bytes()
+    except OSError as error:
+        raise EncodingsError(str(path), error.strerror or "cannot be read") from error
+    try:
+        data = from_json(text, allow_inf_nan=False, cache_strings="keys")
+    except (ValueError, RecursionError) as error:
+        raise EncodingsError(str(path), f"not valid JSON ({shown(str(error))})") from error
+    if isinstance(data, dict):
+        _check_names(path, text, data)
+    return data
+
+
+def _check_names(path: Path, text: bytes, data: Json) -> None:
+    """Names are keys in the older formats, and of two equal keys a parser keeps one alone."""
+    groups = [data.get("activation_encodings"), data.get("param_encodings")]
+    kept = sum(
+        len(cells)
+        for group in groups
+        if isinstance(group, dict)
+        for cells in group.values()
+        if isinstance(cells, list)
+    )
+    if any(isinstance(group, dict) for group in groups) and text.count(b'"bitwidth"') != kept:
+        try:
+            json.loads(text, object_pairs_hook=_unique)
+        except (ValueError, RecursionError) as error:
+            raise EncodingsError(str(path), shown_line(str(error))) from error
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise MalformedError(f"{shown(twice)} has {names.count(twice)} encodings")
+    return found

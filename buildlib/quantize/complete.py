@@ -1,0 +1,193 @@
+"""Encodings for what has none: activations from text, parameters from their own values."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildlib.checkpoint.config import DecoderConfig
+from buildlib.encodings.attached import attach
+from buildlib.encodings.model import Encoding, Encodings, covering, symmetric
+from buildlib.errors import InvalidOptionError
+from buildlib.graph import interface
+from buildlib.graph.files import load_model, tensor_array
+from buildlib.quantize.activations import activation_names, known_grids, missing_encodings
+from buildlib.quantize.bounds import Range, fixed_ranges, rotated_ranges
+from buildlib.quantize.calibrate import observe_ranges
+from buildlib.quantize.grid import Grid
+from buildlib.quantize.layout import shared_grids
+from buildlib.quantize.parameters import (
+    ParameterUse,
+    is_bias,
+    parameter_uses,
+)
+from buildlib.quantize.weights import channel_axis, per_channel, value_range
+
+_KV_BITS = 8
+_KNOWN_BITS = {"act_bitwidth": (8, 16), "bias_bitwidth": (32,), "param_bitwidth": (4, 8)}
+
+
+@dataclass(frozen=True)
+class Bitwidths:
+    """Bits of what has no encodings; keys and values have 8, tables and norms those of activations.
+
+    Biases have 32: the QNN provider of ONNX Runtime compiles no others.
+
+    Raises:
+        InvalidOptionError: a number that cannot be built.
+    """
+
+    act_bitwidth: int = 16
+    bias_bitwidth: int = 32
+    param_bitwidth: int = 8
+
+    def __post_init__(self) -> None:
+        for key, known in _KNOWN_BITS.items():
+            if getattr(self, key) not in known:
+                reason = f"{getattr(self, key)} bits cannot be built"
+                raise InvalidOptionError(key, reason, tuple(map(str, known)))
+
+
+def complete_encodings(
+    model_path: Path,
+    encodings: Encodings,
+    config: DecoderConfig,
+    token_windows: Sequence[Sequence[int]] = (),
+    bitwidths: Bitwidths | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Encodings:
+    """Encodings for every float value of a whole float model: those given, and what they lack.
+
+    Args:
+        model_path: before it is split, at a prefill shape if text is to go through it.
+        encodings: given; they stay as they are.
+        config: of the model.
+        token_windows: text to see ranges of activations on; without any, only what follows from
+            the model itself is filled in: masks, rotations, probabilities, small constants.
+        bitwidths: of what is filled in.
+        progress: told (windows done, windows in all).
+
+    Raises:
+        EncodingsError: encodings of values that the model has not, or that contradict each other;
+            or activations or weights without any, and no text.
+        CalibrationError: the text cannot calibrate this model.
+        ModelFileError: the model cannot be read, or tells no AR and CL.
+    """
+    bits = bitwidths or Bitwidths()
+    model = load_model(model_path)
+    attach(model, encodings)
+    graph, given = model.graph, encodings.by_name()
+    grids = known_grids(graph, given)
+    names = activation_names(graph)
+    uses = _uncovered(parameter_uses(graph, given, grids))
+    ranges = fixed_ranges(graph)
+    unknown = [name for name in names if name not in grids and name not in ranges]
+    if not token_windows:
+        ranges = rotated_ranges(graph, grids) | ranges
+    elif unknown or uses:
+        ranges = observe_ranges(model_path, config, token_windows, progress).known() | ranges
+    work = _Completion(grids, ranges, bits)
+    work.add_parameter_ranges(uses)
+    work.share(shared_grids(graph))
+    missing = [name for name in unknown if name not in work.shared]
+    if not token_windows:
+        missing += [name for name, use in uses.items() if _is_matrix(use)]
+    if missing:
+        raise missing_encodings(missing)
+    activations = [
+        given[name] if name in given and given[name].dtype == "INT" else work.activation(name)
+        for name in names
+    ]
+    done = {encoding.name for encoding in activations}
+    others = [encoding for name, encoding in given.items() if name not in done]
+    params = [work.parameter(use) for use in uses.values()]
+    replaced = {encoding.name for encoding in params}
+    return encodings.model_copy(
+        update={
+            "activation_encodings": tuple(activations),
+            "param_encodings": (*(e for e in others if e.name not in replaced), *params),
+        }
+    )
+
+
+def _uncovered(uses: Sequence[ParameterUse]) -> dict[str, ParameterUse]:
+    """The first use of each constant that needs an encoding; a matrix's weight counts as that.
+
+    Biases need none.
+    """
+    found: dict[str, ParameterUse] = {}
+    for use in uses:
+        if use.grid is not None or is_bias(use.node, use.index):
+            continue
+        if use.name not in found or _is_matrix(use):
+            found[use.name] = use
+    return found
+
+
+def _is_matrix(use: ParameterUse) -> bool:
+    return channel_axis(use.node, use.index) is not None
+
+
+class _Completion:
+    """What is known so far, and what follows from it."""
+
+    def __init__(
+        self, grids: Mapping[str, Grid], ranges: Mapping[str, Range], bits: Bitwidths
+    ) -> None:
+        self.grids = grids
+        self.ranges = dict(ranges)
+        self.bits = bits
+        self.shared: dict[str, Encoding] = {}
+
+    def add_parameter_ranges(self, uses: Mapping[str, ParameterUse]) -> None:
+        """Ranges of the constants that are no matrices, nor their biases."""
+        for name, use in uses.items():
+            if not _is_matrix(use) and use.source.const_value is not None:
+                self.ranges[name] = value_range(name, tensor_array(use.source.const_value))
+
+    def share(self, groups: Sequence[set[str]]) -> None:
+        """One encoding for all values that must lie on one grid."""
+        for names in groups:
+            known = next((self.grids[name] for name in sorted(names) if name in self.grids), None)
+            seen = [self.ranges[name] for name in names if name in self.ranges]
+            if known is None and not seen:
+                continue
+            low = min((lowest for lowest, _ in seen), default=0.0)
+            high = max((highest for _, highest in seen), default=0.0)
+            for name in names:
+                if known is not None:
+                    self.shared[name] = encoding_on(name, known)
+                elif any(map(interface.is_kv, names)):
+                    self.shared[name] = symmetric(name, max(-low, high), _KV_BITS)
+                else:
+                    self.shared[name] = covering(name, low, high, self.bits.act_bitwidth)
+
+    def activation(self, name: str) -> Encoding:
+        """Of a value that is computed or fed."""
+        if name in self.grids:
+            return encoding_on(name, self.grids[name])
+        return self.shared[name]
+
+    def parameter(self, use: ParameterUse) -> Encoding:
+        """Of a constant."""
+        assert use.source.const_value is not None  # noqa: S101  (an initializer)
+        axis = channel_axis(use.node, use.index)
+        if axis is not None:
+            array = tensor_array(use.source.const_value)
+            return per_channel(use.name, array, axis, self.bits.param_bitwidth)
+        if use.name in self.shared:
+            return self.shared[use.name]
+        return covering(use.name, *self.ranges[use.name], self.bits.act_bitwidth)
+
+
+def encoding_on(name: str, grid: Grid) -> Encoding:
+    """The encoding whose grid is `grid`, of a whole tensor."""
+    return Encoding(
+        name=name,
+        dtype="INT",
+        enc_type="PER_TENSOR",
+        bw=grid.bits,
+        is_sym=grid.zero_point == (1 << (grid.bits - 1),),
+        scale=grid.scale,
+        offset=tuple(-zero for zero in grid.zero_point),
+    )

@@ -1,0 +1,344 @@
+"""Encodings files of AIMET's formats: what they say, between each other, and broken."""
+
+import copy
+import json
+import pickle
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from buildlib.encodings.model import Encoding, Encodings, EncType, covering
+from buildlib.errors import EncodingsError
+
+LEGACY: dict[str, Any] = {
+    "version": "0.6.1",
+    "activation_encodings": {
+        "x": [{
+            "bitwidth": 8, "dtype": "int", "is_symmetric": "False", "max": 2.6086959838867188,
+            "min": -2.109158515930176, "offset": -114.0, "scale": 0.018501389771699905,
+        }],
+        "y": [{"bitwidth": 16, "dtype": "float"}],
+    },
+    "param_encodings": {
+        "w": [
+            {"bitwidth": 4, "dtype": "int", "is_symmetric": "True", "offset": -8, "scale": 0.5},
+            {"bitwidth": 4, "dtype": "int", "is_symmetric": "True", "offset": -8, "scale": 0.25},
+        ],
+    },
+    "quantizer_args": {"activation_bitwidth": 8, "is_symmetric": "True"},
+}  # fmt: skip
+
+LISTS: dict[str, Any] = {
+    "version": "1.0.0",
+    "activation_encodings": [
+        {"name": "x", "dtype": "INT", "enc_type": "PER_TENSOR", "bw": 16, "is_sym": False,
+         "scale": [0.5], "offset": [-3]},
+        {"name": "y", "dtype": "FLOAT", "enc_type": "PER_TENSOR", "bw": 16},
+    ],
+    "param_encodings": [
+        {"name": "w", "dtype": "INT", "enc_type": "LPBQ", "bw": 8, "compressed_bw": 4,
+         "is_sym": True, "block_size": 32, "scale": [0.001, 0.002, 0.003], "offset": [-128] * 3,
+         "per_block_int_scale": [3, 5, 11, 9, 7, 16]},
+        {"name": "v", "dtype": "INT", "enc_type": "PER_BLOCK", "bw": 4, "is_sym": True,
+         "block_size": 64, "scale": [0.1, 0.2, 0.3, 0.4], "offset": [-8] * 4},
+    ],
+}  # fmt: skip
+
+ONNX_LIKE: dict[str, Any] = {
+    "version": "2.0.0",
+    "encodings": [
+        {"name": "x", "y_scale": 0.01, "y_zero_point": 41, "output_dtype": "uint8"},
+        {"name": "s", "y_scale": 0.01, "output_dtype": "int16"},
+        {"name": "c", "y_scale": [0.01, 0.02, 0.03], "axis": 0, "output_dtype": "int8"},
+        {"name": "b", "y_scale": [[0.01, 0.02], [0.03, 0.04], [0.05, 0.06]], "axis": 1,
+         "block_size": 32, "output_dtype": "int4"},
+        {"name": "w", "per_block_int_scale": [[3, 5], [11, 9], [7, 16]], "axis": 1,
+         "per_channel_float_scale": [[0.001], [0.002], [0.003]], "block_size": 32,
+         "output_dtype": "int4"},
+        {"name": "t", "per_block_int_scale": [[3, 11, 7], [5, 9, 16]], "axis": 0,
+         "per_channel_float_scale": [[0.001, 0.002, 0.003]], "block_size": 32,
+         "output_dtype": "int4"},
+    ],
+}  # fmt: skip
+
+LATEST: dict[str, Any] = {
+    "version": "2.1.0",
+    "encodings": [
+        {"name": "w", "y_scale": {"x": [[3, 5], [11, 9], [7, 16]], "axis": 0,
+                                  "x_scale": [0.001, 0.002, 0.003]},
+         "axis": 1, "block_size": 32, "output_dtype": "int4"},
+    ],
+}  # fmt: skip
+
+EXAMPLES = (LEGACY, LISTS, ONNX_LIKE, LATEST)
+FACTORS = bytes([3, 5, 11, 9, 7, 16])
+
+
+def load(folder: Path, data: object) -> Encodings:
+    path = folder / "model.encodings"
+    path.write_text(json.dumps(data))
+    return Encodings.load(path)
+
+
+def test_0_6_1_has_lists_by_name(tmp_path: Path) -> None:
+    found = load(tmp_path, LEGACY).by_name()
+    assert (found["x"].bw, found["x"].offset, found["x"].is_sym) == (8, (-114,), False)
+    assert found["y"].dtype == "FLOAT"
+    assert (found["w"].enc_type, found["w"].scale) == ("PER_CHANNEL", (0.5, 0.25))
+    assert found["w"].is_sym
+
+
+def test_2_0_0_says_the_same_as_quantize_linear(tmp_path: Path) -> None:
+    found = load(tmp_path, ONNX_LIKE).by_name()
+    assert (found["x"].offset, found["x"].is_sym) == ((-41,), False)
+    assert (found["s"].offset, found["s"].is_sym) == ((-32768,), True)
+    assert (found["c"].enc_type, found["c"].axis) == ("PER_CHANNEL", 0)
+    assert (found["b"].scale, found["b"].channels) == ((0.01, 0.02, 0.03, 0.04, 0.05, 0.06), 3)
+    for name, axes in (("w", (0, 1)), ("t", (1, 0))):
+        encoding = found[name]
+        assert (encoding.axis, encoding.block_axis) == axes
+        assert (encoding.bw, encoding.stored_bits, encoding.block_size) == (8, 4, 32)
+        assert encoding.scale == (0.001, 0.002, 0.003)
+        assert encoding.per_block_int_scale == FACTORS
+
+
+def test_lpbq_is_the_same_in_every_format_that_has_it(tmp_path: Path) -> None:
+    found = [load(tmp_path, data).by_name()["w"] for data in (LISTS, ONNX_LIKE, LATEST)]
+    assert found[1] == found[2]
+    assert found[0] == found[1].model_copy(update={"axis": None, "block_axis": None})
+
+
+@pytest.mark.parametrize(
+    ("example", "changes", "said"),
+    [
+        (LEGACY, {"version": "0.4.0"}, "version is 0.4.0; known are 0.5.0"),
+        (LEGACY, {"param_encodings": []}, "param_encodings"),
+        (LEGACY, {"activation_encodings.x": []}, "x: its encodings are"),
+        (LEGACY, {"activation_encodings.x.0.scale": 0}, "x: a scale is not greater than 0"),
+        (LEGACY, {"activation_encodings.x.0.offset": 3}, "x: its min is not"),
+        (LEGACY, {"activation_encodings.x.0.max": 9.0}, "x: its max is not"),
+        (LEGACY, {"activation_encodings.x.0.dtype": "complex"}, "x: dtype is COMPLEX"),
+        (LEGACY, {"activation_encodings.x.0.is_symmetric": "no"}, "x: is_symmetric is no"),
+        (LEGACY, {"param_encodings.w.1.bitwidth": 8}, "w: its channels differ in bitwidth"),
+        (LISTS, {"param_encodings.0.block_size": 0}, "w: block_size"),
+        (LISTS, {"param_encodings.0.block_size": None}, "w: block_size"),
+        (LISTS, {"param_encodings.0.per_block_int_scale": [1] * 5}, "w: 5 blocks for 3 channels"),
+        (LISTS, {"param_encodings.0.per_block_int_scale": [0] * 6}, "w: per_block_int_scale"),
+        (LISTS, {"param_encodings.0.per_block_int_scale": [300] * 6}, "w: per_block_int_scale"),
+        (LISTS, {"param_encodings.0.compressed_bw": 8}, "w: 8 bits compressed from 8"),
+        (LISTS, {"param_encodings.0.enc_type": "VECTOR"}, "w: enc_type is VECTOR"),
+        (LISTS, {"param_encodings.1.offset": [-8] * 3}, "v: 4 scales for 3 offsets"),
+        (LISTS, {"param_encodings.1.offset": [-8.5] * 4}, "v: offset holds a fraction"),
+        (LISTS, {"param_encodings.1.name": "w"}, "w has 2 encodings"),
+        (LISTS, {"param_encodings.1.name": "x"}, "x has 2 encodings"),
+        (LISTS, {"param_encodings.1.scale": "0.1"}, "v: scale is 0.1"),
+        (LISTS, {"activation_encodings.0.bw": 33}, "x: bw"),
+        (ONNX_LIKE, {"encodings.0.output_dtype": "float8e4m3fn"}, "x: output_dtype"),
+        (ONNX_LIKE, {"encodings.0.y_zero_point": 256}, "x: an offset lies outside"),
+        (ONNX_LIKE, {"encodings.0.y_zero_point": [1, 2]}, "x: y_zero_point of shape"),
+        (ONNX_LIKE, {"encodings.2.axis": None}, "c: PER_TENSOR with 3 scales"),
+        (ONNX_LIKE, {"encodings.3.axis": None}, "b: blocks along axis None"),
+        (ONNX_LIKE, {"encodings.4.per_channel_float_scale": [[0.1]]}, "w: 1 channel scales"),
+        (ONNX_LIKE, {"encodings.4.y_zero_point": 1}, "w: LPBQ with zero points"),
+        (LATEST, {"encodings.0.y_scale.x": [[[1, 2]], [[3]]]}, "w: x is no array"),
+    ],
+)
+def test_a_contradiction_names_file_and_tensor(
+    tmp_path: Path, example: dict[str, Any], changes: dict[str, Any], said: str
+) -> None:
+    data = copy.deepcopy(example)
+    for path, value in changes.items():
+        *parents, last = (int(key) if key.isdigit() else key for key in path.split("."))
+        place: Any = data
+        if path == "version":
+            parents, last = [], path
+        for key in parents:
+            place = place[key]
+        place[last] = value
+    with pytest.raises(EncodingsError) as caught:
+        load(tmp_path, data)
+    assert said in str(caught.value)
+    assert "model.encodings" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_is_there_twice_as_a_key(tmp_path: Path) -> None:
+    text = json.dumps(LEGACY)
+    cell = json.dumps(LEGACY["activation_encodings"]["x"])
+    (tmp_path / "e").write_text(text.replace('"y": [', f'"x": {cell}, "y": ['))
+    with pytest.raises(EncodingsError, match="x has 2 encodings"):
+        Encodings.load(tmp_path / "e")
+
+
+def test_numbers_that_are_none_and_a_giant(tmp_path: Path) -> None:
+    path = tmp_path / "e"
+    for number in ("NaN", "Infinity", "1e999"):
+        path.write_text(json.dumps(LISTS).replace("0.5", number))
+        with pytest.raises(EncodingsError):
+            Encodings.load(path)
+    with path.open("wb") as file:
+        file.truncate((1 << 30) + 1)
+    with pytest.raises(EncodingsError, match="larger than any"):
+        Encodings.load(path)
+
+
+SCALES = st.floats(1e-9, 1e6, allow_nan=False)
+
+
+@st.composite
+def encodings(draw: st.DrawFn, *, blocks: bool) -> Encodings:
+    kinds: list[EncType] = ["PER_TENSOR", "PER_CHANNEL"]
+    if blocks:
+        kinds += ["PER_BLOCK", "LPBQ"]
+    found = []
+    for number in range(draw(st.integers(0, 5))):
+        kind = draw(st.sampled_from(kinds))
+        bits = draw(st.sampled_from([4, 8, 16]))
+        half = 1 << (bits - 1)
+        n_channels = 1 if kind == "PER_TENSOR" else draw(st.integers(2, 4))
+        count = n_channels * draw(st.integers(1, 3)) if kind == "PER_BLOCK" else n_channels
+        is_sym = draw(st.booleans()) or kind == "LPBQ"
+        offset = (-half if is_sym else draw(st.integers(1 - 2 * half, -1)),) * count
+        fields: dict[str, Any] = {"axis": 0} if kind != "PER_TENSOR" else {}
+        if kind in {"PER_BLOCK", "LPBQ"}:
+            fields |= {"block_size": draw(st.sampled_from([16, 64])), "block_axis": 1}
+        if kind == "PER_BLOCK":
+            fields["channels"] = n_channels
+        if kind == "LPBQ":
+            factors = draw(st.lists(st.integers(1, 255), min_size=1, max_size=3)) * n_channels
+            fields |= {"compressed_bw": bits, "per_block_int_scale": bytes(factors)}
+            bits, offset = 2 * bits, (-(1 << (2 * bits - 1)),) * count
+        found.append(
+            Encoding(
+                name=f"{draw(st.text(min_size=1, max_size=4))}{number}", dtype="INT",
+                enc_type=kind, bw=bits, is_sym=is_sym, offset=offset, **fields,
+                scale=tuple(draw(st.lists(SCALES, min_size=count, max_size=count))),
+            )
+        )  # fmt: skip
+    activations = tuple(e for e in found if e.enc_type == "PER_TENSOR")
+    params = tuple(e for e in found if e.enc_type != "PER_TENSOR")
+    return Encodings(activation_encodings=activations, param_encodings=params)
+
+
+IN_FOLDER = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@IN_FOLDER
+@given(given_encodings=encodings(blocks=True))
+def test_nothing_is_lost_between_1_0_0_and_2_0_0(
+    tmp_path: Path, given_encodings: Encodings
+) -> None:
+    first = given_encodings.save(tmp_path / "1")
+    second = Encodings.load(first).save(tmp_path / "2", version="2.0.0")
+    assert Encodings.load(second) == given_encodings
+    assert Encodings.load(second).save(tmp_path / "3").read_bytes() == first.read_bytes()
+    assert pickle.loads(pickle.dumps(given_encodings)) == given_encodings  # noqa: S301
+    assert hash(given_encodings.param_encodings) == hash(Encodings.load(first).param_encodings)
+
+
+@IN_FOLDER
+@given(given_encodings=encodings(blocks=False))
+def test_nothing_but_axes_is_lost_through_0_6_1(tmp_path: Path, given_encodings: Encodings) -> None:
+    legacy = given_encodings.save(tmp_path / "0", version="0.6.1")
+    latest = Encodings.load(legacy).save(tmp_path / "2", version="2.0.0")
+    assert Encodings.load(latest) == given_encodings
+
+
+def test_what_a_format_cannot_say_is_refused(tmp_path: Path) -> None:
+    loaded = load(tmp_path, LISTS)
+    for version, said in (("0.6.1", "LPBQ"), ("2.0.0", "y: FLOAT"), ("3.0.0", "written")):
+        with pytest.raises(EncodingsError, match=said):
+            loaded.save(tmp_path / "out", version=version)
+    assert not (tmp_path / "out").exists()
+
+
+def mutate(data: Any, rng: random.Random) -> Any:  # noqa: ANN401  (any JSON)
+    """Change, drop, double or replace one place of a JSON value, somewhere inside."""
+    junk = [None, True, -1, 0, 3, 1e308, 1 << 70, "", "0.1", "é\n" * 90, [], {}, [[1], 2], {"a": 1}]
+    if isinstance(data, dict | list) and data and rng.random() < 0.85:
+        keys = list(data) if isinstance(data, dict) else list(range(len(data)))
+        key = rng.choice(keys)
+        action = rng.random()
+        if action < 0.75:
+            data[key] = mutate(data[key], rng)
+        elif action < 0.85:
+            del data[key]
+        elif isinstance(data, list):
+            data.append(copy.deepcopy(data[key]))
+        else:
+            data[rng.choice(["axis", "name", "y_scale", "x"])] = data[key]
+        return data
+    return copy.deepcopy(rng.choice(junk))
+
+
+@IN_FOLDER
+@given(seed=st.integers(0, 1 << 32), example=st.sampled_from(EXAMPLES), junk=st.binary(max_size=9))
+def test_a_mutated_file_loads_or_is_refused_in_one_line(
+    tmp_path: Path, seed: int, example: dict[str, Any], junk: bytes
+) -> None:
+    rng = random.Random(seed)  # noqa: S311  (no secret)
+    path = tmp_path / "e"
+    for _ in range(8):
+        data = copy.deepcopy(example)
+        for _ in range(rng.randint(1, 3)):
+            data = mutate(data, rng)
+        text = json.dumps(data).encode()
+        if rng.random() < 0.2:
+            place = rng.randrange(len(text) + 1)
+            text = text[:place] + junk + text[place + rng.randint(0, 4) :]
+        path.write_bytes(text)
+        loaded = loaded_or_refused(path)
+        if isinstance(loaded, Encodings):
+            assert Encodings.load(loaded.save(tmp_path / "again")) == loaded
+        else:
+            assert len(loaded.splitlines()) == 1
+            assert len(loaded) < 1000
+
+
+def loaded_or_refused(path: Path) -> Encodings | str:
+    try:
+        return Encodings.load(path)
+    except EncodingsError as error:
+        return str(error)
+
+
+def test_rows_of_channels_and_blocks(tmp_path: Path) -> None:
+    found = load(tmp_path, ONNX_LIKE).by_name() | {"v": load(tmp_path, LISTS).by_name()["v"]}
+    assert found["x"].rows(0, 5) is found["x"]
+    assert found["c"].rows(1, 3).scale == (0.02, 0.03)
+    assert found["b"].rows(1, 2).scale == (0.03, 0.04)
+    assert found["b"].rows(1, 2).channels == 1
+    rows = found["w"].rows(1, 3, 3)
+    assert (rows.scale, rows.per_block_int_scale) == ((0.002, 0.003), FACTORS[2:])
+    assert rows == Encoding.model_validate(rows.model_dump())
+    assert found["v"].rows(1, 2, 2).scale == (0.3, 0.4)
+    for name, arguments in (("c", (0, 4)), ("c", (0, 2, 4)), ("v", (0, 1)), ("v", (0, 1, 3))):
+        with pytest.raises(EncodingsError, match=name):
+            found[name].rows(*arguments)
+
+
+def test_half_a_million_channels_load_and_save_fast(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    params = tuple(
+        Encoding(
+            name=f"w{number}", dtype="INT", enc_type="PER_CHANNEL", bw=8, is_sym=True,
+            scale=tuple(rng.uniform(1e-4, 1e-2, 4096).tolist()), offset=(-128,) * 4096,
+        )
+        for number in range(122)
+    )  # fmt: skip
+    activations = tuple(covering(f"x{number}", -1, number, 16) for number in range(2000))
+    whole = Encodings(activation_encodings=activations, param_encodings=params)
+    for version in ("1.0.0", "2.0.0"):
+        start = time.process_time()
+        path = whole.save(tmp_path / version, version=version)
+        loaded = Encodings.load(path)
+        assert time.process_time() - start < 2.0
+        assert [e.scale for e in loaded.param_encodings] == [e.scale for e in params]

@@ -1,0 +1,152 @@
+"""Encodings for what has none."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from buildlib.checkpoint.config import DecoderConfig, load_config
+from buildlib.encodings.model import Encoding, Encodings
+from buildlib.errors import EncodingsError, InvalidOptionError
+from buildlib.quantize.complete import Bitwidths, complete_encodings
+from buildlib.quantize.qdq import apply_encodings
+from buildlib.reference.host_loop import HostLoop
+from buildlib.reference.runners import OnnxRunner, read_ports
+
+WINDOWS = [[int(t) for t in np.random.default_rng(n).integers(0, 300, 48)] for n in range(2)]
+NONE = Encodings(activation_encodings=(), param_encodings=())
+
+
+@pytest.fixture(scope="module")
+def model(tiny_export: Path) -> Path:
+    return tiny_export / "model.onnx"
+
+
+@pytest.fixture(scope="module")
+def config(tiny_export: Path) -> DecoderConfig:
+    return load_config(tiny_export / "config.json")
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_export: Path) -> Encodings:
+    return Encodings.load(tiny_export / "model.encodings")
+
+
+def without(encodings: Encodings, drop: Callable[[Encoding], bool]) -> Encodings:
+    kept = {
+        group: tuple(e for e in getattr(encodings, group) if not drop(e))
+        for group in ("activation_encodings", "param_encodings")
+    }
+    return encodings.model_copy(update=kept)
+
+
+def changed(encodings: Encodings, name: str, **update: object) -> Encodings:
+    found = tuple(
+        e.model_copy(update=update) if e.name == name else e for e in encodings.activation_encodings
+    )
+    return encodings.model_copy(update={"activation_encodings": found})
+
+
+def test_what_is_complete_stays_as_it_is(
+    model: Path, config: DecoderConfig, whole: Encodings
+) -> None:
+    assert complete_encodings(model, whole, config).by_name() == whole.by_name()
+
+
+def test_what_follows_from_the_model_needs_no_text(
+    model: Path, config: DecoderConfig, whole: Encodings, tmp_path: Path
+) -> None:
+    def follows(encoding: Encoding) -> bool:
+        name = encoding.name
+        known = ("attention_mask", "position_ids_cos", "probabilities", "norm.weight", "_flat")
+        return any(part in name for part in known) or (name.endswith("_in") and "past" in name)
+
+    less = without(whole, follows)
+    assert len(less.by_name()) < len(whole.by_name()) - 8
+    found = complete_encodings(model, less, config).by_name()
+    assert set(found) == set(whole.by_name())
+    for name, encoding in whole.by_name().items():
+        assert found[name].bw == encoding.bw
+        assert found[name].scale == pytest.approx(encoding.scale)
+        assert found[name].offset == encoding.offset
+
+
+def test_rotations_have_bounds(
+    model: Path, config: DecoderConfig, whole: Encodings, tmp_path: Path
+) -> None:
+    less = without(whole, lambda e: "rotated" in e.name and "past" not in e.name)
+    assert len(less.by_name()) < len(whole.by_name())
+    found = complete_encodings(model, less, config)
+    apply_encodings(model, found, tmp_path / "q.onnx")
+    for name, encoding in found.by_name().items():
+        wanted = whole.by_name()[name]
+        if "rotated" in name and encoding.bw == 16:
+            assert wanted.scale[0] * 0.99 < encoding.scale[0] < wanted.scale[0] * 4
+
+
+def test_missing_ones_are_counted_and_named(
+    model: Path, config: DecoderConfig, whole: Encodings
+) -> None:
+    less = without(whole, lambda e: "up_proj" in e.name or "o_proj" in e.name)
+    with pytest.raises(EncodingsError, match=r"up_proj.*values of the model need one"):
+        complete_encodings(model, less, config)
+    less = without(whole, lambda e: "mlp.up_proj.weight" in e.name)
+    with pytest.raises(EncodingsError, match=r"layers\.0\.mlp\.up_proj\.weight.*2 values"):
+        complete_encodings(model, less, config)
+
+
+def test_text_fills_in_what_is_missing_alone(
+    model: Path, config: DecoderConfig, whole: Encodings, tmp_path: Path
+) -> None:
+    less = without(whole, lambda e: "layers.1" in e.name or "layers.0.mlp" in e.name)
+    assert 10 < len(less.by_name()) < len(whole.by_name()) - 10
+    found = complete_encodings(model, less, config, WINDOWS).by_name()
+    assert set(found) == set(whole.by_name())
+    assert all(found[name] == encoding for name, encoding in less.by_name().items())
+
+
+@pytest.mark.parametrize("bits", [Bitwidths(), Bitwidths(8, 32, 4), Bitwidths(16, 32, 4)])
+def test_bits_are_those_asked_for(
+    model: Path, config: DecoderConfig, bits: Bitwidths, tmp_path: Path
+) -> None:
+    found = complete_encodings(model, NONE, config, WINDOWS, bits)
+    names = found.by_name()
+    assert names["logits"].bw == bits.act_bitwidth
+    assert names["past_key_0_in"].bw == 8
+    assert names["model.layers.0.mlp.up_proj.weight"].bw == bits.param_bitwidth
+    quantized = apply_encodings(model, found, tmp_path / "q.onnx")
+    assert read_ports(quantized).outputs["logits"].dtype == f"uint{bits.act_bitwidth}"
+    with HostLoop({16: [OnnxRunner(quantized)]}, config) as loop:
+        assert np.isfinite(loop.feed(WINDOWS[0][:16])).all()
+
+
+@pytest.mark.parametrize("key", ["act_bitwidth", "bias_bitwidth", "param_bitwidth"])
+def test_bits_that_cannot_be_built(key: str) -> None:
+    with pytest.raises(InvalidOptionError, match=key):
+        Bitwidths(**{key: 12})
+
+
+def test_contradictory_caches_are_refused_by_name(
+    model: Path, config: DecoderConfig, whole: Encodings, tmp_path: Path
+) -> None:
+    scale = whole.by_name()["past_key_1_in"].scale
+    for update in ({"scale": (2 * scale[0],)}, {"offset": (-3,)}, {"bw": 16, "offset": (-9,)}):
+        wrong = changed(whole, "past_key_1_in", **update)
+        for action in (
+            lambda wrong=wrong: complete_encodings(model, wrong, config),
+            lambda wrong=wrong: apply_encodings(model, wrong, tmp_path / "q.onnx"),
+        ):
+            with pytest.raises(EncodingsError, match=r"past_key_1_in.*past_key_1_out"):
+                action()
+    alike = changed(whole, "past_key_1_in", scale=(scale[0] * (1 + 1e-8),))
+    apply_encodings(model, alike, tmp_path / "alike.onnx")
+
+
+def test_encodings_of_nothing_are_refused(
+    model: Path, config: DecoderConfig, whole: Encodings
+) -> None:
+    extra = whole.activation_encodings[0].model_copy(update={"name": "nowhere"})
+    more = (*whole.activation_encodings, extra)
+    with pytest.raises(EncodingsError, match=r"nowhere.*no such tensor"):
+        complete_encodings(model, whole.model_copy(update={"activation_encodings": more}), config)

@@ -1,0 +1,157 @@
+"""Weights of 4 bits: what is stored, and that the real compiler and emulator compute with it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from buildlib.encodings.model import Encoding, Encodings, covering
+from buildlib.errors import EncodingsError
+from buildlib.quantize.qdq import apply_encodings
+from buildlib.quantize.weights import lpbq, per_channel
+from buildlib.reference.emulator import EmulatorProcess
+from buildlib.reference.runners import Arrays, OnnxRunner
+from buildlib.targets import parse_target
+from buildlib.toolchains.base import CompileConfig
+from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+
+WIDTH_IN, WIDTH_OUT, TOKENS, BLOCK = 128, 96, 16, 32
+FORMS = ("gemm", "gemm_with_bias", "matmul")
+Weights = npt.NDArray[np.float32]
+
+
+def write_model(path: Path) -> dict[str, Weights]:
+    """A product of `x` in each form that models have; returns the constants."""
+    rng = np.random.default_rng(5)
+    nodes, constants = [], {}
+    for form in FORMS:
+        weights = rng.normal(size=(WIDTH_OUT, WIDTH_IN)) * rng.uniform(0.01, 0.2, (WIDTH_OUT, 1))
+        constants[f"{form}_w"] = weights.astype(np.float32)
+        node = helper.make_node("Gemm", ["x", f"{form}_w"], [form], form, transB=1)
+        if form == "matmul":
+            node = helper.make_node("MatMul", ["x", f"{form}_w"], [form], form)
+            constants[f"{form}_w"] = np.ascontiguousarray(constants[f"{form}_w"].T)
+        if "bias" in form:
+            constants["bias"] = rng.normal(size=WIDTH_OUT).astype(np.float32)
+            node.input.append("bias")
+        nodes.append(node)
+    graph = helper.make_graph(
+        nodes,
+        "products",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [TOKENS, WIDTH_IN])],
+        [
+            helper.make_tensor_value_info(form, TensorProto.FLOAT, [TOKENS, WIDTH_OUT])
+            for form in FORMS
+        ],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    opset = helper.make_opsetid("", 23)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    return constants
+
+
+GRIDS: dict[str, Callable[[str, Weights, int], Encoding]] = {
+    "per_channel": lambda name, weights, axis: per_channel(name, weights, axis, 4),
+    "lpbq": lambda name, weights, axis: lpbq(name, weights, axis, BLOCK),
+}
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_four_bits_on_the_emulator_are_those_on_the_cpu(kind: str, tmp_path: Path) -> None:
+    constants = write_model(tmp_path / "float.onnx")
+    params, activations = [], [covering("x", -1, 1, 16)]
+    x = np.random.default_rng(6).uniform(-1, 1, (TOKENS, WIDTH_IN)).astype(np.float32)
+    real = {}
+    for form in FORMS:
+        weights = constants[f"{form}_w"]
+        params.append(GRIDS[kind](f"{form}_w", weights, 1 if form == "matmul" else 0))
+        real[form] = x @ (weights if form == "matmul" else weights.T)
+        real[form] += constants["bias"] if "bias" in form else 0.0
+        activations.append(covering(form, float(real[form].min()), float(real[form].max()), 16))
+    encodings = Encodings(activation_encodings=tuple(activations), param_encodings=tuple(params))
+    qdq = apply_encodings(tmp_path / "float.onnx", encodings, tmp_path / "q.onnx")
+    n_weights = len(FORMS) * WIDTH_IN * WIDTH_OUT
+    assert qdq.with_suffix(".weights").stat().st_size < n_weights * 0.6
+    runner = OnnxRunner(qdq)
+    ports = runner.ports
+    feeds = ports.feeds({"x": x})
+    on_cpu = runner.run(feeds)
+    toolchain, target = OrtQnnToolchain(), parse_target("SM8750:emulator")
+    dlc, binary = tmp_path / "q.dlc", tmp_path / "q.bin"
+    toolchain.convert(qdq, dlc, target)
+    toolchain.compile([dlc], binary, CompileConfig.for_target(target))
+    compiled = on_emulator(binary, toolchain, feeds)
+    for form in FORMS:
+        expected, found = (ports.outputs[form].real(a[form]) for a in (on_cpu, compiled))
+        assert sqnr_db(real[form], expected) > 15.0, form
+        assert sqnr_db(expected, found) > 60.0, form
+
+
+def one_product(path: Path, shape: tuple[int, int]) -> Weights:
+    """y = x W, and W."""
+    weights = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Gemm", ["x", "w"], ["y"], "product", transB=1)],
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [TOKENS, shape[1]])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [TOKENS, shape[0]])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    opset = helper.make_opsetid("", 23)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    return weights
+
+
+def encoded(weights: Encoding) -> Encodings:
+    activations = (covering("x", -1, 1, 16), covering("y", -50, 50, 16))
+    return Encodings(activation_encodings=activations, param_encodings=(weights,))
+
+
+def test_what_htp_computes_wrongly_is_refused(tmp_path: Path) -> None:
+    weights = one_product(tmp_path / "m.onnx", (96, 144))
+    good = lpbq("w", weights, 0, 16)
+    with pytest.raises(EncodingsError, match=r"w: LPBQ .* 32 must divide the inputs"):
+        apply_encodings(tmp_path / "m.onnx", encoded(good), tmp_path / "q.onnx")
+    blocks = {"enc_type": "PER_BLOCK", "bw": 4, "compressed_bw": None, "per_block_int_scale": b""}
+    with pytest.raises(EncodingsError, match="w: PER_BLOCK, which HTP cannot compile"):
+        apply_encodings(
+            tmp_path / "m.onnx", encoded(good.model_copy(update=blocks)), tmp_path / "q.onnx"
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"axis": 1}, "channels along axis 1, where"),
+        ({"block_size": 64}, "4 blocks of 64|96 channels, 384 blocks of 64"),
+        ({"scale": (0.1,) * 95}, "95 channels"),
+        ({"compressed_bw": 6}, "LPBQ of 6 bits"),
+        ({"dtype": "FLOAT"}, "need one and have none|FLOAT"),
+    ],
+)
+def test_blocks_that_do_not_fit_are_refused(
+    changes: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    weights = one_product(tmp_path / "m.onnx", (96, 128))
+    wrong = lpbq("w", weights, 0, BLOCK).model_copy(update=changes)
+    with pytest.raises(EncodingsError, match=said):
+        apply_encodings(tmp_path / "m.onnx", encoded(wrong), tmp_path / "q.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def sqnr_db(expected: Weights, found: Weights) -> float:
+    noise = float(np.square(expected - found).sum())
+    return float(10 * np.log10(float(np.square(expected).sum()) / max(noise, 1e-30)))
+
+
+def on_emulator(binary: Path, toolchain: OrtQnnToolchain, feeds: Arrays) -> Arrays:
+    graph = toolchain.inspect(binary).graphs[0]
+    process = EmulatorProcess([(binary, graph.name)], 69, 60.0)
+    try:
+        return process.run(0, feeds)
+    finally:
+        process.close()
