@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from buildlib.checkpoint.config import LlamaConfig, load_config
+from buildlib.checkpoint.config import LlamaConfig, load_checkpoint_config
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tensor_file import TensorRef, read_header
 from buildlib.errors import CheckpointError
@@ -18,7 +18,7 @@ _MAX_INDEX_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A Llama in Hugging Face layout whose files have been checked against its configuration.
+    """A model in Hugging Face layout whose files have been checked against its configuration.
 
     Attributes:
         tensors: by checkpoint name, such as `model.layers.0.mlp.up_proj.weight`. With tied
@@ -39,7 +39,7 @@ class Checkpoint:
         """
         if not folder.is_dir():
             raise CheckpointError(folder, "no such folder")
-        config = load_config(folder / CONFIG_FILE)
+        config = load_checkpoint_config(folder / CONFIG_FILE)
         tensors = _read_tensors(folder)
         for name, shape in expected_tensors(config).items():
             ref = tensors.get(name)
@@ -86,6 +86,14 @@ def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
             prefix + "mlp.up_proj.weight": (mlp, hidden),
             prefix + "mlp.down_proj.weight": (hidden, mlp),
         }
+        if config.qkv_bias:
+            for name, size in (("q", queries), ("k", keys), ("v", keys)):
+                shapes[f"{prefix}self_attn.{name}_proj.bias"] = (size,)
+        if config.output_bias:
+            shapes[prefix + "self_attn.o_proj.bias"] = (hidden,)
+        if config.qk_norm:
+            for name in ("q", "k"):
+                shapes[f"{prefix}self_attn.{name}_norm.weight"] = (config.head_dim,)
     return shapes
 
 

@@ -1,44 +1,58 @@
-"""The `config.json` of a Llama checkpoint, as far as the graph needs it."""
+"""The `config.json` of a decoder-only language model, as far as building it needs.
+
+Keys and defaults: the configuration classes of Hugging Face transformers.
+"""
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from buildlib.architectures import SupportedLLMs, detect_architecture
+from buildlib.checkpoint.rope_scaling import (
+    UNSUPPORTED,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    RopeScaling,
+    merged_rope,
+    unsupported,
+)
 from buildlib.errors import CheckpointError, UnsupportedModelError
 
+__all__ = [
+    "DecoderConfig",
+    "LinearRopeScaling",
+    "Llama3RopeScaling",
+    "LlamaConfig",
+    "load_checkpoint_config",
+    "load_config",
+]
+
 _MAX_CONFIG_BYTES = 1 << 20
+_ATTENTION_BIAS = {SupportedLLMs.LLAMA, SupportedLLMs.QWEN3, None}
+_BEGINS_WITH_BOS = {SupportedLLMs.LLAMA, SupportedLLMs.MISTRAL, SupportedLLMs.PHI3}
 
 Size = Annotated[int, Field(ge=1, le=1 << 24, strict=True)]
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 
 
-class Llama3RopeScaling(BaseModel):
-    """The `llama3` frequency scaling of RoPE, under the names of `config.json`."""
+class DecoderConfig(BaseModel):
+    """Sizes and constants under the names of `config.json`; other keys are ignored.
+
+    Attributes:
+        architecture: the family, or None: unknown, and then built as its graph and keys say.
+        partial_rotary_factor: share of `head_dim` that rotary positions turn, from its start.
+        sliding_window: how many tokens back attention reaches, itself included; None for all.
+        bos_token_id: what a text begins with. Families without such a token (Qwen) or unknown
+            ones may leave it out; it is then the first of `eos_token_id`, the token that stood
+            before every text in training.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    rope_type: Literal["llama3"]
-    factor: float = Field(ge=1.0, allow_inf_nan=False)
-    low_freq_factor: float = Field(gt=0.0, allow_inf_nan=False)
-    high_freq_factor: float = Field(gt=0.0, allow_inf_nan=False)
-    original_max_position_embeddings: Size
-
-    @model_validator(mode="after")
-    def _ordered(self) -> "Llama3RopeScaling":
-        if self.high_freq_factor <= self.low_freq_factor:
-            msg = "high_freq_factor must be above low_freq_factor"
-            raise ValueError(msg)
-        return self
-
-
-class LlamaConfig(BaseModel):
-    """Sizes and constants of a Llama, under the names of `config.json`; other keys are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    model_type: Literal["llama"]
+    model_type: Annotated[str, Field(max_length=100)] = "unknown"
+    architecture: SupportedLLMs | None = None
     hidden_size: Size
     intermediate_size: Size
     num_hidden_layers: Annotated[int, Field(ge=1, le=1024, strict=True)]
@@ -49,13 +63,15 @@ class LlamaConfig(BaseModel):
     max_position_embeddings: Size = 2048
     rms_norm_eps: float = Field(default=1e-6, gt=0.0, lt=1.0)
     rope_theta: float = Field(default=10000.0, gt=1.0, allow_inf_nan=False)
-    rope_scaling: Llama3RopeScaling | None = None
+    rope_scaling: RopeScaling | None = Field(default=None, discriminator="rope_type")
+    partial_rotary_factor: float = Field(default=1.0, gt=0.0, le=1.0)
+    sliding_window: Size | None = None
     tie_word_embeddings: bool = False
-    hidden_act: Literal["silu"] = "silu"
-    attention_bias: Literal[False] = False
-    mlp_bias: Literal[False] = False
+    hidden_act: Annotated[str, Field(max_length=100)] = "silu"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    eos_token_id: TokenId | Annotated[tuple[TokenId, ...], Field(min_length=1)]
     bos_token_id: TokenId
-    eos_token_id: TokenId | tuple[TokenId, ...]
 
     @model_validator(mode="before")
     @classmethod
@@ -63,37 +79,35 @@ class LlamaConfig(BaseModel):
         """Fill what the library that writes these files leaves out when it is the default."""
         if not isinstance(data, dict):
             return data
-        filled = dict(data)
-        parameters = filled.get("rope_parameters")  # the newer spelling, scaling and theta in one
-        if isinstance(parameters, dict):
-            filled.setdefault("rope_theta", parameters.get("rope_theta", 10000.0))
-            if parameters.get("rope_type", "default") != "default":
-                filled.setdefault("rope_scaling", parameters)
-        scaling = filled.get("rope_scaling")
-        if isinstance(scaling, dict):
-            if "rope_type" not in scaling and "type" in scaling:
-                scaling = scaling | {"rope_type": scaling["type"]}
-            default = scaling.get("rope_type") == "default"
-            filled["rope_scaling"] = None if default else scaling
-        heads = filled.get("num_attention_heads")
+        rope = ("rope_theta", "rope_scaling", "partial_rotary_factor")
+        filled = {key: value for key, value in data.items() if key not in rope}
+        filled |= merged_rope(data)
+        filled["architecture"] = detect_architecture(data)
+        heads, hidden = filled.get("num_attention_heads"), filled.get("hidden_size")
         if filled.get("num_key_value_heads") is None:
             filled["num_key_value_heads"] = heads
-        hidden = filled.get("hidden_size")
-        if filled.get("head_dim") is None and isinstance(heads, int) and isinstance(hidden, int):
-            filled["head_dim"] = hidden // heads if heads > 0 else None
+        if filled.get("head_dim") is None:
+            filled["head_dim"] = _head_dim(hidden, heads)
+        if filled.get("use_sliding_window") is False:
+            filled["sliding_window"] = None
+        eos = filled.get("eos_token_id")
+        if filled.get("bos_token_id") is None and filled["architecture"] not in _BEGINS_WITH_BOS:
+            filled["bos_token_id"] = eos[0] if isinstance(eos, list) and eos else eos
         return filled
 
     @model_validator(mode="after")
-    def _consistent(self) -> "LlamaConfig":
+    def _consistent(self) -> Self:
         problems = {
             "num_attention_heads is no multiple of num_key_value_heads": self.num_attention_heads
             % self.num_key_value_heads,
             "head_dim is odd": self.head_dim % 2,
+            "partial_rotary_factor gives an odd number of rotary dimensions, or none": not (
+                self.rotary_dim and self.rotary_dim % 2 == 0
+            ),
             "bos_token_id lies outside the vocabulary": self.bos_token_id >= self.vocab_size,
             "eos_token_id lies outside the vocabulary": any(
                 token >= self.vocab_size for token in self.eos_token_ids
             ),
-            "eos_token_id is empty": not self.eos_token_ids,
         }
         for problem, present in problems.items():
             if present:
@@ -111,14 +125,76 @@ class LlamaConfig(BaseModel):
         """Query heads that share one key/value head."""
         return self.num_attention_heads // self.num_key_value_heads
 
+    @property
+    def rotary_dim(self) -> int:
+        """How many dimensions of a head rotary positions turn; cosines are half as many."""
+        return int(self.head_dim * self.partial_rotary_factor)
 
-def load_config(path: Path) -> LlamaConfig:
-    """Read and check a `config.json`.
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the projections to queries, keys and values have a bias; in Qwen 2 always."""
+        return self.output_bias or self.architecture is SupportedLLMs.QWEN2
+
+    @property
+    def output_bias(self) -> bool:
+        """Whether the projection after attention has a bias; some families know no such key."""
+        return self.attention_bias and self.architecture in _ATTENTION_BIAS
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are normalised per head, before their rotation."""
+        return self.architecture is SupportedLLMs.QWEN3
+
+
+class LlamaConfig(DecoderConfig):
+    """A configuration whose checkpoint we can export ourselves: Llama and what is built like it."""
+
+    model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
+    hidden_act: Literal["silu"] = "silu"
+    mlp_bias: Literal[False] = False
+
+    @model_validator(mode="after")
+    def _expressible(self) -> Self:
+        if self.architecture is None:
+            raise unsupported(f"architectures of other kinds than model_type {self.model_type!r}")
+        if self.rotary_dim != self.head_dim:
+            raise unsupported(f"partial_rotary_factor = {self.partial_rotary_factor}")
+        return self
+
+
+def load_config(path: Path) -> DecoderConfig:
+    """Read and check a `config.json`, of a known family or not.
 
     Raises:
         CheckpointError: missing, unreadable, or with sizes that make no sense.
-        UnsupportedModelError: sound, but of a model that the graph cannot express.
+        UnsupportedModelError: sound, but of a model that Genie cannot be told to run.
     """
+    return _load(path, DecoderConfig)
+
+
+def load_checkpoint_config(path: Path) -> LlamaConfig:
+    """As `load_config`, of a checkpoint that is to be exported.
+
+    Raises:
+        CheckpointError: as `load_config`.
+        UnsupportedModelError: also when our own export cannot express the model.
+    """
+    return _load(path, LlamaConfig)
+
+
+def _head_dim(hidden: object, heads: object) -> int | None:
+    if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
+        return None  # their own checks say more
+    if hidden % heads:
+        msg = "hidden_size is no multiple of num_attention_heads, and there is no head_dim"
+        raise ValueError(msg)
+    return hidden // heads
+
+
+_Config = TypeVar("_Config", bound=DecoderConfig)
+
+
+def _load(path: Path, kind: type[_Config]) -> _Config:
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise CheckpointError(path, "larger than any config.json")
@@ -128,10 +204,12 @@ def load_config(path: Path) -> LlamaConfig:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(path, f"not valid JSON ({error})") from error
     try:
-        return LlamaConfig.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=True)[0]
         where = ".".join(str(part) for part in first["loc"])
+        if first["type"] == UNSUPPORTED:
+            raise UnsupportedModelError(path, str(first["msg"])) from error
         if first["type"] == "literal_error":
             feature = f"{where} = {_short(first['input'])} ({first['msg']})"
             raise UnsupportedModelError(path, feature) from error

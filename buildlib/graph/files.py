@@ -13,6 +13,8 @@ import onnx_ir as ir
 
 from buildlib.errors import ModelFileError
 
+_SHOWN = 80  # characters of a name from a file, in messages
+
 
 def load_model(path: Path) -> ir.Model:
     """Read a model without its external weights, whose files are checked to hold them.
@@ -26,8 +28,11 @@ def load_model(path: Path) -> ir.Model:
         model = ir.load(path)
     except Exception as error:  # protobuf and onnx_ir raise many kinds
         raise ModelFileError(path, f"not a readable ONNX model ({type(error).__name__})") from error
+    sizes: dict[str, int] = {}
     for tensor in external_tensors(model):
-        _check_external(path, tensor)
+        if str(tensor.location) not in sizes:
+            sizes[str(tensor.location)] = _file_size(path, tensor)
+        _check_external(path, tensor, sizes[str(tensor.location)])
     return model
 
 
@@ -36,13 +41,19 @@ def save_model(model: ir.Model, path: Path) -> Path:
 
     A hard link where the file system allows one, a copy where not; the file appears whole or
     not at all. ONNX Runtime refuses weights outside the model's folder, so links they must be.
+
+    Raises:
+        ModelFileError: it holds what ONNX cannot say.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for tensor in external_tensors(model):
-        source = Path(tensor.path)
-        if source.parent.resolve() != path.parent.resolve():
-            link_into(source, path.parent)
-    write_atomically(path, ir.to_proto(model).SerializeToString(deterministic=True))
+    for source in {tensor.path for tensor in external_tensors(model)}:
+        if Path(source).parent.resolve() != path.parent.resolve():
+            link_into(Path(source), path.parent)
+    try:
+        data = ir.to_proto(model).SerializeToString(deterministic=True)
+    except Exception as error:  # protobuf and onnx_ir raise many kinds
+        raise ModelFileError(path, f"cannot be written as ONNX ({type(error).__name__})") from error
+    write_atomically(path, data)
     return path
 
 
@@ -102,15 +113,24 @@ def write_atomically(path: Path, data: bytes) -> None:
         Path(temporary).unlink(missing_ok=True)
 
 
-def _check_external(model_path: Path, tensor: ir.ExternalTensor) -> None:
+def _file_size(model_path: Path, tensor: ir.ExternalTensor) -> int:
+    """Bytes of the file that a tensor lies in, which is beside the model."""
     location = Path(tensor.location)
-    name = str(tensor.name)[:80]
     if location.name != str(location):
+        name = str(tensor.name)[:_SHOWN]
         raise ModelFileError(model_path, f"tensor {name!r} lies outside the model's folder")
-    file = model_path.parent / location
-    if not file.is_file():
-        raise ModelFileError(model_path, f"its weights file {location} is missing")
+    try:
+        return (model_path.parent / location).stat().st_size
+    except (OSError, ValueError) as error:
+        shown = str(location)[:_SHOWN]
+        raise ModelFileError(model_path, f"its weights file {shown!r} is missing") from error
+
+
+def _check_external(model_path: Path, tensor: ir.ExternalTensor, size: int) -> None:
     offset, length = tensor.offset or 0, tensor.length
     needed = tensor.nbytes if length is None else length
-    if offset < 0 or needed < tensor.nbytes or offset + needed > file.stat().st_size:
-        raise ModelFileError(model_path, f"tensor {name!r} lies outside {location} (truncated?)")
+    if offset < 0 or needed < tensor.nbytes or offset + needed > size:
+        name = str(tensor.name)[:_SHOWN]
+        location = str(tensor.location)[:_SHOWN]
+        reason = f"tensor {name!r} lies outside {location!r} (truncated?)"
+        raise ModelFileError(model_path, reason)

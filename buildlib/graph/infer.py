@@ -19,9 +19,12 @@ def infer_shapes(model: ir.Model) -> None:
     }
     for value in values.values():
         value.shape = None
-    inferred = onnx.shape_inference.infer_shapes(
-        ir.to_proto(model), check_type=True, strict_mode=True, data_prop=True
-    )
+    try:
+        inferred = onnx.shape_inference.infer_shapes(
+            ir.to_proto(model), check_type=True, strict_mode=True, data_prop=True
+        )
+    except onnx.checker.ValidationError as error:  # functions that call each other
+        raise onnx.shape_inference.InferenceError(str(error)) from error
     for info in (*inferred.graph.value_info, *inferred.graph.output):
         if info.name in values:
             value = values[info.name]

@@ -11,15 +11,18 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from buildlib.checkpoint.config import LlamaConfig
+from buildlib.checkpoint.config import DecoderConfig
 from buildlib.graph.infer import static_shape
 from buildlib.graph.shape import GraphShape
 
 INPUT_IDS = "input_ids"
+INPUT_EMBEDS = "inputs_embeds"
 ATTENTION_MASK = "attention_mask"
 COS = "position_ids_cos"
 SIN = "position_ids_sin"
 LOGITS = "logits"
+LORA = "lora"
+"""Part of the name of every input that takes an adapter; Genie knows them by it."""
 
 MASKED = -100.0
 """Additive mask of a position that must not be seen; 0 of one that may. As uint16: 0 and 65535."""
@@ -48,15 +51,15 @@ def kv_layer(name: str) -> int | None:
     return int(match[2]) if match else None
 
 
-def input_shapes(config: LlamaConfig, shape: GraphShape) -> dict[str, tuple[int, ...]]:
+def input_shapes(config: DecoderConfig, shape: GraphShape) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a whole model's inputs, in order."""
     ar, cl, past = shape.ar, shape.cl, shape.past
     kv, dim = config.num_key_value_heads, config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         INPUT_IDS: (1, ar),
         ATTENTION_MASK: (1, 1, ar, cl),
-        COS: (1, 1, ar, dim // 2),
-        SIN: (1, 1, ar, dim // 2),
+        COS: (1, 1, ar, config.rotary_dim // 2),
+        SIN: (1, 1, ar, config.rotary_dim // 2),
     }
     for layer in range(config.num_hidden_layers):
         shapes[past_key(layer, "in")] = (kv, 1, dim, past)
@@ -87,4 +90,6 @@ def reshaped(name: str, dims: Sequence[int], shape: GraphShape) -> tuple[int, ..
         return (*dims[:2], shape.ar, shape.cl)
     if name in {COS, SIN}:
         return (*dims[:2], shape.ar, *dims[3:])
+    if LORA in name:
+        return tuple(dims)
     return (dims[0], shape.ar, *dims[2:])

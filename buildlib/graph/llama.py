@@ -1,4 +1,4 @@
-"""A Llama as float ONNX, written so that (AR, CL) lives in the shapes of its inputs alone.
+"""A Llama, Mistral or Qwen as float ONNX, (AR, CL) living in the shapes of its inputs alone.
 
 Projections are Gemm with transposed weights, because that is how a checkpoint stores them: its
 bytes are used in place. Query heads are grouped by the key/value head they share,
@@ -6,20 +6,21 @@ bytes are used in place. Query heads are grouped by the key/value head they shar
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.checkpoint.checkpoint import Checkpoint, expected_tensors
 from buildlib.checkpoint.config import LlamaConfig
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.graph import interface
 from buildlib.graph.builder import GraphBuilder
 from buildlib.graph.files import save_model
 from buildlib.graph.infer import infer_shapes
-from buildlib.graph.shape import GraphShape
+from buildlib.graph.shape import GraphShape, check_reach
 
 
 def export_onnx(checkpoint: Checkpoint, shape: GraphShape, folder: Path) -> Path:
@@ -30,8 +31,13 @@ def export_onnx(checkpoint: Checkpoint, shape: GraphShape, folder: Path) -> Path
 
 
 def build_llama(checkpoint: Checkpoint, shape: GraphShape) -> ir.Model:
-    """The whole model: embedding, decoder layers, final norm and output projection."""
+    """The whole model: embedding, decoder layers, final norm and output projection.
+
+    Raises:
+        InvalidShapeError: the context is longer than attention reaches (`sliding_window`).
+    """
     config = checkpoint.config
+    check_reach(shape, config.sliding_window)
     builder = GraphBuilder()
     inputs = {
         name: builder.input(
@@ -42,8 +48,10 @@ def build_llama(checkpoint: Checkpoint, shape: GraphShape) -> ir.Model:
     embedding = builder.weight(checkpoint.tensors["model.embed_tokens.weight"])
     hidden = builder.op("Gather", [embedding, inputs[interface.INPUT_IDS]], "embedding", axis=0)
     outputs: list[ir.Value] = []
+    expected = expected_tensors(config)
     for layer in range(config.num_hidden_layers):
-        hidden, new_key, new_value = _Layer(builder, checkpoint, inputs, layer).build(hidden)
+        decoder = _Layer(builder, checkpoint, inputs, layer, expected)
+        hidden, new_key, new_value = decoder.build(hidden)
         outputs += [new_key, new_value]
     norm = _rms_norm(builder, checkpoint, "model.norm.weight", hidden, "final_norm")
     flat = builder.op("Reshape", [norm, builder.shape(-1, config.hidden_size)], "final_norm_flat")
@@ -51,7 +59,7 @@ def build_llama(checkpoint: Checkpoint, shape: GraphShape) -> ir.Model:
     scores = builder.op("Gemm", [flat, head], "lm_head", transB=1)
     dims = builder.shape(1, -1, config.vocab_size)
     logits = builder.op("Reshape", [scores, dims], interface.LOGITS)
-    return builder.model(list(inputs.values()), [logits, *outputs], "llama")
+    return builder.model(list(inputs.values()), [logits, *outputs], config.model_type)
 
 
 def _rms_norm(
@@ -64,12 +72,17 @@ def _rms_norm(
 
 @dataclass(frozen=True)
 class _Layer:
-    """Builds one decoder layer; every value it makes is called `layer_{index}_...`."""
+    """Builds one decoder layer; every value it makes is called `layer_{index}_...`.
+
+    Attributes:
+        expected: names of the tensors that the configuration asks for; a file may hold others.
+    """
 
     builder: GraphBuilder
     checkpoint: Checkpoint
     inputs: dict[str, ir.Value]
     index: int
+    expected: Collection[str]
 
     @property
     def config(self) -> LlamaConfig:
@@ -94,11 +107,14 @@ class _Layer:
         scale = np.array(1.0 / math.sqrt(dim), dtype=np.float32)
         query = op(
             "Mul",
-            [self._heads(flat, "q", group), self.builder.constant("attention_scale", scale)],
+            [
+                self._head_norm(self._heads(flat, "q", group), "q"),
+                self.builder.constant("attention_scale", scale),
+            ],
             "q_scaled",
         )
         query = self._rotated(query, "q")
-        key = self._rotated(self._heads(flat, "k", 1), "k")
+        key = self._rotated(self._head_norm(self._heads(flat, "k", 1), "k"), "k")
         new_key = self.builder.op(
             "Transpose", [key], interface.past_key(self.index, "out"), perm=[0, 1, 3, 2]
         )
@@ -123,6 +139,14 @@ class _Layer:
         split = self._op("Reshape", [projected, dims], f"{which}_split")
         name = name or f"layer_{self.index}_{which}_heads"
         return self.builder.op("Transpose", [split], name, perm=[1, 2, 0, 3])
+
+    def _head_norm(self, heads: ir.Value, which: str) -> ir.Value:
+        """Every head of [n_kv, group, AR, head_dim] normalised by itself, where the model does."""
+        if not self.config.qk_norm:
+            return heads
+        weight = f"model.layers.{self.index}.self_attn.{which}_norm.weight"
+        name = f"layer_{self.index}_{which}_norm"
+        return _rms_norm(self.builder, self.checkpoint, weight, heads, name)
 
     def _rotated(self, heads: ir.Value, which: str) -> ir.Value:
         """Rotary position embedding of [n_kv, group, AR, head_dim]."""
@@ -158,9 +182,14 @@ class _Layer:
         )
 
     def _project(self, flat: ir.Value, which: str) -> ir.Value:
-        ref = self.checkpoint.tensors[f"model.layers.{self.index}.{which}.weight"]
-        weight = self.builder.weight(ref)
-        return self._op("Gemm", [flat, weight], which.rpartition(".")[2], transB=1)
+        prefix = f"model.layers.{self.index}.{which}."
+        names = (prefix + "weight", prefix + "bias")
+        parameters = [
+            self.builder.weight(self.checkpoint.tensors[name])
+            for name in names
+            if name in self.expected
+        ]
+        return self._op("Gemm", [flat, *parameters], which.rpartition(".")[2], transB=1)
 
     def _op(
         self, op_type: str, inputs: list[ir.Value], name: str, **attributes: object

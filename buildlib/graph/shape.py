@@ -45,3 +45,17 @@ def _near_divisors(ar: int, cl: int) -> str:
     below = max((d for d in divisors if d < ar), default=1)
     above = min((d for d in divisors if d > ar), default=below)
     return f"{below}, {above}"
+
+
+def check_reach(shape: GraphShape, sliding_window: int | None) -> None:
+    """Refuse a context in which full attention is not what the model was trained with.
+
+    Raises:
+        InvalidShapeError: the context is longer than the window that the model looks back.
+    """
+    if sliding_window is not None and shape.cl > sliding_window:
+        reason = (
+            f"the model looks back {sliding_window} tokens at most (sliding_window in "
+            "config.json): choose a context length up to that"
+        )
+        raise InvalidShapeError(shape.ar, shape.cl, reason)

@@ -10,12 +10,17 @@ import pytest
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import LlamaConfig
+from buildlib.errors import InvalidShapeError
+from buildlib.graph import interface
 from buildlib.graph.llama import export_onnx
 from buildlib.graph.rope import rope_tables
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.reference.host_loop import HostLoop
+from buildlib.reference.inputs import CallInputs
 from buildlib.reference.runners import OnnxRunner
+
+EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 
 Array = npt.NDArray[np.float64]
 
@@ -59,13 +64,18 @@ def attention(x: Array, own: dict[str, Array], config: LlamaConfig) -> Array:
     heads = []
     for head in range(config.num_attention_heads):
         kv = head // config.group_size
-        q = rotate(x @ own["self_attn.q_proj.weight"][head * dim : (head + 1) * dim].T)
-        k = rotate(x @ own["self_attn.k_proj.weight"][kv * dim : (kv + 1) * dim].T)
-        v = x @ own["self_attn.v_proj.weight"][kv * dim : (kv + 1) * dim].T
+        q = rotate(projected(x, own, "q")[:, head * dim : (head + 1) * dim])
+        k = rotate(projected(x, own, "k")[:, kv * dim : (kv + 1) * dim])
+        v = projected(x, own, "v")[:, kv * dim : (kv + 1) * dim]
         scores = q @ k.T / np.sqrt(dim) + np.triu(np.full((n, n), -np.inf), 1)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         heads.append(weights / weights.sum(-1, keepdims=True) @ v)
-    return np.asarray(np.concatenate(heads, axis=1) @ own["self_attn.o_proj.weight"].T)
+    return projected(np.concatenate(heads, axis=1), own, "o")
+
+
+def projected(x: Array, own: dict[str, Array], which: str) -> Array:
+    bias = own.get(f"self_attn.{which}_proj.bias", np.zeros(1))
+    return np.asarray(x @ own[f"self_attn.{which}_proj.weight"].T + bias)
 
 
 def loop_logits(
@@ -89,6 +99,55 @@ def test_prefill_and_decode_equal_a_plain_forward_pass(
     shapes = [GraphShape(16, 96), GraphShape(1, 96)]
     logits = loop_logits(folder, tmp_path / "out", shapes, tokens)
     np.testing.assert_allclose(logits, forward(Checkpoint.load(folder), tokens), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"model_type": "mistral", "sliding_window": 96}, {"attention_bias": True}]
+)
+def test_relatives_of_llama_equal_a_plain_forward_pass(
+    make_checkpoint: Callable[..., Path], tmp_path: Path, changes: dict[str, object]
+) -> None:
+    folder = make_checkpoint(tmp_path / "model", **changes)
+    tokens = [0, *range(50, 70)]
+    logits = loop_logits(folder, tmp_path / "out", [GraphShape(16, 96), GraphShape(1, 96)], tokens)
+    np.testing.assert_allclose(logits, forward(Checkpoint.load(folder), tokens), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["torchscript-qwen2", "torchscript-qwen3"])
+def test_qwen_equals_transformers_token_by_token_with_its_cache(name: str, tmp_path: Path) -> None:
+    """The logits, keys and values are those that transformers computed in torch."""
+    folder = EXPORTS / name
+    sample = np.load(folder / "sample.npz")
+    tokens = sample["tokens"][0].tolist()
+    logits = loop_logits(folder, tmp_path, [GraphShape(4, 16), GraphShape(1, 16)], tokens)
+    np.testing.assert_allclose(logits, sample["logits"][0], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["torchscript-qwen2", "torchscript-qwen3"])
+def test_qwen_fills_its_cache_as_transformers_does(name: str, tmp_path: Path) -> None:
+    folder = EXPORTS / name
+    sample = np.load(folder / "sample.npz")
+    checkpoint = Checkpoint.load(folder)
+    n = sample["tokens"].shape[1]
+    path = export_onnx(checkpoint, GraphShape(n, 2 * n), tmp_path)
+    feed = CallInputs(checkpoint.config, 2 * n).at(n, 0, sample["tokens"][0].tolist())
+    shapes = interface.input_shapes(checkpoint.config, GraphShape(n, 2 * n))
+    empty = {k: np.zeros(shape, np.float32) for k, shape in shapes.items() if k not in feed}
+    outputs = OnnxRunner(path, n_threads=1).run(feed | empty)
+    for layer in range(checkpoint.config.num_hidden_layers):
+        keys = outputs[interface.past_key(layer, "out")][:, 0].transpose(0, 2, 1)
+        values = outputs[interface.past_value(layer, "out")][:, 0]
+        np.testing.assert_allclose(keys, sample[f"key_{layer}"], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(values, sample[f"value_{layer}"], rtol=0, atol=1e-5)
+
+
+def test_a_context_beyond_the_sliding_window_is_refused(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path / "model", model_type="mistral", sliding_window=64)
+    with pytest.raises(InvalidShapeError, match="looks back 64 tokens at most"):
+        export_onnx(Checkpoint.load(folder), GraphShape(16, 96), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_trained_model_equals_a_plain_forward_pass(trained: Path, tmp_path: Path) -> None:

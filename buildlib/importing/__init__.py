@@ -1,0 +1,1 @@
+"""Any supported ONNX export of a decoder, rewritten to the canonical graph."""

@@ -1,0 +1,103 @@
+"""The canonical model of what a reading has written: inputs, outputs, shapes."""
+
+import onnx
+import onnx_ir as ir
+
+from buildlib.encodings.attached import inherit
+from buildlib.graph import interface
+from buildlib.graph.infer import infer_shapes
+from buildlib.graph.shape import GraphShape
+from buildlib.importing.bases import Cache
+from buildlib.importing.interpreter import Interpreter
+from buildlib.importing.refusal import Refusal
+from buildlib.importing.values import Form
+
+
+def assembled(model: ir.Model, reading: Interpreter, shape: GraphShape) -> ir.Model:
+    """The model of what a reading has written."""
+    logits = _logits(model, reading)
+    layers, builder = reading.layers, reading.writer.builder
+    n_layers = len(layers.caches) // 2
+    if reading.tokens is None:
+        raise Refusal("no input holds tokens")
+    inputs = [reading.tokens, layers.mask]
+    if reading.attention.width:
+        inputs += [layers.cos, layers.sin]
+    outputs = [logits]
+    for layer in range(n_layers):
+        for name in (interface.past_key(layer, "in"), interface.past_value(layer, "in")):
+            inputs.append(layers.caches[name])
+            outputs.append(layers.outputs[f"{name.removesuffix('_in')}_out"])
+    for value in inputs:
+        value.shape = ir.Shape(_dims(value, reading.attention.width, shape))
+    result = builder.model(inputs, outputs, str(model.graph.name))
+    result.meta.update(model.meta)
+    _remove_unused(result)
+    try:
+        infer_shapes(result)
+    except onnx.shape_inference.InferenceError as error:
+        text = " ".join(str(error).split())[:120]
+        raise Refusal(f"what was read does not fit together ({text})") from error
+    return result
+
+
+def _dims(value: ir.Value, width: int, shape: GraphShape) -> tuple[int, ...]:
+    name = str(value.name)
+    if name == interface.INPUT_IDS:
+        return (1, shape.ar)
+    if name == interface.ATTENTION_MASK:
+        return (1, 1, shape.ar, shape.cl)
+    if name in {interface.COS, interface.SIN}:
+        return (1, 1, shape.ar, width // 2)
+    assert value.shape is not None  # noqa: S101  (caches have all but their length)
+    dims = [dim if isinstance(dim, int) else shape.past for dim in value.shape]
+    return tuple(dims) if interface.is_kv(name) else (1, shape.ar, dims[-1])
+
+
+def _logits(model: ir.Model, reading: Interpreter) -> ir.Value:
+    """The canonical logits; the source's other outputs must be keys and values."""
+    found: list[tuple[ir.Value, Form]] = []
+    for output in model.graph.outputs:
+        form = reading.values.get(output)
+        if not isinstance(form, Form):
+            raise Refusal(f"output {output.name} does not depend on the text")
+        if not _is_cache(reading, form):
+            found.append((output, form))
+    named = [pair for pair in found if "logit" in str(pair[0].name).lower()] or found
+    if len(named) != 1:
+        names = [str(output.name) for output, _ in found]
+        raise Refusal(f"no single output holds logits; besides keys and values there are {names}")
+    output, form = named[0]
+    placed = reading.gather.placed(form, output)
+    writer = reading.writer
+    value = writer.value(placed.rows, stacked=False)
+    shape = writer.builder.shape(1, -1, placed.rows.features)
+    if value.name == interface.LOGITS:
+        value.name = writer.name("lm_head")
+    logits = writer.builder.op("Reshape", [value, shape], interface.LOGITS)
+    return inherit(logits, output)
+
+
+def _is_cache(reading: Interpreter, form: Form) -> bool:
+    """Whether an output is of keys or values: the past with the new ones, or these alone."""
+    bases, layers = reading.bases, reading.layers
+    if form.varies:
+        return True
+    ids = form.ids[0].reshape(-1)
+    base = bases.of(int(ids[0]))
+    return isinstance(base, Cache) or any(
+        start <= int(ids[0]) < stop for start, stop in layers.value_ranges
+    )
+
+
+def _remove_unused(model: ir.Model) -> None:
+    graph = model.graph
+    outputs = set(graph.outputs)
+    for node in reversed(list(graph)):
+        if not any(value in outputs or value.uses() for value in node.outputs):
+            for index in range(len(node.inputs)):
+                node.replace_input_with(index, None)
+            graph.remove(node)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses():
+            del graph.initializers[name]

@@ -1,0 +1,313 @@
+"""Attention, from products of queries and keys to what the heads give: recognised, not matched.
+
+Whatever the source does to lay heads out, a row of scores is of one query head and one token, and
+its columns are the slots of one key/value head. That is read from the ids, so that repeated,
+grouped, fused and single heads are one case.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from buildlib.importing.bases import Attended, Bases, Rows
+from buildlib.importing.heads import CacheRows, HeadRows, Rotation, cache_rows, head_rows
+from buildlib.importing.probe import Probe
+from buildlib.importing.refusal import Refusal
+from buildlib.importing.values import Floats, Form, Ids, Known, Numbers, Scores
+
+_SEEN = 1e-3
+_HIDDEN = -30.0
+"""Masked scores are at most this; exports use -50, -100, the smallest float, or -inf."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a head lies: features [start, start + head_dim) of an activation."""
+
+    rows: Rows
+    start: int
+
+
+@dataclass(frozen=True)
+class Head:
+    """One query head with the keys and values that it reads.
+
+    Attributes:
+        query_scale: on the query, with what the source has on joined keys.
+        key_scale: on keys, before they enter the cache.
+        score_scale: on scores.
+        width: of the rotary embedding.
+        origins: values of the source, by what they are.
+    """
+
+    layer: int
+    kv: int
+    dim: int
+    query: Source
+    key: Source
+    value: Source
+    query_scale: float
+    key_scale: float
+    joined_scale: float
+    score_scale: float
+    width: int
+    masked: bool
+    origins: tuple[tuple[str, ir.Value], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """One product of queries and keys.
+
+    Attributes:
+        offset: id of its first row.
+        batch: by row, which of the keys' batch it is multiplied with.
+    """
+
+    offset: int
+    queries: HeadRows
+    keys: CacheRows
+    batch: Ids
+    dim: int
+
+
+class Attention:
+    """All attention of a model, as it is read.
+
+    Args:
+        tables: cosines and sines [AR, width/2] that the host feeds, if the source takes them.
+    """
+
+    def __init__(self, bases: Bases, probe: Probe) -> None:
+        self.bases = bases
+        self.probe = probe
+        self.tables: tuple[Floats, Floats] | None = None
+        self.width = 0
+        self._products: list[_Product] = []
+        self._offsets: list[int] = []
+        self._end = 0
+
+    def product(self, node: ir.Node, queries: Form, keys: Form) -> Scores:
+        """Scores of queries [..., rows, head_dim] and keys [..., head_dim, CL]."""
+        dim, length = keys.shape[-2:]
+        if queries.shape[-1] != dim:
+            raise Refusal(f"multiplies {queries.shape} with {keys.shape}", node)
+        if length != self.probe.cl:
+            raise Refusal(f"attends to {length} slots, not to {self.probe.cl}", node)
+        lead = np.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])
+        n_keys = int(np.prod(keys.shape[:-2], dtype=np.int64))
+        batch = np.broadcast_to(
+            np.arange(n_keys).reshape(*keys.shape[:-2], 1), (*lead, queries.shape[-2])
+        )
+        flat = _reshaped(queries, (*lead, *queries.shape[-2:]), (-1, dim))
+        query_rows = head_rows(self.bases, flat)
+        self._check_tables(query_rows.rotation, query_rows.token)
+        turned = _transposed(keys, n_keys)
+        key_rows = cache_rows(self.bases, turned, self.probe.past)
+        self._check_tables(key_rows.new.rotation, key_rows.new.token)
+        product = _Product(self._end, query_rows, key_rows, batch.reshape(-1), dim)
+        self._products.append(product)
+        self._offsets.append(self._end)
+        self._end += batch.size
+        rows = np.arange(product.offset, self._end).reshape(batch.shape)
+        left, right = node.inputs[0], node.inputs[1]
+        assert left is not None and right is not None  # noqa: S101, PT018
+        origins = (("query", left), ("keys", right), ("scores", node.outputs[0]))
+        return Scores(rows, length, origins=origins)
+
+    def masked(self, node: ir.Node, scores: Scores, mask: Known) -> Scores:
+        """Scores plus a mask, which must be the causal one."""
+        if not mask.varies and mask.array.size == 1 and float(mask.array.reshape(())) == 0.0:
+            return scores
+        seen, numbers = self._under(scores, mask.array)
+        ok = np.where(seen, np.abs(numbers) < _SEEN, numbers <= _HIDDEN)
+        if scores.masked or not ok.all():
+            raise Refusal("adds a mask that is not the causal one (a sliding window?)", node)
+        return replace(scores, masked=True, origins=(*scores.origins, ("masked", node.outputs[0])))
+
+    def selected(self, node: ir.Node, scores: Scores, keep: Known, other: Known) -> Scores:
+        """Scores where `keep`, else `other`, which must hide what the causal mask hides."""
+        seen, kept = self._under(scores, keep.array.astype(bool))
+        if not np.array_equal(kept, seen) or float(other.array.max()) > _HIDDEN:
+            raise Refusal("selects scores by a mask that is not the causal one", node)
+        return replace(scores, masked=True, origins=(*scores.origins, ("masked", node.outputs[0])))
+
+    def attended(self, node: ir.Node, weights: Scores, values: Form) -> Form:
+        """Products of probabilities and values [..., CL, head_dim]."""
+        if weights.stage != "probabilities":
+            raise Refusal("multiplies scores that went through no Softmax with values", node)
+        length, dim = values.shape[-2:]
+        n_values = int(np.prod(values.shape[:-2], dtype=np.int64))
+        lead = np.broadcast_shapes(weights.rows.shape[:-1], values.shape[:-2])
+        rows = np.broadcast_to(weights.rows, (*lead, weights.rows.shape[-1]))
+        batch = np.broadcast_to(
+            np.arange(n_values).reshape(*values.shape[:-2], 1), rows.shape
+        ).reshape(-1)
+        flat = _reshaped(values, values.shape, (n_values, length, dim))
+        value_rows = cache_rows(self.bases, flat, self.probe.past)
+        if value_rows.new.rotation.width or _apart(
+            value_rows.new.rotation.scale * value_rows.scale
+        ):
+            raise Refusal("rotates or scales values", node)
+        heads, head, token = self._heads(node, weights, rows.reshape(-1), batch, value_rows)
+        if any(spec.dim != dim for spec in heads):
+            raise Refusal(f"has values of {dim} elements and keys of {heads[0].dim}", node)
+        n_tokens = self.bases.ar
+        if not np.array_equal(np.sort(head * n_tokens + token), np.arange(len(heads) * n_tokens)):
+            raise Refusal("does not have each head of each token once", node)
+        features = len(heads) * dim
+        base = self.bases.add(
+            Attended(
+                self.bases.end,
+                n_tokens * features,
+                node.outputs[0],
+                features,
+                _unwritten,
+                heads=heads,
+            )
+        )
+        first = base.offset + token * features + head * dim
+        return Form(((first[:, None] + np.arange(dim)).reshape(*rows.shape, dim),))
+
+    def _heads(
+        self, node: ir.Node, weights: Scores, rows: Ids, batch: Ids, values: CacheRows
+    ) -> tuple[tuple[Head, ...], Ids, Ids]:
+        """The heads, and by row which of them it is, and of which token."""
+        index = np.searchsorted(np.array(self._offsets), rows, side="right") - 1
+        heads: dict[tuple[int, int, int, int], int] = {}
+        specs: list[Head] = []
+        head, token = np.zeros_like(rows), np.zeros_like(rows)
+        origins = (*weights.origins, ("values", node.inputs[1]), ("attended", node.outputs[0]))
+        for number in np.unique(index):
+            product = self._products[int(number)]
+            mine = np.flatnonzero(index == number)
+            local = rows[mine] - product.offset
+            queries = product.queries
+            token[mine] = queries.token[local]
+            keys = np.stack(
+                [
+                    np.full(len(mine), number),
+                    queries.owner[local],
+                    queries.start[local],
+                    product.batch[local],
+                    batch[mine],
+                ]
+            )
+            unique, first, inverse = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+            for column in np.argsort(first):
+                _, owner, start, key_batch, value_batch = (int(n) for n in unique[:, column])
+                key = (int(number), owner, start, key_batch)
+                if key in heads:
+                    raise Refusal("reads one head's values in several ways", node)
+                heads[key] = len(specs)
+                head[mine[inverse.reshape(-1) == column]] = len(specs)
+                query = Source(queries.owners[owner], start)
+                specs.append(
+                    _head(product, query, key_batch, values, value_batch, weights, origins)
+                )
+        return tuple(specs), head, token
+
+    def _under(self, scores: Scores, mask: Numbers) -> tuple[Numbers, Numbers]:
+        """What each row may see, and the mask for it; where a mask repeats, but once."""
+        tokens = self._tokens(scores.rows)
+        if np.broadcast_shapes(mask.shape, scores.shape) != scores.shape:
+            raise Refusal(f"masks scores {scores.shape} by {mask.shape}")
+        mask = mask.reshape((1,) * (len(scores.shape) - mask.ndim) + mask.shape)
+        for axis in range(tokens.ndim):
+            first = tokens.take([0], axis)
+            if mask.shape[axis] == 1 and (tokens == first).all():
+                tokens = first
+        return self.probe.visible()[tokens], np.broadcast_to(mask, (*tokens.shape, scores.width))
+
+    def _tokens(self, rows: Ids) -> Ids:
+        """By row, its token."""
+        result = np.zeros_like(rows)
+        index = np.searchsorted(np.array(self._offsets), rows, side="right") - 1
+        for number in np.unique(index):
+            product = self._products[int(number)]
+            mine = index == number
+            result[mine] = product.queries.token[rows[mine] - product.offset]
+        return result
+
+    def _check_tables(self, rotation: Rotation, token: Ids) -> None:
+        """All heads must turn by the same angles."""
+        if not rotation.width:
+            return
+        if self.tables is None:
+            first = [int(np.flatnonzero(token == t)[0]) for t in range(self.bases.ar)]
+            self.tables = (rotation.cos[first], rotation.sin[first])
+        cos, sin = self.tables
+        if cos.shape[1] * 2 != rotation.width:
+            reason = f"rotates {rotation.width} elements of a head, elsewhere {cos.shape[1] * 2}"
+            raise Refusal(reason)
+        near = np.allclose(rotation.cos, cos[token], atol=self.bases.tolerance) and np.allclose(
+            rotation.sin, sin[token], atol=self.bases.tolerance
+        )
+        if not near:
+            raise Refusal("has rotary embeddings of different angles, or in the other direction")
+        self.width = rotation.width
+
+
+def _head(
+    product: _Product,
+    query: Source,
+    key_batch: int,
+    values: CacheRows,
+    value_batch: int,
+    weights: Scores,
+    origins: tuple[tuple[str, ir.Value | None], ...],
+) -> Head:
+    keys = product.keys
+    key_cache, value_cache = keys.caches[key_batch].role, values.caches[value_batch].role
+    kv = int(keys.head[key_batch])
+    if (key_cache.kind, value_cache.kind) != ("key", "value"):
+        raise Refusal(f"{key_cache.value.name} and {value_cache.value.name} are swapped")
+    if (key_cache.layer, kv) != (value_cache.layer, int(values.head[value_batch])):
+        raise Refusal(f"reads {key_cache.value.name} with {value_cache.value.name}")
+    if product.queries.rotation.width != keys.new.rotation.width:
+        raise Refusal("rotates queries and keys differently")
+    extra = (("key_cache", key_cache.value), ("value_cache", value_cache.value))
+    return Head(
+        layer=key_cache.layer,
+        kv=kv,
+        dim=product.dim,
+        query=query,
+        key=_new(keys.new, key_batch, len(keys.caches)),
+        value=_new(values.new, value_batch, len(values.caches)),
+        query_scale=product.queries.rotation.scale,
+        key_scale=keys.new.rotation.scale,
+        joined_scale=keys.scale,
+        score_scale=weights.scale,
+        width=keys.new.rotation.width,
+        masked=weights.masked,
+        origins=tuple((name, value) for name, value in (*origins, *extra) if value is not None),
+    )
+
+
+def _new(rows: HeadRows, batch: int, n_batch: int) -> Source:
+    row = batch * (len(rows.start) // n_batch)
+    return Source(rows.owners[int(rows.owner[row])], int(rows.start[row]))
+
+
+def _reshaped(form: Form, full: tuple[int, ...], dims: tuple[int, ...]) -> Form:
+    ids = tuple(np.broadcast_to(part, full).reshape(dims) for part in form.ids)
+    coefs = tuple(
+        coef if isinstance(coef, float) else np.broadcast_to(coef, full).reshape(dims)
+        for coef in form.coefs
+    )
+    return Form(ids, coefs, form.varies)
+
+
+def _transposed(form: Form, n_batch: int) -> Form:
+    dim, length = form.shape[-2:]
+    ids = tuple(np.swapaxes(part.reshape(n_batch, dim, length), 1, 2) for part in form.ids)
+    return Form(ids, form.coefs, form.varies)
+
+
+def _apart(scale: float) -> bool:
+    return abs(scale - 1.0) > 1e-5
+
+
+def _unwritten() -> ir.Value:
+    raise Refusal("uses some heads of an attention only")

@@ -1,0 +1,180 @@
+"""The tensors that the source's elements are traced back to, and which element is which.
+
+A base owns a range of ids. Row bases are activations [AR, features], written to the canonical
+graph: their element of token t and feature f has the id `offset + t * features + f`.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+from buildlib.importing.refusal import Refusal
+from buildlib.importing.roles import Role
+from buildlib.importing.values import ABSENT, Form, Ids
+
+
+@dataclass(eq=False)
+class Base:
+    """A tensor that others are made of.
+
+    Attributes:
+        origin: the value of the source that has these numbers.
+    """
+
+    offset: int
+    size: int
+    origin: ir.Value
+
+
+@dataclass(eq=False)
+class Rows(Base):
+    """An activation of `features` numbers a token.
+
+    Attributes:
+        write: makes the canonical value [AR, features] or [1, AR, features] when first needed.
+        stacked: whether that has the leading 1.
+        value: what `write` made.
+        twin: the same with, or without, the leading 1.
+    """
+
+    features: int
+    write: Callable[[], ir.Value]
+    stacked: bool = False
+    value: ir.Value | None = None
+    twin: ir.Value | None = None
+
+
+@dataclass(eq=False)
+class Normed(Rows):
+    """x / sqrt(mean(x^2) + eps), by groups of features; written once its gain is known.
+
+    Attributes:
+        parent: x.
+        group: features that are normalised together.
+        gain: by which each of the group is multiplied, [group].
+    """
+
+    parent: Rows | None = None
+    group: int = 0
+    epsilon: float = 0.0
+    gain: ir.Value | None = None
+
+
+@dataclass(eq=False)
+class Projected(Rows):
+    """x times a weight; a bias may follow.
+
+    Attributes:
+        parent: x.
+        weight: in the canonical graph, [out, in] if `transposed`, else [in, out].
+    """
+
+    parent: Rows | None = None
+    weight: ir.Value | None = None
+    transposed: bool = False
+    bias: ir.Value | None = None
+
+
+@dataclass(eq=False)
+class Tokens(Base):
+    """The token ids, [AR]."""
+
+
+@dataclass(eq=False)
+class Cache(Base):
+    """Past keys or values of a layer, or of one head of it.
+
+    Attributes:
+        dims: their shape in the source.
+    """
+
+    role: Role
+    dims: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Frozen(Base):
+    """A form that was joined with a cache; the ids are those of its elements, row-major."""
+
+    form: Form
+
+
+@dataclass(eq=False)
+class Attended(Rows):
+    """What the heads of one product of probabilities and values give.
+
+    Attributes:
+        heads: which these are, in the order of the features.
+    """
+
+    heads: tuple[object, ...] = ()
+
+
+_MOST_OWNERS = 1024
+
+AnyBase = TypeVar("AnyBase", bound=Base)
+
+
+@dataclass
+class Bases:
+    """All bases of a model, by id.
+
+    Attributes:
+        tolerance: of cosines and sines that the source computes, in float32 or in half.
+    """
+
+    ar: int
+    tolerance: float = 1e-4
+    _all: list[Base] = field(default_factory=list)
+    _offsets: list[int] = field(default_factory=list)
+    _end: int = 0
+
+    def add(self, base: AnyBase) -> AnyBase:
+        """Register a base made with `offset=end`."""
+        self._all.append(base)
+        self._offsets.append(base.offset)
+        self._end = base.offset + base.size
+        return base
+
+    @property
+    def end(self) -> int:
+        """Where the next base starts."""
+        return self._end
+
+    def of(self, number: int) -> Base:
+        """The base that an id belongs to."""
+        return self._all[bisect_right(self._offsets, number) - 1]
+
+    def only(self, ids: Ids) -> Base | None:
+        """The base that all of the ids belong to, if it is one."""
+        present = ids if ids.size and int(ids.min()) != ABSENT else ids[ids != ABSENT]
+        if not present.size:
+            return None
+        base = self.of(int(present.min()))
+        return base if int(present.max()) < base.offset + base.size else None
+
+    def owners(self, ids: Ids) -> tuple[list[Base], Ids]:
+        """The bases that ids belong to, and by id the index of its own."""
+        owners: list[Base] = []
+        owner = np.full_like(ids, -1)
+        while (left := ids[owner < 0]).size:
+            base = self.of(int(left.min()))
+            if len(owners) >= _MOST_OWNERS:
+                raise Refusal("joins too many tensors")
+            owner[(ids >= base.offset) & (ids < base.offset + base.size)] = len(owners)
+            owners.append(base)
+        return owners, owner
+
+    def form_of(self, base: Base, dims: tuple[int, ...]) -> Form:
+        """All of a base as a form of shape `dims`."""
+        return Form((np.arange(base.offset, base.offset + base.size).reshape(dims),))
+
+
+def place(rows: Rows, ids: Ids) -> tuple[Ids, Ids]:
+    """Token and feature of each element."""
+    local = ids - rows.offset
+    return local // rows.features, local % rows.features

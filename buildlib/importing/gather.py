@@ -1,0 +1,216 @@
+"""From a form back to an activation of the canonical graph, cutting and joining where needed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from buildlib.importing.bases import Attended, Bases, Projected, Rows, place
+from buildlib.importing.grids import follow
+from buildlib.importing.refusal import Refusal
+from buildlib.importing.values import Floats, Form, Ids, Numbers
+from buildlib.importing.writer import Writer
+
+_MOST_PIECES = 1024
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Features [start, stop) of an activation."""
+
+    rows: Rows
+    start: int
+    stop: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all features."""
+        return self.start == 0 and self.stop == self.rows.features
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An activation, and where each element of a form lies in it.
+
+    Attributes:
+        token: of each element; a form need not have all tokens.
+    """
+
+    rows: Rows
+    token: Ids
+    feature: Ids
+
+    @property
+    def local(self) -> Ids:
+        """Index into the activation, row-major."""
+        return np.asarray(self.token * self.rows.features + self.feature)
+
+    def onto(self, rows: Rows, node: ir.Node) -> Form:
+        """The same arrangement of another activation with as many features."""
+        if rows.features != self.rows.features:
+            raise Refusal("changes the number of features", node)
+        return Form((rows.offset + self.local,))
+
+
+class Gatherer:
+    """Finds or writes the activation that holds just what a form refers to.
+
+    Args:
+        attend: writes the attention of all heads of a layer.
+    """
+
+    def __init__(
+        self, bases: Bases, writer: Writer, attend: Callable[[tuple[Attended, ...]], Rows]
+    ) -> None:
+        self.bases = bases
+        self.writer = writer
+        self._attend = attend
+        self._joined: dict[tuple[tuple[int, int, int], ...], Rows] = {}
+
+    def placed(self, form: Form, origin: ir.Value) -> Placed:
+        """The activation that has the form's elements and no others.
+
+        Raises:
+            Refusal: they are no activation, or depend on positions.
+        """
+        if form.varies or len(form.ids) != 1:
+            raise Refusal("uses position-dependent values outside a rotary embedding")
+        pieces, token, feature = self._trace(form.ids[0])
+        rows = self.join(pieces, origin)
+        placed = Placed(rows, token, feature)
+        if form.is_plain:
+            return placed
+        factor = self._factor(form, placed)
+        scaled = self.writer.new([rows], "Mul", origin, constants=[factor])
+        return Placed(scaled, token, feature)
+
+    def join(self, pieces: Sequence[Piece], origin: ir.Value) -> Rows:
+        """The activation made of these pieces, in order."""
+        key = tuple((piece.rows.offset, piece.start, piece.stop) for piece in pieces)
+        if key in self._joined:
+            return self._joined[key]
+        attended = tuple(piece.rows for piece in pieces if isinstance(piece.rows, Attended))
+        if attended:
+            if len(attended) != len(pieces) or not all(piece.is_whole for piece in pieces):
+                raise Refusal("uses some heads of an attention only")
+            rows = self._attend(attended)
+        elif len(pieces) == 1:
+            rows = self._cut(pieces[0])
+        else:
+            values = [self.writer.value(self._cut(piece), stacked=False) for piece in pieces]
+            joined = self.writer.op("Concat", values, f"{origin.name}_joined", axis=-1)
+            features = sum(piece.stop - piece.start for piece in pieces)
+            rows = self.writer.written(joined, origin, features)
+            follow(joined, [piece.rows.origin for piece in pieces])
+        self._joined[key] = rows
+        return rows
+
+    def _cut(self, piece: Piece) -> Rows:
+        if piece.is_whole:
+            return piece.rows
+        key = ((piece.rows.offset, piece.start, piece.stop),)
+        if key not in self._joined:
+            builder = self.writer.builder
+            bounds = [
+                builder.constant(f"int_{number}", np.array([number], dtype=np.int64))
+                for number in (piece.start, piece.stop, -1)
+            ]
+            flat = self.writer.value(piece.rows, stacked=False)
+            name = f"{flat.name}_{piece.start}_to_{piece.stop}"
+            cut = self.writer.op("Slice", [flat, *bounds], name)
+            width = piece.stop - piece.start
+            self._joined[key] = self.writer.written(cut, piece.rows.origin, width)
+        return self._joined[key]
+
+    def _trace(self, ids: Ids) -> tuple[list[Piece], Ids, Ids]:
+        """Pieces in order of appearance, and token and feature (in their join) of each element."""
+        base = self.bases.only(ids)
+        if isinstance(base, Rows) and ids.size == base.size:
+            ordered = self._ordered(base, ids)
+            if ordered is not None or _is_permutation(ids, base):
+                token, feature = ordered or place(base, ids)
+                return [Piece(base, 0, base.features)], token, feature
+        if base is not None:
+            owners = [_rows(base)]
+            token, feature = place(owners[0], ids)
+            owner = np.zeros_like(ids)
+        else:
+            owners, owner, token, feature = self._owners(ids)
+        first = token == token.min()
+        pieces: list[Piece] = []
+        where: dict[tuple[int, int], int] = {}
+        total = 0
+        run = np.stack([owner[first], feature[first]], axis=-1).reshape(-1, 2)
+        breaks = np.flatnonzero((np.diff(run[:, 0]) != 0) | (np.diff(run[:, 1]) != 1)) + 1
+        if len(breaks) >= _MOST_PIECES:
+            raise Refusal("rearranges single features")
+        starts = [0, *breaks.tolist()]
+        result = np.zeros_like(ids)
+        for begin, end in zip(starts, [*starts[1:], len(run)], strict=True):
+            number, start = int(run[begin, 0]), int(run[begin, 1])
+            stop = start + end - begin
+            if (number, start) in where:
+                raise Refusal("repeats features")
+            where[number, start] = total
+            inside = (owner == number) & (feature >= start) & (feature < stop)
+            result[inside] = feature[inside] - start + total
+            pieces.append(Piece(_rows(owners[number]), start, stop))
+            total += stop - start
+        n_tokens = int(np.unique(token).size)
+        if ids.size != n_tokens * total or np.unique(token * total + result).size != ids.size:
+            raise Refusal("has other features for other tokens")
+        return pieces, token, result
+
+    def _ordered(self, base: Rows, ids: Ids) -> tuple[Ids, Ids] | None:
+        """Token and feature of a whole base in its own order, without computing them."""
+        ar, features = self.bases.ar, base.features
+        if ids.shape[-2:] != (ar, features) or (np.diff(ids.reshape(-1)) != 1).any():
+            return None
+        token = np.broadcast_to(np.arange(ar)[:, None], (ar, features))
+        feature = np.broadcast_to(np.arange(features), (ar, features))
+        return np.broadcast_to(token, ids.shape), np.broadcast_to(feature, ids.shape)
+
+    def _owners(self, ids: Ids) -> tuple[list[Rows], Ids, Ids, Ids]:
+        found, owner = self.bases.owners(ids)
+        owners = [_rows(one) for one in found]
+        offsets = np.array([rows.offset for rows in owners])[owner]
+        features = np.array([rows.features for rows in owners])[owner]
+        local = ids - offsets
+        return owners, owner, local // features, local % features
+
+    def _factor(self, form: Form, placed: Placed) -> ir.Value:
+        coef = form.coefs[0]
+        if isinstance(coef, float):
+            return self.writer.constant(f"factor_{coef:.9g}", np.array(coef))
+        vector = np.zeros(placed.rows.features)
+        vector[placed.feature.reshape(-1)] = coef.reshape(-1)
+        if not np.array_equal(vector[placed.feature], coef):
+            raise Refusal("multiplies tokens by different numbers")
+        return self.writer.constant(self.writer.name("factors"), vector)
+
+
+def feature_vector(placed: Placed, numbers: Numbers, period: int) -> Floats | None:
+    """`numbers`, of the form's shape, by feature modulo `period`; None if that is not all."""
+    vector = np.zeros(period, dtype=np.float64)
+    where = placed.feature % period
+    vector[where.reshape(-1)] = numbers.reshape(-1)
+    return vector if np.array_equal(vector[where], numbers) else None
+
+
+def without_bias(rows: Rows) -> Projected | None:
+    """The projection that could still take a bias."""
+    if isinstance(rows, Projected) and rows.bias is None and rows.value is None:
+        return rows
+    return None
+
+
+def _rows(base: object) -> Rows:
+    if not isinstance(base, Rows):
+        raise Refusal("treats token ids or a cache as an activation")
+    return base
+
+
+def _is_permutation(ids: Ids, base: Rows) -> bool:
+    counts = np.bincount((ids - base.offset).reshape(-1), minlength=base.size)
+    return bool((counts == 1).all())

@@ -1,0 +1,247 @@
+"""What single heads are made of: which features of which activation, rotated how."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from buildlib.importing.bases import Bases, Cache, Frozen, Rows
+from buildlib.importing.refusal import Refusal
+from buildlib.importing.values import ABSENT, Floats, Form, Ids
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A rotary embedding of the first `width` elements of a head, after a scale.
+
+    Attributes:
+        width: 0 without rotary embedding.
+        scale: by which all elements are multiplied.
+        cos, sin: by row, [rows, width/2].
+    """
+
+    width: int
+    scale: float
+    cos: Floats
+    sin: Floats
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """Rows of heads, each the head of one token.
+
+    Attributes:
+        owner: by row, index into `owners`.
+        start: by row, the first feature of the head.
+    """
+
+    owners: tuple[Rows, ...]
+    owner: Ids
+    token: Ids
+    start: Ids
+    rotation: Rotation
+
+
+@dataclass(frozen=True)
+class CacheRows:
+    """Keys or values of one head each, past and new.
+
+    Attributes:
+        caches: by batch, the cache that the past lies in.
+        head: by batch, the key/value head.
+        new: the new entries, a row for each of [batch, AR].
+        scale: of past and new alike, after they were joined.
+    """
+
+    caches: tuple[Cache, ...]
+    head: Ids
+    new: HeadRows
+    scale: float
+
+
+def head_rows(bases: Bases, form: Form) -> HeadRows:
+    """Understand a form [rows, head_dim].
+
+    Raises:
+        Refusal: it is no head, or turned in a way that hosts have no tables for.
+    """
+    n_rows, dim = form.shape
+    present = [part != ABSENT for part in form.ids]
+    low = np.min(
+        [
+            np.where(here, part, np.iinfo(np.int64).max)
+            for part, here in zip(form.ids, present, strict=True)
+        ],
+        axis=(0, 2),
+    )
+    own = np.zeros((n_rows, dim))
+    turned = np.zeros((n_rows, dim))
+    partner = np.full((n_rows, dim), -1)
+    where = np.arange(dim)
+    for term, (part, here) in enumerate(zip(form.ids, present, strict=True)):
+        relative = part - low[:, None]
+        if (here & (relative >= dim)).any():
+            raise Refusal("a head mixes features that lie apart")
+        coef = form.dense(term)
+        same = here & (relative == where)
+        own += np.where(same, coef, 0.0)
+        other = here & ~same
+        if (other & (partner >= 0) & (partner != relative)).any():
+            raise Refusal("a head's elements mix more than two features each")
+        turned += np.where(other, coef, 0.0)
+        partner = np.where(other, relative, partner)
+    found, owner = bases.owners(low)
+    owners = tuple(_rows(base) for base in found)
+    features = np.array([rows.features for rows in owners])[owner]
+    local = low - np.array([rows.offset for rows in owners])[owner]
+    start = local % features
+    if (start + dim > features).any():
+        raise Refusal("a head crosses from one token to the next")
+    rotation = _rotation(own, turned, partner, bases.tolerance)
+    return HeadRows(owners, owner, local // features, start, rotation)
+
+
+def cache_rows(bases: Bases, form: Form, past: int) -> CacheRows:
+    """Understand keys or values [batch, CL, head_dim].
+
+    Raises:
+        Refusal: they are not a cache followed by the new entries of the same head.
+    """
+    if len(form.ids) != 1 or not isinstance(form.coefs[0], float):
+        raise Refusal("keys or values change after they were joined with the cache")
+    ids = form.ids[0]
+    n_batch, length, dim = ids.shape
+    if length <= past:
+        raise Refusal(f"attends to {length} tokens, with a past of {past}")
+    found, owner = bases.owners(np.ascontiguousarray(ids[:, 0, 0]))
+    caches = tuple(base for base in found if isinstance(base, Cache))
+    if len(caches) != len(found):
+        raise Refusal("attends to keys or values that do not begin with a cache")
+    heads = np.zeros(n_batch, dtype=np.int64)
+    for index, cache in enumerate(caches):
+        mine = owner == index
+        heads[mine] = _cache_heads(cache, ids[mine][:, :past])
+    new = Form((ids[:, past:].reshape(-1, dim),))
+    new = _thawed(bases, new)
+    rows = head_rows(bases, new)
+    expected = np.tile(np.arange(length - past), n_batch)
+    if not np.array_equal(rows.token, expected):
+        raise Refusal("new keys or values do not follow the cache in the order of tokens")
+    by_batch = rows.start.reshape(n_batch, -1), rows.owner.reshape(n_batch, -1)
+    if any((part != part[:, :1]).any() for part in by_batch):
+        raise Refusal("new keys or values of a head come from different features")
+    ordered = tuple(caches[int(index)] for index in owner)
+    return CacheRows(ordered, heads, rows, form.coefs[0])
+
+
+def _cache_heads(cache: Cache, ids: Ids) -> Ids:
+    """Which heads of the cache [batch, past, head_dim] are, having checked that they are heads."""
+    _, past, dim = ids.shape
+    first = ids[:, 0, 0] - cache.offset
+    along = [int(ids[0, 1, 0] - ids[0, 0, 0]) if past > 1 else 0]
+    along.append(int(ids[0, 0, 1] - ids[0, 0, 0]) if dim > 1 else 0)
+    steps = np.arange(past)[:, None] * along[0] + np.arange(dim) * along[1]
+    if not np.array_equal(ids - ids[:, :1, :1], np.broadcast_to(steps, ids.shape)):
+        raise Refusal(f"{cache.role.value.name} is read in an unusual order")
+    strides = _strides(cache.dims)
+    pairs = zip(strides, cache.dims, strict=True)
+    sizes = {stride: size for stride, size in pairs if size > 1}
+    for step, size in zip(along, (past, dim), strict=True):
+        if size > 1 and sizes.pop(step, None) != size:
+            raise Refusal(f"{cache.role.value.name} {list(cache.dims)} is not read whole")
+    if len(sizes) > 1:
+        raise Refusal(f"{cache.role.value.name} {list(cache.dims)} has too many dimensions")
+    if not sizes:
+        return np.full(len(first), cache.role.head or 0)
+    ((stride, _),) = sizes.items()
+    return first // stride
+
+
+def _thawed(bases: Bases, form: Form) -> Form:
+    """A form of elements of frozen forms as what those are made of."""
+    ids = form.ids[0]
+    base = bases.only(ids)
+    if isinstance(base, Frozen):
+        return _taken(base.form, ids - base.offset)
+    if base is not None:
+        return form
+    owners, owner = bases.owners(ids)
+    if not any(isinstance(base, Frozen) for base in owners):
+        return form
+    n_terms = max(len(base.form.ids) for base in owners if isinstance(base, Frozen))
+    parts = [np.full_like(ids, ABSENT) for _ in range(n_terms)]
+    coefs = [np.zeros(ids.shape) for _ in range(n_terms)]
+    for index, base in enumerate(owners):
+        if not isinstance(base, Frozen):
+            raise Refusal("joins keys that are rotated with others that are not")
+        mine = owner == index
+        taken = _taken(base.form, ids[mine] - base.offset)
+        for term, part in enumerate(taken.ids):
+            parts[term][mine] = part
+            coefs[term][mine] = taken.dense(term)
+    return Form(tuple(parts), tuple(coefs), varies=True)
+
+
+def _taken(form: Form, where: Ids) -> Form:
+    ids = tuple(part.reshape(-1)[where] for part in form.ids)
+    coefs = tuple(
+        coef if isinstance(coef, float) else coef.reshape(-1)[where] for coef in form.coefs
+    )
+    return Form(ids, coefs, form.varies)
+
+
+def _rotation(own: Floats, turned: Floats, partner: npt.NDArray[Any], tolerance: float) -> Rotation:
+    dim = own.shape[1]
+    if (partner != partner[:1]).any():
+        raise Refusal("heads are rotated in different ways")
+    paired = partner[0] >= 0
+    width = int(paired.sum())
+    if not width:
+        empty = np.zeros((len(own), 0))
+        return Rotation(0, _constant(own, tolerance), empty, empty)
+    half = width // 2
+    where = np.arange(width)
+    if width % 2 or not paired[:width].all():
+        raise Refusal(f"rotates {width} of {dim} elements of a head, and not the first ones")
+    if np.array_equal(partner[0, :width], where ^ 1):
+        raise Refusal("has an interleaved rotary embedding, which Genie graphs do not have")
+    if not np.array_equal(partner[0, :width], (where + half) % width):
+        raise Refusal("has a rotary embedding of unknown pairing")
+    cos, sin = own[:, :half], -turned[:, :half]
+    if not (
+        np.allclose(cos, own[:, half:width], atol=tolerance)
+        and np.allclose(sin, turned[:, half:width], atol=tolerance)
+    ):
+        raise UnequalHalvesRefusal
+    scale = _constant(np.hypot(cos, sin), tolerance)
+    if width < dim and not np.allclose(own[:, width:], scale, atol=tolerance * abs(scale)):
+        raise Refusal("scales rotated and other elements of a head differently")
+    return Rotation(width, scale, cos / scale, sin / scale)
+
+
+class UnequalHalvesRefusal(Refusal):
+    """The two halves of a head are turned by different angles."""
+
+    def __init__(self) -> None:
+        super().__init__("turns the two halves of a head by different angles")
+
+
+def _constant(numbers: Floats, tolerance: float) -> float:
+    value = float(np.median(numbers))
+    if not np.allclose(numbers, value, rtol=tolerance, atol=0.0):
+        raise Refusal("scales the elements of a head differently")
+    return value
+
+
+def _strides(dims: tuple[int, ...]) -> list[int]:
+    strides = [1]
+    for size in reversed(dims[1:]):
+        strides.append(strides[-1] * size)
+    return strides[::-1]
+
+
+def _rows(base: object) -> Rows:
+    if not isinstance(base, Rows):
+        raise Refusal("a head is made of token ids or of a cache")
+    return base

@@ -1,0 +1,151 @@
+"""The import pass: any supported export of a decoder in, the canonical graph out."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
+
+from buildlib.errors import InvalidShapeError, UnsupportedGraphError
+from buildlib.graph import interface
+from buildlib.graph.builder import OPSET
+from buildlib.graph.infer import static_shape
+from buildlib.graph.shape import GraphShape
+from buildlib.importing.assemble import assembled
+from buildlib.importing.heads import UnequalHalvesRefusal
+from buildlib.importing.interpreter import Interpreter
+from buildlib.importing.probe import Probe, find_probe
+from buildlib.importing.refusal import Refusal
+from buildlib.importing.roles import Role, find_roles
+from buildlib.importing.values import Floats
+from buildlib.passes.arcl import ArClConversion
+from buildlib.passes.base import SORTED, STATIC, Pass
+
+
+@dataclass(frozen=True)
+class RopeTables:
+    """A rotary embedding that a source computes itself, for hosts to compare theirs with.
+
+    Attributes:
+        first: the position of the first row.
+        cos, sin: [positions, rope_dim/2].
+    """
+
+    first: int
+    cos: Floats
+    sin: Floats
+
+
+def import_model(source: Path, shape: GraphShape | None, out: Path) -> Path:
+    """Write the export `source` as a canonical model at `shape`; None keeps the export's own.
+
+    A model that is canonical already is only brought to the shape.
+
+    Raises:
+        ModelFileError: no sound model.
+        UnsupportedGraphError: something in it has no canonical form.
+        InvalidShapeError: its sizes are symbolic, or no (AR, CL), and `shape` is None.
+    """
+    return ImportModel(shape).run(source, out)
+
+
+class ImportModel(Pass):
+    """Rewrites an export to the canonical graph, by what it computes.
+
+    Attributes:
+        shape: that it is brought to; None keeps the export's own.
+        fixed_keep_theirs: the shape is for exports with symbolic sizes; others keep their own.
+        rope: after a run, the rotary embedding that the source computes itself.
+    """
+
+    name = "import"
+    requires = (SORTED,)
+    ensures = (SORTED, STATIC)
+
+    def __init__(self, shape: GraphShape | None = None, *, fixed_keep_theirs: bool = False) -> None:
+        self.shape = shape
+        self.fixed_keep_theirs = fixed_keep_theirs
+        self.rope: RopeTables | None = None
+        self._path = Path()
+
+    def run(self, source: Path, target: Path) -> Path:
+        """As every pass; errors name `source`."""
+        self._path = source
+        return super().run(source, target)
+
+    def transform(self, model: ir.Model) -> ir.Model:
+        """A new model, or `model` itself when it is canonical."""
+        if is_canonical(model):
+            own = interface.model_shape(model)
+            if self.shape is None or self.fixed_keep_theirs or self.shape == own:
+                return model
+            return ArClConversion(self.shape).transform(model)
+        try:
+            return self._imported(model)
+        except Refusal as refusal:
+            raise _error(self._path, model, refusal) from refusal
+
+    def _imported(self, model: ir.Model) -> ir.Model:
+        _inline(model)
+        roles = find_roles(model)
+        probe = find_probe(roles)
+        try:
+            reading = _read(model, roles, probe)
+        except UnequalHalvesRefusal:
+            reading = _read(model, roles, replace(probe, full_tables=True))
+        keep = self.shape is None or (self.fixed_keep_theirs and probe.is_fixed)
+        shape = _own_shape(probe) if self.shape is None or keep else self.shape
+        tables = reading.attention.tables
+        if tables is not None and not any(role.kind == "cos" for role in roles):
+            self.rope = RopeTables(probe.past, *tables)
+        return assembled(model, reading, shape)
+
+
+def is_canonical(model: ir.Model) -> bool:
+    """Whether a model has the canonical inputs and outputs, and no (AR, CL) in its operators."""
+    inputs = {str(value.name): static_shape(value) for value in model.graph.inputs}
+    names = set(inputs)
+    needed = {interface.ATTENTION_MASK, interface.past_key(0, "in"), interface.past_value(0, "in")}
+    mask = inputs.get(interface.ATTENTION_MASK)
+    if not needed <= names or mask is None or len(mask) != 4:
+        return False
+    if model.opset_imports.get("") != OPSET or mask[:2] != (1, 1):
+        return False
+    return all(_is_canonical(node) for node in model.graph)
+
+
+def _is_canonical(node: ir.Node) -> bool:
+    if node.op_type in {"Conv", "Expand", "Shape", "Range", "Where", "Tile", "Constant", "Pow"}:
+        return False
+    if node.op_type == "MatMul":
+        return all(value is not None and not value.is_initializer() for value in node.inputs)
+    if node.op_type == "Reshape":
+        target = node.inputs[1].const_value if node.inputs[1] is not None else None
+        return target is not None and -1 in target.numpy()
+    return True
+
+
+def _read(model: ir.Model, roles: list[Role], probe: Probe) -> Interpreter:
+    reading = Interpreter(model, roles, probe)
+    reading.run()
+    return reading
+
+
+def _inline(model: ir.Model) -> None:
+    if model.functions:
+        InlinePass()(model)
+
+
+def _own_shape(probe: Probe) -> GraphShape:
+    if not probe.is_fixed:
+        raise InvalidShapeError(0, 0, "the export has symbolic sizes, so AR and CL must be given")
+    return GraphShape(probe.ar, probe.cl)
+
+
+def _error(path: Path, model: ir.Model, refusal: Refusal) -> UnsupportedGraphError:
+    node = refusal.node
+    if node is None:
+        return UnsupportedGraphError(path, refusal.reason)
+    count = Counter(other.op_type for other in model.graph)[node.op_type]
+    return UnsupportedGraphError(path, refusal.reason, node.op_type, str(node.name), count)

@@ -1,0 +1,261 @@
+"""The canonical attention of a layer, from the heads that were recognised in the source."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from buildlib.encodings.attached import inherit
+from buildlib.graph import interface
+from buildlib.importing.attention import Head, Source
+from buildlib.importing.bases import Attended, Normed, Rows
+from buildlib.importing.gather import Gatherer, Piece
+from buildlib.importing.grids import follow
+from buildlib.importing.refusal import Refusal
+from buildlib.importing.rotations import WHOLE, Step, Turned
+from buildlib.importing.writer import Writer
+
+_EXACT = 1e-5
+
+
+class LayerWriter:
+    """Writes each layer's attention once, and keeps its new keys and values.
+
+    Attributes:
+        caches: by name, the canonical inputs for past keys and values, their lengths not set.
+        outputs: by name, the new entries.
+        turned: the rotations of queries and of keys.
+        value_ranges: ids of the activations that values are projected to.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self.caches: dict[str, ir.Value] = {}
+        self.outputs: dict[str, ir.Value] = {}
+        self.mask = _input(interface.ATTENTION_MASK)
+        self.cos = _input(interface.COS)
+        self.sin = _input(interface.SIN)
+        self.turned: list[Turned] = []
+        self.value_ranges: list[tuple[int, int]] = []
+        self.gather: Gatherer | None = None
+
+    def attend(self, parts: tuple[Attended, ...]) -> Rows:
+        """All heads of a layer, [AR, n_heads * head_dim].
+
+        Raises:
+            Refusal: they are not all of one layer, or not grouped by key/value head.
+        """
+        heads = [head for part in parts for head in part.heads if isinstance(head, Head)]
+        first = heads[0]
+        kvs = sorted({head.kv for head in heads})
+        group, rest = divmod(len(heads), len(kvs))
+        if {head.layer for head in heads} != {first.layer}:
+            raise Refusal("joins heads of several layers")
+        if rest or [head.kv for head in heads] != [kv for kv in kvs for _ in range(group)]:
+            raise Refusal(f"layer {first.layer}: heads are not grouped by key/value head")
+        if kvs != list(range(len(kvs))):
+            raise Refusal(f"layer {first.layer}: reads key/value heads {kvs} only")
+        if interface.past_key(first.layer, "in") in self.caches:
+            raise Refusal(f"layer {first.layer}: its caches are read twice")
+        if len({_settings(head) for head in heads}) > 1:
+            raise Refusal(f"layer {first.layer}: heads differ in scale or rotation")
+        if not first.masked and self.writer.bases.ar > 1:
+            raise Refusal(f"layer {first.layer}: no causal mask between scores and Softmax")
+        return self._write(heads, group, len(kvs), parts[-1].origin)
+
+    def _write(self, heads: list[Head], group: int, n_kv: int, origin: ir.Value) -> Rows:
+        head, builder, op = heads[0], self.writer.builder, self._op
+        layer, dim = head.layer, head.dim
+        query_scale = _snapped(head.query_scale * head.joined_scale, dim)
+        query = self._heads([h.query for h in heads], (n_kv, group, dim), layer, "q")
+        query = self._scaled(query, query_scale, layer, "q")
+        query = self._rotated(query, heads, "q", query_scale)
+        follow(query, _origins(heads, "query"), head.joined_scale)
+        own = heads[::group]
+        key_scale = _snapped(head.key_scale, dim)
+        key = self._heads([h.key for h in own], (n_kv, 1, dim), layer, "k")
+        key = self._scaled(key, key_scale, layer, "k")
+        key = self._rotated(key, own, "k", key_scale)
+        new_key = self._new(interface.past_key(layer, "out"), [key], perm=[0, 1, 3, 2])
+        name = interface.past_value(layer, "out")
+        new_value = self._heads([h.value for h in own], (n_kv, 1, dim), layer, "v", name)
+        self.outputs[name] = new_value
+        for source in (h.value for h in own):
+            first = source.rows.offset
+            self.value_ranges.append((first, first + source.rows.size))
+        past_key = self._cache(interface.past_key(layer, "in"), (n_kv, 1, dim, -1), own)
+        past_value = self._cache(interface.past_value(layer, "in"), (n_kv, 1, -1, dim), own)
+        for new, past in ((key, past_key), (new_key, past_key), (new_value, past_value)):
+            follow(new, [past])
+        keys = inherit(op(layer, "Concat", [past_key, new_key], "keys", axis=3), past_key)
+        values = inherit(op(layer, "Concat", [past_value, new_value], "values", axis=2), past_value)
+        scores = follow(op(layer, "MatMul", [query, keys], "scores"), _origins(heads, "scores"))
+        scale = _snapped(head.score_scale, dim)
+        if scale != 1.0:
+            factor = self.writer.constant(f"factor_{scale:.9g}", np.array(scale))
+            scores = op(layer, "Mul", [scores, factor], "scaled_scores")
+            follow(scores, _origins(heads, "scaled"))
+        scores = op(layer, "Add", [scores, self.mask], "masked_scores")
+        follow(scores, _origins(heads, "masked"))
+        weights = op(layer, "Softmax", [scores], "attention_weights", axis=-1)
+        follow(weights, _origins(heads, "weights"))
+        attended = op(layer, "MatMul", [weights, values], "attended")
+        follow(attended, _origins(heads, "attended"))
+        by_token = op(layer, "Transpose", [attended], "attended_by_token", perm=[2, 0, 1, 3])
+        inherit(by_token, attended)
+        width = len(heads) * dim
+        flat = op(layer, "Reshape", [by_token, builder.shape(-1, width)], "attended_flat")
+        inherit(flat, attended)
+        rows = self.writer.written(flat, origin, width)
+        inherit(flat, attended)
+        return rows
+
+    def _heads(
+        self,
+        sources: Sequence[Source],
+        dims: tuple[int, int, int],
+        layer: int,
+        which: str,
+        name: str | None = None,
+    ) -> ir.Value:
+        """[n_kv, group, AR, head_dim], normalised by head where the source does so."""
+        n_kv, group, dim = dims
+        norms = [
+            source.rows
+            for source in sources
+            if isinstance(source.rows, Normed) and source.rows.group == dim
+        ]
+        flat = self._flat([_below(source, dim) for source in sources], dim)
+        split = self._op(
+            layer,
+            "Reshape",
+            [flat, self.writer.builder.shape(-1, n_kv, group, dim)],
+            f"{which}_split",
+        )
+        inherit(split, flat)
+        perm = {"perm": [1, 2, 0, 3]}
+        if name is not None:
+            heads = self.writer.builder.op("Transpose", [split], name, **perm)
+        else:
+            heads = self._op(layer, "Transpose", [split], f"{which}_heads", **perm)
+        inherit(heads, flat)
+        if not norms:
+            return heads
+        gains = {id(norm.gain) for norm in norms}
+        if len(norms) != len(sources) or len(gains) > 1:
+            raise Refusal(f"layer {layer}: heads are normalised differently")
+        normed = self.writer.rms_norm(heads, norms[0], f"layer_{layer}_{which}_normed")
+        return inherit(normed, norms[0].origin)
+
+    def _flat(self, sources: Sequence[Source], dim: int) -> ir.Value:
+        assert self.gather is not None  # noqa: S101  (set when both are made)
+        pieces: list[Piece] = []
+        for source in sources:
+            last = pieces[-1] if pieces else None
+            if last is not None and last.rows is source.rows and last.stop == source.start:
+                pieces[-1] = Piece(source.rows, last.start, source.start + dim)
+            else:
+                pieces.append(Piece(source.rows, source.start, source.start + dim))
+        rows = self.gather.join(pieces, pieces[0].rows.origin)
+        return self.writer.value(rows, stacked=False)
+
+    def _rotated(
+        self, heads: ir.Value, specs: Sequence[Head], which: str, scale: float
+    ) -> ir.Value:
+        """Rotary embedding of the first elements of each head."""
+        head = specs[0]
+        if not head.width:
+            return heads
+        layer, name = head.layer, f"layer_{head.layer}_{which}"
+        passed = None
+        if head.width < head.dim:
+            sizes = self.writer.builder.constant(
+                f"split_{head.width}_{head.dim}",
+                np.array([head.width, head.dim - head.width], dtype=np.int64),
+            )
+            names = (self.writer.name(f"{name}_to_rotate"), self.writer.name(f"{name}_passed"))
+            rotated, passed = self.writer.builder.ops("Split", [heads, sizes], names, axis=-1)
+            inherit(rotated, heads)
+            inherit(passed, heads)
+        else:
+            rotated = heads
+        names = (self.writer.name(f"{name}_first"), self.writer.name(f"{name}_second"))
+        first, second = self.writer.builder.ops("Split", [rotated], names, axis=-1, num_outputs=2)
+        inherit(first, heads)
+        inherit(second, heads)
+        steps: dict[Step, ir.Value] = {
+            (half, table): self._op(layer, "Mul", [value, turn], f"{which}_{half}_{table}")
+            for half, value in (("first", first), ("second", second))
+            for table, turn in (("cos", self.cos), ("sin", self.sin))
+        }
+        sums = {
+            "first": ("Sub", [steps["first", "cos"], steps["second", "sin"]]),
+            "second": ("Add", [steps["second", "cos"], steps["first", "sin"]]),
+        }
+        for half, (kind, terms) in sums.items():
+            steps[half, "rotated"] = self._op(layer, kind, terms, f"{which}_{half}_rotated")
+        halves = [steps[half, "rotated"] for half in sums]
+        if passed is not None:
+            halves.append(passed)
+        result = self._op(layer, "Concat", halves, f"{which}_rotated", axis=-1)
+        steps[WHOLE] = result
+        sources = [spec.query if which == "q" else spec.key for spec in specs]
+        below = [(source.rows, source.start) for source in sources]
+        self.turned.append(Turned(below, head.width, head.dim, scale, steps))
+        return result
+
+    def _scaled(self, heads: ir.Value, scale: float, layer: int, which: str) -> ir.Value:
+        if scale == 1.0:
+            return heads
+        factor = self.writer.constant(f"factor_{scale:.9g}", np.array(scale))
+        scaled = self._op(layer, "Mul", [heads, factor], f"{which}_scaled")
+        return follow(scaled, [heads], scale)
+
+    def _new(self, name: str, inputs: list[ir.Value], perm: list[int]) -> ir.Value:
+        self.outputs[name] = self.writer.builder.op("Transpose", inputs, name, perm=perm)
+        return self.outputs[name]
+
+    def _cache(self, name: str, dims: tuple[int, ...], heads: Sequence[Head]) -> ir.Value:
+        value = _input(name)
+        value.shape = ir.Shape([dim if dim > 0 else None for dim in dims])
+        self.caches[name] = value
+        which = "key_cache" if name.startswith("past_key") else "value_cache"
+        return follow(value, _origins(heads, which))
+
+    def _op(
+        self, layer: int, op_type: str, inputs: list[ir.Value], name: str, **attributes: object
+    ) -> ir.Value:
+        return self.writer.op(op_type, inputs, f"layer_{layer}_{name}", **attributes)
+
+
+def _below(source: Source, dim: int) -> Source:
+    """What a normalisation by head is of; other sources as they are."""
+    rows = source.rows
+    if isinstance(rows, Normed) and rows.group == dim:
+        assert rows.parent is not None  # noqa: S101  (always given)
+        if source.start % dim:
+            raise Refusal("normalises features across heads")
+        return Source(rows.parent, source.start)
+    return source
+
+
+def _origins(heads: Sequence[Head], name: str) -> list[ir.Value]:
+    """What a value of the canonical attention is in the source, head by head."""
+    return [value for head in heads for which, value in head.origins if which == name]
+
+
+def _snapped(scale: float, dim: int) -> float:
+    """The number that a measured scale stands for."""
+    for exact in (1.0, dim**-0.5):
+        if abs(scale - exact) <= _EXACT * exact:
+            return exact
+    return scale
+
+
+def _settings(head: Head) -> tuple[float, ...]:
+    scales = (head.query_scale, head.key_scale, head.joined_scale, head.score_scale)
+    return (*(float(f"{scale:.4g}") for scale in scales), head.width, head.masked, head.dim)
+
+
+def _input(name: str) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT))

@@ -1,0 +1,180 @@
+"""Operators that only move elements, on arrays of anything."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from buildlib.importing.refusal import Refusal
+
+_LARGEST = 1 << 29
+"""Elements of the largest tensor: 64 heads of 128, repeated, over 65,536 slots."""
+
+Array = npt.NDArray[Any]
+Mover = Callable[[Array], Array]
+
+PASSING = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
+"""Operators that leave numbers as they are, up to their type."""
+
+MOVING = frozenset({
+    "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Gather", "Expand", "Tile",
+})  # fmt: skip
+"""Operators with one tensor to move, and one result."""
+
+LAST_AXIS_SAFE = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand"})
+
+
+def mover(node: ir.Node, rank: int, parameters: Sequence[Array | None], opset: int) -> Mover:
+    """What `node` does to its first input, as a function of arrays.
+
+    Args:
+        parameters: its other inputs, as numbers.
+        rank: of the first input.
+        opset: in which some parameters are attributes.
+    """
+    return _MOVERS[node.op_type](_Call(node, rank, tuple(parameters), opset))
+
+
+def split(node: ir.Node, array: Array, sizes: Array | None) -> list[Array]:
+    """The pieces of a Split."""
+    axis = _integer(node, "axis", 0)
+    parts: Sequence[int] | None = sizes.tolist() if sizes is not None else None
+    if parts is None and "split" in node.attributes:
+        parts = list(node.attributes["split"].as_ints())
+    if parts is None:
+        count = len(node.outputs)
+        step = math.ceil(array.shape[axis] / count)
+        parts = [step] * (count - 1) + [array.shape[axis] - step * (count - 1)]
+    if sum(parts) != array.shape[axis]:
+        raise Refusal(f"splits {array.shape[axis]} elements into {list(parts)}", node)
+    return np.split(array, np.cumsum(parts)[:-1], axis=axis)
+
+
+def check_size(node: ir.Node, size: int) -> None:
+    """Refuse tensors that no decoder has, before they are made."""
+    if size > _LARGEST:
+        raise Refusal(f"makes a tensor of {size:,} elements", node)
+
+
+def axis_of(node: ir.Node, default: int = 0) -> int:
+    """The attribute `axis`."""
+    return _integer(node, "axis", default)
+
+
+class _Call:
+    """A node with its parameters, wherever its opset puts them."""
+
+    def __init__(
+        self, node: ir.Node, rank: int, parameters: tuple[Array | None, ...], opset: int
+    ) -> None:
+        self.node = node
+        self.rank = rank
+        self.parameters = parameters
+        self.opset = opset
+
+    def ints(self, index: int, name: str) -> list[int] | None:
+        """Integers given as input `index` after the first, or as attribute `name`."""
+        given = self.parameters[index] if index < len(self.parameters) else None
+        if given is not None:
+            return [int(number) for number in given.reshape(-1)]
+        if name in self.node.attributes:
+            return list(self.node.attributes[name].as_ints())
+        return None
+
+
+def _reshape(call: _Call) -> Mover:
+    target = call.ints(0, "shape")
+    if target is None:
+        raise Refusal("has no target shape", call.node)
+    keep_zero = _integer(call.node, "allowzero", 0)
+
+    def move(array: Array) -> Array:
+        dims = [
+            array.shape[axis] if dim == 0 and not keep_zero else dim
+            for axis, dim in enumerate(target)
+        ]
+        return array.reshape(dims)
+
+    return move
+
+
+def _transpose(call: _Call) -> Mover:
+    perm = call.node.attributes.get("perm")
+    return lambda array: np.transpose(array, perm.as_ints() if perm is not None else None)
+
+
+def _squeeze(call: _Call) -> Mover:
+    axes = call.ints(0, "axes")
+    return lambda array: np.squeeze(array, tuple(axes) if axes is not None else None)
+
+
+def _unsqueeze(call: _Call) -> Mover:
+    axes = tuple(call.ints(0, "axes") or ())
+    return lambda array: np.expand_dims(array, axes)
+
+
+def _flatten(call: _Call) -> Mover:
+    axis = _integer(call.node, "axis", 1) % (call.rank + 1)
+    return lambda array: array.reshape(math.prod(array.shape[:axis]), -1)
+
+
+def _slice(call: _Call) -> Mover:
+    starts, ends = call.ints(0, "starts"), call.ints(1, "ends")
+    if starts is None or ends is None:
+        raise Refusal("has no bounds", call.node)
+    axes = call.ints(2, "axes") or list(range(len(starts)))
+    steps = call.ints(3, "steps") or [1] * len(starts)
+    where = [slice(None)] * call.rank
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        before_first = step < 0 and end < -(1 << 31)
+        where[axis] = slice(start, None if before_first else end, step)
+    return lambda array: array[tuple(where)]
+
+
+def _gather(call: _Call) -> Mover:
+    indices = call.parameters[0]
+    if indices is None:
+        raise Refusal("has no indices", call.node)
+    axis = _integer(call.node, "axis", 0)
+    return lambda array: np.take(array, indices.astype(np.int64), axis=axis)
+
+
+def _expand(call: _Call) -> Mover:
+    target = tuple(call.ints(0, "shape") or ())
+
+    def move(array: Array) -> Array:
+        dims = np.broadcast_shapes(array.shape, target)
+        check_size(call.node, math.prod(dims))
+        return np.broadcast_to(array, dims)
+
+    return move
+
+
+def _tile(call: _Call) -> Mover:
+    repeats = call.ints(0, "repeats") or []
+
+    def move(array: Array) -> Array:
+        check_size(call.node, array.size * math.prod(repeats))
+        return np.tile(array, repeats)
+
+    return move
+
+
+def _integer(node: ir.Node, name: str, default: int) -> int:
+    return node.attributes[name].as_int() if name in node.attributes else default
+
+
+_MOVERS: dict[str, Callable[[_Call], Mover]] = {
+    "Reshape": _reshape,
+    "Transpose": _transpose,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Flatten": _flatten,
+    "Slice": _slice,
+    "Gather": _gather,
+    "Expand": _expand,
+    "Tile": _tile,
+}

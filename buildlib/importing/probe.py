@@ -1,0 +1,150 @@
+"""The sizes at which the source is read, and numbers for what a host feeds besides tokens."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from buildlib.graph.interface import MASKED
+from buildlib.importing.refusal import Refusal
+from buildlib.importing.roles import Role
+
+_AR, _PAST = 11, 62
+"""Sizes for symbolic dimensions, unlike what models have: else a transposed tensor might fit."""
+
+_THETA = 10000.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Sizes of the source as it is read.
+
+    Attributes:
+        is_fixed: they are the export's own, not chosen here.
+        full_tables: cosines and sines come for both halves of a head, not for one.
+    """
+
+    ar: int
+    past: int
+    is_fixed: bool
+    full_tables: bool = False
+
+    @property
+    def cl(self) -> int:
+        """Slots that a token can look at."""
+        return self.ar + self.past
+
+    def dims(self, role: Role) -> tuple[int, ...]:
+        """The shape of an input, symbols bound."""
+        shape = role.value.shape
+        assert shape is not None  # noqa: S101  (a role needs a rank)
+        wanted = _wanted(role, len(shape), self)
+        dims = tuple(
+            dim if isinstance(dim, int) else wanted.get(axis, 1) for axis, dim in enumerate(shape)
+        )
+        for axis, size in wanted.items():
+            if dims[axis] != size:
+                reason = f"its dimension {axis} is {dims[axis]}, not {size}"
+                raise Refusal(f"input {role.value.name} {list(dims)}: {reason}")
+        return dims
+
+    def numbers(self, role: Role) -> npt.NDArray[Any]:
+        """What a host would feed for all slots full: mask, positions, cosines and sines."""
+        dims = self.dims(role)
+        assert role.value.dtype is not None  # noqa: S101  (a role needs a type)
+        dtype = role.value.dtype.numpy()
+        if role.kind == "mask":
+            return self._mask(dims, dtype)
+        where = np.arange(self.past, self.cl)
+        if role.kind == "positions":
+            return np.broadcast_to(where, dims).astype(dtype)
+        width = dims[-1] // 2 if self.full_tables else dims[-1]
+        frequencies = _THETA ** -(np.arange(width, dtype=np.float64) / width)
+        angles = np.outer(where, np.resize(frequencies, dims[-1]))
+        table = np.cos(angles) if role.kind == "cos" else np.sin(angles)
+        return np.broadcast_to(table, dims).astype(dtype)
+
+    def visible(self) -> npt.NDArray[np.bool_]:
+        """Which slots [AR, CL] each token may see."""
+        return np.arange(self.cl)[None] <= self.past + np.arange(self.ar)[:, None]
+
+    def _mask(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        if len(dims) <= 2:
+            return np.ones(dims, dtype)
+        seen = np.broadcast_to(self.visible(), dims)
+        if dtype == np.bool_:
+            return seen.copy()
+        return np.where(seen, 0.0, MASKED).astype(dtype)
+
+
+def find_probe(roles: list[Role]) -> Probe:
+    """The sizes that the inputs agree on.
+
+    Raises:
+        Refusal: they contradict each other, or leave the length of the past open.
+    """
+    tokens = next(role for role in roles if role.kind in {"ids", "embeds"})
+    mask = next((role for role in roles if role.kind == "mask"), None)
+    ar = _size(tokens, 1) if tokens.kind == "embeds" or _rank(tokens) > 1 else _size(tokens, 0)
+    total = _size(mask, _rank(mask) - 1) if mask is not None else None
+    key = next(role for role in roles if role.kind == "key")
+    free = [axis for axis in range(1, _rank(key)) if _size(key, axis) is None]
+    if (ar is None) != (total is None) and mask is not None:
+        raise Refusal(f"{tokens.value.name} and {mask.value.name}: one is fixed, one symbolic")
+    if ar is not None and total is not None:
+        if total <= ar:
+            reason = f"{total} slots in {mask.value.name}" if mask is not None else ""
+            raise Refusal(f"{reason} leave no past before {ar} tokens")
+        return Probe(ar, total - ar, is_fixed=True)
+    if not free:
+        raise Refusal(f"no mask and no symbolic dimension tell the past in {key.value.name}")
+    return Probe(ar or _AR, _PAST, is_fixed=False)
+
+
+def cache_axis(role: Role, past: int) -> int | None:
+    """The axis of a cache that counts tokens, if its shape tells."""
+    shape = role.value.shape
+    assert shape is not None  # noqa: S101  (a role needs a rank)
+    free = [a for a in range(1, len(shape)) if not isinstance(shape[a], int)]
+    if free:
+        return free[-1] if len(free) == 1 else None
+    same = [a for a in range(len(shape)) if shape[a] == past]
+    return same[0] if len(same) == 1 else None
+
+
+def _wanted(role: Role, rank: int, probe: Probe) -> dict[int, int]:
+    """Sizes that some axes must have."""
+    if role.kind == "mask":
+        return {0: 1, rank - 1: probe.cl} if rank <= 3 else {rank - 2: probe.ar, rank - 1: probe.cl}
+    if role.kind == "embeds":
+        return {0: 1, 1: probe.ar}
+    if role.kind in {"ids", "positions"}:
+        return {rank - 1: probe.ar} | ({0: 1} if rank > 1 else {})
+    if role.kind in {"cos", "sin"}:
+        return {rank - 2: probe.ar}
+    axis = cache_axis(role, probe.past)
+    if axis is None:
+        shape = role.value.shape
+        if shape is not None and probe.past not in shape.dims:
+            raise Refusal(f"input {role.value.name} {shape}: no dimension is the past {probe.past}")
+        return {}
+    return {axis: probe.past}
+
+
+def _rank(role: Role) -> int:
+    assert role.value.shape is not None  # noqa: S101  (a role needs a rank)
+    return len(role.value.shape)
+
+
+def _size(role: Role, axis: int) -> int | None:
+    assert role.value.shape is not None  # noqa: S101  (a role needs a rank)
+    dim = role.value.shape[axis]
+    return dim if isinstance(dim, int) else None
+
+
+def tensor_type(role: Role) -> ir.DataType:
+    """The element type of an input."""
+    assert role.value.dtype is not None  # noqa: S101  (a role needs a type)
+    return role.value.dtype

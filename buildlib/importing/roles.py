@@ -1,0 +1,122 @@
+"""What the inputs of an export are, told by name, type and rank, not by whose export it is."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx_ir as ir
+
+from buildlib.importing.refusal import Refusal
+
+Kind = Literal["ids", "embeds", "mask", "positions", "cos", "sin", "key", "value"]
+
+_KEY = {"key", "keys", "k"}
+_VALUE = {"value", "values", "v"}
+_HEAD = {"h", "head", "heads"}
+
+
+@dataclass(frozen=True)
+class Role:
+    """What one input is for.
+
+    Attributes:
+        layer: of a key or value cache.
+        head: of a cache that holds one key/value head alone.
+    """
+
+    kind: Kind
+    value: ir.Value
+    layer: int = -1
+    head: int | None = None
+
+
+def find_roles(model: ir.Model) -> list[Role]:
+    """The role of every input that is used.
+
+    Raises:
+        Refusal: no tokens, no caches, an input of no known role, or two of the same.
+    """
+    held = set(model.graph.initializers.values())
+    inputs = [value for value in model.graph.inputs if value not in held]
+    roles = [_role(value) for value in inputs]
+    seen: dict[tuple[Kind, int, int | None], Role] = {}
+    for role in roles:
+        key = (role.kind, role.layer, role.head)
+        if key in seen:
+            first, second = seen[key].value.name, role.value.name
+            raise Refusal(f"inputs {first} and {second} look like the same thing ({role.kind})")
+        seen[key] = role
+    kinds = {role.kind for role in roles}
+    if not kinds & {"ids", "embeds"}:
+        raise Refusal(f"no input holds token ids; inputs are {_names(inputs)}")
+    if not {"key", "value"} <= kinds:
+        raise Refusal(f"no inputs hold the past keys and values; inputs are {_names(inputs)}")
+    _check_layers(roles)
+    return roles
+
+
+def cache_name(name: str) -> tuple[Literal["key", "value"], int, int | None] | None:
+    """Kind, layer and head that the name of a cache input or output tells; None for others."""
+    rest = re.sub(r"^past_?key_?values?(?=\W|_|$)", "kv", name.lower())
+    tokens = re.findall(r"[a-z]+|\d+", rest)
+    numbers: list[int] = []
+    head = None
+    for before, token in zip(["", *tokens], tokens, strict=False):
+        if token.isdigit() and before in _HEAD:
+            head = int(token)
+        elif token.isdigit():
+            numbers.append(int(token))
+    if not numbers:
+        return None
+    words = set(tokens)
+    if words & _KEY:
+        return "key", numbers[0], head
+    if words & _VALUE:
+        return "value", numbers[0], head
+    if "kv" in words or words & {"past", "present"}:  # a flat tuple: key, value, key, value ...
+        return ("value" if numbers[0] % 2 else "key"), numbers[0] // 2, head
+    return None
+
+
+def _role(value: ir.Value) -> Role:
+    name = str(value.name).lower()
+    rank = len(value.shape) if value.shape is not None else 0
+    dtype = value.dtype
+    if dtype is None or not rank:
+        raise Refusal(f"input {value.name} has no type or no rank")
+    integral = dtype in {ir.DataType.INT32, ir.DataType.INT64}
+    words = set(re.findall(r"[a-z]+", name))
+    cache = cache_name(name) if rank >= 3 and not integral else None
+    if "mask" in words or "bias" in words:
+        return Role("mask", value)
+    if cache is not None:
+        return Role(cache[0], value, cache[1], cache[2])
+    if words & {"cos", "cosine"}:
+        return Role("cos", value)
+    if words & {"sin", "sine"}:
+        return Role("sin", value)
+    if words & {"position", "positions", "pos"} and integral:
+        return Role("positions", value)
+    if integral and rank <= 2:
+        return Role("ids", value)
+    if rank == 3 and not integral:
+        return Role("embeds", value)
+    raise Refusal(f"input {value.name} ({dtype.name} {value.shape}) has no role in a decoder")
+
+
+def _check_layers(roles: list[Role]) -> None:
+    for kind in ("key", "value"):
+        layers = sorted({role.layer for role in roles if role.kind == kind})
+        if layers != list(range(len(layers))):
+            raise Refusal(f"there are {kind} caches for layers {layers}, others are missing")
+    keys, values = (
+        {(r.layer, r.head) for r in roles if r.kind == kind} for kind in ("key", "value")
+    )
+    odd = keys ^ values
+    if odd:
+        raise Refusal(f"layer {min(layer for layer, _ in odd)} has not both key and value caches")
+
+
+def _names(values: list[ir.Value]) -> str:
+    names = [str(value.name) for value in values]
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,123 @@
+"""Encodings of the steps of a rotary embedding, found again in the source by their numbers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from buildlib.encodings.attached import encoding_of
+from buildlib.importing.bases import Bases, Rows
+from buildlib.importing.grids import follow
+from buildlib.importing.refusal import Refusal
+from buildlib.importing.values import ABSENT, Floats, Form, Ids
+
+Step = tuple[str, str]
+"""A half of the head, `first` or `second`, and `cos`, `sin` or `rotated`."""
+
+WHOLE: Step = ("both", "rotated")
+
+
+@dataclass(frozen=True)
+class Turned:
+    """The rotation of one layer's queries or keys in the canonical graph.
+
+    Attributes:
+        heads: where each head begins: the activation and its feature.
+        scale: by which heads were multiplied before.
+        values: the steps.
+    """
+
+    heads: Sequence[tuple[Rows, int]]
+    width: int
+    dim: int
+    scale: float
+    values: Mapping[Step, ir.Value]
+
+
+def follow_steps(
+    bases: Bases,
+    turned: Turned,
+    tables: tuple[Floats, Floats],
+    marks: Sequence[tuple[Form, ir.Value]],
+) -> None:
+    """Give each step the encoding of what it is in the source.
+
+    Args:
+        tables: cosines and sines [AR, width/2].
+        marks: values of the source that depend on positions and have an encoding.
+    """
+    found: dict[Step, list[tuple[ir.Value, float]]] = {}
+    for form, value in marks:
+        for step, scale in _steps(bases, turned, tables, form).items():
+            found.setdefault(step, []).append((value, turned.scale / scale))
+    for step, sources in found.items():
+        factors = {round(factor, 6) for _, factor in sources}
+        if len(factors) == 1 and step in turned.values:
+            follow(turned.values[step], [value for value, _ in sources], sources[0][1])
+    whole = turned.values[WHOLE]
+    halves = [turned.values[half, "rotated"] for half in ("first", "second")]
+    if encoding_of(whole) is None:
+        follow(whole, halves)
+    for half in halves:
+        if encoding_of(half) is None:
+            follow(half, [whole])
+
+
+def _steps(
+    bases: Bases, turned: Turned, tables: tuple[Floats, Floats], form: Form
+) -> dict[Step, float]:
+    """Which steps a form is, and by what scale; none when it is of other heads."""
+    half = turned.width // 2
+    parts: dict[Step, float] = {}
+    for term, ids in enumerate(form.ids):
+        here = ids != ABSENT
+        placed = _relative(bases, turned, ids[here])
+        if placed is None:
+            return {}
+        token, relative = placed
+        coef = form.dense(term)[here]
+        for name, begin in (("first", 0), ("second", half)):
+            inside = (relative >= begin) & (relative < begin + half)
+            if not inside.any():
+                continue
+            column = relative[inside] % half
+            for table, numbers in zip(("cos", "sin"), tables, strict=True):
+                scale = _ratio(coef[inside], numbers[token[inside], column])
+                if scale is not None:
+                    parts[name, table] = scale
+    if len(form.ids) == 1:
+        return parts
+    whole = {half for half, table in parts if table == "cos"}
+    if not parts or len({round(abs(scale), 5) for scale in parts.values()}) > 1:
+        return {}
+    scale = abs(next(iter(parts.values())))
+    if whole == {"first", "second"}:
+        return {WHOLE: scale}
+    return {(half, "rotated"): scale for half in whole}
+
+
+def _relative(bases: Bases, turned: Turned, ids: Ids) -> tuple[Ids, Ids] | None:
+    """Token of each id and its place in its head; None when one is of no head here."""
+    try:
+        owners, owner = bases.owners(ids)
+    except Refusal:
+        return None
+    token, relative = np.full_like(ids, -1), np.full_like(ids, -1)
+    for index, rows in enumerate(owners):
+        starts = [start for head, start in turned.heads if head is rows]
+        if not isinstance(rows, Rows) or not starts:
+            return None
+        place = np.full(rows.features, -1)
+        for start in starts:
+            place[start : start + turned.dim] = np.arange(turned.dim)
+        mine = owner == index
+        local = ids[mine] - rows.offset
+        token[mine], relative[mine] = local // rows.features, place[local % rows.features]
+    return (token, relative) if (relative >= 0).all() else None
+
+
+def _ratio(numbers: Floats, table: Floats) -> float | None:
+    """The one factor between two arrays; None when there is none."""
+    scale = float(np.sum(numbers * table) / np.sum(table * table))
+    return scale if np.allclose(numbers, scale * table, atol=1e-4 * abs(scale)) else None

@@ -1,0 +1,181 @@
+"""What the importer knows about a value of the source graph, at one (AR, CL).
+
+The importer runs the source on symbols instead of numbers. A token-dependent tensor is a `Form`: an
+array that says, for each of its elements, which elements of known tensors it is made of. Reshape,
+Transpose, Slice, Expand and the like only move these, in any spelling, so that what is left in the
+end is what the graph computes, not how it lays it out.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from buildlib.graph.files import tensor_array
+
+Ids = npt.NDArray[np.int64]
+Numbers = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+
+ABSENT = -1
+"""The id of a term that an element does not have."""
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Numbers that are the same for every text.
+
+    Attributes:
+        varies: they follow from positions or the mask, so they differ from call to call.
+        source: the initializer that holds just these numbers, if one does.
+    """
+
+    array: Numbers
+    varies: bool = False
+    source: ir.Value | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions in the source."""
+        return self.array.shape
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A parameter, not read until an operator other than a projection needs its numbers.
+
+    Attributes:
+        dims: its shape now, after reshapes that add or drop dimensions of one.
+        transposed: whether its two true dimensions are swapped against the file.
+    """
+
+    source: ir.Value
+    dims: tuple[int, ...]
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions in the source."""
+        return self.dims
+
+    @cached_property
+    def known(self) -> Known:
+        """The numbers themselves."""
+        tensor = self.source.const_value
+        assert tensor is not None  # noqa: S101  (made from initializers alone)
+        array = tensor_array(tensor)
+        if self.transposed:
+            array = array.reshape(_true_dims(array.shape)).T
+        return Known(array.reshape(self.dims), source=None if self.transposed else self.source)
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """For each element, the sum of `coefs[k]` times the element `ids[k]` over all terms k.
+
+    Attributes:
+        ids: by term, an array of the tensor's shape.
+        coefs: by term, one number, or an array of the tensor's shape.
+        varies: coefficients follow from positions, as in a rotary embedding.
+    """
+
+    ids: tuple[Ids, ...]
+    coefs: tuple[float | Floats, ...] = (1.0,)
+    varies: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions in the source."""
+        return self.ids[0].shape
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each element is an element of another tensor, unchanged."""
+        return len(self.ids) == 1 and isinstance(self.coefs[0], float) and self.coefs[0] == 1.0
+
+    def dense(self, term: int) -> Floats:
+        """The coefficients of a term as an array."""
+        return np.broadcast_to(np.asarray(self.coefs[term], dtype=np.float64), self.shape)
+
+    def scaled(self, factor: Numbers, *, varies: bool) -> "Form":
+        """The product with numbers that broadcast with it."""
+        shape = np.broadcast_shapes(self.shape, factor.shape)
+        ids = tuple(np.broadcast_to(part, shape) for part in self.ids)
+        by = float(factor.reshape(())) if factor.size == 1 else factor.astype(np.float64)
+        coefs: list[float | Floats] = []
+        for coef in self.coefs:
+            product = coef * by
+            scalar = isinstance(product, float)
+            coefs.append(product if scalar else np.broadcast_to(product, shape))
+        return Form(ids, tuple(coefs), self.varies or varies)
+
+    def plus(self, other: "Form", sign: float) -> "Form":
+        """The sum with another form of a shape that broadcasts with it."""
+        shape = np.broadcast_shapes(self.shape, other.shape)
+        other = other.scaled(np.asarray(sign), varies=False)
+        ids = tuple(np.broadcast_to(part, shape) for part in (*self.ids, *other.ids))
+        coefs = tuple(
+            coef if isinstance(coef, float) else np.broadcast_to(coef, shape)
+            for coef in (*self.coefs, *other.coefs)
+        )
+        return Form(ids, coefs, self.varies or other.varies)
+
+
+@dataclass(frozen=True, eq=False)
+class Stat:
+    """A step on the way from x to 1/sqrt(mean(x^2) + eps).
+
+    Attributes:
+        stage: `square`, `mean`, `root` or `inverse`, the last step taken.
+        axis: the one that the mean is over, counted from the end.
+    """
+
+    source: Form
+    dims: tuple[int, ...]
+    stage: str
+    axis: int = -1
+    epsilon: float = 0.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions in the source."""
+        return self.dims
+
+    def at(self, stage: str, *, epsilon: float | None = None) -> "Stat":
+        """The next step."""
+        return replace(self, stage=stage, epsilon=self.epsilon if epsilon is None else epsilon)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Products of queries and keys, masked and normalised or not yet.
+
+    Attributes:
+        rows: for each row of CL scores, which query it is of; all dimensions but the last.
+        width: CL, the last dimension.
+        stage: `scores`, `probabilities`, or `nan` for the answer to whether these are NaN.
+        masked: whether the causal mask was added.
+        origins: values of the source that these are or were, by what they are.
+    """
+
+    rows: Ids
+    width: int
+    stage: str = "scores"
+    scale: float = 1.0
+    masked: bool = False
+    origins: tuple[tuple[str, ir.Value], ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions in the source."""
+        return (*self.rows.shape, self.width)
+
+
+Abstract = Known | Weight | Form | Stat | Scores
+
+
+def _true_dims(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(dim for dim in shape if dim != 1)

@@ -1,0 +1,218 @@
+"""Writes the canonical graph, value by value, as the source is read."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from buildlib.encodings.attached import inherit
+from buildlib.graph import interface
+from buildlib.graph.builder import GraphBuilder
+from buildlib.importing.bases import Bases, Normed, Projected, Rows
+
+_RESERVED = {
+    interface.INPUT_IDS,
+    interface.ATTENTION_MASK,
+    interface.COS,
+    interface.SIN,
+    interface.LOGITS,
+}
+
+
+class Writer:
+    """A `GraphBuilder` that knows activations with and without the leading 1.
+
+    Activations that connect layers are [1, AR, features], what is between projections is
+    [AR, features].
+    """
+
+    def __init__(self, bases: Bases) -> None:
+        self.builder = GraphBuilder()
+        self.bases = bases
+        self._names: set[str] = set()
+
+    def name(self, wanted: str) -> str:
+        """`wanted`, or that with a number when it is taken."""
+        name, count = wanted, 1
+        while name in self._names or name in _RESERVED or interface.is_kv(name):
+            count += 1
+            name = f"{wanted}_{count}"
+        self._names.add(name)
+        return name
+
+    def op(self, op_type: str, inputs: list[ir.Value], name: str, **attributes: object) -> ir.Value:
+        """A node with one output."""
+        return self.builder.op(op_type, inputs, self.name(name), **attributes)
+
+    def value(self, rows: Rows, *, stacked: bool) -> ir.Value:
+        """The canonical value of an activation, [1, AR, features] or [AR, features]."""
+        if rows.value is None:
+            rows.value = inherit(rows.write(), rows.origin)
+        if rows.stacked == stacked:
+            return rows.value
+        if rows.twin is None:
+            dims = (1, -1, rows.features) if stacked else (-1, rows.features)
+            name = f"{rows.value.name}_{'stacked' if stacked else 'flat'}"
+            shape = self.builder.shape(*dims)
+            rows.twin = inherit(self.op("Reshape", [rows.value, shape], name), rows.value)
+        return rows.twin
+
+    def new(self, inputs: Sequence[Rows], op_type: str, origin: ir.Value, **given: Any) -> Rows:  # noqa: ANN401
+        """An activation of an elementwise operator on others, and on constants after them.
+
+        Keyword `constants` are further inputs; all else are attributes.
+        """
+        constants: list[ir.Value] = given.pop("constants", [])
+        stacked = any(rows.stacked for rows in inputs)
+        features = max(rows.features for rows in inputs)
+        values = [self.value(rows, stacked=stacked) for rows in inputs]
+        result = self.op(op_type, [*values, *constants], str(origin.name), **given)
+        return self.written(result, origin, features, stacked=stacked)
+
+    def written(
+        self, value: ir.Value, origin: ir.Value, features: int, *, stacked: bool = False
+    ) -> Rows:
+        """An activation that the canonical graph has already."""
+        inherit(value, origin)
+        return self.bases.add(
+            Rows(
+                self.bases.end,
+                self.bases.ar * features,
+                origin,
+                features,
+                lambda: value,
+                stacked=stacked,
+                value=value,
+            )
+        )
+
+    def projected(
+        self,
+        parent: Rows,
+        weight: ir.Value,
+        origin: ir.Value,
+        *,
+        transposed: bool,
+        bias: ir.Value | None = None,
+    ) -> Projected:
+        """X times a weight, written when a consumer is known not to be its bias."""
+        dims = _dims(weight)
+        features = dims[0] if transposed else dims[1]
+        base = Projected(
+            self.bases.end,
+            self.bases.ar * features,
+            origin,
+            features,
+            lambda: self._write_projected(base),
+            parent=parent,
+            weight=weight,
+            transposed=transposed,
+            bias=bias,
+        )
+        self.value(parent, stacked=False)
+        return self.bases.add(base)
+
+    def normed(
+        self, parent: Rows, group: int, epsilon: float, origin: ir.Value, gain: ir.Value | None
+    ) -> Normed:
+        """X normalised by groups of features, written when its gain is known."""
+        base = Normed(
+            self.bases.end,
+            parent.size,
+            origin,
+            parent.features,
+            lambda: self._write_normed(base),
+            stacked=parent.stacked and group == parent.features,
+            parent=parent,
+            group=group,
+            epsilon=epsilon,
+            gain=gain,
+        )
+        self.value(parent, stacked=parent.stacked)
+        return self.bases.add(base)
+
+    def rms_norm(self, value: ir.Value, base: Normed, name: str) -> ir.Value:
+        """The normalisation itself, over the last dimension of `value`."""
+        gain = base.gain or self.constant(f"ones_{base.group}", np.ones(base.group, np.float32))
+        return self.op("RMSNormalization", [value, gain], name, axis=-1, epsilon=base.epsilon)
+
+    def constant(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
+        """A small float32 initializer; one of the same name and numbers is used again."""
+        array = np.asarray(array, dtype=np.float32)
+        known = self.builder.initializers.get(name)
+        if known is not None:
+            tensor = known.const_value
+            assert tensor is not None  # noqa: S101  (initializers have numbers)
+            if np.array_equal(tensor.numpy(), array):
+                return known
+            name = self.name(name)
+        self._names.add(name)
+        return self.builder.constant(name, array)
+
+    def parameter(self, source: ir.Value, dims: tuple[int, ...]) -> ir.Value:
+        """An initializer of the source as float32 of shape `dims`, its bytes where they are."""
+        name = str(source.name)
+        held = self.builder.initializers.get(name)
+        if held is None:
+            tensor = source.const_value
+            assert tensor is not None  # noqa: S101  (initializers have numbers)
+            held = ir.Value(
+                name=name,
+                type=ir.TensorType(tensor.dtype),
+                shape=ir.Shape(dims),
+                const_value=_reshaped(tensor, dims),
+            )
+            self._names.add(name)
+            self.builder.initializers[name] = inherit(held, source)
+        assert held.const_value is not None  # noqa: S101  (initializers have numbers)
+        dtype = held.const_value.dtype
+        if dtype == ir.DataType.FLOAT:
+            return held
+        cast = next((use.outputs[0] for use in held.consumers() if use.op_type == "Cast"), None)
+        if cast is None:
+            cast = self.op("Cast", [held], f"{name}_f32", to=ir.DataType.FLOAT.value)
+            cast.shape = ir.Shape(dims)
+        return cast
+
+    def _write_projected(self, base: Projected) -> ir.Value:
+        assert base.parent is not None and base.weight is not None  # noqa: S101, PT018
+        inputs = [self.value(base.parent, stacked=False), base.weight]
+        if base.bias is not None:
+            inputs.append(base.bias)
+        return self.op("Gemm", inputs, str(base.origin.name), transB=int(base.transposed))
+
+    def _write_normed(self, base: Normed) -> ir.Value:
+        assert base.parent is not None  # noqa: S101  (always given)
+        name = str(base.origin.name)
+        if base.group == base.features:
+            value = self.value(base.parent, stacked=base.stacked)
+            return self.rms_norm(value, base, name)
+        flat = self.value(base.parent, stacked=False)
+        dims = self.builder.shape(-1, base.features // base.group, base.group)
+        grouped = self.op("Reshape", [flat, dims], f"{name}_grouped")
+        normed = self.rms_norm(grouped, base, f"{name}_by_group")
+        return self.op("Reshape", [normed, self.builder.shape(-1, base.features)], name)
+
+
+def _reshaped(tensor: ir.TensorProtocol, dims: tuple[int, ...]) -> ir.TensorProtocol:
+    """The same bytes as a tensor of shape `dims`."""
+    if tuple(tensor.shape.numpy()) == dims:
+        return tensor
+    if isinstance(tensor, ir.ExternalTensor):
+        return ir.ExternalTensor(
+            location=tensor.location,
+            offset=tensor.offset,
+            length=tensor.length,
+            dtype=tensor.dtype,
+            shape=ir.Shape(dims),
+            name=str(tensor.name),
+            base_dir=tensor.base_dir,
+        )
+    return ir.tensor(tensor.numpy().reshape(dims), dtype=tensor.dtype, name=tensor.name)
+
+
+def _dims(value: ir.Value) -> tuple[int, ...]:
+    assert value.shape is not None  # noqa: S101  (weights have shapes)
+    return tuple(int(dim) for dim in value.shape.numpy())

@@ -1,0 +1,216 @@
+"""A `config.json` of any decoder gives sizes that fit together, or one line that says why not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from buildlib.architectures import SupportedLLMs
+from buildlib.checkpoint.config import (
+    DecoderConfig,
+    LinearRopeScaling,
+    LlamaConfig,
+    load_checkpoint_config,
+    load_config,
+)
+from buildlib.errors import CheckpointError, UnsupportedModelError
+from buildlib.graph.rope import rope_tables
+
+EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
+
+PLAIN: dict[str, Any] = {
+    "model_type": "unheard of",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "eos_token_id": [7, 3],
+}
+
+
+def load(folder: Path, **changes: object) -> DecoderConfig:
+    path = folder / "config.json"
+    path.write_text(json.dumps(PLAIN | changes))
+    return load_config(path)
+
+
+def test_an_unknown_architecture_with_the_usual_keys_is_read(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    assert config.architecture is None
+    assert (config.num_key_value_heads, config.head_dim, config.rotary_dim) == (4, 16, 16)
+    assert config.bos_token_id == 7
+    assert not config.qkv_bias
+    assert not config.qk_norm
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "phi3"])
+def test_a_family_that_needs_a_first_token_must_name_it(tmp_path: Path, model_type: str) -> None:
+    with pytest.raises(CheckpointError, match="bos_token_id"):
+        load(tmp_path, model_type=model_type)
+
+
+@pytest.mark.parametrize("bos", [{}, {"bos_token_id": None}])
+def test_qwen_begins_with_its_end_token(tmp_path: Path, bos: dict[str, None]) -> None:
+    config = load(tmp_path, model_type="qwen2", eos_token_id=9, **bos)
+    assert config.bos_token_id == 9
+    assert config.qkv_bias
+    assert not config.output_bias
+
+
+@pytest.mark.parametrize(
+    ("fixture", "architecture", "rotary_dim"),
+    [
+        ("dynamo-phi3", SupportedLLMs.PHI3, 12),
+        ("torchscript-qwen3", SupportedLLMs.QWEN3, 12),
+        ("dynamo-mistral", SupportedLLMs.MISTRAL, 8),
+    ],
+)
+def test_what_transformers_wrote_is_read(
+    fixture: str, architecture: SupportedLLMs, rotary_dim: int
+) -> None:
+    config = load_config(EXPORTS / fixture / "config.json")
+    assert config.architecture is architecture
+    assert config.rotary_dim == rotary_dim
+    assert config.rope_scaling is None
+    assert config.qk_norm is (architecture is SupportedLLMs.QWEN3)
+
+
+def test_both_spellings_of_rotary_parameters_mean_the_same(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    old = load(
+        tmp_path,
+        rope_theta=500000.0,
+        partial_rotary_factor=0.5,
+        rope_scaling=scaling | {"type": scaling["rope_type"]},
+    )
+    more = {"rope_theta": 500000.0, "partial_rotary_factor": 0.5}
+    assert load(tmp_path, rope_parameters=scaling | more) == old
+    assert (old.rope_theta, old.rotary_dim) == (500000.0, 8)
+
+
+def test_linear_scaling_divides_the_angles(tmp_path: Path) -> None:
+    config = load(tmp_path, rope_scaling={"type": "linear", "factor": 4.0})
+    assert isinstance(config.rope_scaling, LinearRopeScaling)
+    sines = rope_tables(config, 9)[1]
+    assert sines[8] == pytest.approx(rope_tables(load(tmp_path), 9)[1][2], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "kind", ["longrope", "su", "yarn", "dynamic", "mrope", None, 3, ["linear"]]
+)
+def test_a_scaling_that_genie_cannot_be_told_is_named(tmp_path: Path, kind: object) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        load(tmp_path, rope_scaling={"type": kind, "factor": 4.0})
+    assert f"rope scaling {kind!r} (known are linear, llama3)" in str(caught.value)
+
+
+def test_rotary_parameters_for_each_kind_of_layer_are_refused(tmp_path: Path) -> None:
+    both = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    with pytest.raises(UnsupportedModelError, match="differ between layers"):
+        load(tmp_path, rope_parameters=both)
+
+
+def test_a_window_that_is_switched_off_is_none(tmp_path: Path) -> None:
+    assert load(tmp_path, sliding_window=32).sliding_window == 32
+    assert load(tmp_path, sliding_window=32, use_sliding_window=False).sliding_window is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_attention_heads": 5}, "hidden_size is no multiple of num_attention_heads"),
+        ({"partial_rotary_factor": 0.2}, "odd number of rotary dimensions"),
+        ({"partial_rotary_factor": 0.01}, "odd number of rotary dimensions, or none"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ({"eos_token_id": None}, "eos_token_id"),
+        ({"eos_token_id": []}, "eos_token_id"),
+        ({"vocab_size": 5}, "outside the vocabulary"),
+        ({"sliding_window": 0}, "sliding_window"),
+        ({"model_type": 3}, "model_type"),
+    ],
+)
+def test_what_does_not_fit_is_said(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        load(tmp_path, **changes)
+
+
+def test_only_what_we_can_export_is_a_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text((EXPORTS / "torchscript-qwen3" / "config.json").read_text())
+    assert isinstance(load_checkpoint_config(path), LlamaConfig)
+    path.write_text((EXPORTS / "dynamo-phi3" / "config.json").read_text())
+    with pytest.raises(UnsupportedModelError, match="model_type = 'phi3'"):
+        load_checkpoint_config(path)
+
+
+KEYS = [*DecoderConfig.model_fields, "rope_parameters", "use_sliding_window", "architectures"]
+ODD = (
+    st.none()
+    | st.booleans()
+    | st.integers(-4, 300)
+    | st.sampled_from([1 << 24, 1 << 63, 10**400, -(10**400)])
+    | st.floats()
+    | st.text(max_size=12)
+    | st.sampled_from(["llama", "qwen2", "linear", "llama3", "default", "1e-5", "\ud800", "a\nb"])
+)
+VALUES = st.recursive(
+    ODD,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["rope_type", "type", "factor", "rope_theta", "low_freq_factor", "x"]),
+            inner,
+        )
+    ),
+    max_leaves=5,
+)
+
+
+@settings(
+    max_examples=400,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
+def test_hostile_values_are_read_soundly_or_refused_in_one_line(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    try:
+        config = load(tmp_path, **changes)
+    except CheckpointError as error:
+        refusal = str(error)
+    else:
+        refusal = ""
+    if refusal:
+        assert "\n" not in refusal
+        assert len(refusal) < 500
+        return
+    assert config.num_key_value_heads * config.group_size == config.num_attention_heads
+    assert 2 <= config.rotary_dim <= config.head_dim
+    assert config.rotary_dim % 2 == 0
+    assert max(config.bos_token_id, *config.eos_token_ids) < config.vocab_size
+    if config.head_dim <= 1024:
+        cos, sin = rope_tables(config, 3)
+        assert cos.shape == sin.shape == (3, config.rotary_dim // 2)
+        assert abs(cos**2 + sin**2 - 1).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", '"x"', "null", "[" * 5000, "{", '{"hidden_size": 1', "\x00", "9" * 5000]
+)
+def test_what_is_no_object_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(CheckpointError) as caught:
+        load_config(path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,124 @@
+"""Damage that no operator's shape shows is found before anything is built of it."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from buildlib.checkpoint.config import load_config
+from buildlib.errors import CheckpointError, ModelFileError
+from buildlib.graph.files import link_into, load_model
+from buildlib.graph.soundness import check_ends, check_model, check_sizes
+
+
+def changed(export: Path, folder: Path, change: Callable[[onnx.GraphProto], None]) -> ir.Model:
+    model = onnx.load(export / "model.onnx", load_external_data=False)
+    change(model.graph)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    link_into(export / "model.safetensors", folder)
+    return load_model(path)
+
+
+def gain(graph: onnx.GraphProto, name: str = "model.norm.weight") -> onnx.TensorProto:
+    found: onnx.TensorProto = next(one for one in graph.initializer if one.name == name)
+    return found
+
+
+def inline(graph: onnx.GraphProto, value: float) -> None:
+    values = np.ones(list(gain(graph).dims), np.float16)
+    values[7] = value
+    gain(graph).CopyFrom(onnx.numpy_helper.from_array(values, gain(graph).name))
+
+
+def short(graph: onnx.GraphProto) -> None:
+    inline(graph, 1.0)
+    gain(graph).raw_data = gain(graph).raw_data[:5]
+
+
+def long_entry(graph: onnx.GraphProto) -> None:
+    for entry in gain(graph, "model.layers.0.input_layernorm.weight").external_data:
+        if entry.key == "length":
+            entry.value = str(int(entry.value) - 2 + 4)
+
+
+def rename_node(graph: onnx.GraphProto) -> None:
+    graph.node[3].name = "a\nb"
+
+
+def repeat_input(graph: onnx.GraphProto) -> None:
+    graph.input.append(graph.input[-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda graph: inline(graph, np.nan), "norm.weight.*not finite"),
+        (lambda graph: inline(graph, -np.inf), "norm.weight.*not finite"),
+        (short, "norm.weight.*cannot be read"),
+        (long_entry, "layernorm.weight.*80 bytes by its shape, its entry says 82"),
+        (rename_node, "a name in it cannot be used"),
+        (repeat_input, "made 2 times"),
+    ],
+)
+def test_each_damage_is_named_in_one_line(
+    tiny_export: Path, tmp_path: Path, change: Callable[[onnx.GraphProto], None], message: str
+) -> None:
+    model = changed(tiny_export, tmp_path, change)
+    with pytest.raises(ModelFileError, match=message) as caught:
+        check_model(model, tmp_path / "model.onnx")
+    assert "\n" not in str(caught.value)
+
+
+def test_large_numbers_are_numbers(tiny_export: Path, tmp_path: Path) -> None:
+    model = changed(tiny_export, tmp_path, lambda graph: inline(graph, 6e4))
+    check_model(model, tmp_path / "model.onnx")
+    values = np.full(40, 3e38, np.float32)
+    model.graph.initializers["model.norm.weight"].const_value = ir.tensor(values)
+    check_model(model, tmp_path / "model.onnx")  # the sum overflows, the terms do not
+
+
+@pytest.mark.parametrize("name", ["past_value_1_out", "past_key_0_in", "logits"])
+def test_each_end_has_its_other_end(tiny_export: Path, name: str) -> None:
+    model = load_model(tiny_export / "model.onnx")
+    check_ends(model, tiny_export)
+    for ends in (model.graph.inputs, model.graph.outputs):
+        ends[:] = [value for value in ends if value.name != name]
+    with pytest.raises(ModelFileError, match=f"{name} is missing"):
+        check_ends(model, tiny_export)
+
+
+def test_a_configuration_of_another_model_is_refused(tiny_export: Path) -> None:
+    path = tiny_export / "config.json"
+    config, model = load_config(path), load_model(tiny_export / "model.onnx")
+    check_sizes(model, config, path)
+    for key, value, has in (
+        ("num_hidden_layers", 3, 2),
+        ("num_key_value_heads", 3, 2),
+        ("head_dim", 14, 12),
+        ("vocab_size", 301, 300),
+    ):
+        other = config.model_copy(update={key: value})
+        with pytest.raises(CheckpointError, match=f"{key} is {value}, the ONNX model has {has}"):
+            check_sizes(model, other, path)
+    partial = config.model_copy(update={"partial_rotary_factor": 0.5})
+    with pytest.raises(CheckpointError, match="rotary"):
+        check_sizes(model, partial, path)
+
+
+def test_checking_weights_is_about_as_fast_as_reading_them(tmp_path: Path) -> None:
+    values = np.ones(1 << 26, np.float32)
+    values.tofile(tmp_path / "data")
+    tensor = ir.ExternalTensor(
+        "data", 0, values.nbytes, ir.DataType.FLOAT, shape=ir.Shape(values.shape), name="w",
+        base_dir=tmp_path,
+    )  # fmt: skip
+    value = ir.Value(name="w", const_value=tensor)
+    graph = ir.Graph([], [], nodes=[], initializers=[value], name="g")
+    began = time.monotonic()
+    check_model(ir.Model(graph, ir_version=10), tmp_path / "m")
+    assert time.monotonic() - began < 2.5  # 256 MB: a tenth of this on an idle machine

@@ -1,0 +1,232 @@
+"""Exports with one thing changed: an import refuses, or computes what the changed export does."""
+
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from buildlib.errors import BuildError, UnsupportedGraphError
+from buildlib.graph import interface
+from buildlib.graph.files import load_model, save_model
+from buildlib.graph.shape import GraphShape
+from buildlib.importing.importer import ImportModel, import_model
+
+EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
+AR, PAST, DIM = 4, 8, 8
+
+SWAPS = (
+    ("Add", "Sub", "Mul", "Div"),
+    ("Sigmoid", "Tanh", "Relu", "Neg", "Identity", "Sqrt", "Reciprocal", "Floor", "Erf"),
+    ("LessOrEqual", "GreaterOrEqual", "Less", "Greater"),
+    ("ReduceMean", "ReduceSum", "ReduceMax"),
+    ("Cos", "Sin"),
+)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 1 << 30), st.sampled_from(["dynamo-llama", "dynamo-qwen2"]))
+def test_a_changed_export_is_refused_or_imported_right(seed: int, name: str) -> None:
+    check_mutation(seed, name)
+
+
+def check_mutation(seed: int, name: str) -> str:
+    """What became of it: `refused`, `unrunnable` or `equal`."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = Path(folder) / "source" / "model.onnx", Path(folder) / "out" / "model.onnx"
+        model = load_model(EXPORTS / name / "model.onnx")
+        what = mutate(model, random.Random(seed))  # noqa: S311 - nothing secret about it
+        save_model(model, source)
+        importer = ImportModel(GraphShape(AR, AR + PAST))
+        refusal = None
+        try:
+            importer.run(source, out)
+        except BuildError as error:
+            refusal = str(error)
+        if refusal is not None:
+            assert "\n" not in refusal
+            assert not out.exists()
+            return "refused"
+        positions = np.arange(PAST, PAST + AR)
+        angles = np.outer(positions, 10000.0 ** -(np.arange(0, DIM, 2) / DIM))
+        tables = np.cos(angles).astype("f"), np.sin(angles).astype("f")
+        if importer.rope is None or not _same_angles(importer):
+            return "other angles"
+        rng = np.random.default_rng(seed)
+        ids = rng.integers(0, 60, (1, AR))
+        caches = [rng.normal(size=(1, 2, PAST, DIM)).astype("f") for _ in range(4)]
+        try:
+            session = ort.InferenceSession(source)
+            want = session.run(
+                ["logits"],
+                {
+                    "input_ids": ids,
+                    "attention_mask": np.ones((1, AR + PAST), np.int64),
+                    "position_ids": positions[None],
+                }
+                | dict(zip([v.name for v in session.get_inputs()][3:], caches, strict=True)),
+            )[0]
+        except Exception:  # noqa: BLE001  (the changed export is no model that runs)
+            return "unrunnable"
+        got = _imported_logits(out, ids, tables, caches)
+        scale = max(1e-3, float(np.abs(want).max()))
+        assert np.allclose(got, want, atol=3e-5 * scale, equal_nan=True), what
+        return "equal"
+
+
+def mutate(model: ir.Model, rng: random.Random) -> str:
+    """Change one thing; says which."""
+    nodes = list(model.graph)
+    node = rng.choice(nodes)
+    kind = rng.choice(["swap", "attribute", "rewire", "order", "number"])
+    group = next((group for group in SWAPS if node.op_type in group), None)
+    if kind == "swap" and group is not None:
+        was, node.op_type = node.op_type, rng.choice(group)
+        return f"{node.name}: {was} -> {node.op_type}"
+    if kind == "attribute" and node.attributes:
+        name = rng.choice(list(node.attributes))
+        value = node.attributes[name].value
+        if isinstance(value, int):
+            node.attributes[name] = ir.AttrInt64(name, rng.randint(-3, 3))
+        elif isinstance(value, tuple | list) and value and isinstance(value[0], int):
+            shuffled = list(value)
+            rng.shuffle(shuffled)
+            node.attributes[name] = ir.AttrInt64s(name, shuffled)
+        return f"{node.name}: {name}"
+    if kind == "order" and len(node.inputs) > 1:
+        first, second = rng.sample(range(len(node.inputs)), 2)
+        one, two = node.inputs[first], node.inputs[second]
+        node.replace_input_with(first, two)
+        node.replace_input_with(second, one)
+        return f"{node.name}: inputs {first} and {second}"
+    if kind == "number":
+        values = [v for v in model.graph.initializers.values() if v.const_value is not None]
+        small = [v for v in values if v.const_value is not None and v.const_value.size <= 32]
+        value = rng.choice(small)
+        assert value.const_value is not None
+        array = value.const_value.numpy().copy()
+        array.reshape(-1)[rng.randrange(array.size)] += rng.choice([-1, 1, 2])
+        value.const_value = ir.tensor(array, name=value.name)
+        return f"{value.name}: number"
+    index = rng.randrange(len(node.inputs))
+    before = nodes[: nodes.index(node)]
+    others = [output for other in before for output in other.outputs] + list(model.graph.inputs)
+    node.replace_input_with(index, rng.choice(others))
+    return f"{node.name}: input {index}"
+
+
+def _same_angles(importer: ImportModel) -> bool:
+    assert importer.rope is not None
+    cos, half = importer.rope.cos, DIM // 2
+    if cos.shape[1] != half:
+        return False
+    positions = np.arange(importer.rope.first, importer.rope.first + len(cos))
+    angles = np.outer(positions, 10000.0 ** -(np.arange(half) / half))
+    return np.allclose(cos, np.cos(angles), atol=1e-5) and np.allclose(
+        importer.rope.sin, np.sin(angles), atol=1e-5
+    )
+
+
+def _imported_logits(
+    path: Path,
+    ids: npt.NDArray[np.int64],
+    tables: tuple[npt.NDArray[Any], npt.NDArray[Any]],
+    caches: list[npt.NDArray[Any]],
+) -> npt.NDArray[Any]:
+    mask = np.zeros((1, 1, AR, AR + PAST), np.float32)
+    mask[0, 0, :, PAST:][np.triu_indices(AR, 1)] = -1e4
+    feeds = {
+        interface.INPUT_IDS: ids.astype(np.int32),
+        interface.ATTENTION_MASK: mask,
+        interface.COS: tables[0][None, None],
+        interface.SIN: tables[1][None, None],
+    }
+    for layer in range(2):
+        feeds[interface.past_key(layer, "in")] = caches[2 * layer].transpose(1, 0, 3, 2)
+        feeds[interface.past_value(layer, "in")] = caches[2 * layer + 1].transpose(1, 0, 2, 3)
+    logits: npt.NDArray[Any] = ort.InferenceSession(path).run([interface.LOGITS], feeds)[0]
+    return logits
+
+
+def _refused(
+    name: str, change: Callable[[ir.Model], None], tmp_path: Path
+) -> UnsupportedGraphError:
+    model = load_model(EXPORTS / name / "model.onnx")
+    change(model)
+    source = save_model(model, tmp_path / "source" / "model.onnx")
+    with pytest.raises(UnsupportedGraphError) as caught:
+        import_model(source, GraphShape(4, 16), tmp_path / "out" / "model.onnx")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    return caught.value
+
+
+def _of(model: ir.Model, op_type: str) -> ir.Node:
+    return next(node for node in model.graph if node.op_type == op_type)
+
+
+def test_an_unknown_operator_is_named_and_counted(tmp_path: Path) -> None:
+    def change(model: ir.Model) -> None:
+        for node in model.graph:
+            if node.op_type == "Sigmoid":
+                node.op_type = "Floor"
+
+    error = _refused("dynamo-llama", change, tmp_path)
+    assert (error.op, error.count) == ("Floor", 2)
+    assert error.node == "node_Sigmoid_219" or error.node in str(error)
+
+
+def test_a_fused_operator_is_named(tmp_path: Path) -> None:
+    def change(model: ir.Model) -> None:
+        node = _of(model, "Sigmoid")
+        node.domain, node.op_type = "com.microsoft", "QuickGelu"
+        model.opset_imports["com.microsoft"] = 1
+
+    assert "com.microsoft" in str(_refused("dynamo-llama", change, tmp_path))
+
+
+def test_attention_to_the_future_is_refused(tmp_path: Path) -> None:
+    def change(model: ir.Model) -> None:
+        _of(model, "LessOrEqual").op_type = "GreaterOrEqual"
+
+    assert "causal" in _refused("dynamo-llama", change, tmp_path).reason
+
+
+def test_a_rotation_in_the_other_direction_is_refused(tmp_path: Path) -> None:
+    def change(model: ir.Model) -> None:
+        for node in model.graph:
+            if node.op_type == "Neg":
+                node.op_type = "Identity"
+
+    assert "angles" in _refused("dynamo-llama", change, tmp_path).reason
+
+
+def test_caches_of_two_layers_in_one_attention_are_refused(tmp_path: Path) -> None:
+    def change(model: ir.Model) -> None:
+        keys = [v for v in model.graph.inputs if str(v.name).endswith("key")]
+        first, second = keys[0].name, keys[1].name
+        keys[0].name, keys[1].name = "swapped", first
+        keys[0].name = second
+
+    reason = _refused("dynamo-llama", change, tmp_path).reason
+    assert "past_key_values.1.key with past_key_values.0.value" in reason
+
+
+def test_a_model_without_caches_is_no_decoder(tmp_path: Path) -> None:
+    def change(model: ir.Model) -> None:
+        value = ir.Value(
+            name="input_ids", shape=ir.Shape([1, "n"]), type=ir.TensorType(ir.DataType.INT64)
+        )
+        node = ir.node("Identity", [value])
+        node.outputs[0].name = "out"
+        model.graph = ir.Graph([value], node.outputs, nodes=[node], opset_imports={"": 18})
+
+    assert "past keys" in _refused("dynamo-llama", change, tmp_path).reason

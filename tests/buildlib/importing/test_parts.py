@@ -1,0 +1,142 @@
+"""The importer's parts on their own: names, movers, grids, heads."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildlib.encodings.model import Encoding, covering
+from buildlib.importing.bases import Bases, Rows
+from buildlib.importing.folding import fold
+from buildlib.importing.grids import times, union
+from buildlib.importing.heads import head_rows
+from buildlib.importing.layout import mover
+from buildlib.importing.refusal import Refusal
+from buildlib.importing.roles import cache_name
+from buildlib.importing.values import Form
+
+OPSET = 18
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("past_key_values.3.key", ("key", 3, None)),
+        ("past_key_values.3.value", ("value", 3, None)),
+        ("present.0.key", ("key", 0, None)),
+        ("past_key_12_in", ("key", 12, None)),
+        ("past_value_12_out", ("value", 12, None)),
+        ("past_key_0_h5_in", ("key", 0, 5)),
+        ("past_value_7_h0_in", ("value", 7, 0)),
+        ("past_key_values.key_cache.2", ("key", 2, None)),
+        ("past_key_values_value_cache_2", ("value", 2, None)),
+        ("key_cache_4", ("key", 4, None)),
+        ("layers.1.attention.v_cache", ("value", 1, None)),
+        ("past_key_values.5", ("value", 2, None)),
+        ("past_4", ("key", 2, None)),
+        ("position_ids", None),
+        ("logits", None),
+    ],
+)
+def test_names_of_caches(name: str, role: tuple[str, int, int | None] | None) -> None:
+    assert cache_name(name) == role
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> tuple[ir.Node, npt.NDArray[Any], list[npt.NDArray[Any]]]:
+    dims = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    array = np.arange(np.prod(dims), dtype=np.int64).reshape(dims)
+    rank = len(dims)
+    kind = draw(st.sampled_from(["Transpose", "Slice", "Unsqueeze", "Reshape", "Expand", "Tile"]))
+    parameters: list[npt.NDArray[Any]] = []
+    attributes: dict[str, Any] = {}
+    if kind == "Transpose":
+        attributes["perm"] = draw(st.permutations(range(rank)))
+    elif kind == "Slice":
+        bound = st.integers(-6, 6)
+        step = draw(st.sampled_from([1, 2, -1]))
+        parts = [draw(bound), draw(bound), draw(st.integers(-rank, rank - 1)), step]
+        parameters = [np.array([part], dtype=np.int64) for part in parts]
+    elif kind == "Unsqueeze":
+        parameters = [np.array([draw(st.integers(-rank - 1, rank))], dtype=np.int64)]
+    elif kind == "Reshape":
+        target = [-1, *draw(st.permutations(dims))[: rank - 1]]
+        parameters = [np.array(target, dtype=np.int64)]
+    elif kind == "Expand":
+        parameters = [np.array([2, *dims], dtype=np.int64)]
+    else:
+        parameters = [np.array(draw(st.lists(st.integers(1, 3), min_size=rank, max_size=rank)))]
+    values = [ir.Value(name=f"v{index}") for index in range(1 + len(parameters))]
+    return ir.node(kind, values, attributes), array, parameters
+
+
+@given(moves())
+def test_movers_do_what_onnx_says(
+    case: tuple[ir.Node, npt.NDArray[Any], list[npt.NDArray[Any]]],
+) -> None:
+    node, array, parameters = case
+    moved = mover(node, array.ndim, parameters, OPSET)(array)
+    (wanted,) = fold(node, [array, *parameters], OPSET)
+    np.testing.assert_array_equal(moved, wanted)
+
+
+ranges = st.tuples(st.floats(-100, 0), st.floats(0.01, 100))
+
+
+@given(st.lists(ranges, min_size=1, max_size=4))
+def test_a_union_of_grids_covers_each(bounds: list[tuple[float, float]]) -> None:
+    grids = [covering("x", low, high, 16) for low, high in bounds]
+    joined = union(grids)
+    assert joined is not None
+    low, high = _range(joined)
+    for grid in grids:
+        assert low <= _range(grid)[0] + joined.scale[0]
+        assert high >= _range(grid)[1] - joined.scale[0]
+
+
+@given(ranges, st.floats(0.01, 10))
+def test_a_negative_factor_mirrors_a_range(bounds: tuple[float, float], factor: float) -> None:
+    grid = covering("x", *bounds, 16)
+    low, high = _range(grid)
+    assert _range(times(grid, -factor)) == pytest.approx((-factor * high, -factor * low))
+
+
+def test_grids_of_other_widths_have_no_union() -> None:
+    assert union([covering("x", -1, 1, 8), covering("x", -1, 1, 16)]) is None
+
+
+@pytest.mark.parametrize("half", [1, 4])
+def test_pairs_of_a_rotary_embedding(half: int) -> None:
+    """Halves are what Genie has tables for; neighbours as pairs are refused by name."""
+    bases, dim = Bases(2), 8
+    rows = bases.add(Rows(0, 2 * dim, ir.Value(name="q"), dim, lambda: ir.Value(name="q")))
+    own = np.arange(rows.size).reshape(2, dim)
+    place = np.arange(dim)
+    partner = place ^ 1 if half == 1 else (place + half) % dim
+    angle = np.outer([1.0, 2.0], 0.3 ** (np.minimum(place, partner) % dim))
+    sign = np.where(partner > place, -1.0, 1.0)
+    form = Form((own, own[:, partner]), (np.cos(angle), sign * np.sin(angle)), varies=True)
+    if half == 1:
+        with pytest.raises(Refusal, match="interleaved"):
+            head_rows(bases, form)
+        return
+    rotation = head_rows(bases, form).rotation
+    assert rotation.width == dim
+    assert rotation.scale == pytest.approx(1.0)
+    np.testing.assert_allclose(rotation.cos, np.cos(angle)[:, :half])
+    np.testing.assert_allclose(rotation.sin, np.sin(angle)[:, :half])
+
+
+def test_large_constants_are_not_made() -> None:
+    node = ir.node("ConstantOfShape", [ir.Value(name="shape")])
+    with pytest.raises(Refusal, match="numbers while importing"):
+        fold(node, [np.array([1 << 20, 1 << 20])], OPSET)
+
+
+def _range(grid: Encoding) -> tuple[float, float]:
+    scale, offset = grid.scale[0], grid.offset[0]
+    return scale * offset, scale * (offset + (1 << grid.bw) - 1)

@@ -1,0 +1,56 @@
+"""`config.json` names the family, and a resemblance is not enough."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildlib.architectures import SupportedLLMs, detect_architecture
+
+EXPORTS = sorted((Path(__file__).parents[1] / "fixtures" / "exports").glob("*/config.json"))
+
+
+@pytest.mark.parametrize("path", EXPORTS, ids=lambda path: path.parent.name)
+def test_configs_that_transformers_wrote_are_known(path: Path) -> None:
+    family = detect_architecture(json.loads(path.read_text()))
+    assert family is not None
+    assert family.value in path.parent.name
+
+
+@pytest.mark.parametrize(
+    ("config", "family"),
+    [
+        ({"model_type": "llama"}, SupportedLLMs.LLAMA),
+        ({"architectures": ["Qwen3ForCausalLM"]}, SupportedLLMs.QWEN3),
+        ({"model_type": "phi3", "architectures": []}, SupportedLLMs.PHI3),
+        ({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}, SupportedLLMs.QWEN2),
+        ({"model_type": "qwen2", "architectures": ["LlamaForCausalLM"]}, None),
+        ({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}, None),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM", "Other"]}, None),
+        ({"model_type": "qwen2_moe"}, None),
+        ({"model_type": "llama4"}, None),
+        ({"model_type": "LLAMA"}, None),
+        ({"model_type": "unheard of", "architectures": ["LlamaForCausalLM"]}, None),
+        ({}, None),
+    ],
+)
+def test_type_and_classes_have_to_agree(
+    config: dict[str, Any], family: SupportedLLMs | None
+) -> None:
+    assert detect_architecture(config) is family
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+@given(kind=JSON, classes=JSON)
+def test_any_json_is_answered(kind: object, classes: object) -> None:
+    family = detect_architecture({"model_type": kind, "architectures": classes})
+    assert family is None or kind in {None, family.value}

@@ -1,0 +1,1 @@
+"""Scripts for those who work on the project; nothing of it is shipped."""

@@ -1,0 +1,1 @@
+"""How other people export language models, done for real and small."""
