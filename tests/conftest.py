@@ -29,6 +29,15 @@ from suites.models import tiny_llama
 
 SOC = "SM8750"
 
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whoever asks for the user's cache gets one of the tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QNNFARM_CACHE_DIR", str(tmp_path_factory.mktemp("user-cache")))
+        yield
+
+
 # Below what the kernel hands out by itself, or a connection of another test may take the port
 # between our look and the server's start.
 _PORTS = range(12_000, 32_000)

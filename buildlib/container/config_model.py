@@ -2,14 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_snake
 
 from buildlib.errors import GenieConfigError
 
 _MAX_BYTES = 4 * 1024 * 1024
+
+Version = Literal[1]
+Count = Annotated[int, Field(ge=1)]
+Size = Annotated[int, Field(ge=0)]
 
 
 def kebab(name: str) -> str:
@@ -56,3 +60,9 @@ class ConfigModel(BaseModel):
         except OSError as error:
             raise GenieConfigError(str(path), error.strerror or str(error)) from error
         return cls.from_json(text, str(path))
+
+
+class GenieModel(ConfigModel):
+    """A block of a Genie configuration: its keys are in kebab case."""
+
+    model_config = ConfigDict(alias_generator=kebab)

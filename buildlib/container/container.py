@@ -1,49 +1,30 @@
 """`GenAIContainer`: a Genie bundle that knows what it is, and notices when it was changed."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from os import PathLike
 from pathlib import Path
+from typing import Literal
 
+from buildlib.container.archive import write_archive
+from buildlib.container.containerable import GenAIContainerable
 from buildlib.container.files import check_file, copy_file, write_text
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.htp_config import HtpConfig
-from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG, METADATA, TOKENIZER
-from buildlib.container.manifest import (
-    ContainerMetadata,
-    FileRecord,
-    GraphsRecord,
-    ModelRecord,
-    Scalar,
-    TargetRecord,
-    build_metadata,
-    read_metadata,
+from buildlib.container.layout import (
+    ARCHIVE_SUFFIX,
+    GENIE_CONFIG,
+    HTP_CONFIG,
+    METADATA,
+    archive_stem,
+    holds,
 )
+from buildlib.container.manifest import ContainerMetadata, is_container, read_metadata
 from buildlib.container.placement import placed_folder
-from buildlib.container.referee import check_genie_config
-from buildlib.errors import ContainerError, ContainerFileError
-from buildlib.targets import Target
+from buildlib.errors import ContainerFileError
+from buildlib.hashing_memo import HashMemo
 
-
-@dataclass(frozen=True, slots=True)
-class ContainerDraft:
-    """Everything that a container is made of, before it is one.
-
-    Attributes:
-        binaries: context binaries in the order of the splits, by the names that they get.
-        options: the builder's options, as dotted keys.
-        toolchain: name and versions of everything that compiled.
-    """
-
-    target: Target
-    model: ModelRecord
-    graphs: GraphsRecord
-    genie_config: GenieConfig
-    htp_config: HtpConfig
-    tokenizer: Path
-    binaries: Mapping[str, Path]
-    toolchain: Mapping[str, str]
-    options: Mapping[str, Scalar | tuple[Scalar, ...]]
+ExportFormat = Literal["genie_bundle", "zip"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +37,7 @@ class PartSize:
 
 
 @dataclass(frozen=True, slots=True)
-class GenAIContainer:
+class GenAIContainer(GenAIContainerable):
     """A container on disk whose files are as they were written.
 
     Attributes:
@@ -69,12 +50,13 @@ class GenAIContainer:
     htp_config: HtpConfig
 
     @classmethod
-    def load(cls, path: Path | str, *, verify: bool = True) -> "GenAIContainer":
+    def load(cls, path: str | PathLike[str], *, verify: bool = True) -> "GenAIContainer":
         """Open a container.
 
         Args:
             path: its folder.
-            verify: compare the content of every file with its hash, not just its size.
+            verify: compare the content of every file with its hash, not just its size. A file that
+                is what it was when it was last hashed is not read for that.
 
         Raises:
             ContainerVersionError: a later version of the project wrote it.
@@ -84,16 +66,15 @@ class GenAIContainer:
         """
         folder = Path(path)
         metadata = read_metadata(folder)
-        for name, record in metadata.files.items():
-            check_file(folder, name, record, hashed=verify)
+        _check_files(folder, metadata, verify=verify)
         genie_config = GenieConfig.from_file(folder / GENIE_CONFIG)
         for name in genie_config.referenced_files:
-            if name not in metadata.files:
+            if not holds(metadata.files, name):
                 raise ContainerFileError(str(folder), name, "is configured but is not in it")
         htp_config = HtpConfig.from_file(folder / HTP_CONFIG)
         return cls(folder, metadata, genie_config, htp_config)
 
-    def save(self, dest: Path | str, *, exist_ok: bool = False) -> "GenAIContainer":
+    def save(self, dest: str | PathLike[str], *, exist_ok: bool = False) -> "GenAIContainer":
         """Copy the container to another folder, checking every file on the way.
 
         Args:
@@ -106,16 +87,48 @@ class GenAIContainer:
             ContainerError: the destination cannot be written.
         """
         destination = Path(dest)
-        if destination.absolute() == self.path.absolute():
+        if destination.resolve() == self.path.resolve():
             return self
-        with placed_folder(destination, exist_ok=exist_ok, may_replace=_is_container) as scratch:
+        with placed_folder(destination, exist_ok=exist_ok, may_replace=is_container) as scratch:
+            self._copy_to(scratch)
+            write_text(scratch / METADATA, self.metadata.to_json(), "configuration")
+        return GenAIContainer(destination, self.metadata, self.genie_config, self.htp_config)
+
+    def export(self, dest: str | PathLike[str], format: ExportFormat = "genie_bundle") -> Path:  # noqa: A002 - the documented word
+        """Hand the bundle to others: the files that Genie reads, without our manifest.
+
+        Args:
+            dest: a new folder for the bundle. For an archive a new file `*.zip`, or the folder for
+                `<model>.genie.zip`.
+            format: `genie_bundle` is a folder as AI Hub's export makes it, `zip` that in a file.
+                Equal containers give equal archives.
+
+        Returns:
+            What was written.
+
+        Raises:
+            ContainerExistsError: the destination is there; nothing is replaced.
+            ContainerFileError: a file of this container has changed meanwhile.
+            ContainerError: the destination cannot be written.
+        """
+        destination = Path(dest)
+        if format == "zip":
+            if destination.suffix != ".zip":
+                destination /= archive_stem(self.metadata.model.name) + ARCHIVE_SUFFIX
+            write_archive(self.path, self.metadata.files, destination)
+        else:
+            with placed_folder(destination, exist_ok=False, may_replace=is_container) as scratch:
+                self._copy_to(scratch)
+        return destination
+
+    def _copy_to(self, folder: Path) -> None:
+        with HashMemo.at(None) as memo:
             for name, record in self.metadata.files.items():
-                if copy_file(self.path / name, scratch / name, record.kind) != record:
+                if copy_file(self.path / name, folder / name, record.kind) != record:
                     raise ContainerFileError(
                         str(self.path), name, "has changed since it was written"
                     )
-            write_text(scratch / METADATA, self.metadata.to_json(), "configuration")
-        return GenAIContainer(destination, self.metadata, self.genie_config, self.htp_config)
+                memo.remember(folder / name, record.sha256)
 
     @property
     def files(self) -> dict[str, Path]:
@@ -128,78 +141,19 @@ class GenAIContainer:
         parts = (PartSize(n, r.kind, r.size_bytes) for n, r in self.metadata.files.items())
         return tuple(sorted(parts, key=lambda part: (-part.size_bytes, part.name)))
 
-
-def write_container(
-    draft: ContainerDraft,
-    dest: Path,
-    *,
-    exist_ok: bool = False,
-    created_at: datetime | None = None,
-    referee: Callable[[Path], None] = check_genie_config,
-) -> GenAIContainer:
-    """Make a container, with its configuration judged by Genie before it appears.
-
-    Raises:
-        GenieConfigError: Genie refuses the configuration.
-        ContainerExistsError: the destination may not be replaced.
-        ContainerError: the parts do not fit together, or the destination cannot be written.
-    """
-    _check_fit(draft, dest)
-    with placed_folder(dest, exist_ok=exist_ok, may_replace=_is_container) as scratch:
-        files = _write_files(draft, scratch)
-        referee(scratch)
-        metadata = build_metadata(
-            model=draft.model,
-            graphs=draft.graphs,
-            target=_target_record(draft.target),
-            toolchain=draft.toolchain,
-            options=draft.options,
-            files=files,
-            created_at=created_at or datetime.now(UTC).replace(microsecond=0),
-        )
-        write_text(scratch / METADATA, metadata.to_json(), "configuration")
-    return GenAIContainer(dest, metadata, draft.genie_config, draft.htp_config)
+    @property
+    def sizes_by_kind(self) -> dict[str, int]:
+        """Bytes of each kind of file, the largest first."""
+        sizes: Counter[str] = Counter()
+        for part in self.sizes:
+            sizes[part.kind] += part.size_bytes
+        return dict(sizes.most_common())
 
 
-def _write_files(draft: ContainerDraft, folder: Path) -> dict[str, FileRecord]:
-    files = {
-        name: copy_file(source, folder / name, "binary") for name, source in draft.binaries.items()
-    }
-    files[TOKENIZER] = copy_file(draft.tokenizer, folder / TOKENIZER, "tokenizer")
-    for name, text in (
-        (GENIE_CONFIG, draft.genie_config.to_json()),
-        (HTP_CONFIG, draft.htp_config.to_json()),
-    ):
-        files[name] = write_text(folder / name, text, "configuration")
-    return files
-
-
-def _check_fit(draft: ContainerDraft, dest: Path) -> None:
-    """The configuration must speak of exactly the files that are given."""
-    configured = set(draft.genie_config.referenced_files)
-    given = {*draft.binaries, TOKENIZER, HTP_CONFIG}
-    if configured != given:
-        odd = ", ".join(sorted(configured ^ given))
-        raise ContainerError(str(dest), f"configuration and files differ in {odd}")
-    if draft.genie_config.dialog.context.size != draft.graphs.context_length:
-        raise ContainerError(str(dest), "context length of configuration and graphs differ")
-    if len(draft.binaries) != draft.graphs.splits:
-        raise ContainerError(str(dest), "number of binaries and splits differ")
-
-
-def _target_record(target: Target) -> TargetRecord:
-    return TargetRecord(
-        name=str(target),
-        soc_model=target.soc.soc_model,
-        dsp_arch=target.soc.dsp_arch,
-        emulator=target.emulator,
-        weight_sharing=target.weight_sharing,
-    )
-
-
-def _is_container(folder: Path) -> bool:
-    try:
-        read_metadata(folder)
-    except ContainerError:
-        return False
-    return True
+def _check_files(folder: Path, metadata: ContainerMetadata, *, verify: bool) -> None:
+    for name, record in metadata.files.items():
+        check_file(folder, name, record)
+    if verify:
+        with HashMemo.at(None) as memo:
+            for name, record in metadata.files.items():
+                check_file(folder, name, record, memo)

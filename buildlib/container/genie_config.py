@@ -1,29 +1,34 @@
 """`genie_config.json`: the dialog that Genie creates, as typed models.
 
-Keys: "Genie Dialog JSON configuration", docs.qualcomm.com 80-63442-10, as far as a basic dialog on
-HTP needs them. What is required, and what excludes what, is what `libGenie.so` 1.21 enforces; see
+Keys: "Genie Dialog JSON configuration", docs.qualcomm.com 80-63442-10, as far as dialogs on HTP
+need them. What is required, and what excludes what, is what `libGenie.so` 1.21 enforces; see
 `buildlib.container.referee`.
 """
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from buildlib.container.config_model import ConfigModel, kebab
-from buildlib.container.layout import HTP_CONFIG, TOKENIZER
+from buildlib.container.config_model import Count, GenieModel, Size, Version
+from buildlib.container.genie_engine import (
+    Backend,
+    Binaries,
+    Engine,
+    Lora,
+    Model,
+    PositionalEncoding,
+    QnnHtp,
+    RopeScaling,
+)
+from buildlib.container.genie_speculative import Eaglet, Lade, Spd, Ssd
+from buildlib.container.layout import TOKENIZER
 
-Version = Literal[1]
+GenieDatatype = Literal["float32", "ufixed8", "ufixed16", "sfixed8", "sfixed16"]
 TokenId = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
-Size = Annotated[int, Field(ge=0)]
 
 
-class _Genie(ConfigModel):
-    model_config = ConfigDict(alias_generator=kebab)
-
-
-class Context(_Genie):
+class Context(GenieModel):
     """Sizes and special tokens of the model.
 
     `bos_token` and `eos_token` lie inside the vocabulary: an id outside it aborts the graph.
@@ -46,7 +51,7 @@ class Context(_Genie):
         return self
 
 
-class TokenPenalty(_Genie):
+class TokenPenalty(GenieModel):
     """How repeated tokens lose probability."""
 
     version: Version = 1
@@ -56,7 +61,7 @@ class TokenPenalty(_Genie):
     frequency_penalty: float = 0.0
 
 
-class Sampler(_Genie):
+class Sampler(GenieModel):
     """How the next token is chosen: the most probable if `greedy`, otherwise drawn at random."""
 
     version: Version = 1
@@ -68,140 +73,115 @@ class Sampler(_Genie):
     token_penalty: TokenPenalty | None = None
 
 
-class Tokenizer(_Genie):
+class Tokenizer(GenieModel):
     """File of the tokenizer, relative to the working folder of the runtime."""
 
     version: Version = 1
     path: str = TOKENIZER
 
 
-class QnnHtp(_Genie):
-    """The HTP backend of an engine.
+class QuantParam(GenieModel):
+    """An integer q of a table means (q + offset) * scale."""
 
-    Attributes:
-        spill_fill_bufsize: bytes shared by the graphs of all binaries; 0 lets each have its own.
-        mmap_budget: bytes mapped at a time while loading; 0 for no limit.
-        poll: spin while waiting for the processor: fewer microseconds, one busy core.
-        cpu_mask: cores of Genie's own threads; `0x0` for any.
-        kv_dim: the head dimension.
-        pos_id_dim: half the head dimension; `positional_encoding` of the model replaces it.
-        rope_theta: as `pos_id_dim`.
+    scale: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+    offset: int
+
+
+class Embedding(GenieModel):
+    """The table that tokens are looked up in on the host; `size` is the length of a row.
+
+    Genie accepts signed types, but looks up in them for graphs with signed inputs alone. It rounds
+    float32 down onto the grid of the graph's input; a table on that very grid is copied.
     """
 
     version: Version = 1
-    use_mmap: bool = True
-    spill_fill_bufsize: Size = 0
-    mmap_budget: Size = 0
-    poll: bool = True
-    cpu_mask: Annotated[str, Field(pattern=r"^0x[0-9a-fA-F]{1,16}$")] = "0xe0"
-    kv_dim: Count | None = None
-    pos_id_dim: Count | None = None
-    rope_theta: Annotated[float, Field(gt=0)] | None = None
-    data_alignment_size: Size | None = None
-    allow_async_init: bool = False
-    enable_graph_switching: bool | None = None
-
-
-class Backend(_Genie):
-    """What runs the graphs, and the file with its extensions."""
-
-    version: Version = 1
-    type: Literal["QnnHtp"] = "QnnHtp"
-    qnn_htp: QnnHtp = Field(validation_alias="QnnHtp", serialization_alias="QnnHtp")
-    extensions: str | None = HTP_CONFIG
-
-
-class RopeScaling(_Genie):
-    """Scaling of rotary positions, as `rope_scaling` in a checkpoint's `config.json`."""
-
-    rope_type: Literal["default", "linear", "llama3"]
-    factor: Annotated[float, Field(gt=0)] | None = None
-    low_freq_factor: float | None = None
-    high_freq_factor: float | None = None
-    original_max_position_embeddings: Count | None = None
-
-
-class PositionalEncoding(_Genie):
-    """Rotary positions; `rope_dim` is half the head dimension."""
-
-    type: Literal["rope"] = "rope"
-    rope_dim: Count
-    rope_theta: Annotated[float, Field(gt=0)] = 10000.0
-    rope_scaling: RopeScaling | None = None
-
-
-class Binaries(_Genie):
-    """Context binaries in the order of the splits, relative to the runtime's working folder."""
-
-    version: Version = 1
-    ctx_bins: Annotated[tuple[str, ...], Field(min_length=1)]
-
-
-class Model(_Genie):
-    """The context binaries, and what Genie computes for them."""
-
-    version: Version = 1
-    type: Literal["binary"] = "binary"
-    binary: Binaries
-    positional_encoding: PositionalEncoding | None = None
-
-
-class Engine(_Genie):
-    """What runs the model.
-
-    `n_threads` are Genie's own threads on the CPU, for tokenizing, sampling and copying.
-    """
-
-    version: Version = 1
-    n_threads: Count = 3
-    backend: Backend
-    model: Model
+    type: Literal["lut"] = "lut"
+    lut_path: str
+    size: Count
+    datatype: GenieDatatype
+    quant_param: QuantParam | None = None
 
     @model_validator(mode="after")
-    def _positions_are_told_once(self) -> Self:
-        htp = self.backend.qnn_htp
-        if self.model.positional_encoding and (htp.pos_id_dim or htp.rope_theta):
-            raise ValueError(
-                "positional-encoding excludes pos-id-dim and rope-theta of QnnHtp: keep one of them"
-            )
+    def _integers_have_a_meaning(self) -> Self:
+        if (self.quant_param is None) != (self.datatype == "float32"):
+            raise ValueError("quant-param is needed by integer datatypes, and by no other")
         return self
 
 
-class Dialog(_Genie):
-    """A conversation with one model.
+class Dialog(GenieModel):
+    """A conversation with one model, or with two of which one drafts for the other.
 
     `max_num_tokens` bounds what one query generates; without it only the context length does.
     """
 
     version: Version = 1
-    type: Literal["basic"] = "basic"
+    type: Literal["basic", "lade", "spd", "ssd-q1", "eaglet"] = "basic"
     max_num_tokens: Count | None = None
     stop_sequence: tuple[str, ...] | None = None
     context: Context
     sampler: Sampler = Sampler()
     tokenizer: Tokenizer
-    engine: Engine
+    embedding: Embedding | None = None
+    lade: Lade | None = None
+    spd: Spd | None = None
+    ssd: Annotated[Ssd | None, Field(alias="ssd-q1")] = None
+    eaglet: Eaglet | None = None
+    engine: Engine | tuple[Engine, Engine]
+
+    @model_validator(mode="after")
+    def _type_and_parts_agree(self) -> Self:
+        blocks = {"lade": self.lade, "spd": self.spd, "ssd-q1": self.ssd, "eaglet": self.eaglet}
+        for name, block in blocks.items():
+            if block is not None and self.type != name:
+                raise ValueError(f"a dialog of type {self.type} has no {name}")
+        if self.type != "lade" and blocks.get(self.type, self) is None:
+            raise ValueError(f"a dialog of type {self.type} needs {self.type}")
+        roles = {engine.role for engine in self.engines}
+        if self.type in {"spd", "eaglet"}:
+            if roles != {"target", "draft"}:
+                raise ValueError(f"type {self.type} needs an engine for each role: target, draft")
+        elif roles != {None} or isinstance(self.engine, tuple):
+            raise ValueError(f"type {self.type} takes one engine, without a role")
+        return self
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """The engine, or both: as they stand."""
+        return self.engine if isinstance(self.engine, tuple) else (self.engine,)
+
+    @property
+    def target_engine(self) -> Engine:
+        """The engine whose tokens are generated."""
+        return next(engine for engine in self.engines if engine.role != "draft")
 
 
-class GenieConfig(_Genie):
+class GenieConfig(GenieModel):
     """`genie_config.json`."""
 
     dialog: Dialog
 
     @property
     def ctx_bins(self) -> tuple[str, ...]:
-        """The context binaries in the order of the splits."""
-        return self.dialog.engine.model.binary.ctx_bins
+        """The context binaries of the (target) model in the order of the splits."""
+        return self.dialog.target_engine.model.binary.ctx_bins
 
     @property
     def referenced_files(self) -> tuple[str, ...]:
-        """Every file that Genie opens for this configuration."""
-        extensions = self.dialog.engine.backend.extensions
-        return (
-            *self.ctx_bins,
-            self.dialog.tokenizer.path,
-            *((extensions,) if extensions else ()),
-        )
+        """Everything that Genie opens for this configuration; of adapters and prefixes, folders."""
+        dialog = self.dialog
+        names = list(self.ctx_bins)
+        for engine in dialog.engines:
+            names += engine.model.binary.ctx_bins
+        names.append(dialog.tokenizer.path)
+        if dialog.embedding is not None:
+            names.append(dialog.embedding.lut_path)
+        for engine in dialog.engines:
+            names += [engine.backend.extensions] if engine.backend.extensions else []
+            lora = engine.model.binary.lora
+            names += [adapter.path for adapter in lora.adapters] if lora else []
+        if dialog.ssd is not None:
+            names.append(dialog.ssd.forecast_prefix_name)
+        return tuple(dict.fromkeys(names))
 
     def with_dialog(
         self, *, sampler: Sampler | None = None, max_num_tokens: int | None = None
@@ -212,14 +192,56 @@ class GenieConfig(_Genie):
             changes["sampler"] = sampler
         if max_num_tokens is not None:
             changes["max_num_tokens"] = max_num_tokens
+        return self._changed(changes)
+
+    def with_embedding(self, embedding: Embedding) -> "GenieConfig":
+        """A copy that looks tokens up on the host."""
+        return self._changed({"embedding": embedding})
+
+    def with_lora(self, lora: Lora) -> "GenieConfig":
+        """A copy whose (target) engine has adapters."""
+
+        def adapted(engine: Engine) -> Engine:
+            binary = engine.model.binary.model_copy(update={"lora": lora})
+            model = engine.model.model_copy(update={"binary": binary})
+            return engine.model_copy(update={"model": model})
+
+        engine = self.dialog.engine
+        if isinstance(engine, tuple):
+            first, second = (adapted(e) if e.role == "target" else e for e in engine)
+            return self._changed({"engine": (first, second)})
+        return self._changed({"engine": adapted(engine)})
+
+    def with_type(
+        self, kind: str, *, draft: Engine | None = None, **block: GenieModel
+    ) -> "GenieConfig":
+        """A copy that is a dialog of another type, with that type's block.
+
+        Args:
+            kind: the type.
+            draft: the engine that drafts, for the types that have one.
+            block: the field of the type's block, and the block.
+        """
+        changes: dict[str, object] = {"type": kind, **block}
+        if draft is not None:
+            target = self.dialog.target_engine
+            changes["engine"] = (
+                target.model_copy(update={"role": "target"}),
+                draft.model_copy(update={"role": "draft"}),
+            )
+        return self._changed(changes)
+
+    def _changed(self, changes: dict[str, object]) -> "GenieConfig":
         dialog = self.dialog.model_copy(update=changes)
-        return GenieConfig.model_validate(GenieConfig(dialog=dialog).model_dump(by_alias=True))
+        values = dialog.model_dump(by_alias=True, exclude_none=True)
+        return GenieConfig.model_validate({"dialog": values})
 
 
 def basic_dialog(
     *,
     context: Context,
     head_dim: int,
+    rotary_dim: int,
     rope_theta: float,
     rope_scaling: RopeScaling | None,
     ctx_bins: Sequence[str],
@@ -235,7 +257,7 @@ def basic_dialog(
         else QnnHtp(kv_dim=head_dim)
     )
     encoding = PositionalEncoding(
-        rope_dim=head_dim // 2, rope_theta=rope_theta, rope_scaling=rope_scaling
+        rope_dim=rotary_dim // 2, rope_theta=rope_theta, rope_scaling=rope_scaling
     )
     return GenieConfig(
         dialog=Dialog(

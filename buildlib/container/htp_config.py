@@ -5,25 +5,15 @@ an object in AI Hub's files and an array of objects in the newer documentation: 
 written as they were.
 """
 
-from typing import Annotated, Literal
+import json
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from buildlib.container.config_model import ConfigModel
 from buildlib.targets import Target
-
-PerfProfile = Literal[
-    "default",
-    "burst",
-    "balanced",
-    "high_performance",
-    "sustained_high_performance",
-    "high_power_saver",
-    "low_power_saver",
-    "low_balanced",
-    "power_saver",
-    "extreme_power_saver",
-]
+from buildlib.toolchains.compile_config import CompileConfig
+from buildlib.toolchains.htp_extensions import PerfProfile
 
 
 class HtpCore(ConfigModel):
@@ -92,10 +82,16 @@ class HtpConfig(ConfigModel):
         return self.context if isinstance(self.context, tuple) else (self.context,)
 
 
-def htp_config(target: Target) -> HtpConfig:
-    """The extensions for a target: full speed, shared buffers, shared weights where they run."""
-    return HtpConfig(
-        devices=(HtpDevice(soc_model=target.soc.soc_model, dsp_arch=target.soc.dsp_arch),),
-        memory=HtpMemory(),
-        context=HtpContext(weight_sharing_enabled=target.weight_sharing),
-    )
+def htp_config(compiled: CompileConfig | Target) -> HtpConfig:
+    """The extensions that Genie runs binaries with, or those that suit a target.
+
+    What the compiler alone reads is left out: all options of graphs, and most of contexts.
+
+    Raises:
+        GenieConfigError: an option that is not known.
+    """
+    config = CompileConfig.for_target(compiled) if isinstance(compiled, Target) else compiled
+    values: dict[str, Any] = config.to_backend_extensions()
+    values.pop("graphs", None)
+    values["context"] = {"weight_sharing_enabled": config.weight_sharing}
+    return HtpConfig.from_json(json.dumps(values))

@@ -2,11 +2,11 @@
 
 Format history:
     1: first version.
+    2: several context lengths, files in sub-folders, more kinds of parts, type of the container.
 """
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -14,17 +14,17 @@ from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from buildlib.container.layout import METADATA
+from buildlib.container.layout import METADATA, part_name_problem
 from buildlib.errors import ContainerError, ContainerVersionError
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 T = TypeVar("T")
 _MAX_BYTES = 16 * 1024 * 1024
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Scalar = str | int | float | bool | None
-PartKind = Literal["binary", "tokenizer", "configuration"]
+PositiveInt = Annotated[int, Field(ge=1)]
+PartKind = Literal["binary", "tokenizer", "configuration", "embedding", "lora", "forecast_prefix"]
 
 
 class _Part(BaseModel):
@@ -59,12 +59,25 @@ class GraphsRecord(_Part):
 
     Attributes:
         auto_regression_numbers: tokens per graph call, one graph a part for each.
+        context_length: the largest, which is that of the dialog.
+        context_lengths: all, ascending; by default just that one.
         splits: number of parts, one context binary each.
     """
 
-    auto_regression_numbers: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
-    context_length: Annotated[int, Field(ge=1)]
-    splits: Annotated[int, Field(ge=1)]
+    auto_regression_numbers: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    context_length: PositiveInt
+    context_lengths: tuple[PositiveInt, ...] = ()
+    splits: PositiveInt
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "GraphsRecord":
+        lengths = tuple(sorted({*self.context_lengths, self.context_length}))
+        if self.context_lengths and (
+            self.context_lengths != lengths or lengths[-1] != self.context_length
+        ):
+            raise ValueError("context_lengths do not ascend to context_length")
+        object.__setattr__(self, "context_lengths", lengths)  # frozen only for others
+        return self
 
 
 class TargetRecord(_Part):
@@ -81,13 +94,15 @@ class ContainerMetadata(_Part):
     """`metadata.json`.
 
     Attributes:
+        container_type: the class that loads it.
         toolchain: name and versions of everything that compiled.
         options: the builder's options, as dotted keys.
         container_sha256: over the names, sizes and hashes of all files; equal containers have
             equal ones, whenever and wherever they were built.
     """
 
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[2] = FORMAT_VERSION
+    container_type: Literal["GenAIContainer"] = "GenAIContainer"
     model: ModelRecord
     graphs: GraphsRecord
     target: TargetRecord
@@ -99,9 +114,9 @@ class ContainerMetadata(_Part):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "ContainerMetadata":
-        for name in self.files:
-            if not _FILE_NAME.fullmatch(name) or name == METADATA:
-                raise ValueError(f"{name!r} is no name for a file of a container")
+        problem = part_name_problem(self.files)
+        if problem:
+            raise ValueError(problem)
         if self.container_sha256 != content_digest(self.files):
             raise ValueError("container_sha256 does not fit the files that are listed")
         return self
@@ -140,6 +155,15 @@ def read_metadata(folder: Path) -> ContainerMetadata:
     return parse_metadata(text, str(folder))
 
 
+def is_container(folder: Path) -> bool:
+    """Whether a folder has a manifest."""
+    try:
+        read_metadata(folder)
+    except ContainerError:
+        return False
+    return True
+
+
 def parse_metadata(text: bytes, folder: str) -> ContainerMetadata:
     """As `read_metadata`, for a text; `folder` is what errors call it."""
     try:
@@ -153,6 +177,8 @@ def parse_metadata(text: bytes, folder: str) -> ContainerMetadata:
         reason = f"has format {version}, this version reads up to {FORMAT_VERSION}; update qnnfarm"
         raise ContainerVersionError(folder, reason)
     try:
+        if version == 1:  # all that version 2 has on top has a default
+            text = json.dumps(values | {"format_version": FORMAT_VERSION}).encode()
         return ContainerMetadata.model_validate_json(text, strict=True)
     except ValidationError as error:
         raise ContainerError(folder, f"{METADATA}: {_first_problem(error)}") from error
@@ -191,4 +217,5 @@ def _sorted(values: Mapping[str, T]) -> dict[str, T]:
 def _first_problem(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
+    said = f"{where}: {first['msg']}" if where else first["msg"]
+    return " ".join(said.split())[:300]

@@ -1,11 +1,13 @@
-"""Folders that appear whole or not at all."""
+"""Folders and files that appear whole or not at all."""
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from buildlib.errors import ContainerError, ContainerExistsError
 
@@ -36,7 +38,8 @@ def placed_folder(
     try:
         scratch.chmod(0o755)
         yield scratch
-        _sync_folder(scratch)
+        for parent, _, _ in os.walk(scratch):
+            _sync_folder(Path(parent))
         _refuse_to_lose(destination, exist_ok=exist_ok, may_replace=may_replace)
         _swap(scratch, destination)
     except OSError as error:
@@ -44,6 +47,45 @@ def placed_folder(
         raise ContainerError(str(destination), reason) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def placed_file(destination: Path) -> Iterator[BinaryIO]:
+    """A file to write, which appears as `destination` when the block ends well.
+
+    Raises:
+        ContainerExistsError: there is something.
+        ContainerError: the file cannot be written.
+    """
+    destination = destination.absolute()
+    scratch = destination.with_name(f".{destination.name[:80]}.{secrets.token_hex(6)}.part")
+    try:
+        if destination.exists() or destination.is_symlink():
+            raise FileExistsError
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with scratch.open("xb") as sink:
+            yield sink
+            sink.flush()
+            os.fsync(sink.fileno())
+        _publish(scratch, destination)
+        _sync_folder(destination.parent)
+    except FileExistsError as error:
+        reason = "is there already; name another file"
+        raise ContainerExistsError(str(destination), reason) from error
+    except OSError as error:
+        reason = f"cannot be written ({error.strerror or error})"
+        raise ContainerError(str(destination), reason) from error
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _publish(scratch: Path, destination: Path) -> None:
+    try:
+        destination.hardlink_to(scratch)  # unlike a rename, it replaces nothing
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        scratch.rename(destination)
 
 
 def _refuse_to_lose(

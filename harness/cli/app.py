@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import typer
 
-from harness.cli import bench, build, device, devices, doctor, generate, inspect, perplexity
+from harness.cli import bench, build, cache, device, devices, doctor, generate, inspect, perplexity
 from harness.errors import WrongUseError, one_line
 
 COMMANDS_GROUP = "qnnfarm.commands"
@@ -41,6 +41,7 @@ def build_app() -> typer.Typer:
     app.command("bench")(bench.bench)
     app.command("devices")(devices.devices)
     app.add_typer(device.app, name="device")
+    app.add_typer(cache.app, name="cache")
     app.command("doctor")(doctor.doctor)
     for entry in sorted(importlib.metadata.entry_points(group=COMMANDS_GROUP)):
         app.command(entry.name)(_load(entry))

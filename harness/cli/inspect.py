@@ -1,81 +1,179 @@
-"""`qnnfarm inspect`: what is in a container, read from the container."""
+"""`qnnfarm inspect`: what is in a container, a context binary, a DLC or an entry of the cache."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+from rich.markup import escape
 from rich.table import Table
 
-from harness.cli.arguments import ContainerDir, Json
-from harness.cli.console import answers, print_json
+from harness.cli.arguments import Json
+from harness.cli.console import answers, print_json, remarks
+from harness.cli.tensors import print_facts, print_tensors
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from buildlib.container.container import GenAIContainer
+    from buildlib.container.dlc import DlcInfo
     from buildlib.toolchains.base import BinaryInfo
+
+_Infos = Mapping[str, "BinaryInfo | DlcInfo"]
 
 
 def inspect(
-    container_dir: ContainerDir,
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="A container's folder, a context binary, a DLC, or an entry of the cache."
+        ),
+    ],
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="Show every tensor, not one line for equal ones.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Show a container's manifest, and what its binaries say: graphs, tensors, versions."""
-    from buildlib.container.container import GenAIContainer
-    from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+    """Show what something built holds: manifest, sizes, graphs, tensors, encodings, versions."""
+    from buildlib.cache.layout import SIDECAR
 
-    container = GenAIContainer.load(container_dir)
-    toolchain = OrtQnnToolchain()
-    binaries = {
-        name: toolchain.inspect(container.files[name]) for name in container.genie_config.ctx_bins
-    }
+    if (path / SIDECAR).is_file():
+        _inspect_entry(path, every=tensors, json=json)
+    elif path.is_file():
+        info = _read(path)
+        if json:
+            print_json({_kind(info): dataclasses.asdict(info)})
+        else:
+            _print_infos(answers(), {path.name: info}, every=tensors)
+    else:
+        _inspect_container(path, every=tensors, json=json)
+
+
+def _inspect_container(path: Path, *, every: bool, json: bool) -> None:
+    from buildlib.container.container import GenAIContainer
+    from buildlib.errors import ToolchainMissingError
+
+    container = GenAIContainer.load(path)
+    names = [name for name, record in container.metadata.files.items() if record.kind == "binary"]
+    infos: dict[str, Any] = {}
+    try:
+        infos = {name: _read(container.files[name]) for name in names}
+    except ToolchainMissingError as error:
+        remarks().print(f"the binaries are not read: {error}", markup=False)
     if json:
         print_json(
             {
                 "metadata": container.metadata.model_dump(mode="json"),
-                "binaries": {name: dataclasses.asdict(info) for name, info in binaries.items()},
+                "sizes_by_kind": container.sizes_by_kind,
+                "binaries": {name: dataclasses.asdict(info) for name, info in infos.items()},
             }
         )
         return
-    _show(container, binaries)
-
-
-def _show(container: "GenAIContainer", binaries: dict[str, "BinaryInfo"]) -> None:
     console = answers()
-    metadata, target = container.metadata, container.metadata.target
-    facts: dict[str, Any] = {
-        "model": f"{metadata.model.name} ({metadata.model.architecture})",
+    _print_manifest(console, container)
+    _print_infos(console, infos, every=every)
+
+
+def _inspect_entry(folder: Path, *, every: bool, json: bool) -> None:
+    from buildlib.cache.records import read_files, read_info
+
+    info, described = read_info(folder), read_files(folder)
+    infos = {n: _read(folder / n) for n in described.files if n.endswith((".bin", ".dlc"))}
+    if json:
+        print_json(
+            {
+                "entry": info.model_dump(mode="json") | described.model_dump(mode="json"),
+                "graphs": {name: dataclasses.asdict(about) for name, about in infos.items()},
+            }
+        )
+        return
+    console = answers()
+    facts = {
+        "operation": info.operation,
+        "subject": described.subject,
+        "source": info.source,
+        "created": info.created_at,
+        **described.versions,
+    }
+    print_facts(console, facts)
+    _print_files(console, {name: (file.size_bytes, "") for name, file in described.files.items()})
+    _print_infos(console, infos, every=every)
+
+
+def _read(path: Path) -> "BinaryInfo | DlcInfo":
+    from buildlib.container.dlc import inspect_dlc, is_dlc
+    from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+
+    return inspect_dlc(path) if is_dlc(path) else OrtQnnToolchain().inspect(path)
+
+
+def _kind(info: "BinaryInfo | DlcInfo") -> str:
+    return "dlc" if hasattr(info, "members") else "binary"
+
+
+def _print_manifest(console: "Console", container: "GenAIContainer") -> None:
+    metadata = container.metadata
+    target, graphs, model = metadata.target, metadata.graphs, metadata.model
+    facts: dict[str, object] = {
+        "model": f"{model.name} ({model.architecture})",
         "target": f"{target.name} (soc_model {target.soc_model}, {target.dsp_arch})",
         "weight sharing": "yes" if target.weight_sharing else "no",
-        "AR": ", ".join(map(str, metadata.graphs.auto_regression_numbers)),
-        "CL": metadata.graphs.context_length,
+        "AR": ", ".join(map(str, graphs.auto_regression_numbers)),
+        "CL": ", ".join(map(str, graphs.context_lengths)),
+        "parts": graphs.splits,
         "SHA-256": metadata.container_sha256,
         "built": metadata.created_at,
+        **{f"quantized {name}": value for name, value in model.quantization.items()},
+        **metadata.toolchain,
+        **metadata.options,
     }
-    facts |= metadata.toolchain
-    for name, value in facts.items():
-        console.print(f"[bold]{name:24}[/bold] {value}")
-    files = Table("file", "bytes", "SHA-256", box=None, header_style="bold")
-    for name, entry in metadata.files.items():
-        files.add_row(name, f"{entry.size_bytes:,}", entry.sha256[:16])
+    print_facts(console, facts)
+    _print_files(console, {part.name: (part.size_bytes, part.kind) for part in container.sizes})
+
+
+def _print_files(console: "Console", files: Mapping[str, tuple[int, str]]) -> None:
+    from buildlib.cache.sizes import size_text
+
+    total = sum(size for size, _ in files.values())
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("file", overflow="fold")
+    table.add_column("kind", no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    for name, (size, kind) in files.items():
+        share = f"{100 * size / total:.1f} %" if total else ""
+        table.add_row(escape(name), kind, size_text(size), share)
+    table.add_row("[bold]together[/bold]", "", size_text(total), "")
     console.print()
-    console.print(files)
-    for name, info in binaries.items():
+    console.print(table)
+
+
+def _print_infos(console: "Console", infos: _Infos, *, every: bool) -> None:
+    from buildlib.cache.sizes import size_text
+    from buildlib.container.dlc import DlcInfo
+
+    for name, info in infos.items():
+        console.print(f"\n[bold]{escape(name)}[/bold]  {size_text(info.size_bytes)}", end="")
+        if isinstance(info, DlcInfo):
+            console.print(" DLC")
+            for drawn in info.graphs:
+                console.print(f"  [bold]{escape(drawn.name)}[/bold]")
+                for what, counts in (
+                    ("operators", drawn.operators),
+                    ("weights", drawn.weight_elements),
+                ):
+                    listed = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+                    console.print(f"    {what}: {escape(listed)}")
+                print_tensors(console, drawn.inputs, drawn.outputs, every=every)
+            continue
         console.print(
-            f"\n[bold]{name}[/bold]  soc_model {info.soc_model}, {info.dsp_arch}, "
-            f"QNN {info.build_id}, {info.size_bytes:,} bytes"
+            f", soc_model {info.soc_model}, {info.dsp_arch}, QNN {info.build_id}, "
+            f"HTP {info.backend_api_version}, format {info.blob_version}"
         )
         for graph in info.graphs:
-            console.print(f"  {graph.name}: VTCM {graph.vtcm_mb} MiB, O{graph.optimization_level}")
-            table = Table(
-                "", "tensor", "shape", "type", "scale", "offset", box=None, header_style="dim"
+            console.print(
+                f"  [bold]{escape(graph.name)}[/bold]  VTCM {graph.vtcm_mb} MiB, "
+                f"O{graph.optimization_level}, spill {size_text(graph.spill_fill_bytes)}"
             )
-            for kind, tensors in (("in", graph.inputs), ("out", graph.outputs)):
-                for tensor in tensors:
-                    encoding = tensor.encoding
-                    table.add_row(
-                        f"    {kind}",
-                        tensor.name,
-                        "x".join(map(str, tensor.shape)),
-                        tensor.dtype,
-                        f"{encoding.scale:.4g}" if encoding else "",
-                        str(encoding.offset) if encoding else "",
-                    )
-            console.print(table)
+            print_tensors(console, graph.inputs, graph.outputs, every=every)

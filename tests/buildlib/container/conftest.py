@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.container.container import ContainerDraft
+from buildlib.container.draft import ContainerDraft
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.htp_config import htp_config
 from buildlib.container.manifest import GraphsRecord, ModelRecord
@@ -19,6 +19,7 @@ def genie_config() -> GenieConfig:
     return basic_dialog(
         context=Context(size=192, n_vocab=1280, bos_token=0, eos_token=1),
         head_dim=32,
+        rotary_dim=32,
         rope_theta=10000.0,
         rope_scaling=None,
         ctx_bins=BINARIES,

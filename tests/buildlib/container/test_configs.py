@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from buildlib.container.genie_config import (
     Context,
     GenieConfig,
-    RopeScaling,
     Sampler,
     TokenPenalty,
     basic_dialog,
 )
+from buildlib.container.genie_engine import RopeScaling
 from buildlib.container.htp_config import HtpConfig, HtpContext, htp_config
 from buildlib.container.referee import check_genie_config, check_genie_text
 from buildlib.errors import GenieConfigError
@@ -48,6 +48,7 @@ def test_genie_accepts_everything_we_can_say(emulator: bool) -> None:
             size=4096, n_vocab=128256, bos_token=1, eos_token=(2, 3), pad_token=0, n_embd=2048
         ),
         head_dim=64,
+        rotary_dim=64,
         rope_theta=500000.0,
         rope_scaling=LLAMA3,
         ctx_bins=("m_part_1_of_1.bin",),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.container.container import ContainerDraft, GenAIContainer, write_container
+from buildlib.container.container import GenAIContainer
+from buildlib.container.draft import ContainerDraft, write_container
 from buildlib.container.genie_config import GenieConfig
 from buildlib.errors import (
     ContainerError,
@@ -176,7 +177,7 @@ def edit(container: GenAIContainer, change: Callable[[dict[str, object]], None])
 
 
 def test_later_format_is_refused(container: GenAIContainer) -> None:
-    edit(container, lambda values: values.update(format_version=2))
+    edit(container, lambda values: values.update(format_version=3))
     with pytest.raises(ContainerVersionError, match="update qnnfarm"):
         GenAIContainer.load(container.path)
 

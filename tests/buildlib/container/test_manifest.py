@@ -1,15 +1,18 @@
 import json
 from datetime import UTC, datetime
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buildlib.container.layout import part_name_problem
 from buildlib.container.manifest import (
     ContainerMetadata,
     FileRecord,
     GraphsRecord,
     ModelRecord,
+    PartKind,
     TargetRecord,
     build_metadata,
     content_digest,
@@ -18,14 +21,16 @@ from buildlib.container.manifest import (
 from buildlib.errors import ContainerError
 
 hashes = st.text("0123456789abcdef", min_size=64, max_size=64)
-names = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_.+-]{0,30}\Z").filter(
-    lambda name: name != "metadata.json"
-)
+segments = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_.+-]{0,30}\Z")
+names = st.lists(segments, min_size=1, max_size=3).map("/".join)
 records = st.builds(
     FileRecord,
     sha256=hashes,
     size_bytes=st.integers(0, 2**50),
-    kind=st.sampled_from(["binary", "tokenizer", "configuration"]),
+    kind=st.sampled_from(get_args(PartKind)),
+)
+files = st.dictionaries(names, records, min_size=1, max_size=5).filter(
+    lambda some: part_name_problem(some) is None
 )
 words = st.text(max_size=20)
 scalars = words | st.integers(-(2**53), 2**53) | st.booleans() | st.none()
@@ -42,7 +47,10 @@ manifests = st.builds(
     graphs=st.builds(
         GraphsRecord,
         auto_regression_numbers=st.lists(st.integers(1, 4096), min_size=1, max_size=4).map(tuple),
-        context_length=st.integers(1, 2**20),
+        context_length=st.just(2**20),
+        context_lengths=st.sets(st.integers(1, 2**20 - 1), max_size=3).map(
+            lambda lengths: (*sorted(lengths), 2**20)
+        ),
         splits=st.integers(1, 64),
     ),
     target=st.builds(
@@ -55,7 +63,7 @@ manifests = st.builds(
     ),
     toolchain=st.dictionaries(words, words, max_size=4),
     options=st.dictionaries(words, scalars | st.lists(scalars, max_size=3).map(tuple), max_size=4),
-    files=st.dictionaries(names, records, min_size=1, max_size=5),
+    files=files,
     created_at=st.datetimes(timezones=st.just(UTC)),
 )
 
@@ -70,9 +78,8 @@ def test_a_manifest_survives_its_text(manifest: ContainerMetadata) -> None:
     assert (first, last) == ("format_version", "created_at")
 
 
-@given(st.dictionaries(names, records, min_size=2, max_size=6), st.randoms())
-def test_digest_is_of_the_content_alone(files: dict[str, FileRecord], random: object) -> None:
-    del random
+@given(files)
+def test_digest_is_of_the_content_alone(files: dict[str, FileRecord]) -> None:
     reversed_files = dict(reversed(files.items()))
     assert content_digest(files) == content_digest(reversed_files)
     name = next(iter(files))
@@ -85,7 +92,7 @@ def test_a_damaged_manifest_is_one_typed_line(
     manifest: ContainerMetadata, data: st.DataObject
 ) -> None:
     values = json.loads(manifest.to_json())
-    key = data.draw(st.sampled_from(sorted(values)))
+    key = data.draw(st.sampled_from(sorted(set(values) - {"container_type"})))  # has a default
     if data.draw(st.booleans()):
         del values[key]
     else:
@@ -100,3 +107,55 @@ def test_time_must_say_its_zone() -> None:
         ContainerMetadata.model_validate(
             {"created_at": datetime(2026, 1, 1).isoformat()}  # noqa: DTZ001 - the point of it
         )
+
+
+@given(manifests)
+def test_the_first_format_is_read(manifest: ContainerMetadata) -> None:
+    values = json.loads(manifest.to_json())
+    values["format_version"] = 1
+    del values["container_type"], values["graphs"]["context_lengths"]
+    read = parse_metadata(json.dumps(values).encode(), "folder")
+    lengths = (manifest.graphs.context_length,)
+    graphs = manifest.graphs.model_copy(update={"context_lengths": lengths})
+    assert read == manifest.model_copy(update={"graphs": graphs})
+
+
+@pytest.mark.parametrize("lengths", [(512, 256), (256,), (256, 512, 1024), (512, 512), (0, 512)])
+def test_context_lengths_ascend_to_that_of_the_dialog(lengths: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="context_length"):
+        GraphsRecord(
+            auto_regression_numbers=(1,), context_length=512, context_lengths=lengths, splits=1
+        )
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["a", "a/b"], ["../a"], ["a/../b"], ["/a"], ["a//b"], ["a/"], [".a"], ["a/.b"], ["-a"],
+     ["metadata.json"], ["a\\b"], ["a\n"], ["x" * 201], ["/".join(["x" * 100] * 11)], [""]],
+)  # fmt: skip
+def test_names_that_reach_out_or_clash(names: list[str]) -> None:
+    assert part_name_problem(names)
+
+
+def test_another_kind_of_container_is_refused(manifest_text: dict[str, object]) -> None:
+    manifest_text["container_type"] = "ImageContainer"
+    with pytest.raises(ContainerError, match="container_type"):
+        parse_metadata(json.dumps(manifest_text).encode(), "folder")
+
+
+@pytest.fixture
+def manifest_text() -> dict[str, object]:
+    record = FileRecord(sha256="a" * 64, size_bytes=1, kind="binary")
+    manifest = build_metadata(
+        model=ModelRecord(name="m", architecture="llama", inputs={}, quantization={}),
+        graphs=GraphsRecord(auto_regression_numbers=(1,), context_length=64, splits=1),
+        target=TargetRecord(
+            name="SM8750", soc_model=69, dsp_arch="v79", emulator=False, weight_sharing=True
+        ),
+        toolchain={},
+        options={},
+        files={"a.bin": record},
+        created_at=datetime.now(UTC),
+    )
+    values: dict[str, object] = json.loads(manifest.to_json())
+    return values

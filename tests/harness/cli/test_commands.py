@@ -28,6 +28,9 @@ COMMANDS = [
 ]  # fmt: skip
 
 
+SHAPE = ("--ar", "1,32", "--cl", "192", "--splits", "2")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_at_every_level(qnnfarm: Run, command: tuple[str, ...]) -> None:
     done = qnnfarm(*command, "--help")
@@ -52,7 +55,7 @@ def test_the_path_of_a_user(
     """Build, inspect, generate, bench, perplexity, report: each fed by the one before."""
     serial, container, db = virtual_device.serial, tmp_path / "container", tmp_path / "r.db"
     target = ("--target", "SM8750:emulator")
-    built = qnnfarm("build", tiny_llama.folder(), *target, "--out", container, "--json")
+    built = qnnfarm("build", tiny_llama.folder(), *target, *SHAPE, "--out", container, "--json")
     assert built.returncode == 0, built.stderr
     (summary,) = json.loads(built.stdout)
     assert summary["stages_run"] == 0  # the fixture built it in the same cache
@@ -123,7 +126,7 @@ def test_several_targets_get_a_folder_each(
     qnnfarm: Run, tmp_path: Path, reference_outputs: object
 ) -> None:
     targets = ("--target", "SM8750", "--target", "SM8750:emulator")
-    done = qnnfarm("build", tiny_llama.folder(), *targets, "--out", tmp_path / "out")
+    done = qnnfarm("build", tiny_llama.folder(), *targets, *SHAPE, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "SM8750" / "metadata.json").is_file()
     assert (tmp_path / "out" / "SM8750-emulator" / "metadata.json").is_file()
@@ -167,9 +170,12 @@ def test_bad_input_is_one_line(
     one_line_error(qnnfarm("build", corrupt, *emulator), "model.safetensors")
     unknown = qnnfarm("build", model, "--target", "SM9999", "--out", out)
     one_line_error(unknown, "SM9999", "SM8750")
-    one_line_error(qnnfarm("build", model, *emulator, "--ar", "1,50"), "AR must divide CL")
+    odd = qnnfarm("build", model, *emulator, "--ar", "1,50", "--cl", "192")
+    one_line_error(odd, "AR must divide CL")
     one_line_error(qnnfarm("build", model, *emulator, "--ar", "1,x"), "--ar")
-    one_line_error(qnnfarm("build", model, *emulator, "--splits", "9"), "9 parts")
+    one_line_error(qnnfarm("build", model, *emulator, *SHAPE, "--splits", "9"), "9 parts")
+    one_line_error(qnnfarm("build", model, *emulator, "-O", "graphs.nothing=1"), "graphs.nothing")
+    one_line_error(qnnfarm("build", model, *emulator, "-O", "nothing"), "KEY=VALUE")
     assert not out.exists()
     one_line_error(qnnfarm("inspect", tmp_path), "metadata.json")
     a_file = tmp_path / "file"

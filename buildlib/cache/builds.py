@@ -1,0 +1,57 @@
+"""Which entries running builds use, so that nobody removes them.
+
+A build holds a lock for as long as it runs and lists the entries that it uses. The lock dies with
+its process, whatever ends that: a list whose lock is free is of a build that is over.
+"""
+
+import contextlib
+import secrets
+import threading
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from buildlib.cache.layout import BUILDS
+
+
+class RunningBuild:
+    """The list of one build; threads share it."""
+
+    def __init__(self, root: Path) -> None:
+        folder = root / BUILDS
+        folder.mkdir(parents=True, exist_ok=True)
+        name = secrets.token_hex(8)
+        self._lock = FileLock(folder / f"{name}.lock", thread_local=False)
+        self._lock.acquire()
+        self._path = folder / f"{name}.used"
+        self._writing = threading.Lock()
+        self._list = self._path.open("a", encoding="utf-8")
+
+    def uses(self, model: str, entry: str) -> None:
+        """Take note of an entry; to be called while its lock is held."""
+        with self._writing:
+            self._list.write(f"{model}/{entry}\n")
+            self._list.flush()
+
+    def end(self) -> None:
+        """The build is over."""
+        self._list.close()
+        self._path.unlink(missing_ok=True)
+        Path(self._lock.lock_file).unlink(missing_ok=True)
+        self._lock.release(force=True)
+
+
+def entries_in_use(root: Path) -> set[str]:
+    """What running builds use, as `<model>/<entry>`; lists of builds that are over are removed."""
+    used: set[str] = set()
+    folder = root / BUILDS
+    for path in sorted(folder.glob("*.lock")) if folder.is_dir() else []:
+        listed = path.with_suffix(".used")
+        try:
+            with FileLock(path, timeout=0, thread_local=False):
+                listed.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+        except Timeout:
+            with contextlib.suppress(FileNotFoundError):
+                used.update(listed.read_text(encoding="utf-8").split("\n"))
+    return used - {""}

@@ -1,0 +1,125 @@
+"""What the cache holds: listed, found by name, and checked."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import Timeout
+
+from buildlib.cache.builds import entries_in_use
+from buildlib.cache.layout import entry_folders, entry_lock
+from buildlib.cache.records import problem_of, read_files, read_info
+from buildlib.cache.removal import Usage, discard
+from buildlib.errors import CacheError
+from buildlib.hashing_memo import MEMO_FILE, HashMemo
+
+
+@dataclass(frozen=True)
+class EntrySummary:
+    """One entry, for a list.
+
+    Attributes:
+        name: `<model>/<operation>_<32 hex>`.
+        subject: which graph or part; empty if its records cannot be read.
+        size_bytes: of all its files, also of those that it shares with others.
+        problem: why its records cannot be read, if they cannot.
+    """
+
+    name: str
+    model: str
+    operation: str
+    subject: str
+    size_bytes: int
+    used_at: datetime
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the check of an entry found.
+
+    Attributes:
+        problem: what is wrong with it, if something is.
+        removed: whether it was removed for that.
+    """
+
+    name: str
+    size_bytes: int
+    problem: str | None
+    removed: bool
+
+
+def summarize(usage: Usage) -> EntrySummary:
+    """A line of the list."""
+    folder = usage.folder
+    subject, problem = "", None
+    try:
+        read_info(folder)
+        subject = read_files(folder).subject
+    except CacheError as error:
+        problem = error.reason
+    return EntrySummary(
+        name=usage.name,
+        model=folder.parent.name,
+        operation=folder.name.partition("_")[0],
+        subject=subject,
+        size_bytes=usage.size_bytes,
+        used_at=datetime.fromtimestamp(usage.used_at, UTC),
+        problem=problem,
+    )
+
+
+def find_entry(root: Path, text: str) -> Path:
+    """The entry that a path, a name, or the beginning of a hash means.
+
+    Raises:
+        CacheError: there is none, or there are several.
+    """
+    folders = list(entry_folders(root))
+    exact = [f for f in folders if text in {str(f), f.name, f"{f.parent.name}/{f.name}"}]
+    wanted = text.removesuffix("/").rpartition("/")[2].lower()
+    found = exact or [
+        folder
+        for folder in folders
+        if wanted and (folder.name.startswith(wanted) or _hash_of(folder).startswith(wanted))
+    ]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise CacheError(str(root), f"no entry {text!r}; see `qnnfarm cache ls`")
+    some = ", ".join(folder.name for folder in found[:3])
+    raise CacheError(str(root), f"{text!r} means {len(found)} entries: {some}; give more of it")
+
+
+def verify(root: Path, *, repair: bool = False) -> Iterator[Verdict]:
+    """Read every file of every entry and compare it with its hash.
+
+    Args:
+        root: the cache root.
+        repair: remove what is damaged and not in use, so that the next build makes it again.
+    """
+    with HashMemo(root / MEMO_FILE) as memo:
+        for folder in list(entry_folders(root)):
+            usage = Usage.of(folder)
+            problem = problem_of(folder, memo, reread=True)
+            if problem and not folder.exists():
+                continue  # it was removed meanwhile
+            removed = bool(problem) and repair and _remove_damaged(root, folder, memo)
+            yield Verdict(usage.name, usage.size_bytes, problem, removed)
+
+
+def _remove_damaged(root: Path, folder: Path, memo: HashMemo) -> bool:
+    model, name = folder.parent.name, folder.name
+    try:
+        with entry_lock(root, model, name).acquire(timeout=0):
+            if f"{model}/{name}" in entries_in_use(root) or problem_of(folder, memo) is None:
+                return False
+            discard(folder)
+    except Timeout:
+        return False
+    return True
+
+
+def _hash_of(folder: Path) -> str:
+    return folder.name.partition("_")[2]

@@ -1,0 +1,76 @@
+"""What a stage's output depends on, and the hash over it."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from buildlib.cache.layout import Operation
+
+
+@dataclass(frozen=True)
+class StageKey:
+    """What a stage's output depends on: its operation, its options, what it reads, who makes it.
+
+    Attributes:
+        config: the stage's configuration, of JSON values or of what becomes them: mappings,
+            sequences, paths, enumerations, dataclasses, pydantic's models.
+        source_hashes: of what it reads, in the order in which it does.
+        versions: of the toolchain, by name.
+        code_sha256: of the code that does it.
+    """
+
+    operation: Operation
+    config: Mapping[str, object]
+    source_hashes: Sequence[str]
+    versions: Mapping[str, str] = field(default_factory=dict)
+    code_sha256: str = ""
+
+    def digest(self) -> str:
+        """SHA-256 in hex; the order of options does not matter, that of sources does.
+
+        Raises:
+            TypeError: an option is nothing that JSON can hold.
+            ValueError: an option is no finite number.
+        """
+        parts = {
+            "operation": self.operation,
+            "config": plain_config(self.config),
+            "sources": list(self.source_hashes),
+            "versions": dict(self.versions),
+            "code": self.code_sha256,
+        }
+        canonical = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def plain_config(config: Mapping[str, object]) -> dict[str, Any]:
+    """A configuration as JSON values, sorted by name.
+
+    Raises:
+        TypeError: a value is nothing that JSON can hold.
+        ValueError: a value is no finite number.
+    """
+    text = json.dumps(config, sort_keys=True, allow_nan=False, default=_plain)
+    values: dict[str, Any] = json.loads(text)
+    return values
+
+
+def _plain(value: object) -> object:
+    match value:
+        case BaseModel():
+            return value.model_dump(mode="json")
+        case Enum():
+            return value.value
+        case PurePath():
+            return str(value)
+        case Mapping():
+            return dict(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return TypeAdapter(type(value)).dump_python(value, mode="json")
+    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be part of a cache key")

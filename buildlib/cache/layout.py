@@ -1,0 +1,79 @@
+"""Where things lie below the cache root, and what their names say.
+
+<cache_root>/hashes.sqlite                      known hashes of files
+<cache_root>/.builds/<random>.lock, .used       a running build, and the entries it uses
+<cache_root>/.locks/<model>/<entry>.lock        held by who makes, checks or removes an entry
+<cache_root>/<model>/<operation>_<32 hex>/      an entry
+<cache_root>/<model>/.<entry>.<random>/         an entry that is being made or removed
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+import platformdirs
+from filelock import FileLock
+
+Operation = Literal[
+    "export", "import", "arcl", "transform", "quantize", "lora", "convert", "compile", "package"
+]
+
+SIDECAR: Final = "builder_cache_info.json"
+FILES: Final = ".files.json"
+LAST_USED: Final = ".last_used"
+BUILDS: Final = ".builds"
+_LOCKS = ".locks"
+_HASH_IN_NAME = 32
+_ENTRY = re.compile(rf"(?:{'|'.join(get_args(Operation))})_[0-9a-f]{{{_HASH_IN_NAME}}}")
+_LEFTOVER = re.compile(rf"\.({_ENTRY.pattern})\.\w+")
+
+
+def default_cache_root() -> Path:
+    """Folder of everything that can be built again; `QNNFARM_CACHE_DIR` overrides it."""
+    override = os.environ.get("QNNFARM_CACHE_DIR")
+    return Path(override) if override else Path(platformdirs.user_cache_dir("qnnfarm"))
+
+
+def entry_name(operation: Operation, digest: str) -> str:
+    """Name of an entry's folder."""
+    return f"{operation}_{digest[:_HASH_IN_NAME]}"
+
+
+def is_entry_name(name: str) -> bool:
+    """Whether a folder of that name is an entry."""
+    return _ENTRY.fullmatch(name) is not None
+
+
+def model_folders(root: Path) -> list[Path]:
+    """The folders of models, in the order of their names."""
+    if not root.is_dir():
+        return []
+    others = {BUILDS, _LOCKS}
+    return sorted(path for path in root.iterdir() if path.is_dir() and path.name not in others)
+
+
+def entry_folders(root: Path) -> Iterator[Path]:
+    """Every entry below a root, whole or not."""
+    for model in model_folders(root):
+        yield from sorted(p for p in model.iterdir() if is_entry_name(p.name) and p.is_dir())
+
+
+def leftovers(model: Path) -> Iterator[tuple[Path, str]]:
+    """Folders of one model that are being made or removed, or were when a build died.
+
+    Yields:
+        The folder, and the name of the entry whose lock protects it.
+    """
+    for path in sorted(model.iterdir()):
+        found = _LEFTOVER.fullmatch(path.name)
+        if found and path.is_dir():
+            yield path, found[1]
+
+
+def entry_lock(root: Path, model: str, entry: str) -> FileLock:
+    """The lock of an entry, whether there is one or not."""
+    folder = root / _LOCKS / model
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder / f"{entry}.lock", thread_local=False)

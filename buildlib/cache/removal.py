@@ -1,0 +1,173 @@
+"""Taking entries away: whole at once, never one that a running build uses.
+
+What is to go is renamed first, so that what is left of an interrupted removal looks like no entry.
+"""
+
+import os
+import secrets
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from filelock import Timeout
+
+from buildlib.cache.builds import entries_in_use
+from buildlib.cache.layout import LAST_USED, entry_folders, entry_lock, leftovers, model_folders
+
+_Inode = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one entry takes, and when it was last used.
+
+    Attributes:
+        inodes: size in bytes of each of its files, by device and inode.
+        used_at: the time of its last use, in seconds since the epoch.
+    """
+
+    folder: Path
+    inodes: dict[_Inode, int]
+    used_at: float
+
+    @classmethod
+    def of(cls, folder: Path) -> "Usage":
+        """Look at an entry; one that vanishes meanwhile takes nothing."""
+        inodes: dict[_Inode, int] = {}
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                try:
+                    status = (Path(parent) / name).lstat()
+                except FileNotFoundError:
+                    continue
+                inodes[status.st_dev, status.st_ino] = status.st_size
+        return cls(folder, inodes, last_used(folder))
+
+    @property
+    def name(self) -> str:
+        """`<model>/<entry>`."""
+        return f"{self.folder.parent.name}/{self.folder.name}"
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its files, also of those that it shares with others."""
+        return sum(self.inodes.values())
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What pruning did, or would do.
+
+    Attributes:
+        removed: entries, the least recently used first.
+        in_use: entries that should go, but that a running build uses.
+        leftovers: what builds that died had left.
+        freed_bytes: what the cache holds less now; files that the user's model shares with it stay
+            on the disk.
+        left_bytes: what it holds still.
+    """
+
+    removed: tuple[Usage, ...]
+    in_use: tuple[Usage, ...]
+    leftovers: tuple[Path, ...]
+    freed_bytes: int
+    left_bytes: int
+
+
+def last_used(folder: Path) -> float:
+    """When an entry was last used, in seconds since the epoch; 0 if it is gone."""
+    for path in (folder / LAST_USED, folder):
+        try:
+            return path.stat().st_mtime
+        except OSError:
+            continue
+    return 0.0
+
+
+def disk_usage(usages: Iterable[Usage]) -> int:
+    """Bytes of all files, each counted once however many entries share it."""
+    return sum({inode: size for usage in usages for inode, size in usage.inodes.items()}.values())
+
+
+def prune(
+    root: Path,
+    *,
+    to_bytes: int | None = None,
+    older_than: timedelta | None = None,
+    everything: bool = False,
+    dry_run: bool = False,
+) -> Pruned:
+    """Remove what builds that died had left, and entries as the arguments say.
+
+    Args:
+        root: the cache root.
+        to_bytes: remove the least recently used until the cache holds no more than this.
+        older_than: remove what was not used for so long.
+        everything: remove all.
+        dry_run: remove nothing, and say what would go.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    swept = [path for model in model_folders(root) for path in sweep(root, model, dry_run=dry_run)]
+    usages = sorted((Usage.of(f) for f in entry_folders(root)), key=lambda usage: usage.used_at)
+    shares = Counter(inode for usage in usages for inode in usage.inodes)
+    oldest = (datetime.now(UTC) - older_than).timestamp() if older_than is not None else None
+    before = left = disk_usage(usages)
+    removed, busy = [], []
+    used = entries_in_use(root)
+    for usage in usages:
+        too_old = oldest is not None and usage.used_at < oldest
+        too_much = to_bytes is not None and left > to_bytes
+        if not (everything or too_old or too_much):
+            continue
+        if usage.name in used or not (dry_run or _remove_unused(root, usage)):
+            busy.append(usage)
+            continue
+        removed.append(usage)
+        shares.subtract(usage.inodes.keys())
+        left -= sum(size for inode, size in usage.inodes.items() if not shares[inode])
+    return Pruned(tuple(removed), tuple(busy), tuple(swept), before - left, left)
+
+
+def sweep(root: Path, model: Path, *, dry_run: bool = False) -> list[Path]:
+    """Remove what builds of one model had left when they died; gives what it found."""
+    found = []
+    for folder, entry in leftovers(model):
+        try:
+            with entry_lock(root, model.name, entry).acquire(timeout=0):
+                found.append(folder)
+                if not dry_run:
+                    shutil.rmtree(folder, ignore_errors=True)
+        except Timeout:
+            continue  # it is being filled
+    return found
+
+
+def discard(folder: Path) -> None:
+    """Remove an entry whose lock is held.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        folder.replace(aside)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_unused(root: Path, usage: Usage) -> bool:
+    """Remove an entry unless somebody uses it, or used it since we looked."""
+    try:
+        with entry_lock(root, usage.folder.parent.name, usage.folder.name).acquire(timeout=0):
+            if last_used(usage.folder) != usage.used_at or usage.name in entries_in_use(root):
+                return False
+            discard(usage.folder)
+    except Timeout:
+        return False
+    return True

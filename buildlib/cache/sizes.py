@@ -1,0 +1,63 @@
+"""Sizes and ages as people write them."""
+
+import os
+import re
+from datetime import timedelta
+
+from buildlib.errors import InvalidOptionError
+
+LIMIT_VARIABLE = "QNNFARM_CACHE_LIMIT"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.IGNORECASE)
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes of `50GB`, `1.5 GiB` or `1000`.
+
+    Raises:
+        InvalidOptionError: it is no size; names the option.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or (found[3] and not found[2]):
+        raise InvalidOptionError(option, f"{text!r} is no size such as 50GB or 512MiB", ())
+    power = " kmgt".index(found[2].lower() or " ")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+
+
+def parse_age(text: str, option: str) -> timedelta:
+    """The time span of `30d`, `12h`, `90m`, `45s` or `2w`.
+
+    Raises:
+        InvalidOptionError: it is none; names the option.
+    """
+    found = _AGE.fullmatch(text.strip())
+    try:
+        return timedelta(**{_UNITS[found[2].lower()]: float(found[1])}) if found else _no_age()
+    except (OverflowError, ValueError):
+        reason = f"{text!r} is no time span such as 30d or 12h"
+        raise InvalidOptionError(option, reason, ()) from None
+
+
+def default_limit() -> int | None:
+    """What `QNNFARM_CACHE_LIMIT` allows the cache to hold, in bytes; `None` is no limit.
+
+    Raises:
+        InvalidOptionError: it is no size.
+    """
+    text = os.environ.get(LIMIT_VARIABLE)
+    return parse_size(text, LIMIT_VARIABLE) if text else None
+
+
+def size_text(size_bytes: int) -> str:
+    """`1.2 GB`: decimal units, as sizes are given to `parse_size`."""
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 99.5 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _no_age() -> timedelta:
+    raise ValueError

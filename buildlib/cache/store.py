@@ -1,0 +1,201 @@
+"""`StageCache`: what a stage made, found again by what it depended on."""
+
+import errno
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from buildlib.cache.builds import RunningBuild, entries_in_use
+from buildlib.cache.key import StageKey
+from buildlib.cache.layout import LAST_USED, Operation, entry_lock, entry_name
+from buildlib.cache.records import problem_of, write_records
+from buildlib.cache.removal import discard, prune, sweep
+from buildlib.cache.sizes import default_limit
+from buildlib.errors import CacheError
+from buildlib.hashing_memo import MEMO_FILE, HashMemo
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """A finished stage.
+
+    Attributes:
+        hash: the whole hash; the folder's name has half of it.
+        reused: whether it was there already.
+        problem: what was wrong with the entry that stood here before, if one did.
+    """
+
+    operation: Operation
+    folder: Path
+    hash: str
+    reused: bool
+    problem: str | None = None
+
+
+class StageCache:
+    """Stage outputs of one model below `<cache_root>/<model>`, for one build.
+
+    An entry appears whole or not at all: it is made in a temporary folder beside its place and
+    renamed. Builds and threads that want the same entry at once wait for each other, and the second
+    reuses what the first made. No entry that this build has got is removed by another until
+    `close()`, or until the object or the process is gone.
+    """
+
+    def __init__(
+        self, cache_root: Path, model_name: str, *, limit_bytes: int | None = None
+    ) -> None:
+        """Nothing is read or written yet.
+
+        Args:
+            cache_root: shared by the builds of all models.
+            model_name: a folder's name.
+            limit_bytes: when the cache holds more, the least recently used entries go; by default
+                what `QNNFARM_CACHE_LIMIT` says.
+
+        Raises:
+            CacheError: the model's name cannot be a folder's.
+            InvalidOptionError: `QNNFARM_CACHE_LIMIT` is no size.
+        """
+        if model_name in {"", ".", ".."} or Path(model_name).name != model_name:
+            raise CacheError(str(cache_root), f"no folder can have the model's name {model_name!r}")
+        self._root = cache_root
+        self._model = model_name
+        self._folder = cache_root / model_name
+        self._limit = default_limit() if limit_bytes is None else limit_bytes
+        self._opening = threading.Lock()
+        self._open: _Resources | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The build is over: what it used may be removed by others."""
+        with self._opening:
+            if self._open is not None:
+                self._open.close()
+            self._open = None
+
+    def get_or_build(
+        self,
+        key: StageKey,
+        source: Path,
+        build: Callable[[Path], None],
+        *,
+        subject: str = "",
+    ) -> CacheEntry:
+        """Returns the entry of `key`; `build(folder)` fills an empty folder when it is not there.
+
+        Args:
+            key: what the output depends on.
+            source: the input to name in the sidecar, for people to read.
+            build: fills the folder it is given; what it raises passes through, and leaves no entry.
+            subject: which graph or part this is, for people to read.
+
+        Raises:
+            CacheError: the cache cannot be read or written, or its disk is full.
+            InputFileError: the stage made something that no entry can hold.
+        """
+        digest = key.digest()
+        name = entry_name(key.operation, digest)
+        place = self._folder / name
+        with _as_cache_error(place):
+            resources = self._resources()
+            lock = entry_lock(self._root, self._model, name)
+            lock.acquire()
+        try:
+            with _as_cache_error(place):
+                resources.running.uses(self._model, name)
+                problem = problem_of(place, resources.memo) if place.exists() else None
+                if problem is None and place.exists():
+                    (place / LAST_USED).touch()
+                    return CacheEntry(key.operation, place, digest, reused=True)
+                discard(place)
+            with _temporary_sibling(place) as scratch:
+                with _full_disk_named(place):
+                    build(scratch)
+                with _as_cache_error(place):
+                    write_records(scratch, key, source, resources.memo, subject=subject)
+                    scratch.rename(place)
+                    _sync(self._folder)
+        finally:
+            lock.release()
+        if self._limit is not None:
+            with _as_cache_error(self._root):
+                prune(self._root, to_bytes=self._limit)
+        return CacheEntry(key.operation, place, digest, reused=False, problem=problem)
+
+    def _resources(self) -> "_Resources":
+        with self._opening:
+            if self._open is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._open = _Resources(self._root)
+                weakref.finalize(self, self._open.close)
+                sweep(self._root, self._folder)
+                entries_in_use(self._root)  # which clears what builds that died had listed
+            return self._open
+
+
+class _Resources:
+    """What a cache holds while its build runs."""
+
+    def __init__(self, root: Path) -> None:
+        self.memo = HashMemo(root / MEMO_FILE)
+        self.running = RunningBuild(root)
+        self._closed = False
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.running.end()
+            self.memo.close()
+
+
+@contextmanager
+def _as_cache_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CacheError(str(path), f"cannot be used ({error.strerror or error})") from error
+
+
+@contextmanager
+def _full_disk_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        reason = f"does not fit on the disk ({error.strerror}); see `qnnfarm cache prune`"
+        raise CacheError(str(path), reason) from error
+
+
+@contextmanager
+def _temporary_sibling(place: Path) -> Iterator[Path]:
+    """An empty folder beside `place`, removed again unless it was renamed away."""
+    with _as_cache_error(place):
+        scratch = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+        scratch.chmod(0o755)
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

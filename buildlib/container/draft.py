@@ -1,0 +1,145 @@
+"""`write_container`: from everything that a container is made of to a container."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from buildlib.container.container import GenAIContainer
+from buildlib.container.files import copy_file, write_text
+from buildlib.container.genie_config import GenieConfig
+from buildlib.container.htp_config import HtpConfig
+from buildlib.container.layout import (
+    GENIE_CONFIG,
+    HTP_CONFIG,
+    METADATA,
+    TOKENIZER,
+    holds,
+    part_name_problem,
+)
+from buildlib.container.manifest import (
+    FileRecord,
+    GraphsRecord,
+    ModelRecord,
+    PartKind,
+    Scalar,
+    TargetRecord,
+    build_metadata,
+    is_container,
+)
+from buildlib.container.placement import placed_folder
+from buildlib.container.referee import check_genie_config
+from buildlib.errors import ContainerError
+from buildlib.hashing_memo import HashMemo
+from buildlib.targets import Target
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFile:
+    """A file to put into a container, and what it is there for."""
+
+    path: Path
+    kind: PartKind
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerDraft:
+    """Everything that a container is made of, before it is one.
+
+    Attributes:
+        binaries: context binaries in the order of the splits, by the names that they get.
+        options: the builder's options, as dotted keys.
+        toolchain: name and versions of everything that compiled.
+        extras: what there is beside: embedding tables, LoRA adapters, binaries of a draft model;
+            by the names that they get, which may lie in sub-folders.
+    """
+
+    target: Target
+    model: ModelRecord
+    graphs: GraphsRecord
+    genie_config: GenieConfig
+    htp_config: HtpConfig
+    tokenizer: Path
+    binaries: Mapping[str, Path]
+    toolchain: Mapping[str, str]
+    options: Mapping[str, Scalar | tuple[Scalar, ...]]
+    extras: Mapping[str, DraftFile] = field(default_factory=dict)
+
+
+def write_container(
+    draft: ContainerDraft,
+    dest: Path,
+    *,
+    exist_ok: bool = False,
+    created_at: datetime | None = None,
+    referee: Callable[[Path], None] = check_genie_config,
+) -> GenAIContainer:
+    """Make a container, with its configuration judged by Genie before it appears.
+
+    Raises:
+        GenieConfigError: Genie refuses the configuration.
+        ContainerExistsError: the destination may not be replaced.
+        ContainerError: the parts do not fit together, or the destination cannot be written.
+    """
+    _check_fit(draft, dest)
+    with placed_folder(dest, exist_ok=exist_ok, may_replace=is_container) as scratch:
+        files = _write_files(draft, scratch)
+        referee(scratch)
+        metadata = build_metadata(
+            model=draft.model,
+            graphs=draft.graphs,
+            target=_target_record(draft.target),
+            toolchain=draft.toolchain,
+            options=draft.options,
+            files=files,
+            created_at=created_at or datetime.now(UTC).replace(microsecond=0),
+        )
+        write_text(scratch / METADATA, metadata.to_json(), "configuration")
+    return GenAIContainer(dest, metadata, draft.genie_config, draft.htp_config)
+
+
+def _write_files(draft: ContainerDraft, folder: Path) -> dict[str, FileRecord]:
+    given = {name: DraftFile(source, "binary") for name, source in draft.binaries.items()}
+    given |= {TOKENIZER: DraftFile(draft.tokenizer, "tokenizer"), **draft.extras}
+    files = {}
+    with HashMemo.at(None) as memo:
+        for name, file in given.items():
+            files[name] = copy_file(file.path, folder / name, file.kind)
+            memo.remember(folder / name, files[name].sha256)
+    for name, text in (
+        (GENIE_CONFIG, draft.genie_config.to_json()),
+        (HTP_CONFIG, draft.htp_config.to_json()),
+    ):
+        files[name] = write_text(folder / name, text, "configuration")
+    return files
+
+
+def _check_fit(draft: ContainerDraft, dest: Path) -> None:
+    """The configuration must speak of exactly the files that are given."""
+    configured = set(draft.genie_config.referenced_files)
+    needed = [*draft.binaries, TOKENIZER, HTP_CONFIG]
+    given = {*needed, GENIE_CONFIG, *draft.extras}
+    odd = {name for name in configured if not holds(given, name)} | set(needed) - configured
+    if odd:
+        names = ", ".join(sorted(odd))
+        raise ContainerError(str(dest), f"configuration and files differ in {names}")
+    twice = draft.extras.keys() & {*needed, GENIE_CONFIG}
+    if twice:
+        raise ContainerError(str(dest), f"{min(twice)} is given twice")
+    problem = part_name_problem(given)
+    if problem:
+        raise ContainerError(str(dest), problem)
+    if draft.genie_config.dialog.context.size != draft.graphs.context_length:
+        raise ContainerError(str(dest), "context length of configuration and graphs differ")
+    if len(draft.binaries) != draft.graphs.splits:
+        raise ContainerError(str(dest), "number of binaries and splits differ")
+
+
+def _target_record(target: Target) -> TargetRecord:
+    return TargetRecord(
+        name=str(target),
+        soc_model=target.soc.soc_model,
+        dsp_arch=target.soc.dsp_arch,
+        emulator=target.emulator,
+        weight_sharing=target.weight_sharing,
+    )

@@ -1,0 +1,154 @@
+"""SHA-256 of files, computed once for as long as a file stays what it is.
+
+A file is known by its inode, so that all hard links of one file share what is known, and believed
+to be what it was while size, mtime and ctime are. No program can set the ctime back, so that any
+write shows. Making or removing a hard link changes the ctime as well, though: where the number of
+links changed with it, and size and mtime did not, blocks spread over the file decide.
+"""
+
+import hashlib
+import os
+import stat
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Self
+
+from buildlib.errors import InputFileError
+from buildlib.hashing_table import HashRow, HashTable
+
+MEMO_FILE = "hashes.sqlite"
+_SETTLED_S = 1.0
+_PROBES = 64
+_PROBE_BYTES = 4096
+_WORTH_PROBING = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """Content and size of a file in bytes."""
+
+    sha256: str
+    size: int
+
+
+def hash_files(paths: Iterable[Path], memo: Path | None = None) -> dict[Path, FileDigest]:
+    """The digests of `paths`, from the memo where the file is what it was.
+
+    Args:
+        paths: several are read at once, as far as there are processors.
+        memo: the memo's file; by default the one in the cache root.
+
+    Raises:
+        InputFileError: a file is missing, unreadable or not regular, or changed meanwhile.
+    """
+    paths = list(dict.fromkeys(paths))
+    with HashMemo.at(memo) as known, ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(paths, pool.map(known.digest, paths), strict=True))
+
+
+class HashMemo:
+    """The hashes that are known, in a SQLite file that processes and threads share.
+
+    When it is damaged or cannot be written, files are merely hashed again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._table = HashTable(path)
+        self._guard = threading.Lock()
+        self._reading: dict[tuple[int, int], threading.Lock] = defaultdict(threading.Lock)
+
+    @classmethod
+    def at(cls, path: Path | None) -> "HashMemo":
+        """The memo in a file; by default the one in the cache root."""
+        from buildlib.cache.layout import default_cache_root
+
+        return cls(path or default_cache_root() / MEMO_FILE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; what is hashed later is not remembered."""
+        self._table.close()
+
+    def digest(self, path: Path, *, reread: bool = False) -> FileDigest:
+        """The digest of a file, read only if it is not known or `reread`.
+
+        Raises:
+            InputFileError: it is missing, unreadable or not regular, or changed meanwhile.
+        """
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for a writer
+                raise InputFileError(str(path), "it is no regular file")
+            with path.open("rb", buffering=0) as file:
+                status = os.fstat(file.fileno())
+                with self._guard:
+                    reading = self._reading[status.st_dev, status.st_ino]
+                with reading:  # who wants the same file meanwhile, finds it known
+                    return self._digest(file, path, reread=reread)
+        except OSError as error:
+            raise InputFileError(str(path), error.strerror or str(error)) from None
+
+    def remember(self, path: Path, sha256: str) -> None:
+        """Take the word of who wrote a file just now, while nobody else could write to it."""
+        with path.open("rb", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            if status.st_nlink == 1:
+                self._table.put(HashRow.of(status, sha256, _probe(file, status.st_size)))
+
+    def _digest(self, file: FileIO, path: Path, *, reread: bool) -> FileDigest:
+        before = os.fstat(file.fileno())
+        known = None if reread else self._recall(file, before)
+        if known:
+            return FileDigest(known, before.st_size)
+        began = time.time()
+        file.seek(0)
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        after = os.fstat(file.fileno())
+        if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+            raise InputFileError(str(path), "it changed while it was read")
+        # A file written just now may be written again within one tick of the file system's clock.
+        if began - max(before.st_mtime, before.st_ctime) > _SETTLED_S and _same(before, after):
+            self._table.put(HashRow.of(before, sha256, _probe(file, before.st_size)))
+        return FileDigest(sha256, before.st_size)
+
+    def _recall(self, file: FileIO, status: os.stat_result) -> str | None:
+        row = self._table.get(status.st_dev, status.st_ino)
+        if row is None or (row.size, row.mtime_ns) != (status.st_size, status.st_mtime_ns):
+            return None
+        if row.ctime_ns == status.st_ctime_ns:
+            return row.sha256
+        relinked = bool(row.probe) and row.links != status.st_nlink
+        if not relinked or _probe(file, status.st_size) != row.probe:
+            return None
+        if _same(status, os.fstat(file.fileno())):
+            self._table.put(HashRow.of(status, row.sha256, row.probe))
+        return row.sha256
+
+
+def _same(one: os.stat_result, other: os.stat_result) -> bool:
+    return all(
+        getattr(one, name) == getattr(other, name)
+        for name in ("st_size", "st_mtime_ns", "st_ctime_ns")
+    )
+
+
+def _probe(file: FileIO, size: int) -> str:
+    """Hash of blocks spread evenly over a large file, from the first bytes to the last."""
+    if size < _WORTH_PROBING:
+        return ""
+    digest = hashlib.sha256()
+    last = size - _PROBE_BYTES
+    for number in range(_PROBES):
+        block = os.pread(file.fileno(), _PROBE_BYTES, last * number // (_PROBES - 1))
+        digest.update(block)
+    return digest.hexdigest()

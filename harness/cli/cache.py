@@ -1,0 +1,228 @@
+"""`qnnfarm cache`: what builds have left to be reused; listed, shown, checked and removed."""
+
+import datetime as dt
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from harness.cli.arguments import Json
+from harness.cli.console import answers, print_json, progress, remarks
+from harness.errors import WrongUseError
+
+if TYPE_CHECKING:
+    from buildlib.cache.removal import Pruned
+
+app = typer.Typer(
+    help="The cache of stage outputs: list, show, check and remove its entries.",
+    no_args_is_help=True,
+)
+
+Root = Annotated[
+    Path | None,
+    typer.Option("--cache", help="The cache root; by default $QNNFARM_CACHE_DIR, or the user's."),
+]
+
+
+@app.command("ls")
+def ls(cache: Root = None, json: Json = False) -> None:
+    """List the entries, the most recently used first."""
+    from buildlib.cache.inventory import summarize
+    from buildlib.cache.layout import entry_folders
+    from buildlib.cache.removal import Usage, disk_usage
+    from buildlib.cache.sizes import size_text
+
+    root = _root(cache)
+    usages = [Usage.of(folder) for folder in entry_folders(root)]
+    found = [summarize(u) for u in sorted(usages, key=lambda usage: -usage.used_at)]
+    total = disk_usage(usages)
+    if json:
+        rows = [vars(entry) | {"used_at": entry.used_at.isoformat()} for entry in found]
+        print_json({"root": str(root), "disk_bytes": total, "entries": rows})
+        return
+    if not found:
+        answers().print(f"nothing in {root}; builds fill it")
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("model", no_wrap=True)
+    table.add_column("entry", no_wrap=True)
+    table.add_column("size", no_wrap=True, justify="right")
+    table.add_column("last use", no_wrap=True)
+    table.add_column("subject", overflow="fold")
+    for entry in found:
+        table.add_row(
+            escape(entry.model),
+            entry.name.rpartition("/")[2][: len(entry.operation) + 13],
+            size_text(entry.size_bytes),
+            _ago(entry.used_at),
+            f"[red]{escape(entry.problem)}[/red]" if entry.problem else escape(entry.subject),
+        )
+    console = answers()
+    console.print(table)
+    console.print(f"\n{len(found)} entries, {size_text(total)} with shared files once, in {root}")
+
+
+@app.command("show")
+def show(
+    entry: Annotated[
+        str, typer.Argument(help="Name of an entry, or the beginning of its name or hash.")
+    ],
+    cache: Root = None,
+    json: Json = False,
+) -> None:
+    """Show one entry: what it was made of and with, and its files."""
+    from buildlib.cache.inventory import find_entry
+    from buildlib.cache.records import read_files, read_info
+    from buildlib.cache.sizes import size_text
+
+    folder = find_entry(_root(cache), entry)
+    info, described = read_info(folder), read_files(folder)
+    if json:
+        print_json(
+            {"folder": str(folder)}
+            | info.model_dump(mode="json")
+            | described.model_dump(mode="json")
+        )
+        return
+    console = answers()
+    facts = {
+        "folder": folder,
+        "operation": info.operation,
+        "subject": described.subject,
+        "source": info.source,
+        "hash": info.hash,
+        "created": info.created_at,
+        "code": described.code_sha256[:16],
+        **{f"reads {number}": sha256 for number, sha256 in enumerate(described.sources, 1)},
+        **described.versions,
+    }
+    for name, value in facts.items():
+        if value != "":
+            console.print(f"[bold]{escape(name):20}[/bold] {escape(str(value))}")
+    if info.config:
+        console.print("\n[bold]configuration[/bold]")
+        for option, chosen in info.config.items():
+            console.print(f"  {option} = {dumps(chosen)}", markup=False)
+    table = Table("file", "size", "SHA-256", box=None, header_style="bold", pad_edge=False)
+    for name, file in described.files.items():
+        table.add_row(escape(name), size_text(file.size_bytes), file.sha256[:16])
+    console.print()
+    console.print(table)
+
+
+@app.command("verify")
+def verify(
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Remove what is damaged; builds make it again.")
+    ] = False,
+    cache: Root = None,
+    json: Json = False,
+) -> None:
+    """Read every file and compare it with its hash. Exits with 1 if something damaged remains."""
+    from buildlib.cache import inventory
+    from buildlib.cache.layout import entry_folders
+    from buildlib.cache.sizes import size_text
+
+    root = _root(cache)
+    verdicts = []
+    with progress() as bar:
+        task = bar.add_task("reading", total=len(list(entry_folders(root))))
+        for verdict in inventory.verify(root, repair=repair):
+            verdicts.append(verdict)
+            bar.advance(task)
+    damaged = [verdict for verdict in verdicts if verdict.problem]
+    if json:
+        print_json({"entries": len(verdicts), "damaged": [vars(verdict) for verdict in damaged]})
+    else:
+        for verdict in damaged:
+            done = "removed" if verdict.removed else "damaged"
+            answers().print(f"{done}: {verdict.name}: {verdict.problem}", markup=False)
+        size = size_text(sum(verdict.size_bytes for verdict in verdicts))
+        good = len(verdicts) - len(damaged)
+        answers().print(f"{good} of {len(verdicts)} entries are as they were written ({size} read)")
+    if any(not verdict.removed for verdict in damaged):
+        raise typer.Exit(1)
+
+
+@app.command("prune")
+def prune(
+    to: Annotated[
+        str | None,
+        typer.Option(help="Remove the least recently used until the cache is this small: 10GB."),
+    ] = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Remove what was not used for so long: 30d, 12h.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all entries.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")
+    ] = False,
+    cache: Root = None,
+    json: Json = False,
+) -> None:
+    """Remove entries, and what builds that died had left. What a running build uses stays.
+
+    Without options, the cache shrinks to $QNNFARM_CACHE_LIMIT if that is set.
+    """
+    from buildlib.cache import removal
+    from buildlib.cache.sizes import default_limit, parse_age, parse_size
+
+    if everything and (to is not None or older_than is not None):
+        raise WrongUseError("--all removes everything: leave out --to and --older-than")
+    chosen = everything or to is not None or older_than is not None
+    pruned = removal.prune(
+        _root(cache),
+        to_bytes=parse_size(to, "--to") if to is not None else None if chosen else default_limit(),
+        older_than=parse_age(older_than, "--older-than") if older_than is not None else None,
+        everything=everything,
+        dry_run=dry_run,
+    )
+    if json:
+        print_json(
+            {
+                "removed": [usage.name for usage in pruned.removed],
+                "in_use": [usage.name for usage in pruned.in_use],
+                "leftovers": [str(path) for path in pruned.leftovers],
+                "freed_bytes": pruned.freed_bytes,
+                "left_bytes": pruned.left_bytes,
+                "dry_run": dry_run,
+            }
+        )
+        return
+    _say(pruned, dry_run=dry_run)
+
+
+def _say(pruned: "Pruned", *, dry_run: bool) -> None:
+    from buildlib.cache.sizes import size_text
+
+    console = answers()
+    for usage in pruned.removed:
+        console.print(f"{usage.name}  {size_text(usage.size_bytes)}", markup=False)
+    for usage in pruned.in_use:
+        remarks().print(f"{usage.name} stays: a running build uses it", markup=False)
+    if pruned.leftovers:
+        console.print(f"{len(pruned.leftovers)} unfinished entries of builds that died")
+    verb = "would remove" if dry_run else "removed"
+    console.print(
+        f"{verb} {len(pruned.removed)} entries, {size_text(pruned.freed_bytes)}; "
+        f"{size_text(pruned.left_bytes)} {'would stay' if dry_run else 'stay'}"
+    )
+
+
+def _root(cache: Path | None) -> Path:
+    from buildlib.cache.layout import default_cache_root
+
+    if cache is not None and not cache.is_dir():
+        raise WrongUseError(f"there is no cache in {cache}")
+    return cache or default_cache_root()
+
+
+def _ago(moment: dt.datetime) -> str:
+    seconds = (dt.datetime.now(dt.UTC) - moment).total_seconds()
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "just now"

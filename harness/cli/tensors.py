@@ -1,0 +1,81 @@
+"""Tensors and facts on a terminal: what is alike takes one line."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from buildlib.toolchains.base import TensorInfo
+
+_NUMBER = re.compile(r"\d+")
+
+
+def print_facts(console: "Console", facts: Mapping[str, object]) -> None:
+    """Names and values in two columns; empty values are left out."""
+    shown = {name: _text(value) for name, value in facts.items() if value not in ("", None)}
+    width = max(map(len, shown), default=0)
+    for name, text in shown.items():
+        console.print(f"[bold]{escape(name.ljust(width))}[/bold]  {escape(text)}")
+
+
+def print_tensors(
+    console: "Console",
+    inputs: Sequence["TensorInfo"],
+    outputs: Sequence["TensorInfo"],
+    *,
+    every: bool,
+) -> None:
+    """A line for each tensor, or for those that differ in a number of their names alone."""
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("tensor", overflow="fold")
+    for heading in ("shape", "type", "scale", "offset"):
+        table.add_column(heading, no_wrap=True)
+    for kind, tensors in (("    in", inputs), ("    out", outputs)):
+        for group in [[t] for t in tensors] if every else alike(tensors):
+            encodings = [tensor.encoding for tensor in group if tensor.encoding]
+            table.add_row(
+                kind,
+                escape(common_name([tensor.name for tensor in group])),
+                "x".join(map(str, group[0].shape)),
+                group[0].dtype,
+                _span(f"{encoding.scale:.4g}" for encoding in encodings),
+                _span(str(encoding.offset) for encoding in encodings),
+            )
+    console.print(table)
+
+
+def alike(tensors: Sequence["TensorInfo"]) -> list[list["TensorInfo"]]:
+    """Tensors of equal shape and type whose names differ in their first number alone."""
+    groups: dict[tuple[str, tuple[int, ...], str], list[TensorInfo]] = {}
+    for tensor in tensors:
+        pattern = _NUMBER.sub("*", tensor.name, count=1)
+        groups.setdefault((pattern, tensor.shape, tensor.dtype), []).append(tensor)
+    return list(groups.values())
+
+
+def common_name(names: Sequence[str]) -> str:
+    """`past_key_{0..15}_in` for the names of a group."""
+    numbers = [int(found[0]) for name in names if (found := _NUMBER.search(name))]
+    if len(names) == 1:
+        return names[0]
+    first, last = min(numbers), max(numbers)
+    whole = last - first + 1 == len(numbers) == len(set(numbers))
+    listed = f"{first}..{last}" if whole else ",".join(map(str, sorted(numbers)))
+    return _NUMBER.sub(f"{{{listed}}}", names[0], count=1)
+
+
+def _span(texts: Iterable[str]) -> str:
+    ordered = sorted(set(texts), key=float)
+    return " .. ".join(dict.fromkeys((ordered[0], ordered[-1]))) if ordered else ""
+
+
+def _text(value: object) -> str:
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(str, value))
+    return str(value)

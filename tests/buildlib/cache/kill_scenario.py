@@ -1,0 +1,144 @@
+"""Builds that are killed, run as a script: `kill_scenario.py steps|times ROOT SEED`.
+
+`steps`: a build is killed at its first, second, third, ... call of the operating system; `times`:
+two at once are killed after a while. After each, what the cache takes for whole must be right, and
+the next build must find or make everything and leave nothing behind. Prints how often it killed.
+"""
+
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from buildlib.cache import StageCache, StageKey
+from buildlib.cache.layout import entry_folders, leftovers, model_folders
+from buildlib.cache.records import problem_of
+from buildlib.cache.removal import prune
+from buildlib.hashing_memo import HashMemo
+
+WEIGHTS = "weights"
+ENTRIES = 2
+
+
+def content(number: int) -> bytes:
+    """What the stage of a number writes."""
+    return bytes([number + 1]) * (30_000 + number)
+
+
+def build(root: Path, number: int) -> Path:
+    """One stage: a file in two writes, one in a sub-folder, and a link to the weights."""
+
+    def fill(folder: Path) -> None:
+        with (folder / "part.bin").open("wb") as file:
+            file.write(content(number)[:10_000])
+            file.flush()
+            file.write(content(number)[10_000:])
+        (folder / "sub").mkdir()
+        (folder / "sub" / "config.json").write_text(str(number))
+        (folder / WEIGHTS).hardlink_to(root.with_name(WEIGHTS))
+
+    with StageCache(root, "tiny") as cache:
+        return cache.get_or_build(StageKey("arcl", {"n": number}, ()), Path("m"), fill).folder
+
+
+def scenario(root: Path, seed: int) -> None:
+    """Builds some entries, spoils one, and keeps to a limit."""
+    order = list(range(ENTRIES))
+    random.Random(seed).shuffle(order)  # noqa: S311 - repeatable
+    for number in order:
+        folder = build(root, number)
+        if number == order[0]:
+            (folder / "part.bin").write_bytes(content(9)[: 30_000 + number])
+            build(root, number)
+    prune(root, to_bytes=120_000)
+
+
+def check(root: Path) -> None:
+    """What looks whole is right; the next build makes the rest and leaves nothing behind."""
+    with HashMemo(root / "hashes.sqlite") as memo:
+        for folder in entry_folders(root):
+            number = next(n for n in range(ENTRIES) if folder.name.endswith(key_name(n)))
+            if problem_of(folder, memo) is None:
+                right = (folder / "part.bin").read_bytes() == content(number)
+                right &= (folder / "sub" / "config.json").read_text() == str(number)
+                assert right, f"{folder} looks whole and is not"
+    for number in range(ENTRIES):
+        assert (build(root, number) / "part.bin").read_bytes() == content(number)
+    pruned = prune(root)
+    assert not pruned.leftovers, "a build had left what the next one did not remove"
+    for model in model_folders(root):
+        assert not list(leftovers(model))
+    assert not list((root / ".builds").iterdir())
+
+
+def key_name(number: int) -> str:
+    """The hash in the name of an entry."""
+    return StageKey("arcl", {"n": number}, ()).digest()[:32]
+
+
+def forked(work: Callable[[], None]) -> int:
+    """A child process that does some work and nothing else."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child
+
+
+def kill_at_steps(root: Path, seed: int) -> int:
+    """Kills at every call, until a build comes through."""
+    step = 0
+    while True:
+        step += 1
+
+        def work(limit: int = step) -> None:
+            calls = 0
+
+            def count(event: str, _arguments: object) -> None:
+                nonlocal calls
+                if event.startswith(("os.", "open", "shutil.", "fcntl.", "sqlite3.")):
+                    calls += 1
+                    if calls == limit:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+            sys.addaudithook(count)
+            scenario(root, seed)
+
+        _, status = os.waitpid(forked(work), 0)
+        check(root)
+        shutil.rmtree(root)
+        if not os.WIFSIGNALED(status):
+            return step - 1
+
+
+def kill_at_times(root: Path, seed: int) -> int:
+    """Kills two builds at once, at times drawn by the seed, in a cache that stays."""
+    chance = random.Random(seed)  # noqa: S311 - repeatable
+    killed = 0
+    for number in range(20):
+        children = [forked(lambda n=n: scenario(root, seed + n)) for n in (number, number + 1)]  # type: ignore[misc]
+        time.sleep(chance.uniform(0.001, 0.06))
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        check(root)
+        prune(root, everything=True)
+    return killed
+
+
+def main() -> None:
+    """Runs what the arguments say."""
+    how, root, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    root.with_name(WEIGHTS).write_bytes(bytes(100_000))
+    run = kill_at_steps if how == "steps" else kill_at_times
+    sys.stdout.write(f"{run(root, seed)}\n")
+
+
+if __name__ == "__main__":
+    main()

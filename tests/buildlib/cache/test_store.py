@@ -1,0 +1,227 @@
+import json
+import os
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from buildlib.cache import SIDECAR, StageCache, StageKey
+from buildlib.cache.layout import FILES, LAST_USED
+from buildlib.errors import CacheError, InputFileError
+
+
+def key(**config: object) -> StageKey:
+    return StageKey("convert", config, ("a" * 64,), {"qnn": "2.51"}, "c" * 64)
+
+
+def fill(folder: Path) -> None:
+    (folder / "part.dlc").write_bytes(b"dlc")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[StageCache]:
+    with StageCache(tmp_path / "root", "tiny") as cache:
+        yield cache
+
+
+def test_an_entry_has_the_documented_place_and_sidecar(cache: StageCache, tmp_path: Path) -> None:
+    config = {"act": 16, "graphs": {"vtcm_size_in_mb": 8, "O": None}, "ars": (1, 128)}
+    entry = cache.get_or_build(key(**config), Path("model.onnx"), fill)
+    assert entry.folder == tmp_path / "root" / "tiny" / f"convert_{entry.hash[:32]}"
+    info = json.loads((entry.folder / SIDECAR).read_text())
+    assert list(info) == ["operation", "source", "config", "hash", "created_at"]
+    assert info["hash"] == entry.hash
+    assert info["config"] == json.loads(json.dumps(config))
+
+
+def test_what_is_no_json_becomes_json_or_is_refused(tmp_path: Path) -> None:
+    class Options(BaseModel):
+        level: int = 3
+
+    assert key(o=Options(), p=Path("x")).digest() == key(p="x", o={"level": 3}).digest()
+    with pytest.raises(TypeError, match="object"):
+        key(bad=object()).digest()
+    with pytest.raises(ValueError, match="JSON"):
+        key(bad=float("nan")).digest()
+
+
+def test_the_second_time_nothing_is_built(cache: StageCache) -> None:
+    first = cache.get_or_build(key(act=16), Path("m"), fill)
+    second = cache.get_or_build(key(act=16), Path("m"), lambda _: pytest.fail("built again"))
+    assert (first.reused, second.reused) == (False, True)
+    assert first.folder == second.folder
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        StageKey("convert", {"a": 2}, ("a" * 64,), {"qnn": "2.51"}, "c" * 64),
+        StageKey("compile", {"a": 1}, ("a" * 64,), {"qnn": "2.51"}, "c" * 64),
+        StageKey("convert", {"a": 1}, ("b" * 64,), {"qnn": "2.51"}, "c" * 64),
+        StageKey("convert", {"a": 1}, ("a" * 64,), {"qnn": "2.52"}, "c" * 64),
+        StageKey("convert", {"a": 1}, ("a" * 64,), {"qnn": "2.51"}, "d" * 64),
+    ],
+)
+def test_all_that_the_output_depends_on_changes_the_hash(other: StageKey) -> None:
+    assert key(a=1).digest() != other.digest()
+
+
+def test_the_order_of_options_does_not_matter_and_that_of_sources_does() -> None:
+    assert key(a=1, b=2).digest() == key(b=2, a=1).digest()
+    assert StageKey("arcl", {}, ("a", "b")).digest() != StageKey("arcl", {}, ("b", "a")).digest()
+
+
+def test_a_failed_stage_leaves_no_entry_and_no_scratch(cache: StageCache, tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        fill(folder)
+        raise RuntimeError("compiler died")
+
+    with pytest.raises(RuntimeError, match="compiler died"):
+        cache.get_or_build(key(), Path("m"), fail)
+    assert list((tmp_path / "root" / "tiny").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "damage", ["trim", "flip", "remove", "add", "sidecar", "config", "files", "link"]
+)
+def test_a_damaged_entry_is_built_again(cache: StageCache, damage: str) -> None:
+    folder = cache.get_or_build(key(), Path("m"), fill).folder
+    match damage:
+        case "trim":
+            (folder / "part.dlc").write_bytes(b"d")
+        case "flip":
+            (folder / "part.dlc").write_bytes(b"dlb")
+        case "remove":
+            (folder / "part.dlc").unlink()
+        case "add":
+            (folder / "other").touch()
+        case "sidecar":
+            (folder / SIDECAR).write_text("{")
+        case "config":
+            text = (folder / SIDECAR).read_text()
+            (folder / SIDECAR).write_text(text.replace('"config": {}', '"config": {"a": 1}'))
+        case "files":
+            (folder / FILES).unlink()
+        case _:
+            (folder / "part.dlc").rename(folder.parent / "elsewhere")
+            (folder / "part.dlc").symlink_to(folder.parent / "elsewhere")
+    again = cache.get_or_build(key(), Path("m"), fill)
+    assert not again.reused
+    assert again.problem
+    assert (folder / "part.dlc").read_bytes() == b"dlc"
+    assert cache.get_or_build(key(), Path("m"), fill).reused
+
+
+def test_a_flip_that_keeps_size_and_mtime_is_seen(cache: StageCache) -> None:
+    part = cache.get_or_build(key(), Path("m"), fill).folder / "part.dlc"
+    status = part.stat()
+    time.sleep(0.02)
+    part.write_bytes(b"dlb")
+    os.utime(part, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert cache.get_or_build(key(), Path("m"), fill).problem == (
+        "part.dlc has changed since it was written"
+    )
+
+
+def test_a_source_changed_through_its_link_is_seen(cache: StageCache, tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.write_bytes(b"w" * 2_000_000)
+
+    def link(folder: Path) -> None:
+        (folder / "weights").hardlink_to(weights)
+
+    folder = cache.get_or_build(key(), Path("m"), link).folder
+    assert cache.get_or_build(key(), Path("m"), link).reused
+    with weights.open("r+b") as file:
+        file.seek(1_000_001)  # between the blocks of a probe
+        file.write(b"x")
+    weights.rename(tmp_path / "changed")
+    weights.write_bytes(b"w" * 2_000_000)
+    again = cache.get_or_build(key(), Path("m"), link)
+    assert again.problem == "weights has changed since it was written"
+    assert (folder / "weights").samefile(weights)
+
+
+def test_a_use_is_remembered(cache: StageCache) -> None:
+    folder = cache.get_or_build(key(), Path("m"), fill).folder
+    os.utime(folder / LAST_USED, (0, 0))
+    cache.get_or_build(key(), Path("m"), fill)
+    assert (folder / LAST_USED).stat().st_mtime > time.time() - 60
+
+
+def test_two_builds_at_once_make_an_entry_once(tmp_path: Path) -> None:
+    built: list[int] = []
+    both_here = threading.Barrier(2)
+
+    def slow_fill(folder: Path) -> None:
+        built.append(1)
+        fill(folder)
+
+    def work() -> None:
+        both_here.wait()
+        with StageCache(tmp_path, "tiny") as cache:
+            cache.get_or_build(key(), Path("m"), slow_fill)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert built == [1]
+
+
+def test_threads_share_one_cache(cache: StageCache) -> None:
+    def work(number: int) -> Path:
+        return cache.get_or_build(key(n=number % 5), Path("m"), fill).folder
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(work, range(40)))) == 5
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/"])
+def test_a_model_without_a_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CacheError, match="name"):
+        StageCache(tmp_path, name)
+
+
+def test_a_root_that_is_no_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError) as caught:
+        StageCache(tmp_path / "file", "tiny").get_or_build(key(), Path("m"), fill)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "name"])
+def test_what_an_entry_cannot_hold_is_refused(cache: StageCache, tmp_path: Path, kind: str) -> None:
+    def odd(folder: Path) -> None:
+        match kind:
+            case "pipe":
+                os.mkfifo(folder / "pipe")
+            case "link":
+                (folder / "link").symlink_to(tmp_path)
+            case _:
+                (folder / "a\nb").touch()
+
+    with pytest.raises(InputFileError):
+        cache.get_or_build(key(), Path("m"), odd)
+    assert list((tmp_path / "root" / "tiny").iterdir()) == []
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(cache: StageCache, tmp_path: Path) -> None:
+    def too_large(folder: Path) -> None:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        try:
+            (folder / "part.dlc").write_bytes(bytes(20_000))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    with pytest.raises(CacheError, match="does not fit on the disk") as caught:
+        cache.get_or_build(key(), Path("m"), too_large)
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "root" / "tiny").iterdir()) == []

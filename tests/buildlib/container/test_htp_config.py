@@ -1,0 +1,41 @@
+"""The extensions file says what the options say."""
+
+import pytest
+
+from buildlib.container.htp_config import HtpConfig, htp_config
+from buildlib.errors import GenieConfigError
+from buildlib.targets import parse_target
+from buildlib.toolchains.compile_config import CompileConfig
+
+PHONE = parse_target("SM8750")
+
+
+def test_options_of_the_run_reach_the_file_and_those_of_the_compiler_do_not() -> None:
+    config = CompileConfig.for_target(PHONE).with_options(
+        {
+            "devices.cores.perf_profile": "balanced",
+            "groupContext.share_resources": True,
+            "graphs.hvx_threads": 4,
+            "context.weight_sharing_enabled": False,
+            "context.extended_udma": True,
+        }
+    )
+    written = htp_config(config)
+    assert written.devices[0].cores[0].perf_profile == "balanced"
+    assert written.devices[0].cores[0].rpc_control_latency == 100
+    assert written.group_context is not None
+    assert written.group_context.share_resources
+    assert [context.weight_sharing_enabled for context in written.contexts] == [False]
+    assert written.graphs is None
+    assert "extended_udma" not in written.to_json()
+    assert HtpConfig.from_json(written.to_json()) == written
+
+
+def test_a_target_alone_gives_the_defaults() -> None:
+    assert htp_config(PHONE) == htp_config(CompileConfig.for_target(PHONE))
+
+
+def test_unknown_options_do_not_reach_genie() -> None:
+    config = CompileConfig.from_backend_extensions({"devices": [{"odd": 1}]}, PHONE)
+    with pytest.raises(GenieConfigError, match="odd"):
+        htp_config(config)

@@ -1,0 +1,71 @@
+"""`qnnfarm inspect` on what the real build made."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from buildlib.build import BuildOutputs
+from buildlib.toolchains.base import TensorInfo
+from harness.cli.tensors import alike, common_name
+
+if TYPE_CHECKING:
+    import subprocess
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_a_container(qnnfarm: Run, reference_outputs: BuildOutputs) -> None:
+    shown = qnnfarm("inspect", reference_outputs.container)
+    assert shown.returncode == 0, shown.stderr
+    for said in ("past_key_{0..1}_in", "soc_model 69", "together", "ar32_cl192_2_of_2"):
+        assert said in shown.stdout, shown.stdout
+    every = qnnfarm("inspect", reference_outputs.container, "--tensors").stdout
+    assert "past_key_1_in" in every
+    answer = json.loads(qnnfarm("inspect", reference_outputs.container, "--json").stdout)
+    assert set(answer["sizes_by_kind"]) == {"binary", "tokenizer", "configuration"}
+    assert len(answer["binaries"]) == 2
+
+
+def test_single_files_and_entries(
+    qnnfarm: Run, reference_outputs: BuildOutputs, tmp_path: Path
+) -> None:
+    binary = reference_outputs.binaries[0]
+    assert "VTCM 8 MiB" in qnnfarm("inspect", binary).stdout
+    entry = json.loads(qnnfarm("inspect", binary.parent, "--json").stdout)
+    assert entry["entry"]["operation"] == "compile"
+    assert list(entry["graphs"]) == [binary.name]
+    dlc = next(next(iter(reference_outputs.qdq_parts.values()))[0].parent.glob("*.dlc"))
+    alone = shutil.copy(dlc, tmp_path / "renamed")
+    shown = qnnfarm("inspect", alone).stdout
+    assert "operators: " in shown
+    assert "RmsNorm" in shown
+    converted = qnnfarm("inspect", dlc.parent)
+    assert converted.stdout.splitlines()[0].split() == ["operation", "convert"], converted.stderr
+
+
+@pytest.mark.parametrize("content", [None, b"no binary", b"PK\5\6" + bytes(18)])
+def test_what_cannot_be_inspected_is_one_line(
+    qnnfarm: Run, tmp_path: Path, content: bytes | None
+) -> None:
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_bytes(content)
+    done = qnnfarm("inspect", path)
+    assert done.returncode in {1, 2}
+    assert done.stderr.startswith("qnnfarm: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_tensors_that_are_alike_share_a_line() -> None:
+    def tensor(name: str, *shape: int) -> TensorInfo:
+        return TensorInfo(name, shape, "uint8", None)
+
+    tensors = [tensor(f"past_key_{n}_in", 2, 3) for n in (0, 1, 2, 12)]
+    tensors += [tensor("past_key_3_in", 2, 4), tensor("logits", 1)]
+    names = [common_name([t.name for t in group]) for group in alike(tensors)]
+    assert names == ["past_key_{0,1,2,12}_in", "past_key_3_in", "logits"]
+    assert common_name(["a_3_in", "a_2_in"]) == "a_{2..3}_in"
