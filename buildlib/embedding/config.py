@@ -1,0 +1,148 @@
+"""`EmbeddingConfig`: the file of an embedding table, and what its numbers mean."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from buildlib.container.genie_config import Embedding, GenieDatatype, QuantParam
+from buildlib.encodings.model import Encoding
+from buildlib.errors import InvalidOptionError
+from buildlib.quantize.grid import Grid
+
+EmbedDatatype = Literal["float32", "uint8", "uint16", "int8", "int16"]
+
+TABLE_FILE = "embedding_weights.raw"
+
+_GENIE_TYPES: Mapping[EmbedDatatype, GenieDatatype] = MappingProxyType(
+    {
+        "float32": "float32",
+        "uint8": "ufixed8",
+        "uint16": "ufixed16",
+        "int8": "sfixed8",
+        "int16": "sfixed16",
+    }
+)
+
+
+class EmbeddingConfig(BaseModel):
+    """One row of `embed_length` numbers for each token, in `embed_path`, without a header.
+
+    An integer q means (q + embed_quant_offset) * embed_quant_scale, whatever its sign.
+
+    Names: `EmbeddingConfig`, docs.qualcomm.com 80-87189-2.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    embed_datatype: EmbedDatatype = "float32"
+    embed_length: int = Field(ge=1)
+    embed_path: Path
+    embed_quant_offset: int | None = None
+    embed_quant_scale: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _integers_have_a_meaning(self) -> Self:
+        given = self.embed_quant_offset is not None, self.embed_quant_scale is not None
+        if self.is_quantized and given != (True, True):
+            raise ValueError(
+                f"{self.embed_datatype} needs embed_quant_scale and embed_quant_offset"
+            )
+        if not self.is_quantized and any(given):
+            raise ValueError("float32 has neither embed_quant_scale nor embed_quant_offset")
+        return self
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the file holds integers."""
+        return self.embed_datatype != "float32"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's row."""
+        return self.embed_length * np.dtype(self.embed_datatype).itemsize
+
+    @property
+    def grid(self) -> Grid | None:
+        """What the integers mean; None for float32."""
+        if self.embed_quant_scale is None or self.embed_quant_offset is None:
+            return None
+        dtype = np.dtype(self.embed_datatype)
+        return Grid(dtype, (self.embed_quant_scale,), (-self.embed_quant_offset,))
+
+    def genie(self, lut_path: str = TABLE_FILE) -> Embedding:
+        """The block of the dialog; `lut_path` is the file's name in the container.
+
+        Raises:
+            InvalidOptionError: a signed type, while graphs here take unsigned integers.
+        """
+        grid = self.grid
+        if grid is not None and grid.dtype.kind == "i":
+            reason = (
+                f"Genie cannot requantize {self.embed_datatype} for the unsigned inputs of graphs "
+                "built here; use uint16"
+            )
+            raise InvalidOptionError("embedding.embed_datatype", reason, ("uint16", "uint8"))
+        return Embedding(
+            lut_path=lut_path,
+            size=self.embed_length,
+            datatype=_GENIE_TYPES[self.embed_datatype],
+            quant_param=QuantParam(scale=grid.scale[0], offset=-grid.zero_point[0])
+            if grid
+            else None,
+        )
+
+    def rows(self, tokens: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
+        """What the tokens [...] are looked up as: [..., embed_length]. The file is mapped."""
+        table = np.memmap(self.embed_path, self.embed_datatype, mode="r")
+        found = table.reshape(-1, self.embed_length)[tokens]
+        return found if self.grid is None else self.grid.dequantize(found)
+
+    def checked(self, vocab_size: int, hidden_size: int) -> Self:
+        """The same, once its file is known to be a table of the model.
+
+        Raises:
+            InvalidOptionError: rows of another length, or a file of another size.
+        """
+        if self.embed_length != hidden_size:
+            reason = f"rows of {self.embed_length}; the model's hidden size is {hidden_size}"
+            raise InvalidOptionError("embedding.embed_length", reason, ())
+        try:
+            size = self.embed_path.stat().st_size
+        except OSError as error:
+            reason = f"{self.embed_path}: {error.strerror or error}"
+            raise InvalidOptionError("embedding.embed_path", reason, ()) from error
+        needed = vocab_size * self.row_bytes
+        if size != needed:
+            reason = (
+                f"{self.embed_path} has {size} bytes; {vocab_size} rows of {self.embed_length} "
+                f"{self.embed_datatype} have {needed}"
+            )
+            raise InvalidOptionError("embedding.embed_path", reason, ())
+        return self
+
+
+def table_grid(datatype: EmbedDatatype, encoding: Encoding | None, low: float, high: float) -> Grid:
+    """The grid that a table of `datatype` is stored on.
+
+    That of `encoding` (of the graph's input, so that looking up is copying) when it has as many
+    bits and the type is unsigned; otherwise one that covers [low, high], symmetric if signed.
+    """
+    dtype = np.dtype(datatype)
+    limits = np.iinfo(dtype)
+    fits = encoding is not None and (encoding.dtype, encoding.enc_type) == ("INT", "PER_TENSOR")
+    if encoding is not None and fits and dtype.kind == "u" and encoding.bw == limits.bits:
+        return Grid(dtype, encoding.scale, (-encoding.offset[0],))
+    if dtype.kind == "i":
+        scale = max(abs(low), abs(high)) / limits.max
+        return Grid(dtype, (max(scale, _SMALLEST_SCALE),), (0,))
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = max((high - low) / limits.max, _SMALLEST_SCALE)
+    return Grid(dtype, (scale,), (min(round(-low / scale), limits.max),))
+
+
+_SMALLEST_SCALE = 1e-9

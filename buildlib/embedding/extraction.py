@@ -1,0 +1,98 @@
+"""Take the embedding table out of a model: `input_ids` becomes `inputs_embeds` [1, AR, hidden]."""
+
+import onnx_ir as ir
+
+from buildlib.encodings.attached import encoding_of, inherit
+from buildlib.graph import interface
+from buildlib.graph.infer import static_shape
+from buildlib.passes.base import SORTED, STATIC, Condition, Pass
+from buildlib.quantize.layout import is_parameter, source_of
+
+
+class EmbeddingExtraction(Pass):
+    """Replaces the lookup by an input that takes its result.
+
+    The table stays in the model only where something else uses it, as a tied output projection.
+    The input has the encoding of the lookup's result, or else of the table.
+    """
+
+    name = "embedding"
+
+    def __init__(self) -> None:
+        self.requires = (SORTED, STATIC, Condition("tokens are looked up in one table", _fault))
+        self.ensures = (SORTED, STATIC, Condition("no token ids are left", _left))
+
+    def transform(self, model: ir.Model) -> ir.Model:
+        """Change `model` in place."""
+        graph = model.graph
+        lookup = find_lookup(model)
+        assert lookup is not None  # noqa: S101  (a declared precondition)
+        old, table = lookup.outputs[0], table_of(lookup)
+        rows, ids = static_shape(table), _ids(model)
+        dims = static_shape(ids)
+        assert rows is not None  # noqa: S101  (an initializer)
+        assert dims is not None  # noqa: S101  (a declared precondition)
+        embeds = ir.Value(
+            name=interface.INPUT_EMBEDS,
+            type=ir.TensorType(ir.DataType.FLOAT),
+            shape=ir.Shape((*dims, rows[1])),
+        )
+        inherit(embeds, old if encoding_of(old) else table)
+        old.replace_all_uses_with(embeds)
+        graph.inputs[graph.inputs.index(ids)] = embeds
+        _remove_unused(graph)
+        return model
+
+
+def find_lookup(model: ir.Model) -> ir.Node | None:
+    """The Gather that makes hidden states of `input_ids`, if there is one and no other use."""
+    ids = next((v for v in model.graph.inputs if v.name == interface.INPUT_IDS), None)
+    if ids is None:
+        return None
+    uses = list(ids.uses())
+    while len(uses) == 1 and uses[0].node.op_type == "Cast":
+        uses = list(uses[0].node.outputs[0].uses())
+    if len(uses) != 1 or uses[0].idx != 1:
+        return None
+    node = uses[0].node
+    data = node.inputs[0]
+    if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0 or data is None:
+        return None
+    shape = static_shape(source_of(data))
+    return node if is_parameter(data) and shape is not None and len(shape) == 2 else None
+
+
+def table_of(lookup: ir.Node) -> ir.Value:
+    """The stored table [vocab, hidden] of a lookup."""
+    data = lookup.inputs[0]
+    assert data is not None  # noqa: S101  (a Gather)
+    return source_of(data)
+
+
+def _ids(model: ir.Model) -> ir.Value:
+    return next(value for value in model.graph.inputs if value.name == interface.INPUT_IDS)
+
+
+def _remove_unused(graph: ir.Graph) -> None:
+    for node in reversed(list(graph)):
+        if not any(value.uses() or value in graph.outputs for value in node.outputs):
+            for index in range(len(node.inputs)):
+                node.replace_input_with(index, None)
+            graph.remove(node)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses():
+            del graph.initializers[name]
+
+
+def _fault(model: ir.Model) -> str | None:
+    names = [value.name for value in model.graph.inputs]
+    if interface.INPUT_IDS not in names:
+        return f"there is no {interface.INPUT_IDS}; inputs are {', '.join(map(str, names[:4]))}"
+    if find_lookup(model) is None:
+        return f"{interface.INPUT_IDS} goes elsewhere than into one Gather of a constant table"
+    return None
+
+
+def _left(model: ir.Model) -> str | None:
+    names = {value.name for value in model.graph.inputs}
+    return f"{interface.INPUT_IDS} is" if interface.INPUT_IDS in names else None

@@ -1,0 +1,110 @@
+"""Write the embedding table of a model as the file that Genie maps."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from buildlib.embedding.config import EmbedDatatype, EmbeddingConfig, table_grid
+from buildlib.embedding.extraction import find_lookup, table_of
+from buildlib.encodings.attached import attach, encoding_of
+from buildlib.encodings.model import Encodings
+from buildlib.errors import EncodingsError, ModelFileError
+from buildlib.graph.files import load_model
+from buildlib.graph.infer import static_shape
+from buildlib.passes.base import ENCODINGS_SUFFIX
+
+_CHUNK_BYTES = 8 << 20
+
+
+def write_table(model_path: Path, out_path: Path, datatype: EmbedDatatype) -> EmbeddingConfig:
+    """Write the table that `input_ids` of a float model are looked up in.
+
+    Rows are mapped, converted and written some megabytes at a time, however large the table.
+
+    Args:
+        model_path: with its encodings beside it, if it has any: an unsigned table of as many bits
+            as the lookup's result is stored on that result's grid.
+        out_path: `embedding_weights.raw`; appears whole or not at all.
+        datatype: of the file.
+
+    Raises:
+        ModelFileError: the model looks nothing up.
+        EncodingsError: the table holds what is not finite.
+    """
+    model = load_model(model_path)
+    encodings = model_path.with_suffix(ENCODINGS_SUFFIX)
+    if encodings.is_file():
+        attach(model, Encodings.load(encodings))
+    lookup = find_lookup(model)
+    if lookup is None:
+        raise ModelFileError(model_path, "it looks token ids up in no table")
+    table = table_of(lookup)
+    shape = static_shape(table)
+    assert shape is not None  # noqa: S101  (an initializer)
+    grid = None
+    if datatype != "float32":
+        encoding = encoding_of(lookup.outputs[0]) or encoding_of(table)
+        grid = table_grid(datatype, encoding, *_range(table))
+    with _appearing(out_path) as file:
+        for rows in _chunks(table):
+            file.write((rows if grid is None else grid.quantize(rows)).tobytes())
+    return EmbeddingConfig(
+        embed_datatype=datatype,
+        embed_length=shape[1],
+        embed_path=out_path,
+        embed_quant_offset=None if grid is None else -grid.zero_point[0],
+        embed_quant_scale=None if grid is None else grid.scale[0],
+    )
+
+
+@contextlib.contextmanager
+def _appearing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its name once it is whole and synced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _chunks(table: ir.Value) -> Iterator[npt.NDArray[np.float32]]:
+    """Rows [n, hidden] as float32, a few megabytes at a time."""
+    tensor, shape = table.const_value, static_shape(table)
+    assert tensor is not None  # noqa: S101  (an initializer)
+    assert shape is not None  # noqa: S101  (an initializer)
+    n_rows, width = shape
+    step = max(1, _CHUNK_BYTES // (4 * width))
+    for first in range(0, n_rows, step):
+        rows = _rows(tensor, first, min(step, n_rows - first), width).astype(np.float32)
+        if not np.isfinite(rows).all():
+            raise EncodingsError(str(table.name), "its values are not finite")
+        yield rows
+
+
+def _rows(tensor: ir.TensorProtocol, first: int, count: int, width: int) -> npt.NDArray[Any]:
+    if not isinstance(tensor, ir.ExternalTensor):
+        rows: npt.NDArray[Any] = tensor.numpy()[first : first + count]
+        return rows
+    dtype = tensor.dtype.numpy()
+    offset = (tensor.offset or 0) + first * width * dtype.itemsize
+    return np.memmap(tensor.path, dtype, mode="r", offset=offset, shape=(count, width))
+
+
+def _range(table: ir.Value) -> tuple[float, float]:
+    low, high = 0.0, 0.0
+    for rows in _chunks(table):
+        low, high = min(low, float(rows.min())), max(high, float(rows.max()))
+    return low, high

@@ -1,0 +1,146 @@
+"""The adapters of a container as the graph takes them: a tensor for each input, zero-padded.
+
+A use case mixes adapters by laying their matrices side by side: A = [A1 A2], B = [w1 B1; w2 B2]
+gives w1 A1 B1 + w2 A2 B2 at the sum of their ranks. The rank of a branch is the largest of all use
+cases.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from buildlib.container.genie_engine import Lora, LoraAdapter
+from buildlib.errors import UnsupportedModelError
+from buildlib.graph.files import write_atomically
+from buildlib.lora.branches import Branch, a_name, b_name
+from buildlib.lora.config import LoraSet, UseCase
+from buildlib.lora.peft import LowRank, Matrix, Module, read_adapter
+from buildlib.lora.projections import FUSED, Projection
+
+LORA_FOLDER = "lora"
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some rows of an adapter's B, with the A that they share with the others."""
+
+    matrices: LowRank
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """All adapters of a container, placed in one model.
+
+    Attributes:
+        branches: what the graph needs, in the order of its layers.
+        names: of the use cases.
+    """
+
+    branches: tuple[Branch, ...]
+    cases: tuple[UseCase, ...]
+    placed: Mapping[str, Mapping[Module, _Rows]]
+
+    @classmethod
+    def load(cls, lora: LoraSet, projections: Mapping[int, Mapping[str, Projection]]) -> "Adapters":
+        """Read all adapters and fit them to a model.
+
+        Raises:
+            CheckpointError: an adapter is damaged.
+            UnsupportedModelError: it changes a module that the model does not have, or one of
+                another size.
+        """
+        placed = {
+            adapter.name: _place(adapter.path, read_adapter(adapter.path), projections)
+            for adapter in lora.adapters
+        }
+        ranks: dict[Module, int] = {}
+        for case in lora.cases:
+            of_case: dict[Module, int] = {}
+            for name in case.adapters:
+                for module, rows in placed[name].items():
+                    of_case[module] = of_case.get(module, 0) + rows.matrices.rank
+            for module, rank in of_case.items():
+                ranks[module] = max(rank, ranks.get(module, 0))
+        branches = tuple(
+            Branch(module, projections[module.layer][module.name], ranks[module])
+            for module in sorted(ranks)
+        )
+        return cls(branches, lora.cases, placed)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What can be made active at run time."""
+        return tuple(case.name for case in self.cases)
+
+    def tensors(self, name: str) -> dict[str, Matrix]:
+        """A [in, rank] and B [rank, out] of every branch for a use case, by input."""
+        (case,) = (case for case in self.cases if case.name == name)
+        found: dict[str, Matrix] = {}
+        for branch in self.branches:
+            a = np.zeros((branch.projection.n_in, branch.rank), np.float32)
+            b = np.zeros((branch.rank, branch.projection.n_out), np.float32)
+            begin = 0
+            for adapter, weight in case.adapters.items():
+                rows = self.placed[adapter].get(branch.module)
+                if rows is None:
+                    continue
+                half_a, half_b = rows.matrices.matrices()
+                end = begin + rows.matrices.rank
+                a[:, begin:end] = half_a.T
+                b[begin:end] = weight * half_b[rows.first : rows.first + rows.count].T
+                begin = end
+            found[a_name(branch.module)] = a
+            found[b_name(branch.module)] = b
+        return found
+
+    def genie(self, alpha_name: str) -> Lora:
+        """The block of the engine, for files as `write` puts them."""
+        adapters = (LoraAdapter(name=name, path=f"{LORA_FOLDER}/{name}") for name in self.names)
+        return Lora(alpha_tensor_name=alpha_name, adapters=tuple(adapters))
+
+    def write(self, folder: Path) -> dict[str, Path]:
+        """Write `lora/<use case>/<input>.raw` under `folder`, float32, as Genie reads them.
+
+        Returns:
+            Every file, by its name relative to `folder`.
+        """
+        files: dict[str, Path] = {}
+        for case in self.names:
+            for tensor, values in self.tensors(case).items():
+                name = f"{LORA_FOLDER}/{case}/{tensor}.raw"
+                files[name] = folder / name
+                write_atomically(files[name], values.tobytes())
+        return files
+
+
+def _place(
+    path: Path,
+    adapter: Mapping[Module, LowRank],
+    projections: Mapping[int, Mapping[str, Projection]],
+) -> dict[Module, _Rows]:
+    placed: dict[Module, _Rows] = {}
+    for module, matrices in adapter.items():
+        known = projections.get(module.layer, {})
+        whole = (module.name,)
+        parts = whole if module.name in known else FUSED.get(module.name, whole)
+        missing = [name for name in parts if name not in known]
+        if missing:
+            have = ", ".join(sorted(known)) or "no such layer"
+            raise UnsupportedModelError(path, f"the model has no {module} (it has {have})")
+        sizes = [known[name].n_out for name in parts]
+        wanted = (known[parts[0]].n_in, sum(sizes))
+        given = (matrices.a.shape[1], matrices.b.shape[0])
+        if given != wanted:
+            reason = (
+                f"{module} maps {given[0]} to {given[1]}, in the model {wanted[0]} to {wanted[1]}"
+            )
+            raise UnsupportedModelError(path, reason)
+        first = 0
+        for name, size in zip(parts, sizes, strict=True):
+            placed[Module(module.layer, name)] = _Rows(matrices, first, size)
+            first += size
+    return placed

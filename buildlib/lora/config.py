@@ -1,0 +1,148 @@
+"""`LoraBuilderInputConfig`: which adapters a container offers, alone or mixed, and how."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from buildlib.errors import CheckpointError, InvalidOptionError
+from buildlib.graph import interface
+from buildlib.lora.peft import ADAPTER_CONFIG
+
+_MAX_BYTES = 1 << 20
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Weight = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LoraBuilderInputConfig(_Model):
+    """The builder's `lora_config`.
+
+    Names: `qairt.modules.lora.lora_config`, docs.qualcomm.com 80-87189-2 (`lora_tutorial`).
+
+    Attributes:
+        lora_config_path: a PEFT folder, a folder of PEFT folders, or a JSON file of `LoraSet`.
+        create_lora_graph: add the branches; False when the ONNX has them already.
+        quant_updatable_mode: whose encodings the adapters decide: those of the branches alone, or
+            all, which then cover the model with and without them.
+        alpha_tensor_name: the input that scales the active adapter.
+        lora_version: 1 has adapters as inputs of the graph; later ones as sections of the context
+            binary, which this toolchain cannot write.
+    """
+
+    lora_config_path: Path
+    create_lora_graph: bool = True
+    quant_updatable_mode: Literal["adapter_only", "all"] = "adapter_only"
+    alpha_tensor_name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = "lora_alpha"
+    lora_version: int = 1
+
+    @classmethod
+    def create(cls, **values: object) -> Self:
+        """As the constructor, with the builder's own error.
+
+        Raises:
+            InvalidOptionError: an option that does not exist, or a value it cannot take.
+        """
+        try:
+            config = cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = ".".join(("lora_config", *map(str, first["loc"])))
+            raise InvalidOptionError(key, first["msg"], tuple(cls.model_fields)) from error
+        if config.lora_version != 1:
+            reason = (
+                f"{config.lora_version} keeps adapters as sections of the context binary, which "
+                "onnxruntime-qnn cannot write; the QAIRT SDK can; use 1"
+            )
+            raise InvalidOptionError("lora_config.lora_version", reason, ())
+        if interface.LORA not in config.alpha_tensor_name:
+            reason = "Genie knows an adapter's inputs by 'lora' in their names"
+            raise InvalidOptionError("lora_config.alpha_tensor_name", reason, ())
+        return config
+
+
+class AdapterFolder(_Model):
+    """A PEFT folder, and the name it goes by; relative to the file that names it."""
+
+    name: Name
+    path: Path
+
+
+class UseCase(_Model):
+    """What can be made active at run time: adapters, each times its weight, at once."""
+
+    name: Name
+    adapters: Annotated[dict[Name, Weight], Field(min_length=1)]
+
+
+class LoraSet(_Model):
+    """All adapters and use cases; without use cases each adapter is one, at weight 1."""
+
+    adapters: Annotated[tuple[AdapterFolder, ...], Field(min_length=1)]
+    use_cases: tuple[UseCase, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_are_told_once(self) -> Self:
+        names = [adapter.name for adapter in self.adapters]
+        cases = [case.name for case in self.use_cases]
+        for group in (names, cases):
+            twice = next((name for name in group if group.count(name) > 1), None)
+            if twice is not None:
+                raise ValueError(f"{twice!r} stands twice")
+        unknown = {name for case in self.use_cases for name in case.adapters} - set(names)
+        if unknown:
+            raise ValueError(f"a use case names {min(unknown)!r}, which is no adapter")
+        return self
+
+    @property
+    def cases(self) -> tuple[UseCase, ...]:
+        """The use cases, or one for each adapter."""
+        return self.use_cases or tuple(
+            UseCase(name=adapter.name, adapters={adapter.name: 1.0}) for adapter in self.adapters
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> "LoraSet":
+        """Read what `lora_config_path` names; paths come back absolute.
+
+        Raises:
+            CheckpointError: no such file or folder, or nothing in it that names adapters.
+        """
+        if path.is_dir():
+            folders = [path] if (path / ADAPTER_CONFIG).is_file() else _peft_folders(path)
+            if not folders:
+                raise CheckpointError(path, f"no folder in it has an {ADAPTER_CONFIG}")
+            data: object = {"adapters": [{"name": f.name, "path": str(f)} for f in folders]}
+            return _validated(path, data)
+        try:
+            if path.stat().st_size > _MAX_BYTES:
+                raise CheckpointError(path, f"larger than {_MAX_BYTES} bytes")
+            data = json.loads(path.read_bytes())
+        except OSError as error:
+            raise CheckpointError(path, error.strerror or "cannot be read") from error
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(path, "not valid JSON") from error
+        return _validated(path, data).placed(path.parent)
+
+    def placed(self, folder: Path) -> "LoraSet":
+        """The same with relative paths taken from `folder`."""
+        adapters = tuple(a.model_copy(update={"path": folder / a.path}) for a in self.adapters)
+        return self.model_copy(update={"adapters": adapters})
+
+
+def _peft_folders(path: Path) -> list[Path]:
+    return sorted(entry.parent for entry in path.glob(f"*/{ADAPTER_CONFIG}"))
+
+
+def _validated(path: Path, data: object) -> LoraSet:
+    try:
+        return LoraSet.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CheckpointError(path, f"{where}: {first['msg']}".removeprefix(": ")) from error

@@ -1,0 +1,192 @@
+"""Find the linear modules of every decoder layer by what they do, not by what they are called.
+
+Caches tell layers apart. Of layer i: k and v make `past_key_{i}_out` and `past_value_{i}_out`; q is
+multiplied with the keys; o takes what attention returns; up to the next layer follow gate (the
+one that goes into an activation), up, and down (which takes their product). Where one matrix makes
+all of q, k and v, or gate and up, it goes by its fused name.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from buildlib.graph import interface
+from buildlib.graph.infer import static_shape
+from buildlib.quantize.layout import is_parameter, source_of
+
+_ACTIVATIONS = frozenset({"Sigmoid", "Gelu", "Erf", "Tanh", "Relu", "Swish", "HardSwish"})
+
+FUSED: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "W_pack": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""Modules that are one matrix in some checkpoints; in a graph they may be several, row by row."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One linear module: `output` [AR, n_out] of `node` for the input [AR, n_in]."""
+
+    node: ir.Node
+    n_in: int
+    n_out: int
+
+    @property
+    def input(self) -> ir.Value:
+        """What is projected."""
+        value = self.node.inputs[0]
+        assert value is not None  # noqa: S101  (a Gemm)
+        return value
+
+    @property
+    def output(self) -> ir.Value:
+        """The projected, its bias included."""
+        return self.node.outputs[0]
+
+
+def find_projections(model: ir.Model) -> dict[int, dict[str, Projection]]:
+    """By layer and Hugging Face name; a module whose place cannot be told is left out."""
+    return _Finder(model).find()
+
+
+class _Finder:
+    def __init__(self, model: ir.Model) -> None:
+        self._inputs = {str(value.name): value for value in model.graph.inputs}
+        self._outputs = {str(value.name): value for value in model.graph.outputs}
+        self._order = {node: index for index, node in enumerate(model.graph)}
+
+    def find(self) -> dict[int, dict[str, Projection]]:
+        layers = sorted(
+            layer
+            for name in self._inputs
+            if name.startswith("past_key") and (layer := interface.kv_layer(name)) is not None
+        )
+        attention = {layer: self._attention(layer) for layer in layers}
+        found: dict[int, dict[str, Projection]] = {}
+        for layer, following in zip(layers, [*layers[1:], None], strict=True):
+            nodes = dict(attention[layer])
+            begin, end = nodes.get("o_proj"), self._end(attention, following)
+            if begin is not None and end is not None:
+                nodes |= self._mlp(begin, end)
+            found[layer] = {name: _projection(node) for name, node in nodes.items()}
+        return found
+
+    def _attention(self, layer: int) -> dict[str, ir.Node]:
+        found: dict[str, ir.Node | None] = {}
+        new_key = self._outputs.get(interface.past_key(layer, "out"))
+        new_value = self._outputs.get(interface.past_value(layer, "out"))
+        found["k_proj"] = self._upstream(new_key)
+        found["v_proj"] = self._upstream(new_value)
+        past_key = self._inputs[interface.past_key(layer, "in")]
+        past_value = self._inputs.get(interface.past_value(layer, "in"))
+        scores = self._downstream(past_key, lambda node: node.op_type == "MatMul")
+        if scores is not None:
+            found["q_proj"] = self._upstream(scores.inputs[0])
+        if past_value is not None:
+            found["o_proj"] = self._downstream(past_value, is_linear)
+        if found["k_proj"] is found["v_proj"] is found.get("q_proj"):
+            found = {"qkv_proj": found["k_proj"], "o_proj": found.get("o_proj")}
+        return {name: node for name, node in found.items() if node is not None}
+
+    def _end(
+        self, attention: Mapping[int, Mapping[str, ir.Node]], following: int | None
+    ) -> ir.Value | None:
+        """What the layer's last value flows into: the next layer, or else the logits."""
+        if following is not None:
+            nodes = attention[following]
+            node = nodes.get("q_proj") or nodes.get("qkv_proj")
+            return None if node is None else node.inputs[0]
+        logits = self._outputs.get(interface.LOGITS)
+        if logits is None:  # a part that ends between layers
+            rest = [value for name, value in self._outputs.items() if not interface.is_kv(name)]
+            return rest[0] if len(rest) == 1 else None
+        head = self._upstream(logits)
+        return None if head is None else head.inputs[0]
+
+    def _mlp(self, attention: ir.Node, end: ir.Value) -> dict[str, ir.Node]:
+        """The linear modules on the way from attention's output to `end`."""
+        reached = {attention.outputs[0]}
+        linear: list[ir.Node] = []
+        wanted = self._between(attention, end)
+        for node in sorted(wanted, key=self._order.__getitem__):
+            if any(value in reached for value in node.inputs):
+                reached.update(node.outputs)
+                if is_linear(node):
+                    linear.append(node)
+        if len(linear) == 2:
+            return dict(zip(("gate_up_proj", "down_proj"), linear, strict=True))
+        if len(linear) != 3:
+            return {}
+        *first, down = linear
+        gates = [node for node in first if _is_activated(node)]
+        if len(gates) != 1:
+            return {}
+        (gate,) = gates
+        (up,) = (node for node in first if node is not gate)
+        return {"gate_proj": gate, "up_proj": up, "down_proj": down}
+
+    def _upstream(self, value: ir.Value | None) -> ir.Node | None:
+        """The nearest linear node above `value`."""
+        while value is not None:
+            node = value.producer()
+            if node is None or is_linear(node):
+                return node
+            computed = [v for v in node.inputs if v is not None and self._is_computed(v)]
+            value = computed[0] if computed else None
+        return None
+
+    def _downstream(self, value: ir.Value, wanted: Callable[[ir.Node], bool]) -> ir.Node | None:
+        """The first node below `value`, in the graph's order, that is wanted."""
+        reached = {value}
+        todo = sorted({use.node for use in value.uses()}, key=self._order.__getitem__)
+        while todo:
+            node = todo.pop(0)
+            if wanted(node):
+                return node
+            for output in node.outputs:
+                if output not in reached:
+                    reached.add(output)
+                    todo += [use.node for use in output.uses() if use.node not in todo]
+            todo.sort(key=self._order.__getitem__)
+        return None
+
+    def _between(self, begin: ir.Node, end: ir.Value) -> set[ir.Node]:
+        """What `end` depends on and the graph computes after `begin`."""
+        found: set[ir.Node] = set()
+        todo = [end]
+        while todo:
+            node = todo.pop().producer()
+            if node is not None and node not in found and self._order[node] > self._order[begin]:
+                found.add(node)
+                todo += [value for value in node.inputs if value is not None]
+        return found
+
+    def _is_computed(self, value: ir.Value) -> bool:
+        return not is_parameter(value) and value.producer() is not None
+
+
+def is_linear(node: ir.Node) -> bool:
+    """Whether the node multiplies with a stored matrix."""
+    if node.op_type not in {"Gemm", "MatMul"}:
+        return False
+    weight = node.inputs[1]
+    if weight is None or not is_parameter(weight):
+        return False
+    shape = static_shape(source_of(weight))
+    return shape is not None and len(shape) == 2
+
+
+def _is_activated(node: ir.Node) -> bool:
+    return any(use.node.op_type in _ACTIVATIONS for use in node.outputs[0].uses())
+
+
+def _projection(node: ir.Node) -> Projection:
+    weight = node.inputs[1]
+    assert weight is not None  # noqa: S101  (a linear node)
+    shape = static_shape(source_of(weight))
+    assert shape is not None  # noqa: S101  (a linear node)
+    transposed = node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
+    n_in, n_out = shape[::-1] if transposed else shape
+    return Projection(node, n_in, n_out)

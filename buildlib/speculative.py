@@ -1,0 +1,197 @@
+"""`speculative_config`: dialogs that generate several tokens a step.
+
+Lookahead (LADE) needs nothing but the model. Drafting (SPD) needs a second container with the same
+tokens. Self-speculation (SSD) needs a trained prefix, and Eaglet a target that hands out hidden
+states with a trained draft head: neither can be made here, so both take the files from the user.
+
+Names and defaults: `qairt.gen_ai_api.configs`, docs.qualcomm.com 80-87189-2.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from buildlib.container.config_model import Count, GenieModel
+from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_config import GenieConfig
+from buildlib.container.genie_engine import Engine
+from buildlib.container.genie_speculative import Eaglet, Lade, Spd, Ssd
+from buildlib.errors import InvalidOptionError
+
+_OPTION = "speculative_config"
+_DRAFT_FOLDER = "draft"
+_PREFIX_FOLDER = "forecast-prefix"
+_Block = TypeVar("_Block", bound=GenieModel)
+_LADE_TOKENS = 1000
+"""Genie starts lookahead from token ids below this, whatever the vocabulary."""
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LadeBuilderConfig(_Config):
+    """Lookahead decoding: calls of (window + gcap) * (ngram - 1) tokens."""
+
+    window: Count = 8
+    ngram: Annotated[int, Field(ge=2)] = 5
+    gcap: Count = 8
+
+
+class SpdBuilderConfig(_Config):
+    """Speculative decoding: the container of a smaller model drafts `draft_len` tokens a step."""
+
+    draft_container: Path
+    draft_len: Count = 4
+
+
+class SsdBuilderConfig(_Config):
+    """Self-speculative decoding with the prefix that was trained with the model.
+
+    Attributes:
+        forecast_prefix: folder of the prefix.
+        forecast_prefix_length: of the prefix, in tokens.
+    """
+
+    forecast_prefix: Path
+    forecast_prefix_length: Count = 16
+    forecast_token_count: Count = 4
+    branches: Annotated[tuple[Count, ...], Field(min_length=1)] = (3, 2)
+
+
+class EagletBuilderConfig(_Config):
+    """A trained draft head, in a container of its own, on the hidden states of the target.
+
+    Attributes:
+        total_draft_tokens: of the tree that the target evaluates at once.
+    """
+
+    draft_container: Path
+    eaglet_version: Annotated[int, Field(ge=1)] = 2
+    draft_depth: Count = 5
+    draft_top_k: Count = 8
+    total_draft_tokens: Count = 31
+    draft_kv_cache: bool = True
+
+
+SpeculativeConfig = LadeBuilderConfig | SpdBuilderConfig | SsdBuilderConfig | EagletBuilderConfig
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """A configuration with speculation, and the files that it names beside those it had.
+
+    Attributes:
+        files: by their names in the container.
+    """
+
+    genie_config: GenieConfig
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+
+def speculate(config: GenieConfig, how: SpeculativeConfig, ars: Sequence[int]) -> Speculation:
+    """The configuration of a plain dialog, turned into one that speculates.
+
+    Args:
+        config: of a container with one graph for each AR of `ars`.
+        how: the kind of speculation.
+        ars: the largest bounds how many tokens can be verified at once.
+
+    Raises:
+        InvalidOptionError: the graphs take too few tokens, files are missing, or the draft does
+            not fit the model.
+        ContainerError: the draft is no sound container.
+    """
+    match how:
+        case LadeBuilderConfig():
+            return _lookahead(config, how, max(ars))
+        case SpdBuilderConfig():
+            # A longer draft than the target can verify hangs Genie.
+            _see_that(how.draft_len < max(ars), "draft_len", _too_long(how.draft_len + 1, max(ars)))
+            spd = _block(Spd, draft_len=how.draft_len)
+            return _drafted(config, how.draft_container, "spd", spd=spd)
+        case SsdBuilderConfig():
+            return _self_speculation(config, how)
+        case EagletBuilderConfig():
+            tokens = how.total_draft_tokens
+            _see_that(tokens < max(ars), "total_draft_tokens", _too_long(tokens + 1, max(ars)))
+            eaglet = _block(
+                Eaglet,
+                eaglet_version=how.eaglet_version,
+                draft_len=how.draft_depth,
+                n_branches=how.draft_top_k,
+                max_tokens_target_can_evaluate=tokens + 1,
+                draft_kv_cache=how.draft_kv_cache,
+            )
+            return _drafted(config, how.draft_container, "eaglet", eaglet=eaglet)
+
+
+def _lookahead(config: GenieConfig, how: LadeBuilderConfig, ar: int) -> Speculation:
+    lade = _block(Lade, window=how.window, ngram=how.ngram, gcap=how.gcap)
+    _see_that(lade.tokens_per_step <= ar, "window", _too_long(lade.tokens_per_step, ar))
+    vocabulary = config.dialog.context.n_vocab
+    reason = f"lookahead feeds token ids up to {_LADE_TOKENS}; the vocabulary has {vocabulary}"
+    _see_that(vocabulary > _LADE_TOKENS, "", reason)
+    return Speculation(config.with_type("lade", lade=lade))
+
+
+def _self_speculation(config: GenieConfig, how: SsdBuilderConfig) -> Speculation:
+    files = sorted(path for path in how.forecast_prefix.glob("*") if path.is_file())
+    reason = f"{how.forecast_prefix} holds no files: it is trained with the model, not built here"
+    _see_that(bool(files), "forecast_prefix", reason)
+    ssd = _block(
+        Ssd,
+        forecast_token_count=how.forecast_token_count,
+        branches=how.branches,
+        forecast_prefix=how.forecast_prefix_length,
+        forecast_prefix_name=_PREFIX_FOLDER,
+    )
+    named = {f"{_PREFIX_FOLDER}/{path.name}": path for path in files}
+    return Speculation(config.with_type("ssd-q1", ssd=ssd), named)
+
+
+def _drafted(config: GenieConfig, folder: Path, kind: str, **block: GenieModel) -> Speculation:
+    """With a second engine, whose binaries lie in a folder of their own."""
+    reason = f"{folder} is no folder: a draft is built, or trained, before"
+    _see_that(folder.is_dir(), "draft_container", reason)
+    draft = GenAIContainer.load(folder)
+    ours, theirs = config.dialog.context, draft.genie_config.dialog.context
+    for key, mine, its in (
+        ("context length", ours.size, theirs.size),
+        ("vocabulary", ours.n_vocab, theirs.n_vocab),
+        ("bos token", ours.bos_token, theirs.bos_token),
+        ("eos token", ours.eos_token, theirs.eos_token),
+    ):
+        reason = f"{folder} has another {key} ({its}, the model {mine})"
+        _see_that(mine == its, "draft_container", reason)
+    engine = draft.genie_config.dialog.target_engine
+    files = {f"{_DRAFT_FOLDER}/{name}": draft.files[name] for name in draft.genie_config.ctx_bins}
+    moved = _with_binaries(engine, tuple(files))
+    return Speculation(config.with_type(kind, draft=moved, **block), files)
+
+
+def _with_binaries(engine: Engine, names: tuple[str, ...]) -> Engine:
+    binary = engine.model.binary.model_copy(update={"ctx_bins": names, "lora": None})
+    model = engine.model.model_copy(update={"binary": binary})
+    return engine.model_copy(update={"model": model})
+
+
+def _block(kind: type[_Block], **values: object) -> _Block:
+    """A block of Genie's, refused with the name of the option."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InvalidOptionError(_OPTION, first["msg"], ()) from error
+
+
+def _too_long(tokens: int, ar: int) -> str:
+    return f"it takes calls of {tokens} tokens; the largest AR is {ar}"
+
+
+def _see_that(holds: bool, key: str, reason: str) -> None:  # noqa: FBT001  (the condition itself)
+    if not holds:
+        raise InvalidOptionError(f"{_OPTION}.{key}" if key else _OPTION, reason, ())

@@ -1,0 +1,83 @@
+"""Adapters applied by the real Genie."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from buildlib.checkpoint.config import load_config
+from buildlib.container.genie_config import GenieConfig
+from buildlib.container.referee import check_genie_text
+from buildlib.graph.files import load_model
+from buildlib.lora.adapters import Adapters
+from buildlib.lora.branches import LoraBranches
+from buildlib.lora.calibrate import calibrate_adapters
+from buildlib.lora.config import LoraSet
+from buildlib.lora.projections import find_projections
+from buildlib.quantize.export import load_tokenizer, spread_windows
+from buildlib.reference.host_loop import HostLoop
+from buildlib.reference.runners import OnnxRunner
+
+if TYPE_CHECKING:
+    from tests.buildlib.dialogs.conftest import GenieLab
+
+RED = {
+    "self_attn.q_proj": (144, 144),
+    "self_attn.v_proj": (144, 48),
+    "self_attn.o_proj": (144, 144),
+    "mlp.down_proj": (400, 144),
+}
+BLUE = {
+    "self_attn.q_proj": (144, 144),
+    "self_attn.k_proj": (144, 48),
+    "self_attn.v_proj": (144, 48),
+    "mlp.gate_proj": (144, 400),
+    "mlp.up_proj": (144, 400),
+}
+ALPHA = "lora_alpha"
+
+
+def test_genie_speaks_as_the_adapted_float_model(
+    genie_lab: "GenieLab",
+    plain_dialog: tuple[Path, GenieConfig],
+    make_adapter: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    red = make_adapter(tmp_path / "red", RED, layers=4, rank=8, seed=1)
+    blue = make_adapter(tmp_path / "blue", BLUE, layers=4, rank=4, seed=2)
+    description = {
+        "adapters": [{"name": "red", "path": red.name}, {"name": "blue", "path": blue.name}],
+        "use_cases": [{"name": "purple", "adapters": {"red": 0.5, "blue": 0.5}}],
+    }
+    (tmp_path / "lora.json").write_text(json.dumps(description))
+    source, model = genie_lab.export / "model.onnx", tmp_path / "adapted.onnx"
+    lora = LoraSet.load(tmp_path / "lora.json")
+    adapters = Adapters.load(lora, find_projections(load_model(source)))
+    LoraBranches(adapters.branches, ALPHA).run(source, model)
+
+    config = load_config(genie_lab.export / "config.json")
+    tokenizer = load_tokenizer(genie_lab.export / "tokenizer.json")
+    text = Path(__file__).parents[3] / "suites/models/tiny_llama/text/calibration.txt"
+    tokens = tokenizer.encode(text.read_text(), add_special_tokens=False).ids
+    windows = spread_windows(tokens, 192, 2, config.bos_token_id)
+    encodings = calibrate_adapters(model, adapters, ALPHA, config, windows, "all")
+    encodings.save(model.with_suffix(".encodings"))
+
+    dialog = genie_lab.compile(model, tmp_path).with_lora(adapters.genie(ALPHA))
+    check_genie_text(dialog.to_json().encode(), "genie_config.json")
+    adapters.write(tmp_path)
+    assert "lora/purple" in dialog.referenced_files
+
+    chain = {ar: [OnnxRunner(tmp_path / f"ar{ar}_cl192.onnx")] for ar in (1, 32)}
+    constants = {**adapters.tensors("purple"), ALPHA: np.ones(1, np.float32)}
+    prompt = tokenizer.encode(genie_lab.prompt, add_special_tokens=False).ids
+    with HostLoop(chain, config, constants=constants) as loop:
+        expected = tokenizer.decode(loop.greedy(prompt, genie_lab.n_tokens))
+    plain = genie_lab.ask(tmp_path, dialog)
+    adapted = genie_lab.ask(tmp_path, dialog, "-l", f"purple,{ALPHA},1")
+    assert adapted == expected
+    assert adapted != plain
+    # Before anything is applied the branches add nothing.
+    assert plain == genie_lab.ask(tmp_path, dialog, "-l", f"purple,{ALPHA},0")

@@ -1,0 +1,308 @@
+"""Branches against the merged model, adapters that mix, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.encodings.model import Encodings
+from buildlib.errors import (
+    BuildError,
+    CheckpointError,
+    InvalidOptionError,
+    PassError,
+    UnsupportedModelError,
+)
+from buildlib.graph.files import load_model
+from buildlib.graph.llama import export_onnx
+from buildlib.graph.shape import GraphShape
+from buildlib.importing.importer import import_model
+from buildlib.lora.adapters import Adapters
+from buildlib.lora.branches import LoraBranches
+from buildlib.lora.calibrate import calibrate_adapters
+from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
+from buildlib.lora.peft import read_adapter
+from buildlib.lora.projections import find_projections
+from buildlib.passes.arcl import convert_arcl
+from buildlib.passes.mha2sha import convert_mha2sha
+from buildlib.quantize.qdq import apply_encodings
+from buildlib.reference.runners import OnnxRunner
+
+MakeAdapter = Callable[..., Path]
+ALPHA = "lora_alpha"
+ALL = {
+    "self_attn.q_proj": (40, 72),
+    "self_attn.k_proj": (40, 24),
+    "self_attn.v_proj": (40, 24),
+    "self_attn.o_proj": (72, 40),
+    "mlp.gate_proj": (40, 72),
+    "mlp.up_proj": (40, 72),
+    "mlp.down_proj": (72, 40),
+}
+SHAPE = GraphShape(16, 96)
+
+
+def adapters_of(folder: Path, export: Path) -> Adapters:
+    return Adapters.load(LoraSet.load(folder), find_projections(load_model(export / "model.onnx")))
+
+
+def merged(checkpoint: Path, adapter: Path, weight: float, folder: Path) -> Path:
+    """The checkpoint with W + weight * scale * B @ A in place of W."""
+    tensors = {
+        k: v.astype(np.float32) for k, v in load_file(checkpoint / "model.safetensors").items()
+    }
+    halves = load_file(adapter / "adapter_model.safetensors")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    scale = weight * config["lora_alpha"] / config["r"]
+    for name in halves:
+        if name.endswith("lora_A.weight"):
+            key = name.removeprefix("base_model.model.").replace("lora_A.", "")
+            tensors[key] += scale * halves[name.replace("lora_A", "lora_B")] @ halves[name]
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_bytes((checkpoint / name).read_bytes())
+    return folder
+
+
+def feeds(runner: OnnxRunner, **constants: np.ndarray) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    found = {
+        name: rng.integers(0, 300, port.shape).astype(np.int32)
+        if name == "input_ids"
+        else rng.normal(size=port.shape).astype(np.float32)
+        for name, port in runner.ports.inputs.items()
+    }
+    return found | constants
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
+def test_the_graph_with_an_adapter_is_the_merged_model(
+    weight: float, tiny: Path, tiny_export: Path, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    folder = make_adapter(tmp_path / "one", ALL)
+    adapters = adapters_of(folder, tiny_export)
+    assert len(adapters.branches) == 14
+    LoraBranches(adapters.branches, ALPHA).run(tiny_export / "model.onnx", tmp_path / "l.onnx")
+    checkpoint = Checkpoint.load(merged(tiny, folder, weight, tmp_path / "merged"))
+    reference = OnnxRunner(export_onnx(checkpoint, SHAPE, tmp_path / "reference"))
+    runner = OnnxRunner(tmp_path / "l.onnx")
+    alpha = np.full(1, weight, np.float32)
+    given = feeds(runner, **adapters.tensors("one"), **{ALPHA: alpha})
+    ours, expected = runner.run(given), reference.run(given)
+    for name, values in expected.items():
+        error = np.abs(ours[name] - values).max() / np.abs(values).max()
+        assert error <= 1e-5, (name, error)
+
+
+def test_use_cases_mix_adapters_of_different_ranks_and_modules(
+    tiny_export: Path, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    one = make_adapter(tmp_path / "one", {"self_attn.q_proj": (40, 72)}, rank=2)
+    two = make_adapter(tmp_path / "two", {"self_attn.q_proj": (40, 72)}, rank=3, seed=1)
+    three = make_adapter(tmp_path / "three", {"mlp.up_proj": (40, 72)}, rank=1)
+    description = {
+        "adapters": [{"name": f.name, "path": f.name} for f in (one, two, three)],
+        "use_cases": [
+            {"name": "mixed", "adapters": {"one": 0.5, "two": -2.0}},
+            {"name": "third", "adapters": {"three": 1.0}},
+        ],
+    }
+    (tmp_path / "set.json").write_text(json.dumps(description))
+    adapters = adapters_of(tmp_path / "set.json", tiny_export)
+    assert {str(branch.module): branch.rank for branch in adapters.branches} == {
+        "q_proj of layer 0": 5,
+        "up_proj of layer 0": 1,
+        "q_proj of layer 1": 5,
+        "up_proj of layer 1": 1,
+    }
+    tensors = adapters.tensors("mixed")
+    (_, first), _ = read_adapter(one).items()
+    (_, second), _ = read_adapter(two).items()
+    (a1, b1), (a2, b2) = first.matrices(), second.matrices()
+    product = tensors["lora_a_0_q_proj"] @ tensors["lora_b_0_q_proj"]
+    np.testing.assert_allclose(product, (0.5 * b1 @ a1 - 2.0 * b2 @ a2).T, atol=1e-5)
+    assert not tensors["lora_b_0_up_proj"].any()
+    files = adapters.write(tmp_path / "out")
+    assert min(files) == "lora/mixed/lora_a_0_q_proj.raw"
+    stored = np.fromfile(files["lora/mixed/lora_a_0_q_proj.raw"], np.float32)
+    np.testing.assert_array_equal(stored.reshape(40, 5), tensors["lora_a_0_q_proj"])
+    lora = adapters.genie(ALPHA)
+    assert [adapter.path for adapter in lora.adapters] == ["lora/mixed", "lora/third"]
+
+
+def test_fused_modules_are_taken_apart(
+    tiny_export: Path, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    folder = make_adapter(tmp_path / "f", {"self_attn.qkv_proj": (40, 120)})
+    adapters = adapters_of(folder, tiny_export)
+    (_, matrices), _ = read_adapter(folder).items()
+    whole = matrices.matrices()[1].T
+    tensors = adapters.tensors("f")
+    parts = [tensors[f"lora_b_0_{name}_proj"] for name in "qkv"]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), whole)
+
+
+def test_branches_survive_arcl_and_quantization(
+    tiny_export: Path, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    folder = make_adapter(tmp_path / "one", ALL)
+    adapters = adapters_of(folder, tiny_export)
+    source, model = tiny_export / "model.onnx", tmp_path / "lora.onnx"
+    LoraBranches(adapters.branches, ALPHA).run(source, model)
+    config = Checkpoint.load(tiny_export).config
+    rng = np.random.default_rng(0)
+    windows = [rng.integers(2, 300, 96).tolist()]
+    given = Encodings.load(model.with_suffix(".encodings"))
+    for mode in ("adapter_only", "all"):
+        encodings = calibrate_adapters(model, adapters, ALPHA, config, windows, mode)
+        known = {e.name: e for e in encodings.activation_encodings}
+        alpha = known[ALPHA]
+        assert alpha.scale[0] * (32767 + alpha.offset[0]) == 1.0
+        kept = [known[e.name] == e for e in given.activation_encodings if "lora" not in e.name]
+        assert all(kept) == (mode == "adapter_only")
+    decode = convert_arcl(model, GraphShape(1, 48), tmp_path / "decode.onnx")
+    ports = OnnxRunner(decode).ports.inputs
+    assert ports["lora_a_0_q_proj"].shape == (40, 4)
+    assert ports["input_ids"].shape == (1, 1)
+    qdq = OnnxRunner(apply_encodings(model, encodings, tmp_path / "qdq.onnx"))
+    assert qdq.ports.inputs["lora_b_1_down_proj"].dtype == np.uint16
+
+
+def test_a_second_pass_and_foreign_modules_are_refused(
+    tiny_export: Path, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    adapters = adapters_of(make_adapter(tmp_path / "one", ALL), tiny_export)
+    branches = LoraBranches(adapters.branches, ALPHA)
+    branches.run(tiny_export / "model.onnx", tmp_path / "lora.onnx")
+    with pytest.raises(PassError, match="it has no adapters yet: it takes lora_"):
+        branches.run(tmp_path / "lora.onnx", tmp_path / "twice.onnx")
+    for name, modules, layers, said in (
+        ("foreign", {"self_attn.z_proj": (40, 72)}, 2, "no z_proj of layer 0"),
+        ("deep", {"self_attn.q_proj": (40, 72)}, 3, "no q_proj of layer 2"),
+        ("wide", {"self_attn.q_proj": (40, 80)}, 2, "maps 40 to 80, in the model 40 to 72"),
+    ):
+        folder = make_adapter(tmp_path / name, modules, layers=layers)
+        with pytest.raises(UnsupportedModelError, match=said):
+            adapters_of(folder, tiny_export)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "bias=all"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"peft_type": "IA3"}, "peft_type"),
+        ({"r": 0}, "r: "),
+        ({"lora_alpha": float("nan")}, "lora_alpha"),
+    ],
+)
+def test_what_is_no_plain_lora_is_refused(
+    changes: dict[str, object], said: str, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    folder = make_adapter(tmp_path / "a", {"self_attn.q_proj": (40, 72)}, **changes)
+    with pytest.raises(CheckpointError, match=said) as caught:
+        read_adapter(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_scales_follow_patterns_and_rslora(make_adapter: MakeAdapter, tmp_path: Path) -> None:
+    modules = {"self_attn.q_proj": (40, 72), "mlp.up_proj": (40, 72)}
+    pattern = {"alpha_pattern": {"up_proj": 2}, "use_rslora": True}
+    adapter = read_adapter(make_adapter(tmp_path / "a", modules, layers=1, rank=4, **pattern))
+    assert {module.name: low.scale for module, low in adapter.items()} == {
+        "q_proj": 8.0,
+        "up_proj": 1.0,
+    }
+
+
+def test_options_are_refused_by_name(tmp_path: Path) -> None:
+    for values, said in (
+        ({"lora_version": 2}, "lora_config.lora_version.*the QAIRT SDK can"),
+        ({"alpha_tensor_name": "strength"}, "alpha_tensor_name.*'lora'"),
+        ({"quant_updatable_mode": "none"}, "quant_updatable_mode"),
+        ({"surprise": 1}, "lora_config.surprise"),
+    ):
+        with pytest.raises(InvalidOptionError, match=said):
+            LoraBuilderInputConfig.create(lora_config_path=tmp_path, **values)
+    config = LoraBuilderInputConfig.create(lora_config_path=tmp_path)
+    assert (config.create_lora_graph, config.alpha_tensor_name) == (True, ALPHA)
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
+        LoraSet.load(tmp_path)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_adapters_are_one_typed_line(
+    data: st.DataObject, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    folder = make_adapter(tmp_path / "a", {"self_attn.q_proj": (40, 72)}, layers=1)
+    path = folder / data.draw(st.sampled_from(["adapter_model.safetensors", "adapter_config.json"]))
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, min(len(content), 400) - 1))] = data.draw(
+            st.integers(0, 255)
+        )
+    path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    said = ""
+    try:
+        for low_rank in read_adapter(folder).values():
+            low_rank.matrices()
+    except BuildError as error:
+        said = str(error)
+    assert "\n" not in said
+
+
+def test_modules_are_found_by_what_they_do(tiny_export: Path) -> None:
+    model = load_model(tiny_export / "model.onnx")
+    for index, value in enumerate(list(model.graph.initializers.values())):
+        value.name = f"w{index}"
+    for index, node in enumerate(model.graph):
+        node.name = f"n{index}"
+        for value in node.outputs:
+            if value not in model.graph.outputs:
+                value.name = f"v{index}_{value.index()}"
+    found = find_projections(model)
+    sizes = {name.rpartition(".")[2]: size for name, size in ALL.items()}
+    assert sorted(found) == [0, 1]
+    for modules in found.values():
+        assert {name: (p.n_in, p.n_out) for name, p in modules.items()} == sizes
+    uses = [use.node for modules in found.values() for use in modules["gate_proj"].output.uses()]
+    assert sorted(node.op_type for node in uses) == ["Mul", "Mul", "Sigmoid", "Sigmoid"]
+
+
+def test_branches_survive_single_head_attention(
+    tiny_export: Path, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    adapters = adapters_of(make_adapter(tmp_path / "one", ALL), tiny_export)
+    LoraBranches(adapters.branches, ALPHA).run(tiny_export / "model.onnx", tmp_path / "l.onnx")
+    whole = OnnxRunner(tmp_path / "l.onnx")
+    heads = OnnxRunner(convert_mha2sha(tmp_path / "l.onnx", tmp_path / "sha.onnx"))
+    assert heads.ports.inputs.keys() == whole.ports.inputs.keys()
+    alpha = np.ones(1, np.float32)
+    given = feeds(whole, **adapters.tensors("one"), **{ALPHA: alpha})
+    for name, values in whole.run(given).items():
+        error = np.abs(heads.run(given)[name] - values).max() / np.abs(values).max()
+        assert error <= 1e-5, (name, error)
+
+
+def test_fused_modules_of_a_fused_graph_stay_whole(
+    make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    (export,) = (Path(__file__).parents[2] / "fixtures/exports/dynamo-phi3").glob("*.onnx")
+    import_model(export, GraphShape(8, 32), tmp_path / "model.onnx")
+    modules = {"self_attn.qkv_proj": (32, 64), "mlp.gate_up_proj": (32, 48)}
+    folder = make_adapter(tmp_path / "f", modules)
+    adapters = adapters_of(folder, tmp_path)
+    assert [branch.module.name for branch in adapters.branches[:2]] == ["gate_up_proj", "qkv_proj"]
+    LoraBranches(adapters.branches, ALPHA).run(tmp_path / "model.onnx", tmp_path / "l.onnx")
+    alone = make_adapter(tmp_path / "q", {"self_attn.q_proj": (32, 32)})
+    with pytest.raises(UnsupportedModelError, match="it has down_proj, gate_up_proj"):
+        adapters_of(alone, tmp_path)

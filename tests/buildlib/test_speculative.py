@@ -1,0 +1,165 @@
+"""Speculating dialogs: what Genie's own parser takes, and what is refused before it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from buildlib.container.genie_config import (
+    Context,
+    Embedding,
+    GenieConfig,
+    QuantParam,
+    basic_dialog,
+)
+from buildlib.container.genie_engine import Lora, LoraAdapter
+from buildlib.container.referee import check_genie_text
+from buildlib.errors import ContainerError, GenieConfigError, InvalidOptionError
+from buildlib.speculative import (
+    EagletBuilderConfig,
+    LadeBuilderConfig,
+    SpdBuilderConfig,
+    SpeculativeConfig,
+    SsdBuilderConfig,
+    speculate,
+)
+
+
+def plain(size: int = 192, n_vocab: int = 1280) -> GenieConfig:
+    return basic_dialog(
+        context=Context(size=size, n_vocab=n_vocab, bos_token=0, eos_token=1),
+        head_dim=24,
+        rotary_dim=24,
+        rope_theta=10000.0,
+        rope_scaling=None,
+        ctx_bins=("m_part_1_of_2.bin", "m_part_2_of_2.bin"),
+        emulator=True,
+    )
+
+
+def judged(config: GenieConfig) -> GenieConfig:
+    """Genie takes it, and so does our model of it."""
+    check_genie_text(config.to_json().encode(), "genie_config.json")
+    assert GenieConfig.from_json(config.to_json()) == config
+    return config
+
+
+def test_lookahead() -> None:
+    result = speculate(plain(), LadeBuilderConfig(), (1, 64))
+    assert judged(result.genie_config).dialog.type == "lade"
+    assert not result.files
+    with pytest.raises(InvalidOptionError, match="calls of 64 tokens; the largest AR is 32"):
+        speculate(plain(), LadeBuilderConfig(), (1, 32))
+    with pytest.raises(InvalidOptionError, match="the vocabulary has 900"):
+        speculate(plain(n_vocab=900), LadeBuilderConfig(window=2, ngram=2, gcap=2), (1, 32))
+
+
+def test_a_draft_model(tiny_bundle: Path) -> None:
+    result = speculate(plain(), SpdBuilderConfig(draft_container=tiny_bundle), (1, 32))
+    config = judged(result.genie_config)
+    assert config.ctx_bins == ("m_part_1_of_2.bin", "m_part_2_of_2.bin")
+    assert all(path.is_file() and path.parent == tiny_bundle for path in result.files.values())
+    assert set(result.files) == {f"draft/{path.name}" for path in result.files.values()}
+    assert set(result.files) <= set(config.referenced_files)
+    with pytest.raises(InvalidOptionError, match="calls of 41 tokens; the largest AR is 32"):
+        speculate(plain(), SpdBuilderConfig(draft_container=tiny_bundle, draft_len=40), (1, 32))
+    with pytest.raises(InvalidOptionError, match=r"another context length \(192, the model 256\)"):
+        speculate(plain(size=256), SpdBuilderConfig(draft_container=tiny_bundle), (1, 32))
+
+
+def test_eaglet_takes_a_draft_container(tiny_bundle: Path) -> None:
+    how = EagletBuilderConfig(draft_container=tiny_bundle)
+    config = judged(speculate(plain(), how, (1, 32)).genie_config)
+    assert config.dialog.eaglet is not None
+    assert config.dialog.eaglet.max_tokens_target_can_evaluate == 32
+
+
+def test_self_speculation_takes_a_prefix(tmp_path: Path) -> None:
+    how = SsdBuilderConfig(forecast_prefix=tmp_path)
+    with pytest.raises(InvalidOptionError, match="not built here"):
+        speculate(plain(), how, (1, 32))
+    (tmp_path / "kv-cache.primary.qnn-htp").write_bytes(b"x")
+    result = speculate(plain(), how, (1, 32))
+    assert list(result.files) == ["forecast-prefix/kv-cache.primary.qnn-htp"]
+    assert "forecast-prefix" in judged(result.genie_config).referenced_files
+    wide = how.model_copy(update={"branches": (1, 1, 1, 1, 1)})
+    with pytest.raises(InvalidOptionError, match="5 branches of 4 forecast tokens"):
+        speculate(plain(), wide, (1, 32))
+
+
+@pytest.mark.parametrize("kind", [SpdBuilderConfig, EagletBuilderConfig])
+def test_a_draft_that_is_not_there(
+    kind: type[SpdBuilderConfig] | type[EagletBuilderConfig], tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidOptionError, match=r"speculative_config\.draft_container"):
+        speculate(plain(), kind(draft_container=tmp_path / "none"), (1, 32))
+    with pytest.raises(ContainerError):
+        speculate(plain(), kind(draft_container=tmp_path), (1, 32))
+
+
+@given(
+    st.builds(
+        LadeBuilderConfig,
+        window=st.integers(1, 40),
+        ngram=st.integers(2, 12),
+        gcap=st.integers(1, 40),
+    ),
+    st.sampled_from([16, 32, 64, 128]),
+)
+def test_lookahead_fits_the_graphs_or_is_refused(how: SpeculativeConfig, ar: int) -> None:
+    assert isinstance(how, LadeBuilderConfig)
+    fits = (how.window + how.gcap) * (how.ngram - 1) <= ar
+    try:
+        speculate(plain(), how, (1, ar))
+    except InvalidOptionError:
+        assert not fits
+    else:
+        assert fits
+
+
+LORA = Lora(alpha_tensor_name="lora_alpha", adapters=(LoraAdapter(name="a", path="lora/a"),))
+TABLE = Embedding(
+    lut_path="embedding_weights.raw",
+    size=144,
+    datatype="ufixed16",
+    quant_param=QuantParam(scale=0.5, offset=-3),
+)
+
+
+def test_table_and_adapters(tiny_bundle: Path) -> None:
+    config = judged(plain().with_embedding(TABLE).with_lora(LORA))
+    assert {"embedding_weights.raw", "lora/a"} <= set(config.referenced_files)
+    assert judged(config.with_dialog(max_num_tokens=3)).dialog.embedding == TABLE
+    spd = speculate(config, SpdBuilderConfig(draft_container=tiny_bundle), (1, 32)).genie_config
+    adapted = [engine.role for engine in judged(spd).dialog.engines if engine.model.binary.lora]
+    assert adapted == ["target"]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"type": "spd", "spd": {"version": 1, "draft-len": 4}},
+        {"lade": {"version": 1, "window": 2, "ngram": 2, "gcap": 2}},
+        {"type": "ssd-q1"},
+        {"type": "eaglet"},
+        {"embedding": {"version": 1, "type": "lut", "size": 144, "datatype": "float32"}},
+        {"embedding": {"version": 1, "lut-path": "t", "type": "lut", "datatype": "float32"}},
+    ],
+)
+def test_genie_and_our_model_refuse_the_same(edit: dict[str, object]) -> None:
+    values = json.loads(plain().to_json())
+    values["dialog"] |= edit
+    text = json.dumps(values).encode()
+    with pytest.raises(GenieConfigError):
+        GenieConfig.from_json(text)
+    with pytest.raises(GenieConfigError):
+        check_genie_text(text, "genie_config.json")
+
+
+def test_a_table_says_what_its_integers_mean() -> None:
+    for datatype, grid in (("float32", TABLE.quant_param), ("ufixed8", None)):
+        with pytest.raises(ValidationError, match="quant-param"):
+            Embedding(lut_path="t", size=1, datatype=datatype, quant_param=grid)  # type: ignore[arg-type]
