@@ -16,10 +16,9 @@ from typing import IO
 import numpy as np
 
 from buildlib.errors import ModelFileError, RunnerDiedError
-from buildlib.graph import interface
 from buildlib.quantize.grid import Grid
 from buildlib.reference.frames import BrokenFrameError, read_frame, write_frame
-from buildlib.reference.runners import Arrays, Port, Ports
+from buildlib.reference.runners import Arrays, Port, Ports, part_sizes
 from buildlib.toolchains.base import GraphInfo, TensorInfo, Toolchain
 from buildlib.toolchains.libraries import find_libraries
 
@@ -58,6 +57,7 @@ def emulator_chains(
     toolchain: Toolchain,
     *,
     soc_model: int | None = None,
+    cl: int | None = None,
     timeout_s: float = 120.0,
 ) -> dict[int, list[EmulatedPart]]:
     """Chains for `HostLoop`, by AR, from context binaries that were built for the emulator.
@@ -66,6 +66,7 @@ def emulator_chains(
         binaries: one for each part, in the order of the parts.
         toolchain: tells what is in them.
         soc_model: the SoC to emulate; by default the library's own choice.
+        cl: which graphs to take of binaries that hold several context lengths.
         timeout_s: for loading, and for each call of a graph.
 
     Raises:
@@ -75,11 +76,7 @@ def emulator_chains(
     """
     found: list[tuple[int, Path, GraphInfo]] = []
     for binary in binaries:
-        for graph in toolchain.inspect(binary).graphs:
-            shape = interface.shape_of({tensor.name: tensor.shape for tensor in graph.inputs})
-            if shape is None:
-                raise ModelFileError(binary, f"graph {graph.name} has no attention mask")
-            found.append((shape.ar, binary, graph))
+        found += [(ar, binary, graph) for ar, graph in _graphs(binary, toolchain, cl).items()]
     process = EmulatorProcess(
         [(binary, graph.name) for _, binary, graph in found], soc_model, timeout_s
     )
@@ -87,6 +84,19 @@ def emulator_chains(
     for index, (ar, _, graph) in enumerate(found):
         chains.setdefault(ar, []).append(EmulatedPart(process, index, graph))
     return chains
+
+
+def _graphs(binary: Path, toolchain: Toolchain, cl: int | None) -> dict[int, GraphInfo]:
+    """The graphs of a binary by AR; of a part that attends to nothing, one for all CLs."""
+    found: dict[int, GraphInfo] = {}
+    for graph in toolchain.inspect(binary).graphs:
+        try:
+            ar, own_cl = part_sizes({tensor.name: tensor.shape for tensor in graph.inputs})
+        except ValueError as error:
+            raise ModelFileError(binary, f"graph {graph.name}: {error}") from error
+        if cl is None or own_cl in {None, cl}:
+            found[ar] = graph
+    return found
 
 
 def ports_of(graph: GraphInfo) -> Ports:

@@ -6,36 +6,19 @@ them is a difference of the graphs. Device inference is Genie's job, not this mo
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from buildlib.checkpoint.config import LlamaConfig
-from buildlib.errors import CalibrationError, PromptTooLongError
+from buildlib.checkpoint.config import DecoderConfig
+from buildlib.errors import PromptTooLongError
 from buildlib.graph import interface
-from buildlib.graph.rope import rope_tables
 from buildlib.graph.shape import GraphShape
+from buildlib.reference.inputs import CallInputs, Embed
 from buildlib.reference.kv_cache import KvCache
-from buildlib.reference.runners import Arrays, PartRunner, Port
-
-Positions = Literal["first_cl_minus_ar", "all"]
-
-
-@dataclass(frozen=True)
-class Perplexity:
-    """A perplexity and what it was taken over.
-
-    Attributes:
-        n_tokens: tokens that were predicted.
-    """
-
-    value: float
-    n_tokens: int
-    n_windows: int
-    positions: Positions
+from buildlib.reference.runners import Arrays, PartRunner, part_sizes
 
 
 class HostLoop(AbstractContextManager["HostLoop"]):
@@ -43,15 +26,20 @@ class HostLoop(AbstractContextManager["HostLoop"]):
 
     Args:
         chains: by AR, the parts in order; AR 1 must be among them to decode. Owned from now on.
-        on_outputs: sees every part's inputs, outputs and number of real tokens (calibration).
+        config: of the model.
+        on_outputs: sees every part's outputs and the number of real tokens (calibration).
+        embed: the embedding table, for a model that takes `inputs_embeds`.
+        constants: inputs that are the same at every call, such as LoRA weights.
     """
 
     def __init__(
         self,
         chains: Mapping[int, Sequence[PartRunner]],
-        config: LlamaConfig,
+        config: DecoderConfig,
         *,
         on_outputs: Callable[[Arrays, int], None] | None = None,
+        embed: Embed | None = None,
+        constants: Arrays | None = None,
     ) -> None:
         self._chains = {ar: tuple(chains[ar]) for ar in sorted(chains, reverse=True)}
         shapes = [_chain_shape(chain) for chain in self._chains.values()]
@@ -59,7 +47,7 @@ class HostLoop(AbstractContextManager["HostLoop"]):
         if {shape.ar for shape in shapes} != set(chains) or {s.cl for s in shapes} != {self.cl}:
             msg = f"chains for AR {sorted(chains)} have the shapes {shapes}"
             raise ValueError(msg)
-        self._cos, self._sin = rope_tables(config, self.cl)
+        self._inputs = CallInputs(config, self.cl, embed=embed, constants=constants)
         self._config = config
         self._on_outputs = on_outputs
         self.reset()
@@ -80,6 +68,12 @@ class HostLoop(AbstractContextManager["HostLoop"]):
         for chain in self._chains.values():
             for runner in chain:
                 runner.close()
+
+    @property
+    def room(self) -> int:
+        """How many more tokens can be fed; the last of them need a graph that still fits."""
+        free = self.cl - self._cache.n_past
+        return free if free >= min(self._chains) else 0
 
     def reset(self) -> None:
         """Forget all tokens."""
@@ -141,38 +135,6 @@ class HostLoop(AbstractContextManager["HostLoop"]):
         self.reset()
         return token_losses(self.feed(tokens), tokens)
 
-    def perplexity(
-        self, tokens: Sequence[int], positions: Positions, max_windows: int | None = None
-    ) -> Perplexity:
-        """Perplexity over whole windows, each bos and CL-1 tokens from an empty context.
-
-        Args:
-            tokens: the text, without bos; what does not fill a window is left out.
-            positions: which predictions of a window count: `all`, or the first CL-AR of prefill's
-                AR, which is what GenieAccuracy was measured to do (libGenie 1.21, one window a
-                dialog).
-            max_windows: stop after as many.
-
-        Raises:
-            CalibrationError: fewer tokens than one window.
-        """
-        size = self.cl - 1
-        n_windows = len(tokens) // size
-        if n_windows == 0:
-            reason = f"a perplexity needs {size} tokens, the text has {len(tokens)}"
-            raise CalibrationError(reason)
-        n_windows = min(n_windows, max_windows or n_windows)
-        counted = {
-            "first_cl_minus_ar": slice(0, self.cl - max(self._chains)),
-            "all": slice(None),
-        }[positions]
-        losses: list[npt.NDArray[np.float64]] = []
-        for index in range(n_windows):
-            text = tokens[index * size : (index + 1) * size]
-            losses.append(self.losses(text)[counted])
-        flat = np.concatenate(losses)
-        return Perplexity(float(np.exp(flat.mean())), flat.size, n_windows, positions)
-
     def _choose(self, left: int) -> int:
         room = self.cl - self._cache.n_past
         fitting = [ar for ar in self._chains if ar <= room]
@@ -186,33 +148,16 @@ class HostLoop(AbstractContextManager["HostLoop"]):
 
     def _call(self, ar: int, tokens: list[int]) -> npt.NDArray[np.float32]:
         """One call of one chain; `tokens` fill its slots from the left."""
-        values = self._inputs(ar, tokens)
+        values = self._inputs.at(ar, self._cache.n_past, tokens)
+        values |= self._cache.past(self.cl - ar)
         for runner in self._chains[ar]:
-            ports = runner.ports
-            feeds = {name: _stored(port, values[name]) for name, port in ports.inputs.items()}
-            outputs = runner.run(feeds)
+            outputs = runner.run(runner.ports.feeds(values))
             if self._on_outputs is not None:
                 self._on_outputs(outputs, len(tokens))
             values |= outputs
         self._cache.append(values, len(tokens))
         port = self._chains[ar][-1].ports.outputs[interface.LOGITS]
-        return _real(port, values[interface.LOGITS][0, : len(tokens)])
-
-    def _inputs(self, ar: int, tokens: list[int]) -> dict[str, npt.NDArray[Any]]:
-        past, n_past = self.cl - ar, self._cache.n_past
-        ids = np.full((1, ar), self._config.eos_token_ids[0], dtype=np.int32)
-        ids[0, : len(tokens)] = tokens
-        mask = np.full((ar, self.cl), interface.MASKED, dtype=np.float32)
-        mask[:, :n_past] = 0.0
-        mask[:, past:][np.tril_indices(ar)] = 0.0
-        where = np.minimum(np.arange(n_past, n_past + ar), self.cl - 1)
-        return {
-            interface.INPUT_IDS: ids,
-            interface.ATTENTION_MASK: mask[None, None],
-            interface.COS: self._cos[None, None, where],
-            interface.SIN: self._sin[None, None, where],
-            **self._cache.past(past),
-        }
+        return port.real(values[interface.LOGITS][0, : len(tokens)])
 
 
 def token_losses(logits: npt.NDArray[np.float32], tokens: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -225,26 +170,12 @@ def token_losses(logits: npt.NDArray[np.float32], tokens: Sequence[int]) -> npt.
     return losses
 
 
-def _stored(port: Port, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Quantize what is float and should not be; integers pass as they are."""
-    if values.dtype == np.float32 and port.grid is not None:
-        return port.grid.quantize(values)
-    return values.astype(port.dtype, copy=False)
-
-
-def _real(port: Port, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    if port.grid is not None:
-        return port.grid.dequantize(values)
-    return values.astype(np.float32, copy=False)
-
-
 def _chain_shape(chain: Sequence[PartRunner]) -> GraphShape:
-    shapes = {
-        interface.shape_of({name: port.shape for name, port in runner.ports.inputs.items()})
-        for runner in chain
-    }
-    shape = shapes.pop()
-    if shape is None or shapes:
-        msg = "the parts of a chain differ in (AR, CL)"
+    """The (AR, CL) of all parts; one without a mask (an embedding, a head) has an AR alone."""
+    sizes = [part_sizes({p.name: p.shape for p in r.ports.inputs.values()}) for r in chain]
+    ars = {ar for ar, _ in sizes}
+    cls = {cl for _, cl in sizes if cl is not None}
+    if len(ars) != 1 or len(cls) != 1:
+        msg = f"the parts of a chain differ in (AR, CL): {sizes}"
         raise ValueError(msg)
-    return shape
+    return GraphShape(ars.pop(), cls.pop())

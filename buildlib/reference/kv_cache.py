@@ -25,20 +25,27 @@ class KvCache:
     def past(self, length: int) -> dict[str, npt.NDArray[Any]]:
         """The inputs of a graph with `length` past slots."""
         return {
-            name: np.ascontiguousarray(np.take(buffer, range(length), axis=_axis(name)))
+            name: np.ascontiguousarray(buffer[_slots(name, 0, length)])
             for name, buffer in self._buffers.items()
         }
 
     def append(self, outputs: Mapping[str, npt.NDArray[Any]] | Arrays, n_tokens: int) -> None:
         """Keep the first `n_tokens` of the new keys and values among `outputs`."""
         for name, buffer in self._buffers.items():
-            new = outputs[name.removesuffix("_in") + "_out"]
-            where: list[slice] = [slice(None)] * buffer.ndim
-            where[_axis(name)] = slice(0, n_tokens)
-            fresh = new[tuple(where)]
-            where[_axis(name)] = slice(self.n_past, self.n_past + n_tokens)
-            buffer[tuple(where)] = fresh
+            new = outputs[name.removesuffix("_in") + "_out"][_slots(name, 0, n_tokens)]
+            buffer[_slots(name, self.n_past, self.n_past + n_tokens)] = new
         self.n_past += n_tokens
+
+    def new(self, since: int) -> dict[str, npt.NDArray[Any]]:
+        """Keys and values from slot `since` on, by the names of the inputs; not copied."""
+        return {
+            name: buffer[_slots(name, since, self.n_past)] for name, buffer in self._buffers.items()
+        }
+
+
+def _slots(name: str, begin: int, end: int) -> tuple[slice, ...]:
+    kept = (slice(None),) * _axis(name)
+    return (*kept, slice(begin, end))
 
 
 def _axis(name: str) -> int:

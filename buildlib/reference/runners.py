@@ -1,6 +1,6 @@
 """What runs one part of a model, and the plainest one: ONNX Runtime on the CPU."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from buildlib.errors import ModelFileError
+from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.infer import static_shape
 from buildlib.quantize.grid import Grid
@@ -32,6 +33,18 @@ class Port:
     shape: tuple[int, ...]
     grid: Grid | None = None
 
+    def stored(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Quantize what is float and should not be; integers pass as they are."""
+        if values.dtype == np.float32 and self.grid is not None:
+            return self.grid.quantize(values)
+        return values.astype(self.dtype, copy=False)
+
+    def real(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """What stored values mean."""
+        if self.grid is not None:
+            return self.grid.dequantize(values)
+        return values.astype(np.float32, copy=False)
+
 
 @dataclass(frozen=True)
 class Ports:
@@ -39,6 +52,14 @@ class Ports:
 
     inputs: Mapping[str, Port]
     outputs: Mapping[str, Port]
+
+    def feeds(self, values: Arrays) -> dict[str, npt.NDArray[Any]]:
+        """The inputs of the part, as it takes them, out of all values there are.
+
+        Raises:
+            KeyError: an input is not among them.
+        """
+        return {name: port.stored(values[name]) for name, port in self.inputs.items()}
 
 
 class PartRunner(Protocol):
@@ -58,6 +79,24 @@ class PartRunner(Protocol):
         ...
 
 
+def part_sizes(inputs: Mapping[str, Sequence[int]]) -> tuple[int, int | None]:
+    """AR and CL of a model or part, from the shapes of its inputs.
+
+    CL is None for a part that attends to nothing: an embedding or an output projection of its own.
+
+    Raises:
+        ValueError: no input tells the AR.
+    """
+    shape = interface.shape_of(inputs)
+    if shape is not None:
+        return shape.ar, shape.cl
+    lengths = {dims[1] for dims in inputs.values() if 2 <= len(dims) <= 3 and dims[0] == 1}
+    if len(lengths) != 1:
+        msg = f"no AR can be told from inputs {dict(inputs)}"
+        raise ValueError(msg)
+    return lengths.pop(), None
+
+
 def read_ports(path: Path) -> Ports:
     """The ports of a float or QDQ ONNX model, with the grids that its own QDQ nodes give.
 
@@ -75,20 +114,21 @@ class OnnxRunner:
 
     Quantization is computed as the model spells it (integers only where values are stored, float32
     between), so that the result does not depend on which integer kernels this CPU has.
+
+    Args:
+        path: of the model; float weights beside it are mapped when `plain`, else loaded.
+        n_threads: 0 for one a core.
+        plain: compute node by node what the file says, nothing fused, folded or packed. Weights
+            then stay pages of their files, which the system can drop, and loading takes no time.
+
+    Raises:
+        ModelFileError: the file is no model that can run.
     """
 
-    def __init__(self, path: Path, *, n_threads: int = 0) -> None:
+    def __init__(self, path: Path, *, n_threads: int = 0, plain: bool = False) -> None:
+        self._path = path
         self._ports = read_ports(path)
-        options = ort.SessionOptions()
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
-        options.intra_op_num_threads = n_threads
-        options.log_severity_level = 3
-        try:
-            self._session: Any = ort.InferenceSession(
-                path, options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:  # the runtime raises a dozen private kinds
-            raise ModelFileError(path, str(error).splitlines()[0][:200]) from error
+        self._session = _session(path, n_threads, plain=plain)
 
     @property
     def ports(self) -> Ports:
@@ -96,14 +136,55 @@ class OnnxRunner:
         return self._ports
 
     def run(self, feeds: Arrays) -> Arrays:
-        """All outputs, as fresh arrays."""
+        """All outputs, as fresh arrays.
+
+        Raises:
+            ModelFileError: the inputs do not fit it, or an operator fails.
+        """
         names = list(self._ports.outputs)
-        results = self._session.run(names, {name: feeds[name] for name in self._ports.inputs})
-        return dict(zip(names, results, strict=True))
+        given = {name: feeds[name] for name in self._ports.inputs}
+        return dict(zip(names, run_session(self._path, self._session, names, given), strict=True))
 
     def close(self) -> None:
         """Free the session."""
         self._session = None
+
+
+def plain_session(path: Path, n_threads: int = 0) -> Any:  # noqa: ANN401  (an InferenceSession)
+    """A session that computes node by node what the file says, over mapped weights.
+
+    Raises:
+        ModelFileError: the file is no model that can run.
+    """
+    return _session(path, n_threads, plain=True)
+
+
+def run_session(path: Path, session: Any, names: list[str], feeds: Arrays) -> list[Any]:  # noqa: ANN401
+    """Outputs of a session of the model at `path`.
+
+    Raises:
+        ModelFileError: the inputs do not fit it, or an operator fails.
+    """
+    try:
+        outputs: list[Any] = session.run(names, dict(feeds))
+    except Exception as error:  # the runtime raises a dozen private kinds
+        reason = " ".join(str(error).split())[:200]
+        raise ModelFileError(path, f"it cannot be run: {reason}") from error
+    return outputs
+
+
+def _session(path: Path, n_threads: int, *, plain: bool) -> Any:  # noqa: ANN401
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    options.intra_op_num_threads = n_threads
+    options.log_severity_level = 3
+    if plain:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    try:
+        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the runtime raises a dozen private kinds
+        raise ModelFileError(path, str(error).splitlines()[0][:200]) from error
 
 
 def _port(path: Path, value: ir.Value, grid: Grid | None) -> Port:

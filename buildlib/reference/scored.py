@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from buildlib.checkpoint.config import LlamaConfig
+from buildlib.checkpoint.config import DecoderConfig
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner
 
 
 def onnx_perplexity(
-    chains: Mapping[int, Sequence[Path]], config: LlamaConfig, windows: Sequence[Sequence[int]]
+    chains: Mapping[int, Sequence[Path]], config: DecoderConfig, windows: Sequence[Sequence[int]]
 ) -> float:
     """Perplexity of ONNX models, float or QDQ, on ONNX Runtime's CPU provider.
 

@@ -3,16 +3,24 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from buildlib.checkpoint.config import load_config
-from buildlib.errors import CalibrationError, PromptTooLongError
+from buildlib.embedding.extraction import EmbeddingExtraction
+from buildlib.embedding.table import write_table
+from buildlib.errors import PromptTooLongError
+from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.reference.host_loop import HostLoop, token_losses
-from buildlib.reference.runners import OnnxRunner
+from buildlib.reference.inputs import table_rows
+from buildlib.reference.runners import OnnxRunner, part_sizes
+
+if TYPE_CHECKING:
+    from buildlib.embedding.config import EmbedDatatype
 
 CL = 96
 
@@ -54,22 +62,60 @@ def test_greedy_is_argmax_after_bos(loop: HostLoop) -> None:
     assert loop.greedy([7, 8], 4, stop=frozenset({chosen[2]})) == chosen[: chosen.index(chosen[2])]
 
 
-def test_what_a_perplexity_is_over(loop: HostLoop) -> None:
-    tokens = np.random.default_rng(2).integers(0, 300, 2 * (CL - 1) + 30).tolist()
-    losses = []
-    for index in range(2):
-        window = [0, *tokens[index * (CL - 1) : (index + 1) * (CL - 1)]]
-        loop.reset()
-        losses.append(token_losses(loop.feed(window), window))
-    for positions, counted in (
-        ("all", slice(None)), ("first_cl_minus_ar", slice(0, 80))
-    ):  # fmt: skip
-        flat = np.concatenate([loss[counted] for loss in losses])
-        found = loop.perplexity(tokens, positions)  # type: ignore[arg-type]
-        assert found.value == pytest.approx(np.exp(flat.mean()))
-        assert (found.n_windows, found.n_tokens) == (2, flat.size)
-    with pytest.raises(CalibrationError, match="needs 95 tokens"):
-        loop.perplexity(tokens[:94], "all")
+def test_the_embedding_table_can_lie_on_the_host(
+    loop: HostLoop, tiny_export: Path, tmp_path: Path
+) -> None:
+    model = EmbeddingExtraction().run(tiny_export / "model.onnx", tmp_path / "model.onnx")
+    tokens = np.random.default_rng(5).integers(0, 300, 40).tolist()
+    loop.reset()
+    expected = loop.feed(tokens)
+    config = load_config(tiny_export / "config.json")
+    tolerances: dict[EmbedDatatype, float] = {"float32": 1e-4, "uint16": 2e-2}
+    for datatype, tolerance in tolerances.items():
+        table = write_table(tiny_export / "model.onnx", tmp_path / datatype, datatype)
+        runners = {16: [OnnxRunner(model, n_threads=1)]}
+        with HostLoop(runners, config, embed=table_rows(table)) as hosted:
+            found = hosted.feed(tokens)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+        assert (datatype == "float32") == (np.abs(found - expected).max() < 1e-4)
+
+
+def test_inputs_that_never_change_are_fed_at_each_call(
+    loop: HostLoop, tiny_export: Path, tmp_path: Path
+) -> None:
+    """As the weights of an adapter are."""
+    model = load_model(tiny_export / "model.onnx")
+    value = model.graph.initializers.pop("attention_scale")
+    model.graph.inputs.append(value)
+    scale = value.const_value
+    assert scale is not None
+    value.const_value = None
+    path = save_model(model, tmp_path / "model.onnx")
+    config = load_config(tiny_export / "config.json")
+    constants = {"attention_scale": scale.numpy()}
+    loop.reset()
+    with HostLoop({16: [OnnxRunner(path, n_threads=1)]}, config, constants=constants) as fed:
+        np.testing.assert_allclose(fed.feed([5] * 20), loop.feed([5] * 20), rtol=0, atol=1e-4)
+
+
+def test_parts_that_attend_to_nothing_have_an_ar_alone() -> None:
+    assert part_sizes({"input_ids": (1, 8)}) == (8, None)
+    assert part_sizes({"hidden": (1, 8, 40)}) == (8, None)
+    assert part_sizes({"attention_mask": (1, 1, 8, 96), "input_ids": (1, 8)}) == (8, 96)
+    with pytest.raises(ValueError, match="no AR"):
+        part_sizes({"a": (1, 8, 40), "b": (1, 9, 40)})
+
+
+def test_losses_are_of_each_token_after_bos(loop: HostLoop) -> None:
+    window = np.random.default_rng(2).integers(0, 300, CL - 1).tolist()
+    loop.feed([9, 9, 9])  # forgotten
+    losses = loop.losses(window)
+    loop.reset()
+    expected = token_losses(loop.feed([0, *window]), [0, *window])
+    np.testing.assert_array_equal(losses, expected)
+    assert losses.shape == (CL - 1,)
+    with pytest.raises(PromptTooLongError, match="97 tokens"):
+        loop.losses([5] * CL)
 
 
 def test_losses_are_log_likelihoods() -> None:

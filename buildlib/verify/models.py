@@ -1,0 +1,105 @@
+"""The models that a verification compares: files of each stage, opened part by part."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from buildlib.checkpoint.config import DecoderConfig
+from buildlib.graph.shape import GraphShape
+from buildlib.reference.emulator import emulator_chains
+from buildlib.reference.inputs import Embed
+from buildlib.reference.runners import Arrays, OnnxRunner, PartRunner
+from buildlib.targets import Target
+from buildlib.toolchains.base import CompileConfig, Toolchain
+from buildlib.verify.trace import OpenPart
+
+Wholes = Mapping[GraphShape, Path]
+Parts = Mapping[GraphShape, Sequence[Path]]
+
+
+@dataclass(frozen=True)
+class StageModels:
+    """What each stage of a build made; a stage that a build does not have is None.
+
+    Attributes:
+        imported: for each shape wanted, the whole model that it was converted from: the same file
+            for all shapes, but for models attached for an AR.
+        sources: by file of `imported`, the export as it was before the import, opened with the
+            names and shapes of the imported one.
+        arcl: the whole model at each shape.
+        split: its parts, in the order of data flow.
+        sha: the parts with single-head attention.
+        qdq: the parts as QDQ ONNX.
+        binaries: a context binary for each part, unshared, since the emulator loads no others
+            (see `compile_for_emulator`).
+        embed: the embedding table, of models that take `inputs_embeds`.
+        constants: inputs that are the same at every call, such as LoRA weights.
+    """
+
+    config: DecoderConfig
+    imported: Wholes
+    arcl: Wholes
+    split: Parts | None = None
+    sha: Parts | None = None
+    qdq: Parts | None = None
+    binaries: Sequence[Path] | None = None
+    sources: Mapping[Path, OpenPart] = field(default_factory=dict)
+    embed: Embed | None = None
+    constants: Arrays = field(default_factory=dict)
+
+    def at(self, cl: int) -> tuple[GraphShape, ...]:
+        """The shapes of one context length, the smallest AR first."""
+        return tuple(sorted(shape for shape in self.arcl if shape.cl == cl))
+
+
+def onnx_parts(chains: Mapping[int, Sequence[Path]], n_threads: int = 0) -> list[OpenPart]:
+    """The parts of a model, float or QDQ, from their files by AR.
+
+    Weights stay mapped from their files: a part costs its activations, and pages of the file cache.
+    """
+    return [
+        partial(_open, dict(zip(chains, paths, strict=True)), n_threads)
+        for paths in zip(*chains.values(), strict=True)
+    ]
+
+
+def emulated_parts(
+    binaries: Sequence[Path], toolchain: Toolchain, cl: int, soc_model: int | None
+) -> list[OpenPart]:
+    """The parts of a model on the emulator, each in a process of its own while it runs."""
+    return [partial(_emulate, binary, toolchain, cl, soc_model) for binary in binaries]
+
+
+def compile_for_emulator(
+    dlcs: Parts, target: Target, toolchain: Toolchain, folder: Path
+) -> tuple[Path, ...]:
+    """Unshared context binaries of the DLCs of a phone target, one a part, for the emulator.
+
+    Args:
+        dlcs: by shape, the parts in the order of data flow.
+        target: phone or emulator; the SoC is what counts.
+        toolchain: compiles them.
+        folder: takes `part_{k}.bin`.
+
+    Raises:
+        ToolchainError: the compiler refuses one, or died.
+    """
+    config = CompileConfig.for_target(Target(target.soc, emulator=True))
+    binaries = []
+    for number, part in enumerate(zip(*dlcs.values(), strict=True), start=1):
+        binary = folder / f"part_{number}.bin"
+        toolchain.compile(part, binary, config)
+        binaries.append(binary)
+    return tuple(binaries)
+
+
+def _open(paths: Mapping[int, Path], n_threads: int) -> dict[int, PartRunner]:
+    return {ar: OnnxRunner(path, n_threads=n_threads, plain=True) for ar, path in paths.items()}
+
+
+def _emulate(
+    binary: Path, toolchain: Toolchain, cl: int, soc_model: int | None
+) -> dict[int, PartRunner]:
+    chains = emulator_chains([binary], toolchain, soc_model=soc_model, cl=cl)
+    return {ar: chain[0] for ar, chain in chains.items()}

@@ -1,0 +1,236 @@
+"""A model as somebody exported it, run under the names and shapes of the canonical graph.
+
+Exports differ in what they call their inputs, in the order of the axes of their caches, in whether
+a cache comes back whole or as its new part, and in how they take mask and positions. The canonical
+inputs hold all of that.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from buildlib.checkpoint.config import DecoderConfig
+from buildlib.errors import ModelFileError
+from buildlib.graph import interface
+from buildlib.graph.files import load_model
+from buildlib.graph.shape import GraphShape
+from buildlib.importing.refusal import Refusal
+from buildlib.importing.roles import Role, cache_name, find_roles
+from buildlib.reference.runners import Arrays, PartRunner, Port, Ports, plain_session, run_session
+from buildlib.verify.trace import OpenPart
+
+Array = npt.NDArray[Any]
+Axis = Literal["batch", "head", "dim", "slot"]
+Layout = tuple[Axis, ...]
+
+_KEY: Layout = ("head", "batch", "dim", "slot")
+_VALUE: Layout = ("head", "batch", "slot", "dim")
+_OTHERS: tuple[Layout, ...] = (
+    ("batch", "head", "slot", "dim"),
+    ("batch", "head", "dim", "slot"),
+    _VALUE,
+    _KEY,
+    ("batch", "slot", "head", "dim"),
+)
+
+
+def source_part(path: Path, config: DecoderConfig, shape: GraphShape) -> OpenPart:
+    """Opens the export at `path` as a canonical model at `shape` (see `StageModels.sources`).
+
+    Args:
+        path: the ONNX, with symbolic dimensions or fixed at `shape`.
+        config: tells the number and size of its key/value heads.
+        shape: of the model that was imported from it.
+    """
+
+    def opened() -> Mapping[int, PartRunner]:
+        return {shape.ar: SourceRunner(path, config, shape)}
+
+    return opened
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """One key or value tensor of the export: which canonical one it is, and how its axes lie."""
+
+    name: str
+    kind: Literal["key", "value"]
+    layer: int
+    head: int | None
+    layout: Layout
+
+    def canonical(self, end: str) -> str:
+        make = interface.past_key if self.kind == "key" else interface.past_value
+        return make(self.layer, end)
+
+    @property
+    def own(self) -> Layout:
+        return _KEY if self.kind == "key" else _VALUE
+
+    def from_canonical(self, array: Array) -> Array:
+        part = array if self.head is None else array[self.head : self.head + 1]
+        return part.transpose([self.own.index(axis) for axis in self.layout])
+
+    def to_canonical(self, array: Array, n_new: int) -> Array:
+        turned = array.transpose([self.layout.index(axis) for axis in self.own])
+        slots = [slice(None)] * 4
+        slots[self.own.index("slot")] = slice(turned.shape[self.own.index("slot")] - n_new, None)
+        return turned[tuple(slots)]
+
+
+class SourceRunner:
+    """An export on ONNX Runtime's CPU provider; `PartRunner` of the canonical model it means.
+
+    Raises:
+        ModelFileError: an input has no role in a decoder, or a cache an unknown layout.
+    """
+
+    def __init__(self, path: Path, config: DecoderConfig, shape: GraphShape) -> None:
+        model = load_model(path)
+        try:
+            roles = find_roles(model)
+        except Refusal as refusal:
+            raise ModelFileError(path, str(refusal)) from refusal
+        sizes = {
+            "batch": 1, "head": config.num_key_value_heads, "dim": config.head_dim,
+            "slot": shape.past,
+        }  # fmt: skip
+        self._path = path
+        self._shape = shape
+        self._others = [role for role in roles if role.kind not in {"key", "value"}]
+        self._past = [
+            _cache(path, role.value, (role.kind, role.layer, role.head), sizes)
+            for role in roles
+            if role.kind == "key" or role.kind == "value"
+        ]
+        layouts = {(one.kind, one.layer): one.layout for one in self._past}
+        self._new = []
+        for value in model.graph.outputs:
+            told = cache_name(str(value.name))
+            if told is not None and told[:2] in layouts:
+                self._new.append(_Cache(str(value.name), *told, layouts[told[:2]]))
+        names = [str(value.name) for value in model.graph.outputs]
+        rest = [name for name in names if name not in {one.name for one in self._new}]
+        self._logits = interface.LOGITS if interface.LOGITS in rest else rest[0] if rest else ""
+        self._ports = _ports(config, shape, {role.kind for role in roles})
+        self._session = plain_session(path)
+
+    @property
+    def ports(self) -> Ports:
+        """Those of the canonical model."""
+        return self._ports
+
+    def run(self, feeds: Arrays) -> Arrays:
+        """All outputs of the canonical model."""
+        given: dict[str, Array] = {
+            str(role.value.name): self._fed(role, feeds) for role in self._others
+        }
+        for cache in self._past:
+            given[cache.name] = np.ascontiguousarray(
+                cache.from_canonical(feeds[cache.canonical("in")])
+            )
+        wanted = [self._logits, *(cache.name for cache in self._new)]
+        results = run_session(self._path, self._session, wanted, given)
+        found = dict(zip(wanted, results, strict=True))
+        outputs: dict[str, Array] = {
+            interface.LOGITS: found[self._logits].reshape(1, self._shape.ar, -1)
+        }
+        heads: dict[str, dict[int, Array]] = {}
+        for cache in self._new:
+            part = cache.to_canonical(found[cache.name], self._shape.ar)
+            heads.setdefault(cache.canonical("out"), {})[cache.head or 0] = part
+        for name, parts in heads.items():
+            outputs[name] = np.concatenate([parts[head] for head in sorted(parts)])
+        return outputs
+
+    def close(self) -> None:
+        """Free the session."""
+        self._session = None
+
+    def _fed(self, role: Role, feeds: Arrays) -> Array:
+        """What an input that is no cache is given."""
+        make: dict[str, Callable[[], Array]] = {
+            "ids": lambda: feeds[interface.INPUT_IDS],
+            "embeds": lambda: feeds[interface.INPUT_EMBEDS],
+            "mask": lambda: self._mask(role, feeds[interface.ATTENTION_MASK]),
+            "positions": lambda: self._positions(feeds[interface.ATTENTION_MASK]),
+            "cos": lambda: self._table(role, feeds[interface.COS]),
+            "sin": lambda: self._table(role, feeds[interface.SIN]),
+        }
+        array = make[role.kind]()
+        rank = _rank(role.value)
+        while array.ndim > rank and 1 in array.shape:
+            array = array.squeeze(array.shape.index(1))
+        assert role.value.dtype is not None  # noqa: S101  (a role needs a type)
+        return np.ascontiguousarray(array.astype(role.value.dtype.numpy()))
+
+    def _mask(self, role: Role, mask: Array) -> Array:
+        """Additive [1, 1, AR, CL] as the export wants it; a flat one tells which slots are used."""
+        seen: Array = mask == 0
+        if _rank(role.value) <= 2:
+            used: Array = seen[0].any(axis=1)
+            return used
+        return seen if role.value.dtype == ir.DataType.BOOL else mask
+
+    def _positions(self, mask: Array) -> Array:
+        n_past = int(np.count_nonzero(mask[0, 0, 0, : self._shape.past] == 0))
+        return np.arange(n_past, n_past + self._shape.ar)[None]
+
+    @staticmethod
+    def _table(role: Role, table: Array) -> Array:
+        """Cosines of half a head; exports that multiply whole heads take them twice."""
+        assert role.value.shape is not None  # noqa: S101  (a role needs a rank)
+        return np.tile(table, 2) if role.value.shape[-1] == 2 * table.shape[-1] else table
+
+
+def _cache(
+    path: Path,
+    value: ir.Value,
+    told: tuple[Literal["key", "value"], int, int | None],
+    sizes: Mapping[str, int],
+) -> _Cache:
+    kind, layer, head = told
+    assert value.shape is not None  # noqa: S101  (a role needs a rank)
+    own_heads = sizes if head is None else {**sizes, "head": 1}
+    canonical = _KEY if kind == "key" else _VALUE
+    first = (canonical, *_OTHERS) if str(value.name).endswith("_in") else _OTHERS
+    for layout in first:
+        fits = (
+            dim == own_heads[axis] if isinstance(dim, int) else axis in {"batch", "slot"}
+            for axis, dim in zip(layout, value.shape, strict=False)
+        )
+        if len(value.shape) == len(layout) and all(fits):
+            return _Cache(str(value.name), kind, layer, head, layout)
+    reason = f"cache {value.name} {list(value.shape)} is not one of {dict(own_heads)}"
+    raise ModelFileError(path, reason)
+
+
+def _ports(config: DecoderConfig, shape: GraphShape, kinds: set[str]) -> Ports:
+    """Names and shapes of the canonical model; values are float, ids int32."""
+    inputs = dict(interface.input_shapes(config, shape))
+    inputs[interface.COS] = inputs[interface.SIN] = (1, 1, shape.ar, config.rotary_dim // 2)
+    if "embeds" in kinds:
+        del inputs[interface.INPUT_IDS]
+        inputs[interface.INPUT_EMBEDS] = (1, shape.ar, config.hidden_size)
+    logits: tuple[int, ...] = (1, shape.ar, config.vocab_size)
+    outputs = {interface.LOGITS: logits}
+    for name, dims in inputs.items():
+        if interface.is_kv(name):
+            new = f"{name.removesuffix('_in')}_out"
+            outputs[new] = interface.reshaped(new, dims, shape)
+    ids, real = np.dtype(np.int32), np.dtype(np.float32)
+    made = {
+        name: Port(name, ids if name == interface.INPUT_IDS else real, dims)
+        for name, dims in chain(inputs.items(), outputs.items())
+    }
+    return Ports({name: made[name] for name in inputs}, {name: made[name] for name in outputs})
+
+
+def _rank(value: ir.Value) -> int:
+    return len(value.shape) if value.shape is not None else 0

@@ -1,0 +1,116 @@
+"""What a model computes over a sample, one part in memory at a time.
+
+Tokens are given, not chosen by the model, so a part's calls need the calls of the parts before it
+and its own caches, nothing of the parts after it. Hence part 1 runs over the whole sample, is
+closed, and hands its hidden states to part 2: the memory of one part, the outputs of all.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from buildlib.graph import interface
+from buildlib.reference.inputs import CallInputs
+from buildlib.reference.kv_cache import KvCache
+from buildlib.reference.runners import PartRunner
+from buildlib.verify.schedule import Call, Schedule
+
+OpenPart = Callable[[], Mapping[int, PartRunner]]
+"""Loads one part of a model, at each AR of a context length. The caller closes the runners."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Outputs of a model for `n` positions, as real numbers.
+
+    Attributes:
+        logits: [n, vocab].
+        caches: new keys and values by name of the output, [n, ...]: one row a position.
+        schedule: which graph computed which position.
+    """
+
+    logits: npt.NDArray[np.float32]
+    caches: Mapping[str, npt.NDArray[np.float32]]
+    schedule: Schedule
+
+    @property
+    def n_positions(self) -> int:
+        """Positions computed."""
+        return len(self.logits)
+
+    def positions_of(self, ar: int) -> npt.NDArray[np.intp]:
+        """Positions that the AR-`ar` graph computed."""
+        ars = np.repeat([call.ar for call in self.schedule], [c.n_tokens for c in self.schedule])
+        return np.flatnonzero(ars == ar)
+
+
+def run(
+    parts: Sequence[OpenPart],
+    inputs: CallInputs,
+    cl: int,
+    schedule: Schedule,
+    tokens: Sequence[int],
+) -> Trace:
+    """Run a model over the first tokens of a sample, as far as the schedule goes.
+
+    Raises:
+        BuildError: a part cannot be loaded, or its runner died.
+    """
+    carried: list[dict[str, npt.NDArray[Any]]] = [{} for _ in schedule]
+    logits: list[npt.NDArray[np.float32]] = []
+    caches: dict[str, npt.NDArray[np.float32]] = {}
+    for open_part in parts:
+        with ExitStack() as stack:
+            runners = open_part()
+            for runner in runners.values():
+                stack.callback(runner.close)
+            part = _Part(runners, inputs, cl)
+            for call, values in zip(schedule, carried, strict=True):
+                chunk = tokens[call.n_past : call.n_past + call.n_tokens]
+                found = part.call(call, chunk, values)
+                if found is not None:
+                    logits.append(found)
+            caches |= part.caches()
+    return Trace(np.concatenate(logits), caches, schedule)
+
+
+class _Part:
+    """One part, loaded, with the caches of its layers."""
+
+    def __init__(self, runners: Mapping[int, PartRunner], inputs: CallInputs, cl: int) -> None:
+        self._runners = runners
+        self._inputs = inputs
+        self._cl = cl
+        any_runner = next(iter(runners.values()))
+        self._cache = KvCache(any_runner.ports.inputs.values(), cl)
+        self._new: dict[str, list[npt.NDArray[np.float32]]] = {}
+
+    def call(
+        self, call: Call, tokens: Sequence[int], carried: dict[str, npt.NDArray[Any]]
+    ) -> npt.NDArray[np.float32] | None:
+        """Logits of the call's tokens, if this part makes them; hidden states go to `carried`."""
+        runner = self._runners[call.ar]
+        values = self._inputs.at(call.ar, call.n_past, tokens) | carried
+        values |= self._cache.past(self._cl - call.ar)
+        outputs = runner.run(runner.ports.feeds(values))
+        self._cache.append(outputs, call.n_tokens)
+        logits = None
+        carried.clear()
+        for name, array in outputs.items():
+            real = runner.ports.outputs[name].real
+            if interface.is_kv(name):
+                rows = np.moveaxis(array, 3 if name.startswith("past_key") else 2, 0)
+                self._new.setdefault(name, []).append(real(rows[: call.n_tokens]))
+            elif name == interface.LOGITS:
+                logits = real(array[0, : call.n_tokens])
+            else:
+                carried[name] = array
+        return logits
+
+    def caches(self) -> dict[str, npt.NDArray[np.float32]]:
+        """All new keys and values, one row a position."""
+        return {name: np.concatenate(rows) for name, rows in self._new.items()}

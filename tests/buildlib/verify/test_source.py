@@ -1,0 +1,84 @@
+"""Exports of every naming run under the canonical names, and the import changes nothing."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from buildlib.checkpoint.config import load_config
+from buildlib.errors import ModelFileError
+from buildlib.graph.files import load_model
+from buildlib.graph.interface import model_shape
+from buildlib.graph.shape import GraphShape
+from buildlib.importing.importer import import_model
+from buildlib.passes.arcl import convert_arcl
+from buildlib.verify.models import StageModels
+from buildlib.verify.source import SourceRunner, source_part
+from buildlib.verify.verify import VerifyOptions, verify_outputs
+
+EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
+FEW = VerifyOptions(max_positions=11, continuation=3, n_threads=1)
+ASKED = GraphShape(4, 16)
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in EXPORTS.glob("*/model.onnx")))
+def test_an_import_computes_what_the_export_does(name: str, tmp_path: Path) -> None:
+    export = EXPORTS / name / "model.onnx"
+    config = load_config(EXPORTS / name / "config.json")
+    is_fixed = model_shape(load_model(export)) is not None or name.endswith("fixed")
+    imported = import_model(export, None if is_fixed else ASKED, tmp_path / "model.onnx")
+    shape = model_shape(load_model(imported))
+    assert shape is not None
+    one = GraphShape(1, shape.cl)
+    models = StageModels(
+        config=config,
+        imported={one: imported},
+        arcl={one: convert_arcl(imported, one, tmp_path / "one.onnx")},
+        sources={imported: source_part(export, config, shape)},
+    )
+    report = verify_outputs(models, options=FEW)
+    assert report.passed, report.failures
+    assert [one.stage for one in report.comparisons] == ["import", "arcl"]
+    assert report.comparisons[0].positions == 11
+    assert 0 < report.comparisons[0].max_rel_diff < 1e-5  # run, not copied
+
+
+def test_a_wrong_head_order_is_seen(tmp_path: Path) -> None:
+    """The adapter checks the import and not itself: exchanged heads must show."""
+    export = EXPORTS / "torchscript-llama" / "model.onnx"
+    config = load_config(export.with_name("config.json"))
+    imported = import_model(export, ASKED, tmp_path / "model.onnx")
+    source = SourceRunner(export, config, ASKED)
+
+    class Exchanged(SourceRunner):
+        def run(self, feeds: object) -> dict[str, np.ndarray]:
+            outputs = dict(source.run(feeds))  # type: ignore[arg-type]
+            outputs["past_key_1_out"] = outputs["past_key_1_out"][::-1]
+            return outputs
+
+    models = StageModels(
+        config=config,
+        imported={ASKED: imported},
+        arcl={ASKED: imported},
+        sources={imported: lambda: {4: Exchanged(export, config, ASKED)}},
+    )
+    report = verify_outputs(models, options=FEW)
+    assert [one.stage for one in report.failures] == ["import"]
+
+
+@pytest.mark.parametrize("change", ["role", "cache"])
+def test_what_no_adapter_understands_is_refused(change: str, tmp_path: Path) -> None:
+    export = EXPORTS / "aihub-llama-mha-fixed" / "model.onnx"
+    model = onnx.load(export)
+    names = {value.name: value for value in model.graph.input}
+    if change == "role":
+        names["input_ids"].name = "whatever"
+        names["input_ids"].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    else:
+        names["past_key_0_in"].type.tensor_type.shape.dim[2].dim_value = 9
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    config = load_config(export.with_name("config.json"))
+    with pytest.raises(ModelFileError, match=r"whatever|past_key_0_in"):
+        SourceRunner(path, config, ASKED)

@@ -1,0 +1,251 @@
+"""Builds a mutated model, and says what is wrong with how that ended, if anything is."""
+
+import json
+import math
+import shutil
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from buildlib.build import BuildOutputs
+from buildlib.cache import SIDECAR
+from buildlib.checkpoint.config import load_config
+from buildlib.container.container import GenAIContainer
+from buildlib.errors import BuildError, InvalidBinaryError, ToolchainError
+from buildlib.genai import GenAIBuilderFactory
+from buildlib.graph.files import load_model, save_model, tensor_array
+from buildlib.graph.interface import model_shape
+from buildlib.graph.shape import GraphShape
+from buildlib.reference.runners import OnnxRunner
+from buildlib.targets import Target
+from buildlib.toolchains.base import BinaryInfo, CompileConfig, Toolchain
+from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+from buildlib.verify.models import StageModels, onnx_parts
+from buildlib.verify.report import StageComparison
+from buildlib.verify.verify import VerifyOptions, verify_outputs
+from tests.fuzz import file_mutations, json_mutations, onnx_mutations
+from tests.fuzz.model import OPTIONS, SHAPE
+from tests.fuzz.mutations import Mutation, draw
+
+FAMILIES = (file_mutations, json_mutations, onnx_mutations)  # imported: they register themselves
+
+_TARGET = "SM8750:emulator"
+_OPTIONS = VerifyOptions(max_positions=14, continuation=2, n_threads=1)
+_LONGEST_MESSAGE = 1500
+_COMPILED_DB = 15.0
+_OF_THE_CACHE = frozenset({".files.json", ".last_used"})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one case ended.
+
+    Attributes:
+        did: what was done to the model.
+        outcome: `refused` with a message, or `built`.
+        fault: why that is wrong; empty when it is right.
+    """
+
+    case: int
+    did: tuple[str, ...]
+    outcome: str
+    message: str
+    fault: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a case may end in, and how far it goes."""
+
+    must_fail: bool
+    odd_weights: bool
+    compiles: bool
+
+
+class CheckingToolchain:
+    """`Toolchain` that takes what the CPU can run, and writes binaries that hold nothing."""
+
+    @property
+    def name(self) -> str:
+        return "none"
+
+    def versions(self) -> Mapping[str, str]:
+        return {"toolchain": self.name}
+
+    def check(self, config: CompileConfig) -> None:
+        """Nothing is compiled, so that every option will do."""
+
+    def convert(self, onnx: Path, dlc: Path, target: Target) -> None:
+        try:
+            OnnxRunner(onnx, n_threads=1).close()
+        except BuildError as error:
+            raise ToolchainError("convert", onnx.name, str(error), 1, (), "") from error
+        dlc.write_text(str(target))
+
+    def compile(self, dlcs: Sequence[Path], binary: Path, config: CompileConfig) -> None:
+        binary.write_text(f"{len(dlcs)} graphs for {config.target}")
+
+    def inspect(self, binary: Path) -> BinaryInfo:
+        raise _NotCompiledError(str(binary), "nothing is compiled here")
+
+
+class _NotCompiledError(InvalidBinaryError):
+    """Everything before the compiler is done, and it is not run in this case."""
+
+
+def run_case(base: Path, work: Path, seed: int, case: int, compile_every: int) -> Verdict:
+    """Mutate a copy of `base` below `work`, build it, and judge."""
+    rng = np.random.default_rng([seed, case])
+    shutil.rmtree(work, ignore_errors=True)
+    folder = work / "model"
+    shutil.copytree(base, folder)
+    mutations: list[Mutation] = []
+    did: list[str] = []
+    for _ in range(int(rng.choice([1, 2, 3], p=[0.8, 0.15, 0.05]))):
+        drawn = draw(rng)
+        try:
+            did.append(f"{drawn.name}: {drawn.apply(rng, folder)}")
+        except Exception:  # noqa: BLE001, S112  (an earlier mutation has left nothing to change)
+            continue
+        mutations.append(drawn)
+    must_fail = len(mutations) == 1 and mutations[0].must_fail
+    compiles = bool(rng.integers(compile_every) == 0)
+    expected = Expected(must_fail, any(one.odd_weights for one in mutations), compiles)
+    outcome, message, fault = _judge(folder, work / "cache", expected)
+    return Verdict(case, tuple(did), outcome, message, fault)
+
+
+def _judge(folder: Path, cache: Path, expected: Expected) -> tuple[str, str, str]:
+    before = _listing(folder)
+    try:
+        outcome, message, fault = _build(folder, cache, expected)
+    except Exception as error:  # noqa: BLE001  (that is what is looked for)
+        where = traceback.extract_tb(error.__traceback__)
+        ours = [frame for frame in where if "buildlib" in frame.filename] or list(where)
+        place = f"{ours[-1].filename}:{ours[-1].lineno}"
+        return "raised", "", f"{type(error).__name__} at {place}: {str(error)[:300]}"
+    if not fault and _listing(folder) != before:
+        fault = "the model's folder was changed"
+    return outcome, message, fault or _leftovers(cache)
+
+
+def _build(folder: Path, cache: Path, expected: Expected) -> tuple[str, str, str]:
+    toolchain: Toolchain = OrtQnnToolchain() if expected.compiles else CheckingToolchain()
+    try:
+        builder = GenAIBuilderFactory.create(folder, cache_root=cache, toolchain=toolchain)
+        build = builder.set_targets([_TARGET]).set_transformation_options(OPTIONS).plan()
+        outputs = build.outputs()
+    except _NotCompiledError:
+        outputs = None
+    except BuildError as error:
+        return "refused", str(error), _message_fault(str(error))
+    if expected.must_fail:
+        return "built", "", "this must not build"
+    return (
+        "built",
+        "",
+        _model_fault(folder, cache, outputs if expected.compiles else None, expected),
+    )
+
+
+def _message_fault(message: str) -> str:
+    if "\n" in message or "\r" in message:
+        return "the message has several lines"
+    if len(message) > _LONGEST_MESSAGE:
+        return f"the message has {len(message)} characters"
+    return "" if message.strip() else "the message is empty"
+
+
+def _model_fault(
+    folder: Path, cache: Path, outputs: BuildOutputs | None, expected: Expected
+) -> str:
+    """Does what was built compute what the user's file computes?"""
+    found = _stage_files(cache)
+    shapes = sorted(found["model"])
+    own = _runnable(folder / "model.onnx", cache / "source")
+    models = StageModels(
+        config=load_config(folder / "config.json"),
+        imported=dict.fromkeys(shapes, own),
+        arcl={shape: found["model"][shape][0] for shape in shapes},
+        qdq=found["qdq"],
+        binaries=outputs.binaries if outputs else None,
+        sources={own: onnx_parts({SHAPE.ar: [own]}, 1)[0]},
+    )
+    try:
+        if outputs is not None:
+            GenAIContainer.load(outputs.container)
+        emulator = OrtQnnToolchain() if outputs else None
+        report = verify_outputs(models, emulator=emulator, options=_OPTIONS)
+    except BuildError as error:
+        return f"built, but it cannot be run: {error}"
+    faults = [one for one in report.comparisons if not _good(one, odd=expected.odd_weights)]
+    if not faults:
+        return ""
+    if "not finite" in report.comparisons[0].note and _weights_are_finite(own):
+        return ""  # the user's own model overflows
+    return f"built, but {faults[0]}"
+
+
+def _runnable(path: Path, folder: Path) -> Path:
+    """The user's file, or where ONNX Runtime refuses it, what onnx_ir made of it."""
+    try:
+        OnnxRunner(path, n_threads=1, plain=True).close()
+    except BuildError:
+        return save_model(load_model(path), folder / path.name)
+    return path
+
+
+def _weights_are_finite(path: Path) -> bool:
+    tensors = (value.const_value for value in load_model(path).graph.initializers.values())
+    arrays = (tensor_array(tensor) for tensor in tensors if tensor is not None)
+    return all(np.isfinite(array).all() for array in arrays if array.dtype.kind == "f")
+
+
+def _good(one: StageComparison, *, odd: bool) -> bool:
+    match one.stage:
+        case "compile":
+            return odd or one.sqnr_db >= _COMPILED_DB
+        case "arcl" if odd:
+            return one.passed or math.isfinite(one.max_abs_diff)
+        case _:
+            return one.passed
+
+
+def _stage_files(cache: Path) -> dict[str, dict[GraphShape, list[Path]]]:
+    """Whole models and quantized parts of a build that went no further, as the cache has them."""
+    found: dict[str, dict[GraphShape, list[Path]]] = {"model": {}, "qdq": {}}
+    for path in sorted(cache.rglob("*.onnx")):
+        kind = "qdq" if path.name.endswith(".qdq.onnx") else path.stem
+        stage = path.parent.name.partition("_")[0]
+        if kind == "qdq" or (kind == "model" and stage == "arcl"):
+            shape = model_shape(load_model(path))
+            assert shape is not None
+            found[kind].setdefault(shape, []).append(path)
+    for paths in found["qdq"].values():
+        paths.sort(key=lambda path: path.name)
+    return found
+
+
+def _listing(folder: Path) -> dict[str, tuple[int, int]]:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        found[str(path)] = (status.st_size, status.st_mtime_ns)
+    return found
+
+
+def _leftovers(cache: Path) -> str:
+    """What a build must not leave: unfinished entries and temporary files."""
+    for entry in cache.glob("model/*"):
+        if entry.is_dir() and not (entry / SIDECAR).is_file():
+            return f"{entry.name} is left in the cache, unfinished"
+        for path in entry.rglob("*"):
+            if path.name.startswith(".") and path.name not in _OF_THE_CACHE:
+                return f"{path.relative_to(cache)} is left in the cache"
+    return ""
