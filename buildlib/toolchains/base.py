@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from buildlib.targets import Target
+from buildlib.toolchains.compile_config import CompileConfig
+
+__all__ = ["BinaryInfo", "CompileConfig", "Encoding", "GraphInfo", "TensorInfo", "Toolchain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,39 +97,6 @@ class BinaryInfo:
         return {graph.name: graph for graph in self.graphs}[name]
 
 
-@dataclass(frozen=True, slots=True)
-class CompileConfig:
-    """What a context binary is compiled for, and how.
-
-    Attributes:
-        weight_sharing: graphs of one binary keep one copy of equal weights. The emulator cannot
-            run such a binary.
-        vtcm_mb: tightly coupled memory to plan for, in MiB.
-        optimization_level: the compiler's effort, 1 to 3 (`O` in the vendor's files).
-    """
-
-    target: Target
-    weight_sharing: bool
-    vtcm_mb: int
-    optimization_level: int = 3
-
-    @classmethod
-    def for_target(cls, target: Target, *, optimization_level: int = 3) -> "CompileConfig":
-        """What suits the target: weight sharing where it can run, and all of the SoC's VTCM."""
-        return cls(target, target.weight_sharing, target.soc.vtcm_mb, optimization_level)
-
-    def as_options(self) -> dict[str, str | int | bool]:
-        """The same as plain values in a fixed order, for cache keys and metadata."""
-        return {
-            "target": str(self.target),
-            "soc_model": self.target.soc.soc_model,
-            "dsp_arch": self.target.soc.dsp_arch,
-            "weight_sharing": self.weight_sharing,
-            "vtcm_mb": self.vtcm_mb,
-            "optimization_level": self.optimization_level,
-        }
-
-
 class Toolchain(Protocol):
     """Compiles quantized ONNX for Hexagon.
 
@@ -145,6 +115,13 @@ class Toolchain(Protocol):
             ToolchainMissingError: it is not installed here.
         """
 
+    def check(self, config: CompileConfig) -> None:
+        """Whether `compile` can do what is asked; free, so that it can be asked early.
+
+        Raises:
+            InvalidOptionError: it cannot; names the option, and the toolchain that can.
+        """
+
     def convert(self, onnx: Path, dlc: Path, target: Target) -> None:
         """ONNX in QDQ form to a DLC.
 
@@ -156,6 +133,7 @@ class Toolchain(Protocol):
         """DLCs to one context binary, whose graphs are named by the stems of the DLCs.
 
         Raises:
+            InvalidOptionError: as `check`.
             ToolchainError: a DLC is refused, or the compiler died.
         """
 

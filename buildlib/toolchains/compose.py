@@ -1,62 +1,95 @@
 """DLCs to one context binary through the QNN C API. For child processes only."""
 
 import ctypes as c
-from collections.abc import Iterator, Sequence
+import mmap
+import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from buildlib.toolchains import qnn_types
 from buildlib.toolchains.child import RefusedError
-from buildlib.toolchains.qnn_api import BackendFunction, FunctionTable, SystemFunction
-from buildlib.toolchains.qnn_session import HtpConfigs, HtpSession
-from buildlib.toolchains.qnn_types import (
-    HTP_CONTEXT_WEIGHT_SHARING,
-    HTP_GRAPH_OPTIMIZATION,
-    HTP_GRAPH_VTCM_SIZE,
-    HTP_OPTIMIZATION_FINALIZE_FLAG,
-    HtpConfig,
+from buildlib.toolchains.qnn_api import (
+    BackendFunction,
+    FunctionTable,
+    QnnCallError,
+    SystemFunction,
 )
+from buildlib.toolchains.qnn_session import HtpConfigs, HtpSession
+from buildlib.toolchains.qnn_types import HtpConfig
+from buildlib.toolchains.requests import CompileRequest, GraphRequest
 
 _GRAPH_INFO_VERSION_1 = 1
 _QNN_ERROR_INVALID_ARGUMENT = 1003
 
 
-def compose_binary(
-    session: HtpSession,
-    system: FunctionTable,
-    dlcs: Sequence[Path],
-    *,
-    weight_sharing: bool,
-    vtcm_mb: int,
-    optimization_level: int,
-) -> bytearray:
-    """Compose all graphs into one context, compile them, and return the context's binary.
+def compose_binary(session: HtpSession, system: FunctionTable, ask: CompileRequest) -> int:
+    """Compose all graphs into one context, compile them, and write the context's binary.
 
     A DLC must hold one graph; it gets the stem of the DLC as its name.
+
+    Returns:
+        Bytes of the binary.
 
     Raises:
         RefusedError: a DLC is not readable, holds more than one graph, or does not compile.
     """
-    context = session.new_context(
-        HtpConfigs(HtpConfig(option=HTP_CONTEXT_WEIGHT_SHARING, value=int(weight_sharing)))
+    context = session.new_context(_context_configs(ask))
+    for graph in ask.graphs:
+        with _opened(system, graph.dlc) as handle:
+            try:
+                _compile_graph(session, system, context, graph, handle)
+            except QnnCallError as error:
+                raise RefusedError(f"graph {graph.dlc.stem} does not compile ({error})") from error
+    return _write_binary(session.qnn, context, ask.binary)
+
+
+def _compile_graph(
+    session: HtpSession,
+    system: FunctionTable,
+    context: c.c_void_p,
+    graph: GraphRequest,
+    dlc: c.c_void_p,
+) -> None:
+    name = graph.dlc.stem
+    _GraphComposer(session, name, _graph_configs(graph)).compose(system, dlc, context)
+    session.qnn.call(
+        BackendFunction.GRAPH_FINALIZE,
+        session.graph(context, name), c.c_void_p(None), c.c_void_p(None),
+    )  # fmt: skip
+
+
+def _context_configs(ask: CompileRequest) -> HtpConfigs:
+    flags = {
+        qnn_types.HTP_CONTEXT_WEIGHT_SHARING: ask.weight_sharing,
+        qnn_types.HTP_CONTEXT_LORA_WEIGHT_SHARING: ask.lora_weight_sharing,
+        qnn_types.HTP_CONTEXT_EXTENDED_UDMA: ask.extended_udma,
+    }
+    return HtpConfigs(
+        *(
+            HtpConfig(option=option, value=int(flag))
+            for option, flag in flags.items()
+            if flag is not None
+        )
     )
-    configs = HtpConfigs(
-        HtpConfig(option=HTP_GRAPH_VTCM_SIZE, value=vtcm_mb),
-        HtpConfig(
-            option=HTP_GRAPH_OPTIMIZATION,
-            value=HTP_OPTIMIZATION_FINALIZE_FLAG,
-            second=optimization_level,
-        ),
-    )
-    for dlc in dlcs:
-        with _opened(system, dlc) as handle:
-            composer = _GraphComposer(session, dlc.stem, configs)
-            composer.compose(system, handle, context)
-            session.qnn.call(
-                BackendFunction.GRAPH_FINALIZE,
-                session.graph(context, dlc.stem), c.c_void_p(None), c.c_void_p(None),
-            )  # fmt: skip
-    return _binary_of(session.qnn, context)
+
+
+def _graph_configs(ask: GraphRequest) -> HtpConfigs:
+    configs = [HtpConfig(option=qnn_types.HTP_GRAPH_VTCM_SIZE, value=ask.vtcm_mb)]
+    if ask.hvx_threads is not None:
+        configs.append(HtpConfig(option=qnn_types.HTP_GRAPH_HVX_THREADS, value=ask.hvx_threads))
+    numbers = {
+        qnn_types.HTP_OPTIMIZATION_FINALIZE_FLAG: ask.optimization_level,
+        qnn_types.HTP_OPTIMIZATION_DLBC: ask.dlbc,
+        qnn_types.HTP_OPTIMIZATION_DLBC_WEIGHTS: ask.dlbc_weights,
+    }
+    configs += [
+        HtpConfig(option=qnn_types.HTP_GRAPH_OPTIMIZATION, value=kind, second=float(number))
+        for kind, number in numbers.items()
+        if number is not None
+    ]
+    return HtpConfigs(*configs)
 
 
 @contextmanager
@@ -112,15 +145,21 @@ class _GraphComposer:
         return int(self._create(context, self._name.encode(), self._configs.pointer, graph))
 
 
-def _binary_of(qnn: FunctionTable, context: c.c_void_p) -> bytearray:
+def _write_binary(qnn: FunctionTable, context: c.c_void_p, path: Path) -> int:
+    """Let the backend write into the mapped file: a copy of a large binary is never in memory.
+
+    The backend records the size that it is given, so the file is made as large as it says.
+    """
     size, written = c.c_uint64(), c.c_uint64()
     qnn.call(BackendFunction.CONTEXT_GET_BINARY_SIZE, context, c.pointer(size))
-    binary = bytearray(size.value)
-    buffer = (c.c_char * size.value).from_buffer(binary)
-    qnn.call(
-        BackendFunction.CONTEXT_GET_BINARY,
-        context, c.cast(buffer, c.c_void_p), c.c_uint64(size.value), c.pointer(written),
-    )  # fmt: skip
-    del buffer  # a bytearray cannot shrink while it is exported
-    del binary[written.value :]
-    return binary
+    with path.open("w+b") as file:
+        os.posix_fallocate(file.fileno(), 0, size.value)  # a full disk is an error, not a signal
+        with mmap.mmap(file.fileno(), size.value) as mapped:
+            address = c.addressof(c.c_char.from_buffer(mapped))
+            qnn.call(
+                BackendFunction.CONTEXT_GET_BINARY,
+                context, c.c_void_p(address), size, c.pointer(written),
+            )  # fmt: skip
+        file.truncate(written.value)
+        os.fsync(file.fileno())
+    return written.value

@@ -19,12 +19,15 @@ from pydantic import TypeAdapter, ValidationError
 from buildlib.errors import InvalidBinaryError, ToolchainError, ToolchainTimeoutError
 from buildlib.targets import Target
 from buildlib.toolchains.base import BinaryInfo, CompileConfig
+from buildlib.toolchains.diagnosis import diagnosed
+from buildlib.toolchains.honoured import check_honoured
 from buildlib.toolchains.libraries import TOOLCHAIN, find_libraries
 from buildlib.toolchains.process import Step, run_step
 from buildlib.toolchains.requests import (
     CompileRequest,
     ConvertRequest,
     ExecuteRequest,
+    GraphRequest,
     InspectRequest,
 )
 
@@ -77,13 +80,21 @@ class OrtQnnToolchain:
             **TypeAdapter(dict[str, str]).validate_python(reported),
         }
 
+    def check(self, config: CompileConfig) -> None:
+        """Whether `compile` honours all of it.
+
+        Raises:
+            InvalidOptionError: it does not; names the option, and the toolchain that does.
+        """
+        check_honoured(config)
+
     def convert(self, onnx: Path, dlc: Path, target: Target) -> None:
         """ONNX in QDQ form to a DLC. Its bytes differ from run to run by a time stamp alone.
 
         Raises:
             ToolchainMissingError: the wheel is not usable here.
-            ToolchainError: some of the model does not run on the tensor processor, it is no
-                model, or the converter died.
+            UnsupportedOperatorsError: some of the model does not run on the tensor processor.
+            ToolchainError: it is no model, or the converter died.
         """
         with tempfile.TemporaryDirectory(prefix=f".{dlc.name}.", dir=dlc.parent) as scratch:
             request = ConvertRequest(
@@ -92,9 +103,11 @@ class OrtQnnToolchain:
                 target.soc.soc_model,
                 target.soc.htp_arch,
             )
-            written = Path(scratch) / str(
-                self._run("convert", onnx, request, self.timeouts.convert_s)
-            )
+            try:
+                name = self._run("convert", onnx, request, self.timeouts.convert_s)
+            except ToolchainError as error:
+                raise diagnosed(error) from error
+            written = Path(scratch) / str(name)
             written.chmod(0o644)
             _sync(written)
             written.replace(dlc)
@@ -103,21 +116,16 @@ class OrtQnnToolchain:
         """DLCs, each of one graph, to one context binary. Equal inputs give equal bytes.
 
         Raises:
+            InvalidOptionError: as `check`.
             ToolchainMissingError: the wheel is not usable here.
             ToolchainError: a DLC is refused, or the compiler died.
         """
         stems = [dlc.stem for dlc in dlcs]
         if not stems or len(set(stems)) != len(stems):
             raise ValueError(f"graphs are named by the stems of their DLCs, which are {stems}")
+        self.check(config)
         unfinished = binary.with_name(f".{binary.name}.{uuid.uuid4().hex}.part").absolute()
-        request = CompileRequest(
-            tuple(dlc.absolute() for dlc in dlcs),
-            unfinished,
-            config.target.soc.soc_model,
-            config.weight_sharing,
-            config.vtcm_mb,
-            config.optimization_level,
-        )
+        request = _compile_request(dlcs, unfinished, config)
         try:
             self._run("compile", binary, request, self.timeouts.compile_s)
             unfinished.replace(binary)
@@ -177,6 +185,29 @@ class OrtQnnToolchain:
         step = Step(_WORKER, command, subject, timeout_s, libraries.search_path)
         body = b"" if request is None else TypeAdapter(type(request)).dump_json(request)
         return run_step(step, body, self.log_dir)
+
+
+def _compile_request(dlcs: Sequence[Path], binary: Path, config: CompileConfig) -> CompileRequest:
+    return CompileRequest(
+        graphs=tuple(_graph_request(dlc, config) for dlc in dlcs),
+        binary=binary,
+        soc_model=config.target.soc.soc_model,
+        weight_sharing=config.weight_sharing,
+        lora_weight_sharing=config.context.lora_weight_sharing,
+        extended_udma=config.context.extended_udma,
+    )
+
+
+def _graph_request(dlc: Path, config: CompileConfig) -> GraphRequest:
+    options = config.graph(dlc.stem)
+    return GraphRequest(
+        dlc=dlc.absolute(),
+        vtcm_mb=options.vtcm_size_in_mb or config.target.soc.vtcm_mb,
+        optimization_level=options.optimization_type or 3,
+        hvx_threads=options.hvx_threads,
+        dlbc=options.dlbc,
+        dlbc_weights=options.dlbc_weights,
+    )
 
 
 def _sync(path: Path) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from buildlib.children import tracked
 from buildlib.errors import ToolchainError, ToolchainTimeoutError
 
 _TAIL_LINES = 20
@@ -25,6 +26,7 @@ _TAIL_BYTES = 16 * 1024
 _LINE_CHARS = 400
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NOISE = ("# LIBNATIVE:",)
+_WARNING = re.compile(r"^<[WIV]>|\[W:|\bWARNING:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ def run_step(step: Step, request: bytes, log_dir: Path | None = None) -> Any:  #
             only the logs of failed steps are kept.
 
     Raises:
+        CancelledError: it was killed with the other tasks of a schedule.
         ToolchainError: the worker reported an error, died, or answered nothing readable.
         ToolchainTimeoutError: it did not end in time.
     """
@@ -98,12 +101,13 @@ def _run(step: Step, request: bytes, answer: Path, log_path: Path) -> int | None
             env=environment,
             start_new_session=True,
         )
-    try:
-        child.communicate(request, timeout=step.timeout_s)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        _kill_session(child)
+    with tracked(child):
+        try:
+            child.communicate(request, timeout=step.timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _kill_session(child)
     return child.returncode
 
 
@@ -146,7 +150,10 @@ def _signal_name(number: int) -> str:
 
 
 def _log_tail(path: Path) -> tuple[str, ...]:
-    """The last lines that say something, without colours and without control characters."""
+    """The last lines that say something, without colours and without control characters.
+
+    Warnings count only where there is nothing else: the compiler warns of every graph.
+    """
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
@@ -155,4 +162,5 @@ def _log_tail(path: Path) -> tuple[str, ...]:
         for line in text.splitlines()
     )
     said = [line[:_LINE_CHARS] for line in lines if line and not line.startswith(_NOISE)]
-    return tuple(said[-_TAIL_LINES:])
+    telling = [line for line in said if not _WARNING.search(line)]
+    return tuple((telling or said)[-_TAIL_LINES:])

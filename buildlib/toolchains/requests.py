@@ -15,15 +15,27 @@ class ConvertRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphRequest:
+    """A DLC, and how its graph is compiled; `None` is the compiler's own choice."""
+
+    dlc: Path
+    vtcm_mb: int
+    optimization_level: int
+    hvx_threads: int | None = None
+    dlbc: bool | None = None
+    dlbc_weights: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CompileRequest:
     """DLCs to a context binary; answered by its size."""
 
-    dlcs: tuple[Path, ...]
+    graphs: tuple[GraphRequest, ...]
     binary: Path
     soc_model: int
     weight_sharing: bool
-    vtcm_mb: int
-    optimization_level: int
+    lora_weight_sharing: bool | None = None
+    extended_udma: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

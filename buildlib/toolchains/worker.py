@@ -1,7 +1,6 @@
 """The child of `OrtQnnToolchain`: `python -m buildlib.toolchains.worker COMMAND ANSWER_FILE`."""
 
 import dataclasses
-import os
 import sys
 
 from pydantic import TypeAdapter
@@ -35,19 +34,8 @@ def compile_(request: bytes) -> object:
 
     ask = TypeAdapter(CompileRequest).validate_json(request)
     libraries = find_libraries()
-    binary = compose_binary(
-        HtpSession(libraries.htp, ask.soc_model),
-        load_system(libraries.system),
-        ask.dlcs,
-        weight_sharing=ask.weight_sharing,
-        vtcm_mb=ask.vtcm_mb,
-        optimization_level=ask.optimization_level,
-    )
-    with ask.binary.open("wb") as file:
-        file.write(binary)
-        file.flush()
-        os.fsync(file.fileno())
-    return len(binary)
+    session = HtpSession(libraries.htp, ask.soc_model)
+    return compose_binary(session, load_system(libraries.system), ask)
 
 
 def inspect(request: bytes) -> object:

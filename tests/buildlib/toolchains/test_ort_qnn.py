@@ -1,5 +1,6 @@
 """The real compiler and emulator, on a small model."""
 
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
+from onnx import helper
 
-from buildlib.errors import InvalidBinaryError, ToolchainError, ToolchainTimeoutError
+from buildlib.errors import (
+    InvalidBinaryError,
+    ToolchainError,
+    ToolchainTimeoutError,
+    UnsupportedOperatorsError,
+)
 from buildlib.targets import parse_target
 from buildlib.toolchains.base import CompileConfig, Encoding, Toolchain
 from buildlib.toolchains.ort_qnn import OrtQnnToolchain, Timeouts
+from buildlib.toolchains.requests import CompileRequest, GraphRequest
 
 PHONE = parse_target("SM8750")
 
@@ -119,7 +127,9 @@ def test_equal_models_give_equal_binaries_wherever_they_lie(
 def test_effort_and_memory_reach_the_compiler(
     dlcs: list[Path], toolchain: OrtQnnToolchain, tmp_path: Path
 ) -> None:
-    config = CompileConfig(PHONE, weight_sharing=False, vtcm_mb=2, optimization_level=1)
+    config = CompileConfig.for_target(PHONE).with_options(
+        {"graphs.vtcm_size_in_mb": 2, "graphs.optimization_type": 1}
+    )
     toolchain.compile(dlcs[:1], tmp_path / "small.bin", config)
     (graph,) = toolchain.inspect(tmp_path / "small.bin").graphs
     assert (graph.vtcm_mb, graph.optimization_level) == (2, 1)
@@ -196,3 +206,80 @@ def test_a_step_that_takes_too_long_is_killed(models: dict[int, Path], tmp_path:
     with pytest.raises(ToolchainTimeoutError, match=r"no end after 0\.05 s"):
         hasty.convert(models[1], tmp_path / "out.dlc", PHONE)
     assert [p.name for p in tmp_path.iterdir()] == ["logs"]
+
+
+@pytest.mark.parametrize(
+    ("target", "option"),
+    [
+        ("SM8750", {"graphs.hvx_threads": 2}),
+        ("SM8750", {"graphs.dlbc": True}),
+        ("SM8750:emulator", {"graphs.dlbc_weights": True}),
+        ("SM8850:emulator", {"context.extended_udma": True}),
+    ],
+)
+def test_every_option_that_is_not_refused_changes_the_binary(
+    target: str,
+    option: dict[str, object],
+    dlcs: list[Path],
+    binary_for: Callable[[str], Path],
+    toolchain: OrtQnnToolchain,
+    tmp_path: Path,
+) -> None:
+    config = CompileConfig.for_target(parse_target(target)).with_options(option)
+    toolchain.compile(dlcs, tmp_path / "other.bin", config)
+    assert (tmp_path / "other.bin").read_bytes() != binary_for(target).read_bytes()
+    assert toolchain.inspect(tmp_path / "other.bin").soc_model == config.target.soc.soc_model
+
+
+def test_graphs_of_one_binary_may_differ(
+    dlcs: list[Path], toolchain: OrtQnnToolchain, tmp_path: Path
+) -> None:
+    config = CompileConfig.for_target(PHONE).with_graph_options(
+        [dlcs[0].stem], {"graphs.vtcm_size_in_mb": 2, "graphs.optimization_type": 1}
+    )
+    toolchain.compile(dlcs, tmp_path / "mixed.bin", config)
+    graphs = toolchain.inspect(tmp_path / "mixed.bin").graphs
+    assert [(g.vtcm_mb, g.optimization_level) for g in graphs] == [(2, 1), (8, 3)]
+
+
+def test_operators_that_are_not_supported_are_named_and_counted(
+    models: dict[int, Path], tmp_path: Path
+) -> None:
+    model = onnx.load(models[1])
+    last = "y"
+    for number in range(2):
+        names = [f"{kind}_{number}" for kind in ("real", "shrunk", "stored")]
+        model.graph.node.extend(
+            [
+                helper.make_node("DequantizeLinear", [last, "y_scale", "zero"], [names[0]]),
+                helper.make_node("Shrink", [names[0]], [names[1]], name=f"odd_{number}"),
+                helper.make_node("QuantizeLinear", [names[1], "y_scale", "zero"], [names[2]]),
+            ]
+        )
+        last = names[2]
+    model.graph.output[0].name = last
+    onnx.save(model, tmp_path / "ar1_cl64_2_of_3.onnx")
+    toolchain = OrtQnnToolchain(log_dir=tmp_path / "logs")
+    with pytest.raises(UnsupportedOperatorsError) as caught:
+        toolchain.convert(tmp_path / "ar1_cl64_2_of_3.onnx", tmp_path / "out.dlc", PHONE)
+    error = caught.value
+    assert error.nodes == (("odd_0", "Shrink"), ("odd_1", "Shrink"))
+    for part in ("convert", "ar1_cl64_2_of_3", "2 operators", "Shrink (2, first odd_0)", ".log"):
+        assert part in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own bytes
+
+
+def test_a_graph_that_does_not_compile_is_named(
+    dlcs: list[Path], toolchain: OrtQnnToolchain, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.bin"
+    for_v81 = CompileRequest(
+        tuple(GraphRequest(dlc, 8, 3) for dlc in dlcs),
+        out,
+        PHONE.soc.soc_model,
+        weight_sharing=True,
+        extended_udma=True,
+    )
+    with pytest.raises(ToolchainError, match=f"graph {dlcs[0].stem} does not compile"):
+        toolchain._run("compile", out, for_v81, 60)
+    assert not out.exists()

@@ -22,6 +22,12 @@ def refuse(request):
     print("\\x1b[31mthe reason\\x1b[0m is above")
     raise RefusedError("no such\\nthing")
 
+def warns(request):
+    print("[1;31m[E:onnxruntime:, x.cc:1] the cause")
+    print("[2] tiling.h:280:WARNING:Tried to assign")
+    print(" <W> Initializing HtpProvider")
+    raise RefusedError("refused")
+
 def broken(request):
     return 1 / 0
 
@@ -129,6 +135,12 @@ def test_log_tail_is_plain_text(module: str, tmp_path: Path) -> None:
         run(module, "refuse", tmp_path / "logs")
     assert caught.value.log_tail == ("the reason is above",)
     assert "the reason" in Path(caught.value.log_path).read_text()
+
+
+def test_warnings_do_not_hide_the_cause(module: str, tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError) as caught:
+        run(module, "warns", tmp_path / "logs")
+    assert caught.value.log_tail == ("[1;31m[E:onnxruntime:, x.cc:1] the cause",)
 
 
 def test_flood_of_output_is_cut(module: str, tmp_path: Path) -> None:

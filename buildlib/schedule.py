@@ -1,0 +1,129 @@
+"""Independent tasks at once, as many as there are workers and memory for.
+
+Tasks run in threads: what is heavy in them happens in child processes.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from buildlib.children import Children
+from buildlib.errors import InvalidOptionError
+
+T = TypeVar("T")
+
+WORKERS_VARIABLE = "QAIRT_MAX_BUILD_WORKERS"
+
+
+@dataclass(frozen=True)
+class Task(Generic[T]):
+    """Something to do.
+
+    Attributes:
+        memory_bytes: that it takes at its peak, with its child processes.
+    """
+
+    name: str
+    run: Callable[[], T]
+    memory_bytes: int = 0
+
+
+def default_workers() -> int:
+    """As many as there are cores for this process; `QAIRT_MAX_BUILD_WORKERS` overrides it.
+
+    Raises:
+        InvalidOptionError: the variable is no number from 1 up.
+    """
+    text = os.environ.get(WORKERS_VARIABLE)
+    if not text:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise InvalidOptionError(WORKERS_VARIABLE, f"{text!r} is no number from 1 up", ())
+    return int(text)
+
+
+def run_bounded(tasks: Sequence[Task[T]], *, max_workers: int, memory_bytes: int) -> list[T]:
+    """Run all tasks, and return their results in the order of the tasks.
+
+    The first waiting task that fits starts next; one task runs whatever it takes. When a task
+    fails, or the caller is interrupted, no other begins, the child processes of those that run are
+    killed, and the call ends once all threads have. What finished before is finished.
+
+    Args:
+        tasks: none needs another.
+        max_workers: tasks at once.
+        memory_bytes: for all tasks that run at once.
+
+    Raises:
+        ValueError: no worker.
+        BaseException: the first that a task raised, or the caller's `KeyboardInterrupt`.
+    """
+    if max_workers < 1:
+        raise ValueError(f"{max_workers} workers")
+    return _Run(tasks, max_workers, memory_bytes).results()
+
+
+class _Run(Generic[T]):
+    def __init__(self, tasks: Sequence[Task[T]], max_workers: int, memory_bytes: int) -> None:
+        self._tasks = tasks
+        self._max_workers = max_workers
+        self._memory_bytes = memory_bytes
+        self._changed = threading.Condition()
+        self._waiting = list(range(len(tasks)))
+        self._running: set[int] = set()
+        self._results: dict[int, T] = {}
+        self._error: BaseException | None = None
+        self._children = Children()
+        self._threads: list[threading.Thread] = []
+
+    def results(self) -> list[T]:
+        try:
+            with self._changed:
+                while self._error is None and (self._waiting or self._running):
+                    self._admit()
+                    self._changed.wait()
+        finally:
+            if self._waiting or self._running:
+                self._children.end()
+            self._join()
+        if self._error is not None:
+            raise self._error
+        return [self._results[number] for number in range(len(self._tasks))]
+
+    def _admit(self) -> None:
+        """Start every waiting task that fits."""
+        used = sum(self._tasks[number].memory_bytes for number in self._running)
+        for number in list(self._waiting):
+            if len(self._running) >= self._max_workers:
+                return
+            needed = self._tasks[number].memory_bytes
+            if self._running and used + needed > self._memory_bytes:
+                continue
+            self._waiting.remove(number)
+            self._running.add(number)
+            used += needed
+            name = self._tasks[number].name
+            thread = threading.Thread(target=self._work, args=(number,), name=name)
+            thread.start()
+            self._threads.append(thread)
+
+    def _work(self, number: int) -> None:
+        error: BaseException | None = None
+        try:
+            with self._children.scope():
+                result = self._tasks[number].run()
+        except BaseException as caught:  # noqa: BLE001 - it is raised by the caller's thread
+            error = caught
+        with self._changed:
+            self._running.discard(number)
+            if error is None:
+                self._results[number] = result
+            elif self._error is None:
+                self._error = error
+            self._changed.notify()
+
+    def _join(self) -> None:
+        for thread in self._threads:
+            thread.join()

@@ -1,0 +1,275 @@
+"""What a context binary is compiled for and how, in the vendor's vocabulary."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from buildlib.errors import InvalidOptionError
+from buildlib.targets import Target, parse_target
+from buildlib.toolchains.htp_extensions import (
+    HtpConfigHelper,
+    HtpContextConfig,
+    HtpDeviceConfig,
+    HtpDeviceCoreConfig,
+    HtpGraphConfig,
+    HtpGroupContextConfig,
+    HtpMemoryConfig,
+    HtpOptions,
+    validated,
+)
+
+_DEFAULT_OPTIMIZATION = 3
+_Config = TypeVar("_Config", bound=HtpOptions)
+_TargetField = Annotated[
+    Target,
+    BeforeValidator(lambda value: parse_target(value) if isinstance(value, str) else value),
+    PlainSerializer(str, return_type=str),
+]
+
+
+class CompileConfig(BaseModel):
+    """What a context binary is compiled for, and how.
+
+    `model_dump(mode="json")` and `model_validate` are inverse. Keys that are not known are ignored
+    there: a cache entry's description holds more than the options.
+
+    Attributes:
+        target: written as `SM8750` or `SM8750:emulator`.
+        graphs: at most one entry of each name; the one without a name is for all graphs, and gives
+            what the entry of a graph leaves open.
+        section_extras: sections of backend extensions that are not known.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+    target: _TargetField
+    context: HtpContextConfig = HtpContextConfig()
+    graphs: tuple[HtpGraphConfig, ...] = ()
+    devices: tuple[HtpDeviceConfig, ...] = ()
+    memory: HtpMemoryConfig | None = None
+    group_context: HtpGroupContextConfig | None = Field(
+        default=None, validation_alias="groupContext", serialization_alias="groupContext"
+    )
+    section_extras: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def for_target(
+        cls, target: Target, *, optimization_level: int = _DEFAULT_OPTIMIZATION
+    ) -> "CompileConfig":
+        """What suits the target: weight sharing where it can run, all of the SoC's VTCM, speed."""
+        return cls(
+            target=target,
+            context=HtpContextConfig(weight_sharing_enabled=target.weight_sharing),
+            graphs=(
+                HtpGraphConfig(
+                    vtcm_size_in_mb=target.soc.vtcm_mb, optimization_type=optimization_level
+                ),
+            ),
+            devices=(
+                HtpDeviceConfig(
+                    soc_model=target.soc.soc_model,
+                    dsp_arch=target.soc.dsp_arch,
+                    cores=(
+                        HtpDeviceCoreConfig(
+                            core_id=0, perf_profile="burst", rpc_control_latency=100
+                        ),
+                    ),
+                ),
+            ),
+            memory=HtpMemoryConfig(mem_type="shared_buffer"),
+        )
+
+    @classmethod
+    def from_backend_extensions(
+        cls, extensions: Mapping[str, Any], target: Target
+    ) -> "CompileConfig":
+        """The defaults of a target with parsed backend-extension JSON laid over them.
+
+        Raises:
+            InvalidOptionError: an option has a value it cannot take, there is more than one
+                context or device, or the device is another SoC than the target.
+        """
+        base = cls.for_target(target)
+        read = HtpConfigHelper.from_backend_extension_dict(extensions)
+        contexts, graphs, devices, memory, group, extras = read
+        for section, objects in (("context", contexts), ("devices", devices)):
+            if len(objects) > 1:
+                reason = f"a binary is compiled for one, and here are {len(objects)}"
+                raise InvalidOptionError(section, reason, ())
+        for device in devices:
+            _check_device(device, target)
+        return base.model_copy(
+            update={
+                "context": _laid_over(base.context, contexts[0]) if contexts else base.context,
+                "graphs": _merged(base.graphs, graphs),
+                "devices": tuple(_laid_over(base.devices[0], device) for device in devices)
+                or base.devices,
+                "memory": memory or base.memory,
+                "group_context": group,
+                "section_extras": extras,
+            }
+        )
+
+    def to_backend_extensions(self) -> dict[str, Any]:
+        """Backend-extension JSON values that say the same."""
+        return HtpConfigHelper.to_backend_extension_dict(
+            (self.context,),
+            self.graphs,
+            self.devices,
+            self.memory,
+            self.group_context,
+            self.section_extras,
+        )
+
+    def with_options(self, options: Mapping[str, object]) -> "CompileConfig":
+        """A copy with dotted keys set, such as `graphs.vtcm_size_in_mb` for all graphs.
+
+        Raises:
+            InvalidOptionError: a key that does not exist, or a value that it cannot take.
+        """
+        changed = self
+        for key, value in options.items():
+            changed = changed._with_option(key, value)
+        return changed
+
+    def with_graph_options(
+        self, names: Sequence[str], options: Mapping[str, object]
+    ) -> "CompileConfig":
+        """A copy with `graphs.*` keys set for the graphs of these names alone.
+
+        Raises:
+            InvalidOptionError: a key that is not of graphs, does not exist, or a value that it
+                cannot take.
+        """
+        values = {_field(HtpGraphConfig, key): value for key, value in options.items()}
+        named = tuple(validated(HtpGraphConfig, {**values, "name": name}) for name in names)
+        return self.model_copy(update={"graphs": _merged(self.graphs, named)})
+
+    def graph(self, name: str) -> HtpGraphConfig:
+        """The options of one graph."""
+        entries = {entry.name: entry for entry in self.graphs}
+        merged = HtpGraphConfig(optimization_type=_DEFAULT_OPTIMIZATION)
+        for key in (None, name):
+            merged = entries[key].over(merged) if key in entries else merged
+        vtcm = merged.vtcm_size_in_mb or self.target.soc.vtcm_mb
+        return merged.model_copy(update={"name": name, "vtcm_size_in_mb": vtcm})
+
+    def compiled_part(self) -> "CompileConfig":
+        """What of it decides the binary: a change in the rest needs no compiling."""
+        return CompileConfig(
+            target=self.target,
+            context=self.context,
+            graphs=self.graphs,
+            section_extras=self.section_extras,
+        )
+
+    @property
+    def weight_sharing(self) -> bool:
+        """Whether graphs of one binary keep one copy of equal weights."""
+        return bool(self.context.weight_sharing_enabled)
+
+    @property
+    def vtcm_mb(self) -> int:
+        """Tightly coupled memory, in MiB, that graphs without options of their own plan for."""
+        return self.graph("").vtcm_size_in_mb or self.target.soc.vtcm_mb
+
+    @property
+    def optimization_level(self) -> int:
+        """The compiler's effort, 1 to 3, for graphs without options of their own."""
+        return self.graph("").optimization_type or _DEFAULT_OPTIMIZATION
+
+    def as_options(self) -> dict[str, str | int | bool]:
+        """What is set, under its dotted key in a fixed order, with the target."""
+        options: dict[str, str | int | bool] = {
+            "target": str(self.target),
+            "soc_model": self.target.soc.soc_model,
+            "dsp_arch": self.target.soc.dsp_arch,
+        }
+        for entry in self.sections():
+            name = getattr(entry, "name", None)
+            prefix = f"{entry.SECTION}[{name}]" if name else entry.SECTION
+            for key, value in entry.model_dump(exclude_none=True, exclude={"name"}).items():
+                if isinstance(value, str | int):
+                    options[f"{prefix}.{key}"] = value
+        return options
+
+    def sections(self) -> Iterator[HtpOptions]:
+        """Every object of every section, cores of devices too."""
+        yield self.context
+        yield from self.graphs
+        for device in self.devices:
+            yield device
+            yield from device.cores or ()
+        if self.memory is not None:
+            yield self.memory
+        if self.group_context is not None:
+            yield self.group_context
+
+    def _with_option(self, key: str, value: object) -> "CompileConfig":
+        section = key.rpartition(".")[0]
+        match section:
+            case "context":
+                update: dict[str, object] = {"context": _set(self.context, key, value)}
+            case "graphs":
+                update = {"graphs": _merged(self.graphs, [_set(HtpGraphConfig(), key, value)])}
+            case "devices":
+                device = _set(self.devices[0] if self.devices else HtpDeviceConfig(), key, value)
+                _check_device(device, self.target)
+                update = {"devices": (device,)}
+            case "devices.cores":
+                device = self.devices[0] if self.devices else HtpDeviceConfig()
+                cores = tuple(
+                    _set(core, key, value) for core in device.cores or (HtpDeviceCoreConfig(),)
+                )
+                update = {"devices": (device.model_copy(update={"cores": cores}),)}
+            case "memory":
+                update = {"memory": _set(self.memory or HtpMemoryConfig(), key, value)}
+            case "groupContext":
+                group = self.group_context or HtpGroupContextConfig()
+                update = {"group_context": _set(group, key, value)}
+            case _:
+                known = HtpConfigHelper.list_config_options()
+                raise InvalidOptionError(key, "no such option", known)
+        return self.model_copy(update=update)
+
+
+def _merged(
+    graphs: Sequence[HtpGraphConfig], more: Sequence[HtpGraphConfig]
+) -> tuple[HtpGraphConfig, ...]:
+    """One entry of each name; what is set in later ones holds."""
+    entries: dict[str | None, HtpGraphConfig] = {}
+    for entry in (*graphs, *more):
+        entries[entry.name] = entry.over(entries[entry.name]) if entry.name in entries else entry
+    return tuple(entries.values())
+
+
+def _set(config: _Config, key: str, value: object) -> _Config:
+    name = _field(type(config), key)
+    return validated(type(config), {**config.model_dump(exclude_unset=True), name: value})
+
+
+def _field(kind: type[HtpOptions], key: str) -> str:
+    """The field that a dotted key names, in either of its spellings."""
+    section, _, name = key.rpartition(".")
+    fields = {field.validation_alias: known for known, field in kind.model_fields.items()}
+    name = fields.get(name, name)
+    if section != kind.SECTION or name not in kind.model_fields or name == "name":
+        raise InvalidOptionError(key, "no such option", kind.known_options())
+    return name
+
+
+def _laid_over(base: _Config, over: _Config) -> _Config:
+    values = {**base.model_dump(exclude_unset=True), **over.model_dump(exclude_unset=True)}
+    return validated(type(base), values)
+
+
+def _check_device(device: HtpDeviceConfig, target: Target) -> None:
+    soc = target.soc
+    for name, given, real in (
+        ("soc_model", device.soc_model, soc.soc_model),
+        ("dsp_arch", device.dsp_arch, soc.dsp_arch),
+    ):
+        if given is not None and given != real:
+            reason = f"it is {given}, and the target {target} has {real}; set the target instead"
+            raise InvalidOptionError(f"devices.{name}", reason, ())

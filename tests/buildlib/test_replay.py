@@ -1,0 +1,131 @@
+"""A stage of the cache, replayed alone."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from buildlib.cache import SIDECAR, StageCache, StageKey
+from buildlib.errors import InputFileError, InvalidOptionError
+from buildlib.replay import CompiledModel, DlcModel, compile, load  # noqa: A004
+from buildlib.targets import parse_target
+from buildlib.toolchains.base import CompileConfig
+from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+
+PHONE = parse_target("SM8750")
+
+
+def write_model(path: Path, ar: int) -> None:
+    weight = np.random.default_rng(1).integers(-127, 128, (64, 96)).astype(np.int8)
+    constants = {
+        "weight": weight,
+        "weight_scale": np.full(96, 1e-3, np.float32),
+        "weight_zero": np.zeros(96, np.int8),
+        "scale": np.float32(1e-3),
+        "zero": np.uint16(32768),
+    }
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "scale", "zero"], ["xr"]),
+        helper.make_node(
+            "DequantizeLinear", ["weight", "weight_scale", "weight_zero"], ["wr"], axis=1
+        ),
+        helper.make_node("MatMul", ["xr", "wr"], ["yr"]),
+        helper.make_node("QuantizeLinear", ["yr", "scale", "zero"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "sample",
+        [helper.make_tensor_value_info("x", TensorProto.UINT16, [1, ar, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.UINT16, [1, ar, 96])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path
+    )
+
+
+@pytest.fixture(scope="module")
+def dlcs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("replay")
+    paths = []
+    for ar in (1, 8):
+        write_model(folder / f"ar{ar}.onnx", ar)
+        paths.append(folder / f"ar{ar}_cl32_1_of_1.dlc")
+        OrtQnnToolchain().convert(folder / f"ar{ar}.onnx", paths[-1], PHONE)
+    return paths
+
+
+def test_a_compile_entry_of_the_cache_is_made_again_byte_for_byte(
+    dlcs: list[Path], tmp_path: Path
+) -> None:
+    config = CompileConfig.for_target(PHONE).with_options({"graphs.vtcm_size_in_mb": 4})
+    key = StageKey("compile", {**config.model_dump(mode="json"), "part": 1}, ("source",))
+    cache = StageCache(tmp_path / "cache", "sample")
+    entry = cache.get_or_build(
+        key,
+        dlcs[0],
+        lambda folder: OrtQnnToolchain().compile(dlcs, folder / "model.bin", config),
+    )
+    sidecar = json.loads((entry.folder / SIDECAR).read_text())
+    replayed = compile(load(dlcs), CompileConfig.model_validate(sidecar["config"]))
+    saved = replayed.save(tmp_path / "again" / "model.bin")
+    assert saved.read_bytes() == (entry.folder / "model.bin").read_bytes()
+    assert [graph.name for graph in replayed.inspect().graphs] == [dlc.stem for dlc in dlcs]
+    assert {graph.vtcm_mb for graph in replayed.inspect().graphs} == {4}
+
+
+def test_one_dlc_alone_and_its_temporary_folder_goes_with_it(
+    dlcs: list[Path], tmp_path: Path
+) -> None:
+    model = load(str(dlcs[1]))
+    assert model == DlcModel((dlcs[1],))
+    assert model.graph_names == ("ar8_cl32_1_of_1",)
+    compiled = compile(model, CompileConfig.for_target(PHONE))
+    folder = compiled.path.parent
+    assert compiled.save(tmp_path) == tmp_path / "ar8_cl32_1_of_1.bin"
+    del compiled
+    assert not folder.exists()
+
+
+def test_saving_never_overwrites_silently(dlcs: list[Path], tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "model.bin").write_bytes(b"new")
+    compiled = CompiledModel(work / "model.bin", CompileConfig.for_target(PHONE), OrtQnnToolchain())
+    (tmp_path / "there.bin").write_bytes(b"old")
+    with pytest.raises(InputFileError, match="exists already"):
+        compiled.save(tmp_path / "there.bin")
+    assert (tmp_path / "there.bin").read_bytes() == b"old"
+    compiled.save(tmp_path / "there.bin", exist_ok=True)
+    assert (tmp_path / "there.bin").read_bytes() == b"new"
+    assert {path.name for path in tmp_path.iterdir()} == {"work", "there.bin"}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "no such file"), (b"", "no DLC"), (b"PK\x05\x06" + bytes(18), "holds no model")],
+)
+def test_what_is_no_dlc_is_said(content: bytes | None, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.dlc"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputFileError, match=said):
+        load(path)
+
+
+def test_names_are_those_of_graphs(dlcs: list[Path], tmp_path: Path) -> None:
+    twin = tmp_path / dlcs[0].name
+    twin.write_bytes(dlcs[0].read_bytes())
+    with pytest.raises(InputFileError, match="has its name"):
+        load([dlcs[0], twin])
+    with pytest.raises(InputFileError, match="no DLC is named"):
+        load([])
+
+
+def test_options_that_cannot_be_honoured_are_refused_before_any_work(dlcs: list[Path]) -> None:
+    config = CompileConfig.for_target(PHONE).with_options({"graphs.vtcm_size_in_mb": 64})
+    with pytest.raises(InvalidOptionError, match="vtcm_size_in_mb"):
+        compile(load(dlcs), config)

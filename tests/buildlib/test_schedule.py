@@ -1,0 +1,196 @@
+"""Tasks at once: bounded by workers and memory, ended together."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buildlib.children import tracked
+from buildlib.errors import CancelledError, InvalidOptionError
+from buildlib.schedule import Task, default_workers, run_bounded
+
+GB = 1 << 30
+
+
+class Meter:
+    """How many tasks, and how much memory, were in use at once."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.now = self.most = self.memory = self.most_memory = 0
+        self.order: list[str] = []
+
+    def task(self, name: str, memory: int = 0, seconds: float = 0.01) -> Task[str]:
+        def run() -> str:
+            with self.lock:
+                self.order.append(name)
+                self.now += 1
+                self.memory += memory
+                self.most = max(self.most, self.now)
+                self.most_memory = max(self.most_memory, self.memory)
+            time.sleep(seconds)
+            with self.lock:
+                self.now -= 1
+                self.memory -= memory
+            return name
+
+        return Task(name, run, memory)
+
+
+def sleeper(pids: Path) -> Callable[[], None]:
+    """Starts a child that leads its own session, as the toolchain does."""
+
+    def run() -> None:
+        child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        with tracked(child):
+            with pids.open("a") as file:
+                file.write(f"{child.pid}\n")
+            child.wait()
+
+    return run
+
+
+def wait_for_lines(path: Path, count: int) -> list[int]:
+    end = time.monotonic() + 20
+    while not path.exists() or path.read_text().count("\n") < count:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return [int(line) for line in path.read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(0, 5), max_size=8),
+    st.integers(1, 4),
+    st.integers(0, 8),
+)
+def test_bounds_hold_and_results_keep_their_order(
+    sizes: list[int], workers: int, memory: int
+) -> None:
+    meter = Meter()
+    tasks = [meter.task(str(i), size, 0.001) for i, size in enumerate(sizes)]
+    results = run_bounded(tasks, max_workers=workers, memory_bytes=memory)
+    assert results == [str(i) for i in range(len(sizes))]
+    assert meter.most <= workers
+    assert meter.most_memory <= max(memory, *sizes, 0)
+
+
+def test_tasks_run_at_once_where_there_is_room() -> None:
+    both = threading.Barrier(2, timeout=20)
+    tasks = [Task(name, both.wait, GB) for name in "ab"]
+    assert sorted(run_bounded(tasks, max_workers=2, memory_bytes=2 * GB)) == [0, 1]
+
+
+def test_what_fits_passes_what_does_not() -> None:
+    meter = Meter()
+    tasks = [meter.task("a", 3, 0.2), meter.task("large", 3), meter.task("small", 1)]
+    run_bounded(tasks, max_workers=2, memory_bytes=4)
+    assert meter.order == ["a", "small", "large"]
+
+
+def test_one_task_may_be_larger_than_the_memory() -> None:
+    assert run_bounded([Meter().task("a", 9)], max_workers=2, memory_bytes=1) == ["a"]
+
+
+def test_first_error_ends_the_others(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    error = OSError("first")
+
+    def fails() -> None:
+        wait_for_lines(pids, 1)
+        raise error
+
+    began = []
+    tasks = [
+        Task("sleeps", sleeper(pids)),
+        Task("fails", fails),
+        Task("never", lambda: began.append(1)),
+    ]
+    start = time.monotonic()
+    with pytest.raises(OSError, match="first") as caught:
+        run_bounded(tasks, max_workers=2, memory_bytes=0)
+    assert caught.value is error
+    assert not began
+    assert time.monotonic() - start < 30
+    assert not any(is_running(pid) for pid in wait_for_lines(pids, 1))
+
+
+def test_a_child_that_starts_too_late_is_killed_as_well(tmp_path: Path) -> None:
+    failed = threading.Event()
+    seen: list[BaseException] = []
+
+    def fails() -> None:
+        failed.set()
+        raise OSError("first")
+
+    def late() -> None:
+        failed.wait(20)
+        time.sleep(0.2)
+        try:
+            sleeper(tmp_path / "pids")()
+        except CancelledError as error:
+            seen.append(error)
+            raise
+
+    with pytest.raises(OSError, match="first"):
+        run_bounded([Task("late", late), Task("fails", fails)], max_workers=2, memory_bytes=0)
+    assert len(seen) == 1
+
+
+def test_interrupt_kills_children_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    code = f"""
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from buildlib.schedule import Task, run_bounded
+        from test_schedule import sleeper
+        folder = Path({str(tmp_path)!r})
+        tasks = [
+            Task("quick", lambda: (folder / "finished").write_text("whole")),
+            Task("sleeps", sleeper(folder / "pids")),
+            Task("sleeps too", sleeper(folder / "pids")),
+        ]
+        try:
+            run_bounded(tasks, max_workers=2, memory_bytes=0)
+        except KeyboardInterrupt:
+            sys.exit(130)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    pids = wait_for_lines(tmp_path / "pids", 2)
+    os.kill(parent.pid, signal.SIGINT)
+    assert parent.wait(20) == 130
+    assert not any(is_running(pid) for pid in pids)
+    assert (tmp_path / "finished").read_text() == "whole"
+
+
+def test_no_task_and_no_worker() -> None:
+    assert run_bounded([], max_workers=1, memory_bytes=0) == []
+    with pytest.raises(ValueError, match="0 workers"):
+        run_bounded([], max_workers=0, memory_bytes=0)
+
+
+def test_the_user_sets_how_many_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QAIRT_MAX_BUILD_WORKERS", "3")
+    assert default_workers() == 3
+    for wrong in ("0", "-1", "two", "\u0663"):
+        monkeypatch.setenv("QAIRT_MAX_BUILD_WORKERS", wrong)
+        with pytest.raises(InvalidOptionError, match="QAIRT_MAX_BUILD_WORKERS"):
+            default_workers()
+    monkeypatch.delenv("QAIRT_MAX_BUILD_WORKERS")
+    assert default_workers() == len(os.sched_getaffinity(0))

@@ -1,0 +1,265 @@
+"""Options in the vendor's vocabulary, as objects, as dotted keys and as JSON."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildlib.errors import InvalidOptionError, UnknownSocError
+from buildlib.targets import parse_target
+from buildlib.toolchains.compile_config import CompileConfig
+from buildlib.toolchains.htp_extensions import (
+    HtpConfigHelper,
+    HtpContextConfig,
+    HtpGraphConfig,
+)
+from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+
+PHONE = parse_target("SM8750")
+EMULATOR = parse_target("SM8750:emulator")
+
+DOCUMENTED: dict[str, Any] = {
+    "context": [{"weight_sharing_enabled": True, "lora_weight_sharing": True}],
+    "graphs": [
+        {"graph_names": ["graphA", "graphB"], "O": 3, "vtcm_mb": 8},
+        {"graph_names": ["graphC"], "dlbc": 1},
+    ],
+    "devices": [
+        {
+            "device_id": 0,
+            "soc_model": 69,
+            "dsp_arch": "v79",
+            "cores": [{"core_id": 0, "perf_profile": "burst"}],
+        }
+    ],
+    "memory": {"mem_type": "shared_buffer"},
+    "groupContext": {"share_resources": True},
+}
+
+names = st.text("abc", min_size=1, max_size=3)
+graphs = st.fixed_dictionaries(
+    {},
+    optional={
+        "graph_names": st.lists(names, min_size=1, max_size=3, unique=True),
+        "O": st.integers(1, 3),
+        "vtcm_mb": st.integers(0, 16),
+        "hvx_threads": st.integers(1, 8),
+        "fp16_relaxed_precision": st.integers(0, 1),
+        "dlbc": st.integers(0, 1),
+        "odd": st.none() | st.integers() | st.lists(st.booleans(), max_size=2),
+    },
+)
+extensions = st.fixed_dictionaries(
+    {},
+    optional={
+        "context": st.lists(
+            st.fixed_dictionaries({}, optional={"weight_sharing_enabled": st.booleans()}),
+            min_size=1,
+            max_size=1,
+        ),
+        "graphs": st.lists(graphs, min_size=1, max_size=3),
+        "memory": st.just({"mem_type": "shared_buffer"}),
+        "groupContext": st.fixed_dictionaries({"share_resources": st.booleans()}),
+        "another": st.dictionaries(names, st.integers()),
+    },
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+def test_documented_example_goes_both_ways() -> None:
+    read = HtpConfigHelper.from_backend_extension_dict(DOCUMENTED)
+    contexts, graphs, devices, memory, group, extras = read
+    assert contexts == [HtpContextConfig(weight_sharing_enabled=True, lora_weight_sharing=True)]
+    assert [graph.name for graph in graphs] == ["graphA", "graphB", "graphC"]
+    assert graphs[1] == HtpGraphConfig(name="graphB", vtcm_size_in_mb=8, optimization_type=3)
+    assert devices[0].cores is not None
+    assert devices[0].cores[0].perf_profile == "burst"
+    assert memory is not None
+    assert group is not None
+    assert extras == {}
+    assert HtpConfigHelper.to_backend_extension_dict(*read) == DOCUMENTED
+
+
+def test_one_object_is_read_as_an_array_of_one() -> None:
+    old = {"context": {"weight_sharing_enabled": True}, "graphs": {"graph_names": ["a"], "O": 2}}
+    read = HtpConfigHelper.from_backend_extension_dict(old)
+    assert HtpConfigHelper.to_backend_extension_dict(*read) == {
+        "context": [old["context"]],
+        "graphs": [old["graphs"]],
+    }
+
+
+@given(extensions)
+def test_nothing_is_lost_or_made_up(values: dict[str, Any]) -> None:
+    read = HtpConfigHelper.from_backend_extension_dict(values)
+    written = HtpConfigHelper.to_backend_extension_dict(*read)
+    assert HtpConfigHelper.from_backend_extension_dict(written) == read
+    assert {k: v for k, v in written.items() if k != "graphs"} == {
+        k: v for k, v in values.items() if k != "graphs"
+    }
+
+
+def test_what_is_not_known_is_kept() -> None:
+    odd = {"graphs": [{"O": 1, "new_thing": {"a": None}}], "surprise": [1, None]}
+    _, (graph,), _, _, _, extras = HtpConfigHelper.from_backend_extension_dict(odd)
+    assert graph._extras == {"new_thing": {"a": None}}
+    assert extras == {"surprise": [1, None]}
+    config = CompileConfig.from_backend_extensions(odd, PHONE)
+    again = CompileConfig.model_validate_json(config.model_dump_json())
+    assert again.to_backend_extensions()["surprise"] == [1, None]
+    assert again.graphs[0].extras == {"new_thing": {"a": None}}
+
+
+@given(st.dictionaries(st.sampled_from(["context", "graphs", "devices", "memory"]), json_values))
+def test_foreign_json_is_one_typed_line(values: dict[str, Any]) -> None:
+    said = ""
+    try:
+        CompileConfig.from_backend_extensions(values, PHONE)
+    except InvalidOptionError as error:
+        said = str(error)
+    assert "\n" not in said
+
+
+@given(extensions, st.sampled_from(["SM8750", "SM8850", "SM8550:emulator"]))
+def test_a_configuration_survives_json(values: dict[str, Any], target: str) -> None:
+    config = CompileConfig.from_backend_extensions(values, parse_target(target))
+    sidecar = json.loads(json.dumps(config.model_dump(mode="json")))
+    assert CompileConfig.model_validate(sidecar) == config
+    more = {**sidecar, "versions": {"qnn": "2.51"}, "code_sha256": "0"}
+    assert CompileConfig.model_validate(more) == config
+
+
+def test_a_target_sets_what_it_can() -> None:
+    phone, emulator = CompileConfig.for_target(PHONE), CompileConfig.for_target(EMULATOR)
+    assert (phone.weight_sharing, phone.vtcm_mb, phone.optimization_level) == (True, 8, 3)
+    assert not emulator.weight_sharing
+    assert phone.as_options() | {} == {
+        "target": "SM8750",
+        "soc_model": 69,
+        "dsp_arch": "v79",
+        "context.weight_sharing_enabled": True,
+        "graphs.vtcm_size_in_mb": 8,
+        "graphs.optimization_type": 3,
+        "devices.soc_model": 69,
+        "devices.dsp_arch": "v79",
+        "devices.cores.core_id": 0,
+        "devices.cores.perf_profile": "burst",
+        "devices.cores.rpc_control_latency": 100,
+        "memory.mem_type": "shared_buffer",
+    }
+
+
+def test_dotted_keys_in_either_spelling() -> None:
+    config = CompileConfig.for_target(PHONE)
+    one = config.with_options({"graphs.vtcm_mb": 4, "graphs.O": "2"})
+    other = config.with_options({"graphs.optimization_type": 2, "graphs.vtcm_size_in_mb": 4})
+    assert one == other
+    assert (one.vtcm_mb, one.optimization_level) == (4, 2)
+    twice = config.with_options({"graphs.vtcm_mb": 2}).with_options({"graphs.vtcm_mb": 4})
+    assert twice == config.with_options({"graphs.vtcm_mb": 4})
+
+
+def test_a_graph_has_options_of_its_own_over_those_of_all() -> None:
+    config = (
+        CompileConfig.for_target(PHONE)
+        .with_graph_options(["ar1"], {"graphs.hvx_threads": 2, "graphs.vtcm_mb": 0})
+        .with_options({"graphs.optimization_type": 1})
+    )
+    one, other = config.graph("ar1"), config.graph("ar128")
+    assert (one.hvx_threads, one.optimization_type, one.vtcm_size_in_mb) == (2, 1, 8)
+    assert (other.hvx_threads, other.optimization_type) == (None, 1)
+    assert config.as_options()["graphs[ar1].hvx_threads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("graphs.surprise", 1, "known are graphs.vtcm_size_in_mb"),
+        ("graphs.name", "a", "no such option"),
+        ("surprise", 1, "no such option"),
+        ("", 1, "no such option"),
+        ("graphs.optimization_type", 4, "less than or equal to 3"),
+        ("graphs.vtcm_size_in_mb", "much", "valid integer"),
+        ("devices.cores.perf_profile", "warp", "burst"),
+        ("devices.soc_model", 57, "set the target instead"),
+        ("memory.mem_type", "file", "shared_buffer"),
+        ("context.weight_sharing_enabled", [], "boolean"),
+    ],
+)
+def test_wrong_options_are_named(key: str, value: object, said: str) -> None:
+    with pytest.raises(InvalidOptionError, match=said) as caught:
+        CompileConfig.for_target(PHONE).with_options({key: value})
+    assert key in str(caught.value)
+
+
+@pytest.mark.parametrize("section", ["context", "devices"])
+def test_a_binary_has_one_context_and_one_device(section: str) -> None:
+    with pytest.raises(InvalidOptionError, match=section):
+        CompileConfig.from_backend_extensions({section: [{}, {}]}, PHONE)
+
+
+def test_an_unknown_target_keeps_its_own_error() -> None:
+    with pytest.raises(UnknownSocError):
+        CompileConfig.model_validate({"target": "SM9999"})
+
+
+def test_only_what_the_compiler_reads_decides_the_binary() -> None:
+    config = CompileConfig.for_target(PHONE)
+    run = config.with_options({"devices.cores.perf_profile": "balanced"})
+    assert run != config
+    assert run.compiled_part() == config.compiled_part()
+    compiled = config.with_options({"graphs.dlbc": True})
+    assert compiled.compiled_part() != config.compiled_part()
+    assert CompileConfig.model_validate(config.compiled_part().model_dump(mode="json")).vtcm_mb == 8
+
+
+@pytest.mark.parametrize(
+    ("target", "extension", "key", "said"),
+    [
+        ("SM8750", {"graphs": [{"num_cores": 2}]}, "graphs.num_cores", "QAIRT SDK"),
+        ("SM8750", {"devices": [{"cores": [{"a": 1}]}]}, "devices.cores.a", "QAIRT SDK"),
+        ("SM8750", {"surprise": {}}, "surprise", "QAIRT SDK"),
+        ("SM8750", {"graphs": [{"vtcm_mb": 16}]}, "graphs.vtcm_size_in_mb", "SM8750 has 8"),
+        (
+            "SM8750",
+            {"graphs": [{"fp16_relaxed_precision": 0}]},
+            "graphs.fp16_relaxed_precision",
+            "QAIRT SDK",
+        ),
+        (
+            "SM8750",
+            {"context": {"extended_udma": True}},
+            "context.extended_udma",
+            "needs Hexagon v81, and SM8750 has v79",
+        ),
+        (
+            "SM8750",
+            {"graphs": [{"dlbc_weights": 1}]},
+            "graphs.dlbc_weights",
+            "set context.weight_sharing_enabled to false",
+        ),
+        (
+            "SM8750:emulator",
+            {"context": {"weight_sharing_enabled": True}},
+            "context.weight_sharing_enabled",
+            "build for SM8750",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_early_by_name(
+    target: str, extension: dict[str, Any], key: str, said: str
+) -> None:
+    config = CompileConfig.from_backend_extensions(extension, parse_target(target))
+    with pytest.raises(InvalidOptionError, match=said) as caught:
+        OrtQnnToolchain().check(config)
+    assert caught.value.key == key
+
+
+def test_documented_options_are_honoured() -> None:
+    OrtQnnToolchain().check(CompileConfig.from_backend_extensions(DOCUMENTED, PHONE))

@@ -1,0 +1,73 @@
+"""Logs of refused models, read for what was wrong with them."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildlib.errors import ToolchainError, UnsupportedOperatorsError
+from buildlib.toolchains.diagnosis import diagnosed, unsupported_nodes
+from buildlib.toolchains.estimates import (
+    compile_memory,
+    compile_memory_of_weights,
+    convert_memory,
+)
+
+LINE = "[E:onnxruntime:, qnn_execution_provider.cc:2453] Unsupported nodes in QNN EP: "
+
+
+def error(log: Path) -> ToolchainError:
+    return ToolchainError("convert", "ar1_cl64_2_of_3.onnx", "FAIL", 1, ("last",), str(log))
+
+
+def test_every_node_counts_once_and_kinds_are_few(tmp_path: Path) -> None:
+    nodes = [(f"node {i}", f"Op{i % 8}") for i in range(12)]
+    found = "".join(f"{{ name: {name}, type: {kind} }}" for name, kind in nodes)
+    log = tmp_path / "a.log"
+    log.write_text(f"{LINE}{found}\nnoise\n{LINE}{found}\n")
+    named = diagnosed(error(log))
+    assert isinstance(named, UnsupportedOperatorsError)
+    assert named.nodes == tuple(nodes)
+    said = str(named)
+    assert "12 operators are not supported: Op0 (2, first node 0), " in said
+    assert "3 more kinds" in said
+    assert said.startswith("convert of ar1_cl64_2_of_3.onnx failed")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\x00 nothing of the kind"])
+def test_another_failure_stays_what_it_is(content: bytes | None, tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    if content is not None:
+        log.write_bytes(content)
+    before = error(log)
+    assert diagnosed(before) is before
+
+
+@given(st.text(max_size=60), st.text(max_size=30))
+def test_any_log_can_be_read(before: str, after: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "a.log"
+        log.write_text(f"{before}{LINE}{{ name: {after}, type: Odd }}{after}", "utf-8")
+        nodes = unsupported_nodes(log)
+    assert all(kind for _name, kind in nodes)
+
+
+def test_estimates_grow_with_what_is_compiled(dlcs: list[Path]) -> None:
+    both = compile_memory(dlcs, weight_sharing=True)
+    assert compile_memory(dlcs[:1], weight_sharing=True) < both
+    assert both < compile_memory(dlcs, weight_sharing=False)
+    assert convert_memory(0) < convert_memory(1 << 30) < 4 << 30
+
+
+def test_estimates_come_near_what_was_measured() -> None:
+    """Embedding, one layer and head of Llama-3.2-1B: 849 MB, 6.9 GB at the peak."""
+    estimate = compile_memory_of_weights(849 << 20, 2, weight_sharing=True)
+    assert 6.9 < estimate / (1 << 30) < 8.5
+
+
+def test_a_dlc_that_cannot_be_read_counts_by_its_size(tmp_path: Path) -> None:
+    (tmp_path / "bad.dlc").write_bytes(bytes(1 << 20))
+    smaller = compile_memory([tmp_path / "absent.dlc"], weight_sharing=True)
+    assert compile_memory([tmp_path / "bad.dlc"], weight_sharing=True) > smaller
