@@ -9,7 +9,7 @@ from buildlib.errors import InvalidShapeError
 from buildlib.graph import interface
 from buildlib.graph.infer import infer_shapes, static_shape
 from buildlib.graph.shape import GraphShape
-from buildlib.passes.base import SORTED, STATIC, Condition, Pass
+from buildlib.passes.base import SORTED, STATIC, Condition, Pass, Unfit
 
 
 def convert_arcl(model_path: Path, shape: GraphShape, out_path: Path) -> Path:
@@ -29,34 +29,60 @@ class ArClConversion(Pass):
 
     def __init__(self, shape: GraphShape) -> None:
         self.shape = shape
-        self.requires = (SORTED, STATIC, Condition("there is an attention mask", _maskless))
-        self.ensures = (
+        self.requires = (
+            SORTED,
             STATIC,
-            Condition(f"all of it is at {shape}", lambda model: _elsewhere(model, shape)),
+            Condition("there is an attention mask", _maskless),
+            Condition("caches fit the attention mask", _contradiction),
         )
+        self.ensures = (STATIC,)
 
     def transform(self, model: ir.Model) -> ir.Model:
         """Change `model` in place."""
+        source = interface.model_shape(model)
+        assert source is not None  # noqa: S101  (a declared precondition)
+        ends = (*model.graph.inputs, *model.graph.outputs)
+        wanted = {value: _reshaped(value, source, self.shape) for value in ends}
         for value in model.graph.inputs:
-            dims = static_shape(value)
-            assert dims is not None  # noqa: S101  (a declared precondition)
-            value.shape = ir.Shape(interface.reshaped(str(value.name), dims, self.shape))
+            value.shape = ir.Shape(wanted[value])
         try:
             infer_shapes(model)
         except onnx.shape_inference.InferenceError as error:
             reason = f"the model's operators do not fit ({str(error).splitlines()[0][:160]})"
             raise InvalidShapeError(self.shape.ar, self.shape.cl, reason) from error
+        for value, dims in wanted.items():
+            found = static_shape(value)
+            if found != dims:
+                raise Unfit(f"{value.name} is {found} at {self.shape}, not {dims}")
         return model
+
+
+def _reshaped(value: ir.Value, source: GraphShape, shape: GraphShape) -> tuple[int, ...]:
+    """What an input or output becomes; what does not follow AR (LoRA weights) stays."""
+    dims = static_shape(value) or ()
+    name = str(value.name)
+    if len(dims) < 2 or interface.reshaped(name, dims, source) != dims:
+        return dims
+    return interface.reshaped(name, dims, shape)
 
 
 def _maskless(model: ir.Model) -> str | None:
     names = [value.name for value in model.graph.inputs]
-    return None if interface.ATTENTION_MASK in names else f"inputs are {names}"
+    return None if interface.ATTENTION_MASK in names else f"inputs are {names[:5]}"
 
 
-def _elsewhere(model: ir.Model, shape: GraphShape) -> str | None:
+def _contradiction(model: ir.Model) -> str | None:
+    """A mask or cache whose sizes do not belong to one (AR, CL)."""
+    try:
+        shape = interface.model_shape(model)
+    except InvalidShapeError as error:
+        return str(error)
+    if shape is None:
+        return f"{interface.ATTENTION_MASK} is not [1, 1, AR, CL]"
     for value in (*model.graph.inputs, *model.graph.outputs):
-        dims = static_shape(value)
-        if dims is None or interface.reshaped(str(value.name), dims, shape) != dims:
-            return f"{value.name} is {dims}"
+        name, dims = str(value.name), static_shape(value) or ()
+        if interface.is_kv(name) and (
+            len(dims) != 4 or interface.reshaped(name, dims, shape) != dims
+        ):
+            return f"{name} is {list(dims)}, the mask says AR {shape.ar} and CL {shape.cl}"
     return None

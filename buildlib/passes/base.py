@@ -15,6 +15,12 @@ from buildlib.graph.infer import static_shape
 
 ENCODINGS_SUFFIX = ".encodings"
 
+_ENCODED = "qnnfarm.encoded"
+
+
+class Unfit(Exception):  # noqa: N818  (never leaves a pass: it becomes a PassError)
+    """What a transformation met that it cannot take; one line of text."""
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -44,7 +50,11 @@ class Pass(ABC):
 
     @abstractmethod
     def transform(self, model: ir.Model) -> ir.Model:
-        """The transformed model: `model` itself, changed in place, or a new one."""
+        """The transformed model: `model` itself, changed in place, or a new one.
+
+        Raises:
+            Unfit: the model has something that cannot be transformed.
+        """
 
     def run(self, source: Path, target: Path) -> Path:
         """Transform the file `source` into `target`.
@@ -54,25 +64,45 @@ class Pass(ABC):
             EncodingsError: the encodings beside it are not those of this model.
             PassError: a condition does not hold; nothing is written then.
         """
-        model = load_model(source)
-        encodings = source.with_suffix(ENCODINGS_SUFFIX)
-        carries = self.carries_encodings and encodings.is_file()
-        if carries:
-            attach(model, Encodings.load(encodings))
-        self._check("precondition", self.requires, model, source)
-        result = self.transform(model)
-        self._check("postcondition", self.ensures, result, source)
-        if carries:
-            collect(result).save(target.with_suffix(ENCODINGS_SUFFIX))
-        return save_model(result, target)
+        model = read(source, carries_encodings=self.carries_encodings)
+        check(self.name, "precondition", self.requires, model, source)
+        try:
+            result = self.transform(model)
+        except Unfit as error:
+            raise PassError(self.name, "precondition", source, str(error)) from error
+        check(self.name, "postcondition", self.ensures, result, source)
+        return write(result, target)
 
-    def _check(
-        self, stage: str, conditions: tuple[Condition, ...], model: ir.Model, path: Path
-    ) -> None:
-        for condition in conditions:
-            fault = condition.fault(model)
-            if fault is not None:
-                raise PassError(self.name, stage, path, f"{condition.text}: {fault}")
+
+def read(path: Path, *, carries_encodings: bool = True) -> ir.Model:
+    """A model with the encodings that lie beside it on its values."""
+    model = load_model(path)
+    encodings = path.with_suffix(ENCODINGS_SUFFIX)
+    if carries_encodings and encodings.is_file():
+        attach(model, Encodings.load(encodings))
+        model.meta[_ENCODED] = True
+    return model
+
+
+def write(model: ir.Model, path: Path) -> Path:
+    """Save a model, and the encodings of its values if it was read with any."""
+    if model.meta.get(_ENCODED):
+        collect(model).save(path.with_suffix(ENCODINGS_SUFFIX))
+    return save_model(model, path)
+
+
+def check(
+    name: str, stage: str, conditions: tuple[Condition, ...], model: ir.Model, path: Path
+) -> None:
+    """Raise what is wrong with the model at `path`, for the pass `name`.
+
+    Raises:
+        PassError: a condition does not hold.
+    """
+    for condition in conditions:
+        fault = condition.fault(model)
+        if fault is not None:
+            raise PassError(name, stage, path, f"{condition.text}: {fault}")
 
 
 def _unsorted(model: ir.Model) -> str | None:
@@ -81,7 +111,11 @@ def _unsorted(model: ir.Model) -> str | None:
         for value in node.inputs:
             if value is not None and value.name not in known:
                 return f"{node.name} uses {value.name} before it is made"
-        known.update(value.name for value in node.outputs)
+        names = [value.name for value in node.outputs if value.name]
+        twice = next((name for name in names if name in known), None)
+        if twice is not None:
+            return f"{node.name} makes {twice} a second time"
+        known.update(names)
     missing = [value.name for value in model.graph.outputs if value.name not in known]
     return f"output {missing[0]} is never made" if missing else None
 

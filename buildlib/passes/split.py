@@ -1,11 +1,9 @@
 """Cut a model into parts at layer boundaries, for context binaries that a device can load.
 
-A boundary is found in the graph, not by names of nodes: the last value that every path from
-`input_ids` to `logits` passes after the caches of one layer have been read, and before those of the
-next.
+Parts are balanced by the bytes of their weights as they are encoded. An embedding or output
+projection that is wanted apart is a part of its own, and counts as one.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
@@ -13,168 +11,158 @@ import onnx_ir as ir
 from buildlib.encodings.attached import inherit
 from buildlib.errors import PassError
 from buildlib.graph import interface
-from buildlib.graph.files import load_model
-from buildlib.passes.base import SORTED, STATIC, Condition, Pass
-from buildlib.passes.dominators import dominator_chain
+from buildlib.passes.balance import Apart, ModelWeights, balance
+from buildlib.passes.base import SORTED, STATIC, Condition, Unfit, check, read, write
+from buildlib.passes.segments import Segments, find_segments
+
+_NAME = "split"
 
 
-def split_model(model_path: Path, n_splits: int, out_dir: Path) -> list[Path]:
-    """Write `ar{AR}_cl{CL}_{k}_of_{n}.onnx`, layers spread evenly; float or quantized.
+def split_model(
+    model_path: Path,
+    n_splits: int,
+    out_dir: Path,
+    *,
+    split_embedding: bool = False,
+    split_lm_head: bool = False,
+) -> list[Path]:
+    """Write `ar{AR}_cl{CL}_{k}_of_{n}.onnx`, `n_splits` in all; float or quantized.
+
+    Args:
+        model_path: a whole model at one (AR, CL).
+        n_splits: parts in all, with those of the next two.
+        out_dir: gets the parts, their encodings, and links to the weights.
+        split_embedding: the first part is the embedding alone.
+        split_lm_head: the last part is the final norm and the output projection alone.
 
     Raises:
         ModelFileError: it is no sound model.
-        PassError: more parts than layers, or layers that more than one value connects.
+        PassError: it is no whole model, or more than one value connects two layers.
+        InvalidOptionError: more parts than layers.
     """
-    shape = interface.model_shape(load_model(model_path))
-    return [
-        ExtractPart(part, n_splits).run(
-            model_path, out_dir / f"{shape}_{part + 1}_of_{n_splits}.onnx"
-        )
-        for part in range(n_splits)
-    ]
+    model = read(model_path)
+    check(_NAME, "precondition", (SORTED, STATIC, _HAS_MASK), model, model_path)
+    segments = _segments(model, model_path)
+    apart = Apart(embedding=split_embedding, head=split_lm_head)
+    if split_embedding and not segments.members[0]:
+        reason = "there is no embedding to split off: it takes embeddings"
+        raise PassError(_NAME, "precondition", model_path, reason)
+    if split_lm_head and not segments.members[-1]:
+        reason = "there is no output projection to split off: no sum ends the last layer"
+        raise PassError(_NAME, "precondition", model_path, reason)
+    layers = balance(segments.weights(), n_splits, apart)
+    shape = interface.model_shape(model)
+    paths = []
+    for number, part in enumerate(_runs(layers, segments.n_layers), 1):
+        extracted = _extract(model, segments, part)
+        extracted.graph.name = f"{model.graph.name}_part_{number}_of_{n_splits}"
+        check(_NAME, "postcondition", (SORTED, STATIC), extracted, model_path)
+        paths.append(write(extracted, out_dir / f"{shape}_{number}_of_{n_splits}.onnx"))
+    return paths
 
 
-@dataclass(frozen=True)
-class Cut:
-    """One part: everything needed for `outputs`, from `inputs` on."""
-
-    inputs: tuple[ir.Value, ...]
-    outputs: tuple[ir.Value, ...]
-    nodes: tuple[ir.Node, ...]
-
-
-class ExtractPart(Pass):
-    """Keeps part `part` (from 0) of `n_splits`."""
-
-    name = "split"
-    ensures = (SORTED, STATIC)
-
-    def __init__(self, part: int, n_splits: int) -> None:
-        self.part = part
-        self.n_splits = n_splits
-        self.requires = (
-            SORTED,
-            STATIC,
-            Condition("it is a whole model", _partial),
-            Condition(f"it has {n_splits} parts", lambda model: _too_few(model, n_splits)),
-        )
-
-    def transform(self, model: ir.Model) -> ir.Model:
-        """A new model of this part alone; values keep their names."""
-        cut = find_cuts(model, self.n_splits)[self.part]
-        keep = set(cut.nodes)
-        inputs = [_as_input(value) for value in cut.inputs]
-        graph = model.graph
-        graph.outputs[:] = cut.outputs
-        for node in reversed(list(graph)):
-            if node not in keep:
-                _detach(node, graph)
-        graph.inputs[:] = inputs
-        for name, value in list(graph.initializers.items()):
-            if not value.uses():
-                del graph.initializers[name]
-        graph.name = f"{graph.name}_part_{self.part + 1}_of_{self.n_splits}"
-        return model
-
-
-def find_cuts(model: ir.Model, n_splits: int) -> list[Cut]:
-    """The parts of a whole model.
+def model_weights(model_path: Path) -> ModelWeights:
+    """What `balance.choose_splits` needs to know of a whole model.
 
     Raises:
-        PassError: no single value lies between two layers.
+        ModelFileError: it is no sound model.
+        PassError: it is no whole model, or more than one value connects two layers.
     """
-    by_name = {str(value.name): value for value in model.graph.inputs}
-    outputs = {str(value.name): value for value in model.graph.outputs}
-    chain = dominator_chain(by_name[interface.INPUT_IDS], outputs[interface.LOGITS])
-    layers = _layers(model)
-    readers = {layer: _descendants(model, layer) for layer in layers}
-    firsts = [layers[len(layers) * part // n_splits] for part in range(n_splits)]
-    hidden: list[ir.Value] = []
-    for first in firsts[1:]:
-        before = readers[layers[layers.index(first) - 1]]
-        between = [value for value in chain if value in before and value not in readers[first]]
-        between = [value for value in between if not _is_dequantized(value)]
-        if not between:
-            reason = f"no single value connects layers {first - 1} and {first}"
-            raise PassError("split", "precondition", Path(str(model.graph.name)), reason)
-        hidden.append(between[-1])
-    return [_cut(model, part, firsts, hidden) for part in range(n_splits)]
+    model = read(model_path)
+    check(_NAME, "precondition", (SORTED, STATIC), model, model_path)
+    return _segments(model, model_path).weights()
 
 
-def _cut(model: ir.Model, part: int, firsts: list[int], hidden: list[ir.Value]) -> Cut:
-    last = part == len(firsts) - 1
-    end = firsts[part + 1] if not last else None
-    outputs = [
-        value
-        for value in model.graph.outputs
-        if (layer := interface.kv_layer(str(value.name))) is not None
-        and firsts[part] <= layer
-        and (end is None or layer < end)
-    ]
-    outputs += [
-        value for value in model.graph.outputs if last and not interface.is_kv(str(value.name))
-    ]
-    if not last:
-        outputs.insert(0, hidden[part])
-    stop = {hidden[part - 1]} if part else set()
-    nodes = _ancestors(outputs, stop)
+def _segments(model: ir.Model, path: Path) -> Segments:
+    try:
+        return find_segments(model)
+    except Unfit as error:
+        raise PassError(_NAME, "precondition", path, str(error)) from error
+
+
+def _runs(layers: list[range], n_layers: int) -> list[range]:
+    """The segments of each part: the ends go with the outermost layers unless they are apart."""
+    runs = []
+    for index, part in enumerate(layers):
+        start, stop = part.start + 1, part.stop + 1
+        if index == 0:
+            start = 0
+        if index == len(layers) - 1:
+            stop = n_layers + 2
+        runs.append(range(start, stop))
+    return runs
+
+
+def _extract(model: ir.Model, segments: Segments, part: range) -> ir.Model:
+    """A model of some segments alone, made of copies; values keep their names and encodings."""
+    first = segments.borders[part.start - 1] if part.start else None
+    members = {node for index in part for node in segments.members[index]}
+    outputs = [value for index in part for value in segments.outputs[index]]
+    outputs.sort(key=lambda value: not interface.is_kv(str(value.name)))
+    if part.stop < len(segments.members):
+        outputs.insert(0, segments.borders[part.stop - 1])
+    nodes = _with_constants(model.graph, members, first)
+    twins: dict[ir.Value, ir.Value] = {}
+    initializers: list[ir.Value] = []
+    inputs = [_twin(first, twins)] if first is not None else []
     used = {value for node in nodes for value in node.inputs if value is not None}
-    inputs = [value for value in model.graph.inputs if value in used]
-    return Cut((*stop, *inputs), tuple(outputs), tuple(nodes))
+    inputs += [_twin(value, twins) for value in model.graph.inputs if value in used - {first}]
+    for name in model.graph.initializers:
+        value = model.graph.initializers[name]
+        if value in used:
+            initializers.append(_twin(value, twins))
+    copies = [
+        ir.Node(
+            node.domain,
+            node.op_type,
+            [None if value is None else twins[value] for value in node.inputs],
+            node.attributes,
+            outputs=[_twin(value, twins) for value in node.outputs],
+            name=node.name,
+        )
+        for node in nodes
+    ]
+    graph = ir.Graph(
+        inputs,
+        [twins[value] for value in outputs],
+        nodes=copies,
+        initializers=initializers,
+        opset_imports=model.graph.opset_imports,
+    )
+    result = ir.Model(graph, ir_version=model.ir_version, producer_name=model.producer_name)
+    result.meta.update(model.meta)
+    return result
 
 
-def _ancestors(values: list[ir.Value], stop: set[ir.Value]) -> list[ir.Node]:
-    found: set[ir.Node] = set()
-    todo = [value for value in values if value not in stop]
+def _with_constants(
+    graph: ir.Graph, members: set[ir.Node], first: ir.Value | None
+) -> list[ir.Node]:
+    """The nodes of a part in order, with what they need that belongs to no segment."""
+    found = set(members)
+    todo = [value for node in members for value in node.inputs if value is not None]
     while todo:
-        node = todo.pop().producer()
-        if node is None or node in found:
+        value = todo.pop()
+        node = value.producer()
+        if node is None or node in found or value is first:
             continue
         found.add(node)
-        todo += [value for value in node.inputs if value is not None and value not in stop]
-    return list(found)
+        todo += [value for value in node.inputs if value is not None]
+    return [node for node in graph if node in found]
 
 
-def _descendants(model: ir.Model, layer: int) -> set[ir.Value]:
-    """Everything that depends on the caches of `layer`."""
-    found = {value for value in model.graph.inputs if interface.kv_layer(str(value.name)) == layer}
-    for node in model.graph:
-        if any(value in found for value in node.inputs):
-            found.update(node.outputs)
-    return found
+def _twin(value: ir.Value, twins: dict[ir.Value, ir.Value]) -> ir.Value:
+    if value not in twins:
+        twin = ir.Value(
+            name=value.name, type=value.type, shape=value.shape, const_value=value.const_value
+        )
+        twins[value] = inherit(twin, value)
+    return twins[value]
 
 
-def _layers(model: ir.Model) -> list[int]:
-    layers = {interface.kv_layer(str(value.name)) for value in model.graph.inputs}
-    return sorted(layer for layer in layers if layer is not None)
+def _maskless(model: ir.Model) -> str | None:
+    return (
+        None if interface.model_shape(model) is not None else "it has none to tell AR and CL from"
+    )
 
 
-def _is_dequantized(value: ir.Value) -> bool:
-    producer = value.producer()
-    return producer is not None and producer.op_type == "DequantizeLinear"
-
-
-def _as_input(value: ir.Value) -> ir.Value:
-    """A graph input in the place of `value`, which may be one already."""
-    if value.producer() is None:
-        return value
-    twin = ir.Value(name=value.name, type=value.type, shape=value.shape)
-    value.replace_all_uses_with(twin)
-    return inherit(twin, value)
-
-
-def _detach(node: ir.Node, graph: ir.Graph) -> None:
-    for index in range(len(node.inputs)):
-        node.replace_input_with(index, None)
-    graph.remove(node)
-
-
-def _partial(model: ir.Model) -> str | None:
-    names = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
-    missing = {interface.INPUT_IDS, interface.LOGITS} - names
-    return f"{min(missing)} is missing" if missing else None
-
-
-def _too_few(model: ir.Model, n_splits: int) -> str | None:
-    n_layers = len(_layers(model))
-    return None if 1 <= n_splits <= n_layers else f"{n_splits} parts of {n_layers} layers"
+_HAS_MASK = Condition("it has an attention mask", _maskless)

@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
-from buildlib.checkpoint.config import LlamaConfig, load_config
+from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.encodings.model import Encodings
-from buildlib.errors import ModelFileError, PassError
+from buildlib.errors import InvalidOptionError, ModelFileError, PassError
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.passes.split import split_model
@@ -20,12 +20,12 @@ SHAPE = GraphShape(16, 96)
 
 
 @pytest.fixture(scope="module")
-def config(tiny: Path) -> LlamaConfig:
+def config(tiny: Path) -> DecoderConfig:
     return load_config(tiny / "config.json")
 
 
 def logits(
-    paths: list[Path], config: LlamaConfig
+    paths: list[Path], config: DecoderConfig
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     runners = [OnnxRunner(path, n_threads=1) for path in paths]
     shape = runners[0].ports.inputs["attention_mask"].shape
@@ -34,7 +34,7 @@ def logits(
 
 
 def test_arcl_there_and_back_is_the_same_model(
-    tiny_export: Path, tmp_path: Path, config: LlamaConfig
+    tiny_export: Path, tmp_path: Path, config: DecoderConfig
 ) -> None:
     model = tiny_export / "model.onnx"
     other = convert_arcl(model, GraphShape(24, 120), tmp_path / "other.onnx")
@@ -50,7 +50,7 @@ def test_arcl_there_and_back_is_the_same_model(
 
 @pytest.mark.parametrize("quantized", [False, True])
 def test_parts_in_a_row_are_the_model_bit_by_bit(
-    tiny_export: Path, tmp_path: Path, config: LlamaConfig, *, quantized: bool
+    tiny_export: Path, tmp_path: Path, config: DecoderConfig, *, quantized: bool
 ) -> None:
     model = tiny_export / "model.onnx"
     if quantized:
@@ -66,7 +66,7 @@ def test_parts_in_a_row_are_the_model_bit_by_bit(
 
 
 def test_splitting_and_quantizing_commute(
-    tiny_export: Path, tmp_path: Path, config: LlamaConfig
+    tiny_export: Path, tmp_path: Path, config: DecoderConfig
 ) -> None:
     encodings = Encodings.load(tiny_export / "model.encodings")
     model = tiny_export / "model.onnx"
@@ -79,7 +79,7 @@ def test_splitting_and_quantizing_commute(
 
 
 def test_too_many_parts_are_refused(tiny_export: Path, tmp_path: Path) -> None:
-    with pytest.raises(PassError, match="3 parts of 2 layers"):
+    with pytest.raises(InvalidOptionError, match="3 parts cannot be made of 2 layers"):
         split_model(tiny_export / "model.onnx", 3, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -1,0 +1,150 @@
+"""Which layers go into which part, so that the largest part is as small as it can be."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from buildlib.errors import InvalidOptionError
+
+Weights = Mapping[str, int]
+"""Bytes of each weight by its name; a weight that two layers use is in one part but once."""
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """The weights of a model from its input to its logits.
+
+    Attributes:
+        embedding: empty for a model that takes embeddings.
+        layers: of each decoder layer.
+        head: final norm and output projection.
+    """
+
+    embedding: Weights
+    layers: tuple[Weights, ...]
+    head: Weights
+
+    @property
+    def total(self) -> int:
+        """Bytes of all of them."""
+        return _bytes([self.embedding, *self.layers, self.head])
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Whether the embedding is the first part alone, and the head the last."""
+
+    embedding: bool = False
+    head: bool = False
+
+    @property
+    def count(self) -> int:
+        """Parts that hold no layer."""
+        return self.embedding + self.head
+
+
+def balance(weights: ModelWeights, n_parts: int, apart: Apart) -> list[range]:
+    """The layers of each part; `n_parts` counts an embedding and a head that are apart.
+
+    The largest part is as small as possible; among such, sizes differ least.
+
+    Raises:
+        InvalidOptionError: more parts than there are layers, or none for the layers.
+    """
+    n_layers = len(weights.layers)
+    n_inner = n_parts - apart.count
+    if not 1 <= n_inner <= n_layers:
+        extra = f" besides {apart.count} without layers" if apart.count else ""
+        reason = f"{n_parts} parts cannot be made of {n_layers} layers{extra}"
+        raise InvalidOptionError("split_model.num_splits", reason, ())
+    sizes = _Sizes(_units(weights, apart))
+    low, high = 0, sizes.of(0, n_layers)
+    while low < high:
+        middle = (low + high) // 2
+        count = sizes.fewest_parts(middle)
+        low, high = (low, middle) if count and count <= n_inner else (middle + 1, high)
+    inner = sizes.evenest(n_inner, low)
+    empty = [range(0)] if apart.embedding else []
+    return [*empty, *inner, *([range(n_layers, n_layers)] if apart.head else [])]
+
+
+def choose_splits(weights: ModelWeights, limit: int, apart: Apart | None = None) -> int:
+    """The fewest parts of at most `limit` bytes of weights each.
+
+    Raises:
+        InvalidOptionError: a layer, or an embedding or head that is apart, is larger than that.
+    """
+    apart = apart or Apart()
+    alone = {"the embedding": weights.embedding if apart.embedding else {}}
+    alone["the head"] = weights.head if apart.head else {}
+    units = _units(weights, apart)
+    alone |= {f"layer {index}": unit for index, unit in enumerate(units)}
+    for name, unit in alone.items():
+        if _bytes([unit]) > limit:
+            reason = (
+                f"{name} alone has {_bytes([unit]):,} bytes of weights, a part at most {limit:,}"
+            )
+            raise InvalidOptionError("split_model.num_splits", reason, ())
+    return apart.count + _Sizes(units).fewest_parts(limit)
+
+
+def _units(weights: ModelWeights, apart: Apart) -> list[Weights]:
+    """What cannot be divided: layers, the first and last with the ends that are not apart."""
+    units = list(weights.layers)
+    if not apart.embedding:
+        units[0] = {**weights.embedding, **units[0]}
+    if not apart.head:
+        units[-1] = {**units[-1], **weights.head}
+    return units
+
+
+class _Sizes:
+    """Bytes of every run of units."""
+
+    def __init__(self, units: Sequence[Weights]) -> None:
+        self._n = len(units)
+        self._sums = [0, *accumulate(sum(unit.values()) for unit in units)]
+        self._twice: list[tuple[int, int, int]] = []  # (a user, the next, bytes)
+        users: dict[str, int] = {}
+        for index, unit in enumerate(units):
+            for name, size in unit.items():
+                if name in users:
+                    self._twice.append((users[name], index, size))
+                users[name] = index
+
+    def of(self, start: int, stop: int) -> int:
+        """Bytes of units [start, stop)."""
+        saved = sum(size for a, b, size in self._twice if start <= a and b < stop)
+        return self._sums[stop] - self._sums[start] - saved
+
+    def fewest_parts(self, limit: int) -> int:
+        """Parts needed when none may exceed `limit`; 0 when a unit does."""
+        count = start = 0
+        while start < self._n:
+            stop = start
+            while stop < self._n and self.of(start, stop + 1) <= limit:
+                stop += 1
+            if stop == start:
+                return 0
+            count, start = count + 1, stop
+        return count
+
+    def evenest(self, n_parts: int, limit: int) -> list[range]:
+        """Parts of at most `limit` with the smallest sum of squared sizes."""
+        best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}  # by where the last part stops
+        for _ in range(n_parts):
+            after: dict[int, tuple[int, tuple[int, ...]]] = {}
+            for start, (cost, starts) in best.items():
+                for stop in range(start + 1, self._n + 1):
+                    size = self.of(start, stop)
+                    if size > limit:
+                        break
+                    found = (cost + size**2, (*starts, start))
+                    after[stop] = min(after.get(stop, found), found)
+            best = after
+        _, starts = best[self._n]
+        return [range(a, b) for a, b in zip(starts, (*starts[1:], self._n), strict=True)]
+
+
+def _bytes(groups: Sequence[Weights]) -> int:
+    return sum({name: size for group in groups for name, size in group.items()}.values())

@@ -1,0 +1,291 @@
+"""How operators that work on all heads of an attention at once work on one of them.
+
+A value begins to have heads where a projection [AR, N] is reshaped to [AR, n_kv, group, head_dim],
+or where a cache [n_kv, 1, ..] is read; it ceases to where the heads of a token are put side by side
+again. Between, every operator treats heads alike, so it can be repeated for each of them: no
+pattern of an attention is looked for, and scales, norms and rotations may stand where they like.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from buildlib.encodings.attached import inherit
+from buildlib.graph import interface
+from buildlib.graph.files import tensor_array
+from buildlib.graph.infer import static_shape
+from buildlib.passes.base import Unfit
+from buildlib.passes.heads import HEADS_FIRST, TOKENS_FIRST, Attribute, Axes, Heads, Replicas
+from buildlib.passes.projection import Projections, constant_integers
+
+_ELEMENTWISE = (
+    "Abs", "Add", "Cast", "Clip", "Div", "Erf", "Exp", "Gelu", "Identity", "Log", "Max", "Min",
+    "Mul", "Neg", "Pow", "Reciprocal", "Relu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Tanh",
+    "Where",
+)  # fmt: skip
+_ALONG_ONE_AXIS = ("Concat", "Softmax", "Split")
+_TO_THE_LAST_AXIS = ("LayerNormalization", "RMSNormalization")
+_REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceSum")
+
+
+class HeadSplitter:
+    """One graph whose heads are being taken apart, in place.
+
+    Attributes:
+        heads: of every value that has been.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph = graph
+        self.heads: dict[ir.Value, Heads] = {}
+        self._projections = Projections(graph)
+        self._node = next(iter(graph))
+
+    def split(self) -> None:
+        """Repeat every operator between projections and outputs for each head.
+
+        Raises:
+            Unfit: an operator mixes heads, or heads of queries do not divide by those of keys.
+        """
+        for node in list(self.graph):
+            self._node = node
+            if self._is_entrance(node):
+                self._enter(node)
+            elif any(value is not None and self._has_heads(value) for value in node.inputs):
+                rule = self._RULES.get(node.op_type)
+                if rule is None or node.domain:
+                    raise Unfit(f"{_called(node)} cannot be split by head")
+                rule(self, node)
+        for index, value in enumerate(self.graph.outputs):
+            if value in self.heads:
+                self.graph.outputs[index] = self._merged(self.heads[value].settle(self))
+
+    def make(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value],
+        outputs: Sequence[ir.Value],
+        **attributes: Attribute,
+    ) -> None:
+        """Add a node before the one that is being repeated."""
+        node = ir.node(op_type, inputs, attributes, outputs=outputs, name=outputs[0].name)
+        self.graph.insert_before(self._node, node)
+
+    def constant(self, numbers: Sequence[int]) -> ir.Value:
+        """An int64 initializer, one for all who ask for the same."""
+        name = "head_" + "_".join("ar" if number < 0 else str(number) for number in numbers)
+        if name not in self.graph.initializers:
+            array = np.array(numbers, dtype=np.int64)
+            self._register(ir.tensor(array, name=name), name)
+        return self.graph.initializers[name]
+
+    def _register(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+        shape = ir.Shape(tensor.shape.numpy())
+        value = ir.Value(
+            name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor
+        )
+        self.graph.register_initializer(value)
+        return value
+
+    # --- where heads begin ---
+
+    def _is_entrance(self, node: ir.Node) -> bool:
+        if node.op_type != "Reshape" or node.inputs[0] is None or node.inputs[0] in self.heads:
+            return False
+        target = constant_integers(node.inputs[1])
+        dims = static_shape(node.inputs[0]) or (0,)
+        return len(target) == 4 and target[0] == -1 and np.prod(target[1:]) == dims[-1]
+
+    def _enter(self, node: ir.Node) -> None:
+        flat, whole = node.inputs[0], node.outputs[0]
+        assert flat is not None  # noqa: S101  (an entrance)
+        _, n_kv, group, _ = constant_integers(node.inputs[1])
+        pieces = self._projections.cut(flat, n_kv * group, node)
+        grid = [pieces[kv * group : (kv + 1) * group] for kv in range(n_kv)]
+        self.heads[whole] = Heads(whole, grid, TOKENS_FIRST, stored=None)
+
+    def _has_heads(self, value: ir.Value) -> bool:
+        return value in self.heads or (value.is_graph_input() and interface.is_kv(str(value.name)))
+
+    def _settled(self, value: ir.Value) -> Heads:
+        """The heads of a value, as an operator reads them; those of a cache are split from it."""
+        if value not in self.heads:
+            dims = static_shape(value)
+            if dims is None or len(dims) != 4 or dims[1] != 1:
+                raise Unfit(f"cache {value.name} is {list(dims or ())}, not [n_kv, 1, .., ..]")
+            maker = Replicas(value, HEADS_FIRST)
+            replicas = [maker.make(head) for head in range(dims[0])]
+            if len(replicas) > 1:
+                self.make("Split", [value], replicas, axis=0, num_outputs=len(replicas))
+            else:
+                replicas = [value]
+            grid = [[one] for one in replicas]
+            self.heads[value] = Heads(value, grid, HEADS_FIRST, stored=HEADS_FIRST)
+        return self.heads[value].settle(self)
+
+    # --- while there are heads ---
+
+    def _repeat(self, node: ir.Node) -> Axes:
+        """Repeat a node for each head; returns the axes that must not be touched."""
+        taken = {
+            value: self._settled(value)
+            for value in node.inputs
+            if value is not None and self._has_heads(value)
+        }
+        first = next(iter(taken.values()))
+        group = max(heads.group for heads in taken.values())
+        for heads in taken.values():
+            if heads.n_kv != first.n_kv or heads.group not in {1, group}:
+                raise Unfit(
+                    f"{_called(node)} joins {heads.n_kv * heads.group} heads with "
+                    f"{first.n_kv * first.group}: the head count does not divide"
+                )
+            if heads.axes != first.axes:
+                raise Unfit(f"{_called(node)} joins values whose heads lie on other axes")
+        makers = [Replicas(value, first.axes) for value in node.outputs]
+        made: list[list[list[ir.Value]]] = [[] for _ in makers]
+        for kv in range(first.n_kv):
+            for grid in made:
+                grid.append([])
+            for query in range(group):
+                outputs = [maker.make(kv * group + query) for maker in makers]
+                inputs = [
+                    taken[value].at(kv, query)
+                    if value in taken
+                    else self._shared(value, first, kv, query)
+                    for value in node.inputs
+                ]
+                again = ir.Node(
+                    "", node.op_type, inputs, node.attributes, outputs=outputs, name=outputs[0].name
+                )
+                self.graph.insert_before(node, again)
+                for grid, output in zip(made, outputs, strict=True):
+                    grid[-1].append(output)
+        for value, grid in zip(node.outputs, made, strict=True):
+            self.heads[value] = Heads(value, grid, first.axes, stored=first.axes)
+        return first.axes
+
+    def _shared(self, value: ir.Value | None, heads: Heads, kv: int, query: int) -> ir.Value | None:
+        """An operand that has no heads, or the numbers that a constant has for one of them."""
+        if value is None:
+            return None
+        dims = static_shape(value)
+        if dims is None:
+            raise Unfit(f"{value.name} has no static shape")
+        places = [axis - 4 + len(dims) for axis in heads.axes]
+        wanted = [(place, at) for place, at in zip(places, (kv, query), strict=True) if place >= 0]
+        wanted = [(place, at) for place, at in wanted if dims[place] != 1]
+        if not wanted or len(dims) > 4:
+            return value
+        if value.const_value is None:
+            raise Unfit(f"{value.name} {list(dims)} differs from head to head")
+        name = f"{value.name}_head_{kv}_{query}"
+        if name not in self.graph.initializers:
+            array = tensor_array(value.const_value)
+            for place, at in wanted:
+                array = array.take([at], axis=place)
+            inherit(self._register(ir.tensor(array, name=name), name), value)
+        return self.graph.initializers[name]
+
+    def _elementwise(self, node: ir.Node) -> None:
+        self._repeat(node)
+
+    def _along_axis(self, node: ir.Node) -> None:
+        """Softmax, Concat, Split: along one axis, which must not count heads."""
+        axis = node.attributes.get_int("axis", -1 if node.op_type == "Softmax" else 0)
+        if node.op_type == "Concat":
+            loose = [v for v in node.inputs if v is not None and not self._has_heads(v)]
+            if loose:
+                raise Unfit(f"{_called(node)} joins heads with {loose[0].name}, which has none")
+        self._refuse(node, self._repeat(node), [axis])
+
+    def _to_last_axis(self, node: ir.Node) -> None:
+        axis = node.attributes.get_int("axis", -1)
+        self._refuse(node, self._repeat(node), list(range(axis % 4, 4)))
+
+    def _reduce(self, node: ir.Node) -> None:
+        axes = constant_integers(node.inputs[1] if len(node.inputs) > 1 else None)
+        if not axes or node.attributes.get_int("keepdims", 1) != 1:
+            raise Unfit(f"{_called(node)} does away with the heads")
+        self._refuse(node, self._repeat(node), axes)
+
+    def _slice(self, node: ir.Node) -> None:
+        axes = constant_integers(node.inputs[3] if len(node.inputs) > 3 else None)
+        self._refuse(node, self._repeat(node), axes or [0])
+
+    def _matmul(self, node: ir.Node) -> None:
+        self._refuse(node, self._repeat(node), [2, 3])
+
+    def _refuse(self, node: ir.Node, heads: Axes, touched: list[int]) -> None:
+        if any(axis % 4 in heads for axis in touched):
+            raise Unfit(f"{_called(node)} works across heads")
+
+    def _transpose(self, node: ir.Node) -> None:
+        value, whole = node.inputs[0], node.outputs[0]
+        assert value is not None  # noqa: S101  (required)
+        perm = node.attributes.get_ints("perm", ())
+        if len(perm) != 4:
+            raise Unfit(f"{_called(node)} has no order of four axes")
+        source = self.heads.get(value) or self._settled(value)
+        axes = (perm.index(source.axes[0]), perm.index(source.axes[1]))
+        others = [axis for axis in perm if axis not in source.axes]
+        if others == sorted(others) and axes in {HEADS_FIRST, TOKENS_FIRST}:
+            self.heads[whole] = Heads(whole, source.grid, axes, source.stored)
+            return
+        self._repeat(node)
+        self.heads[whole].axes = self.heads[whole].stored = axes
+
+    # --- where they end ---
+
+    def _merge(self, node: ir.Node) -> None:
+        """Reshape from [AR, n_kv, group, x] to tokens again."""
+        value, target = node.inputs[0], constant_integers(node.inputs[1])
+        assert value is not None  # noqa: S101  (required)
+        heads = self.heads.get(value) or self._settled(value)
+        dims = static_shape(heads.in_order[0]) or (0,)
+        width = heads.n_kv * heads.group * dims[-1]
+        if heads.axes != TOKENS_FIRST or target[-1:] != [width]:
+            raise Unfit(f"{_called(node)} reshapes heads to {target}")
+        node.replace_input_with(0, self._side_by_side(heads, dims, width))
+
+    def _side_by_side(self, heads: Heads, dims: tuple[int, ...], width: int) -> ir.Value:
+        replicas = heads.in_order
+        if len(replicas) == 1:
+            return replicas[0]
+        whole = heads.whole
+        output = ir.Value(
+            name=f"{whole.name}_heads", type=whole.type, shape=ir.Shape((*dims[:-1], width))
+        )
+        self.make("Concat", replicas, [inherit(output, whole)], axis=-1)
+        return output
+
+    def _merged(self, heads: Heads) -> ir.Value:
+        """An output of the graph, put together again under its name."""
+        whole = heads.whole
+        if heads.axes != HEADS_FIRST or heads.group != 1:
+            raise Unfit(f"output {whole.name} is no cache of key/value heads")
+        name, whole.name = whole.name, f"{whole.name}_whole"
+        if heads.n_kv == 1:
+            heads.in_order[0].name = name
+            return heads.in_order[0]
+        output = inherit(ir.Value(name=name, type=whole.type, shape=whole.shape), whole)
+        node = ir.node("Concat", heads.in_order, {"axis": 0}, outputs=[output], name=name)
+        self.graph.append(node)
+        return output
+
+    _RULES: ClassVar[dict[str, Callable[["HeadSplitter", ir.Node], None]]] = {
+        **dict.fromkeys(_ELEMENTWISE, _elementwise),
+        **dict.fromkeys(_ALONG_ONE_AXIS, _along_axis),
+        **dict.fromkeys(_TO_THE_LAST_AXIS, _to_last_axis),
+        **dict.fromkeys(_REDUCTIONS, _reduce),
+        "MatMul": _matmul,
+        "Reshape": _merge,
+        "Slice": _slice,
+        "Transpose": _transpose,
+    }
+
+
+def _called(node: ir.Node) -> str:
+    return f"{node.op_type} {node.name or node.outputs[0].name}"

@@ -1,0 +1,66 @@
+"""Multi-head attention as single-head attention, head by head.
+
+The NPU runs many small matrix products without batch axes better than one with them. Weights
+stored by output channel are cut by reference; the caches keep their shapes outside.
+"""
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from buildlib.graph.infer import infer_shapes, static_shape
+from buildlib.passes.base import SORTED, STATIC, Condition, Pass
+from buildlib.passes.head_rules import HeadSplitter
+from buildlib.passes.unused import remove_unused
+
+
+def convert_mha2sha(model_path: Path, out_path: Path) -> Path:
+    """Write the float model, or part of one, with every head's attention on its own.
+
+    A part without attention, or with one head's alone, is written as it is.
+
+    Raises:
+        ModelFileError: it is no sound model.
+        PassError: an operator of the attention mixes heads, or head counts do not divide.
+        EncodingsError: a weight's encoding does not fit its channels.
+    """
+    return Mha2Sha().run(model_path, out_path)
+
+
+class Mha2Sha(Pass):
+    """Repeats what lies between projections and their reunion for each head."""
+
+    name = "mha2sha"
+
+    def __init__(self) -> None:
+        self.requires = (SORTED, STATIC, Condition("it is a float model", _quantized))
+        self.ensures = (
+            SORTED,
+            STATIC,
+            Condition("every attention is of one head", _many_headed),
+        )
+
+    def transform(self, model: ir.Model) -> ir.Model:
+        """Change `model` in place."""
+        if any(value.shape is None for node in model.graph for value in node.outputs):
+            infer_shapes(model)
+        if _many_headed(model) is None:
+            return model
+        HeadSplitter(model.graph).split()
+        remove_unused(model.graph)
+        return model
+
+
+def _quantized(model: ir.Model) -> str | None:
+    for node in model.graph:
+        if node.op_type in {"QuantizeLinear", "DequantizeLinear"}:
+            return f"it has {node.op_type} {node.name}"
+    return None
+
+
+def _many_headed(model: ir.Model) -> str | None:
+    for node in model.graph:
+        dims = static_shape(node.outputs[0]) if node.op_type == "Softmax" else None
+        if dims is not None and any(dim != 1 for dim in dims[:-2]):
+            return f"{node.name} is over {list(dims)}"
+    return None

@@ -1,0 +1,170 @@
+"""A projection [AR, N] as several narrower ones, cut where its weight is stored by output channel.
+
+Between the product and its use there may be a bias, other element-wise constants, and the Split or
+Slice that takes queries, keys and values out of one fused projection.
+"""
+
+import onnx_ir as ir
+
+from buildlib.encodings.attached import inherit
+from buildlib.graph.files import tensor_array
+from buildlib.graph.infer import static_shape
+from buildlib.passes.slicing import cut_rows, inherit_rows
+from buildlib.quantize.layout import is_parameter
+
+Range = tuple[int, int]
+
+_ELEMENTWISE = frozenset({"Add", "Div", "Mul", "Sub"})
+
+
+class Projections:
+    """Cuts values of one graph along their last axis; what is made goes before `before`."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._made: dict[str, ir.Value] = {}
+
+    def cut(self, value: ir.Value, count: int, before: ir.Node) -> list[ir.Value]:
+        """`count` equal pieces [AR, N / count] of `value`, in order.
+
+        Where the weight cannot be cut by reference, as when it is stored by input channel, the
+        projection stays whole and its result is split.
+        """
+        if count == 1:
+            return [value]
+        size = _width(value) // count
+        ranges = [(start, start + size) for start in range(0, count * size, size)]
+        if _is_cuttable(value):
+            return [self._piece(value, piece, before) for piece in ranges]
+        outputs = [_narrowed(value, piece) for piece in ranges]
+        if str(outputs[0].name) not in self._made:
+            name = f"{value.name}_heads"
+            attributes = {"axis": -1, "num_outputs": count}
+            node = ir.node("Split", [value], attributes, outputs=outputs, name=name)
+            self._graph.insert_before(before, node)
+            self._made |= {str(output.name): output for output in outputs}
+        return [self._made[str(output.name)] for output in outputs]
+
+    def _piece(self, value: ir.Value, piece: Range, before: ir.Node) -> ir.Value:
+        node = value.producer()
+        assert node is not None  # noqa: S101  (it is cuttable)
+        if node.op_type in {"Split", "Slice"}:
+            start = _start(value, node)
+            assert start is not None  # noqa: S101  (it is cuttable)
+            return self._piece(_input(node, 0), (start + piece[0], start + piece[1]), before)
+        output = _narrowed(value, piece)
+        if str(output.name) in self._made:
+            return self._made[str(output.name)]
+        if node.op_type == "Gemm":
+            inputs = [_input(node, 0), self._rows(_input(node, 1), piece, before, 0)]
+            inputs += [
+                self._rows(bias, piece, before) for bias in node.inputs[2:] if bias is not None
+            ]
+        else:
+            inputs = [
+                self._rows(operand, piece, before)
+                if is_parameter(operand)
+                else self._piece(operand, piece, before)
+                for operand in (_input(node, 0), _input(node, 1))
+            ]
+        return self._add(node, inputs, output, before)
+
+    def _rows(self, value: ir.Value, piece: Range, before: ir.Node, axis: int = -1) -> ir.Value:
+        """Rows of a weight, or entries of a bias, with the casts after it."""
+        dims = list(_dims(value))
+        if not dims or dims[axis] == 1:
+            return value
+        node = value.producer()
+        if node is None:
+            return cut_rows(value, *piece, axis=axis % len(dims))
+        name = f"{value.name}_rows_{piece[0]}_{piece[1]}"
+        if name in self._made:
+            return self._made[name]
+        stored = self._rows(_input(node, 0), piece, before, axis)
+        dims[axis] = piece[1] - piece[0]
+        output = ir.Value(name=name, type=value.type, shape=ir.Shape(dims))
+        inherit_rows(output, value, *piece, axis % len(dims))
+        return self._add(node, [stored], output, before)
+
+    def _add(
+        self, node: ir.Node, inputs: list[ir.Value], output: ir.Value, before: ir.Node
+    ) -> ir.Value:
+        """The same operator as `node` for a piece of what that makes."""
+        attributes, name = node.attributes, str(output.name)
+        again = ir.Node("", node.op_type, inputs, attributes, outputs=[output], name=name)
+        self._graph.insert_before(before, again)
+        self._made[name] = output
+        return output
+
+
+def _is_cuttable(value: ir.Value) -> bool:
+    """Whether every piece of `value` can be computed from rows of weights alone."""
+    node = value.producer()
+    if node is None or not _dims(value):
+        return False
+    if node.op_type in {"Split", "Slice"}:
+        return _start(value, node) is not None and _is_cuttable(_input(node, 0))
+    constants = [v for v in node.inputs if v is not None and is_parameter(v)]
+    others = [v for v in node.inputs if v is not None and not is_parameter(v)]
+    if len(others) != 1 or not constants or node.domain:
+        return False
+    if node.op_type == "Gemm":
+        transposed = [node.attributes.get_int(name, 0) for name in ("transA", "transB")]
+        biases = (_is_row(bias, _width(value)) for bias in constants[1:])
+        return transposed == [0, 1] and others[0] is node.inputs[0] and all(biases)
+    return (
+        node.op_type in _ELEMENTWISE
+        and _is_row(constants[0], _width(value))
+        and _dims(others[0])[-1:] == _dims(value)[-1:]
+        and _is_cuttable(others[0])
+    )
+
+
+def _is_row(value: ir.Value, width: int) -> bool:
+    """Whether a constant is one number, or a row of `width`."""
+    dims = _dims(value)
+    return all(dim == 1 for dim in dims[:-1]) and (not dims or dims[-1] in {1, width})
+
+
+def _start(output: ir.Value, node: ir.Node) -> int | None:
+    """Where along the last axis a Split or Slice begins to take `output`, if that can be told."""
+    source = _dims(_input(node, 0))
+    last = {-1, len(source) - 1}
+    if node.op_type == "Split":
+        if node.attributes.get_int("axis", 0) not in last:
+            return None
+        before = node.outputs[: output.index()]
+        return sum(map(_width, before)) if all(map(_dims, before)) else None
+    starts, _, axes, steps = (constant_integers(v) for v in (*node.inputs[1:], None, None)[:4])
+    if not source or not starts or len(axes) != 1 or axes[0] not in last or steps not in ([], [1]):
+        return None
+    return starts[0] % source[-1]
+
+
+def constant_integers(value: ir.Value | None) -> list[int]:
+    """The numbers of a constant such as a target shape; none of what is not constant."""
+    if value is None or value.const_value is None:
+        return []
+    return [int(number) for number in tensor_array(value.const_value).reshape(-1)]
+
+
+def _narrowed(value: ir.Value, piece: Range) -> ir.Value:
+    """A new value for a piece of `value`, with its encoding."""
+    name = f"{value.name}_columns_{piece[0]}_{piece[1]}"
+    dims = (*_dims(value)[:-1], piece[1] - piece[0])
+    return inherit(ir.Value(name=name, type=value.type, shape=ir.Shape(dims)), value)
+
+
+def _input(node: ir.Node, index: int) -> ir.Value:
+    value = node.inputs[index]
+    assert value is not None  # noqa: S101  (an operator's required input)
+    return value
+
+
+def _width(value: ir.Value) -> int:
+    return _dims(value)[-1]
+
+
+def _dims(value: ir.Value) -> tuple[int, ...]:
+    """Static dimensions; none at all when one is not known."""
+    return static_shape(value) or ()

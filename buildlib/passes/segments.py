@@ -1,0 +1,175 @@
+"""The segments of a decoder from token ids to logits: embedding, layers, head.
+
+Borders are found in the graph, not by names of nodes. They are values that every path from the
+input to the logits passes: before a layer, the last that depends on no cache of that layer; before
+the head, the sum that ends the last layer.
+"""
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from buildlib.encodings.attached import encoding_of
+from buildlib.graph import interface
+from buildlib.graph.infer import static_shape
+from buildlib.passes.balance import ModelWeights
+from buildlib.passes.base import Unfit
+from buildlib.passes.dominators import dominator_chain
+
+SOURCES = (interface.INPUT_IDS, interface.INPUT_EMBEDS)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A whole model in segments, counted from 0: embedding, each layer, head.
+
+    Attributes:
+        borders: `borders[i]` leads into segment i + 1.
+        members: the nodes of each segment in order; nodes that depend on neither tokens nor caches
+            (masks, tables, casts of weights) are in none.
+        outputs: the model's outputs that each segment makes.
+    """
+
+    borders: tuple[ir.Value, ...]
+    members: tuple[tuple[ir.Node, ...], ...]
+    outputs: tuple[tuple[ir.Value, ...], ...]
+
+    @property
+    def n_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.members) - 2
+
+    def weights(self) -> ModelWeights:
+        """Bytes of weights in each segment, as encoded; as stored where there are no encodings."""
+        sizes = [
+            {
+                str(stored.name): _n_bytes(stored)
+                for node in nodes
+                for value in node.inputs
+                if value is not None and (stored := _stored(value)).is_initializer()
+            }
+            for nodes in self.members
+        ]
+        return ModelWeights(sizes[0], tuple(sizes[1:-1]), sizes[-1])
+
+
+def find_segments(model: ir.Model) -> Segments:
+    """The segments of a whole model.
+
+    Raises:
+        Unfit: it is no whole decoder, or more than one value connects two of its layers.
+    """
+    graph = model.graph
+    layers = _layers(graph)
+    borders = _borders(graph, layers)
+    place = {value: 0 for value in graph.inputs if value.name in SOURCES}
+    for value in graph.inputs:
+        layer = interface.kv_layer(str(value.name))
+        if layer is not None:
+            place[value] = layers.index(layer) + 1
+    entry = {value: index + 1 for index, value in enumerate(borders)}
+    place |= {value: entry[value] for value in graph.inputs if value in entry}
+    members: list[list[ir.Node]] = [[] for _ in range(len(layers) + 2)]
+    made: dict[ir.Value, int] = {}
+    for node in graph:
+        places = {place[value]: value for value in node.inputs if value in place}
+        if not places:
+            continue
+        here = max(places)
+        if min(places) != here:
+            ends = _called(min(places), layers), _called(here, layers)
+            reason = f"more than one value connects {ends[0]} and {ends[1]}"
+            raise Unfit(f"{reason}: {places[min(places)].name}")
+        members[here].append(node)
+        for value in node.outputs:
+            made[value] = here
+            place[value] = entry.get(value, here)
+    outputs: list[list[ir.Value]] = [[] for _ in members]
+    for value in graph.outputs:
+        outputs[made.get(value, 0)].append(value)
+    return Segments(borders, tuple(map(tuple, members)), tuple(map(tuple, outputs)))
+
+
+def _called(segment: int, layers: list[int]) -> str:
+    if segment == 0:
+        return "the embedding"
+    return f"layer {layers[segment - 1]}" if segment <= len(layers) else "the head"
+
+
+def _layers(graph: ir.Graph) -> list[int]:
+    layers = {interface.kv_layer(str(value.name)) for value in graph.inputs}
+    found = sorted(layer for layer in layers if layer is not None)
+    if not found:
+        raise Unfit("no layer has a key/value cache")
+    return found
+
+
+def _borders(graph: ir.Graph, layers: list[int]) -> tuple[ir.Value, ...]:
+    source = next((value for value in graph.inputs if value.name in SOURCES), None)
+    sink = next((value for value in graph.outputs if value.name == interface.LOGITS), None)
+    if source is None or sink is None:
+        raise Unfit(f"{SOURCES[0] if source is None else interface.LOGITS} is missing")
+    chain = dominator_chain(source, sink)
+    if not chain:
+        raise Unfit(f"{sink.name} does not depend on {source.name}")
+    reached = _last_layers(graph)
+    ends = {reached.get(value, -1): value for value in chain if not _is_dequantized(value)}
+    ends[layers[-1]] = _last_sum(chain, static_shape(ends[-1])) or ends.get(layers[-1], sink)
+    for index, before in enumerate((-1, *layers)):
+        if reached.get(ends.get(before, source), -1) != before:
+            here, there = _called(index, layers), _called(index + 1, layers)
+            raise Unfit(f"no single value connects {here} and {there}")
+    return tuple(ends[layer] for layer in (-1, *layers))
+
+
+def _last_layers(graph: ir.Graph) -> dict[ir.Value, int]:
+    """The last layer whose caches each value depends on."""
+    found = {
+        value: layer
+        for value in graph.inputs
+        if (layer := interface.kv_layer(str(value.name))) is not None
+    }
+    for node in graph:
+        last = max((found[value] for value in node.inputs if value in found), default=None)
+        if last is not None:
+            found.update((value, last) for value in node.outputs)
+    return found
+
+
+def _last_sum(chain: list[ir.Value], dims: tuple[int, ...] | None) -> ir.Value | None:
+    """The last value of the chain that adds two values computed from the input, as stored."""
+    for index in range(len(chain) - 1, 0, -1):
+        node = chain[index].producer()
+        if node is None or node.op_type != "Add" or static_shape(chain[index]) != dims:
+            continue
+        if not any(value is None or _stored(value).is_initializer() for value in node.inputs):
+            following = chain[index + 1 : index + 2]
+            quantized = following and _made_by(following[0]) == "QuantizeLinear"
+            return following[0] if quantized else chain[index]
+    return None
+
+
+def _stored(value: ir.Value) -> ir.Value:
+    """The initializer that `value` is cast or dequantized from, or what is no such thing."""
+    node = value.producer()
+    while node is not None and node.op_type in {"Cast", "DequantizeLinear"} and node.inputs[0]:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
+def _made_by(value: ir.Value) -> str | None:
+    node = value.producer()
+    return node.op_type if node is not None else None
+
+
+def _is_dequantized(value: ir.Value) -> bool:
+    return _made_by(value) == "DequantizeLinear"
+
+
+def _n_bytes(weight: ir.Value) -> int:
+    tensor, encoding = weight.const_value, encoding_of(weight)
+    if tensor is None:
+        return 0
+    bits = None if encoding is None else encoding.stored_bits
+    return int(tensor.nbytes) if bits is None else (int(tensor.size) * bits + 7) // 8

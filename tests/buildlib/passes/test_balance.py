@@ -1,0 +1,106 @@
+"""Parts as even as layers allow."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildlib.errors import InvalidOptionError
+from buildlib.passes.balance import Apart, ModelWeights, balance, choose_splits
+
+SIZES = st.integers(0, 50)
+MODELS = st.builds(
+    lambda embedding, layers, head, *, tied: ModelWeights(
+        {"table": embedding},
+        tuple({f"layer_{index}": size, "shared": 3} for index, size in enumerate(layers)),
+        {"table": embedding} if tied else {"head": head},
+    ),
+    SIZES,
+    st.lists(SIZES, min_size=1, max_size=7),
+    SIZES,
+    tied=st.booleans(),
+)
+APARTS = st.builds(Apart, embedding=st.booleans(), head=st.booleans())
+
+
+def part_sizes(weights: ModelWeights, parts: list[range], apart: Apart) -> list[int]:
+    """Bytes of each part with layers, each weight counted once."""
+    sizes = []
+    for part in parts:
+        if not len(part):
+            continue
+        found: dict[str, int] = {}
+        for layer in part:
+            found |= weights.layers[layer]
+        if part.start == 0 and not apart.embedding:
+            found |= weights.embedding
+        if part.stop == len(weights.layers) and not apart.head:
+            found |= weights.head
+        sizes.append(sum(found.values()))
+    return sizes
+
+
+def all_ways(n_layers: int, n_parts: int) -> list[list[range]]:
+    return [
+        [range(a, b) for a, b in zip((0, *cuts), (*cuts, n_layers), strict=True)]
+        for cuts in combinations(range(1, n_layers), n_parts - 1)
+    ]
+
+
+@given(weights=MODELS, apart=APARTS, data=st.data())
+def test_no_other_way_has_a_smaller_largest_part(
+    weights: ModelWeights, apart: Apart, data: st.DataObject
+) -> None:
+    n_layers = len(weights.layers)
+    n_inner = data.draw(st.integers(1, n_layers))
+    parts = balance(weights, n_inner + apart.count, apart)
+    inner = [part for part in parts if len(part)]
+    assert [layer for part in inner for layer in part] == list(range(n_layers))
+    assert len(parts) == n_inner + apart.count
+    assert [not len(parts[0]), not len(parts[-1])] == [apart.embedding, apart.head]
+    found = part_sizes(weights, parts, apart)
+    others = [part_sizes(weights, way, apart) for way in all_ways(n_layers, n_inner)]
+    best = min(max(sizes) for sizes in others)
+    assert max(found) == best
+    assert sum(size**2 for size in found) == min(
+        sum(size**2 for size in sizes) for sizes in others if max(sizes) == best
+    )
+
+
+@given(weights=MODELS, apart=APARTS, limit=st.integers(0, 200))
+def test_the_fewest_parts_that_fit_are_chosen(
+    weights: ModelWeights, apart: Apart, limit: int
+) -> None:
+    each = balance(weights, len(weights.layers) + apart.count, apart)
+    ends = [weights.embedding] * apart.embedding + [weights.head] * apart.head
+    alone = [*part_sizes(weights, each, apart), *(sum(end.values()) for end in ends)]
+    if max(alone) > limit:
+        with pytest.raises(InvalidOptionError, match="alone has"):
+            choose_splits(weights, limit, apart)
+        return
+    count = choose_splits(weights, limit, apart)
+    assert max(part_sizes(weights, balance(weights, count, apart), apart)) <= limit
+    if count - 1 - apart.count >= 1:
+        fewer = part_sizes(weights, balance(weights, count - 1, apart), apart)
+        assert max(fewer) > limit
+
+
+def test_a_heavy_head_gets_fewer_layers() -> None:
+    layers = tuple({f"layer_{index}": 10} for index in range(6))
+    weights = ModelWeights({"table": 0}, layers, {"head": 30})
+    assert balance(weights, 2, Apart()) == [range(4), range(4, 6)]
+    assert balance(weights, 3, Apart()) == [range(2), range(2, 5), range(5, 6)]
+    assert weights.total == 90
+
+
+def test_impossible_counts_are_one_line() -> None:
+    weights = ModelWeights({"table": 5}, ({"a": 10}, {"b": 20}), {"head": 5})
+    with pytest.raises(InvalidOptionError, match="4 parts cannot be made of 2 layers besides 1"):
+        balance(weights, 4, Apart(head=True))
+    with pytest.raises(InvalidOptionError, match="1 parts cannot be made"):
+        balance(weights, 1, Apart(embedding=True))
+    with pytest.raises(
+        InvalidOptionError, match="layer 1 alone has 25 bytes of weights, a part at"
+    ):
+        choose_splits(weights, 20)

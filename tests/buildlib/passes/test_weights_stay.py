@@ -1,0 +1,53 @@
+"""No pass reads, copies or rewrites weights: a file of them may be larger than memory and disk."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.buildlib.passes.decoders import Kind, make_decoder
+
+_SCRIPT = """
+import json, sys
+from pathlib import Path
+from buildlib.graph.shape import GraphShape
+from buildlib.passes.arcl import convert_arcl
+from buildlib.passes.mha2sha import convert_mha2sha
+from buildlib.passes.split import split_model
+
+def read_bytes():
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["rchar"])
+
+source, out = map(Path, sys.argv[1:])
+before = read_bytes()
+for ar in (4, 1):
+    model = convert_arcl(source, GraphShape(ar, 12), out / f"ar{ar}" / "model.onnx")
+    for part in split_model(model, 3, out / f"parts{ar}", split_lm_head=True):
+        convert_mha2sha(part, out / f"heads{ar}" / part.name)
+mapped = "weights.bin" in Path("/proc/self/maps").read_text()
+print(json.dumps({"read": read_bytes() - before, "mapped": mapped}))
+"""
+
+
+def test_more_weights_than_memory_and_disk_hold_are_neither_read_nor_copied(tmp_path: Path) -> None:
+    kind = Kind(n_kv=8, group=4, head_dim=8, hidden=1 << 23, vocab=1 << 12, layers=2)
+    model = make_decoder(tmp_path / "in", kind, sparse=True)
+    weights = model.parent / "weights.bin"
+    assert weights.stat().st_size > 1 << 38
+    run = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, str(model), str(tmp_path / "out")],
+        capture_output=True, text=True, check=True, timeout=120,
+        cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    said = json.loads(run.stdout)
+    assert not said["mapped"]
+    assert said["read"] < 64 << 20  # the models themselves, and modules imported late
+    assert weights.stat().st_blocks * 512 < 1 << 20  # still a hole: nothing was written to it
+    copies = list((tmp_path / "out").rglob("weights.bin"))
+    assert len(copies) == 6
+    assert all(copy.samefile(weights) for copy in copies)
+    assert weights.stat().st_nlink == 7
+    others = [path for path in (tmp_path / "out").rglob("*") if path.suffix == ".onnx"]
+    assert len(others) == 2 + 6 + 6
+    assert sum(path.stat().st_size for path in others) < 8 << 20
