@@ -1,125 +1,83 @@
 """One build: the stages in order, from the cache where nothing they depend on has changed."""
 
-import hashlib
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from buildlib import stages
-from buildlib.cache import CacheEntry, Operation, StageCache, StageKey
+from buildlib.cache import CacheEntry, StageCache
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.container.container import GenAIContainer
-from buildlib.errors import InvalidOptionError
 from buildlib.graph.shape import GraphShape
-from buildlib.hashing import combined, sha256_file, sha256_sources
-from buildlib.options import ModelTransformerConfig
-from buildlib.package import package
-from buildlib.source import CheckpointSource, ModelSource, OnnxSource
-from buildlib.stages import Part
-from buildlib.targets import Target
-from buildlib.toolchains.base import CompileConfig, Toolchain
+from buildlib.passes.balance import Apart, choose_splits
+from buildlib.passes.split import model_weights
+from buildlib.plan import MAX_PART_BYTES, BuildPlan, Part, own_shape, parts
+from buildlib.runner import OnStage, StageRecord, StageRunner, check_unchanged, hash_inputs
+from buildlib.schedule import Task, default_workers, run_bounded
+from buildlib.source import ModelSource, OnnxSource
+from buildlib.stages import MULTI_HEAD
+from buildlib.toolchains.base import Toolchain
 
-# The code of each stage, as sources of this package: a changed pass must not find its old results.
-_CODE: Mapping[Operation, tuple[str, ...]] = MappingProxyType(
-    {
-        "export": ("checkpoint", "encodings", "graph", "quantize", "reference"),
-        "arcl": ("encodings", "graph", "passes/base.py", "passes/arcl.py"),
-        "transform": ("encodings", "graph", "passes"),
-        "convert": ("encodings", "graph", "quantize", "toolchains"),
-        "compile": ("toolchains",),
-        "package": ("container", "package.py"),
-    }
-)
-_CONTAINER = "container"
+if TYPE_CHECKING:
+    from buildlib.verify.report import VerificationReport
+    from buildlib.verify.verify import OnComparison, VerifyOptions
 
 
-@dataclass(frozen=True)
-class StageRecord:
-    """One stage that a build went through.
-
-    Attributes:
-        subject: which graph or part, such as `ar32_cl192_1_of_2`.
-        reused: whether it came from the cache.
-    """
-
-    operation: Operation
-    subject: str
-    seconds: float
-    reused: bool
-    number: int
-    total: int
-
-
-OnStage = Callable[[StageRecord], None]
-
-
-@dataclass(frozen=True)
-class BuildPlan:
-    """What is to be built: shapes from decode to prefill, number of parts, target."""
-
-    shapes: tuple[GraphShape, ...]
-    n_splits: int
-    target: Target
-
-    @classmethod
-    def create(cls, config: ModelTransformerConfig, target: Target) -> "BuildPlan":
-        """Check options against each other.
-
-        Raises:
-            InvalidShapeError: an AR does not fit the context length.
-            InvalidOptionError: there is no decode graph, or an AR twice.
-        """
-        ars = sorted(config.arn_cl_options.auto_regression_number)
-        key = "arn_cl_options.auto_regression_number"
-        if len(set(ars)) != len(ars):
-            raise InvalidOptionError(key, f"an AR stands twice in {ars}", ())
-        if ars[0] != 1:
-            raise InvalidOptionError(key, f"{ars} has no 1: Genie decodes with an AR-1 graph", ())
-        (cl,) = config.arn_cl_options.context_length
-        shapes = tuple(GraphShape(ar, cl) for ar in ars)
-        return cls(shapes, config.split_model.num_splits, target)
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The parts in the order of data flow."""
-        return tuple(Part(number, self.n_splits) for number in range(1, self.n_splits + 1))
-
-    @property
-    def n_stages(self) -> int:
-        """How many stages a build of ONNX goes through; for a checkpoint, one more exports it."""
-        shapes, parts = len(self.shapes), self.n_splits
-        return 2 * shapes + shapes * parts + parts + 1
+PartFiles = Mapping[GraphShape, tuple[Path, ...]]
 
 
 @dataclass(frozen=True)
 class BuildOutputs:
-    """Where the cache keeps what a build made.
+    """Where the cache keeps what a build made; parts are in the order of data flow.
 
     Attributes:
         export: folder with `model.onnx`, `model.encodings`, `config.json` and `tokenizer.json`.
+        exports: the canonical model that each shape was made of.
         float_models: whole float models by shape.
-        qdq_parts: quantized parts by shape, in the order of data flow.
+        multi_head_parts: its float parts by shape, before their heads were taken apart.
+        float_parts: the parts that were quantized.
+        qdq_parts: quantized parts by shape.
+        dlcs: the same, converted.
         binaries: context binaries, one a part.
         container: the packaged container, whole; copies of it are made with `GenAIContainer.save`.
     """
 
     export: Path
-    container: Path
+    exports: Mapping[GraphShape, Path]
     float_models: Mapping[GraphShape, Path]
-    qdq_parts: Mapping[GraphShape, tuple[Path, ...]]
+    multi_head_parts: PartFiles
+    float_parts: PartFiles
+    qdq_parts: PartFiles
+    dlcs: PartFiles
     binaries: tuple[Path, ...]
+    container: Path
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The model to build, and exports of it that are taken for single ARs."""
+
+    main: ModelSource
+    by_ar: Mapping[int, ModelSource] = field(default_factory=dict)
+
+    def __getitem__(self, shape: GraphShape) -> ModelSource:
+        return self.by_ar.get(shape.ar, self.main)
+
+    def each(self) -> tuple[ModelSource, ...]:
+        """Every source once, the main one first."""
+        return tuple(dict.fromkeys((self.main, *self.by_ar.values())))
 
 
 @dataclass
 class Build:
-    """Runs a plan over a source."""
+    """Runs a plan over its sources."""
 
-    source: ModelSource
+    sources: Sources
     plan: BuildPlan
     cache_root: Path
     toolchain: Toolchain
+    max_workers: int | None = None
     records: list[StageRecord] = field(default_factory=list)
 
     def run(self, on_stage: OnStage | None = None) -> GenAIContainer:
@@ -136,171 +94,150 @@ class Build:
         Raises:
             BuildError: any of its kinds.
         """
-        self.records.clear()
-        cache = StageCache(self.cache_root, self.source.name)
-        runner = _Runner(self, cache, on_stage)
-        export = runner.export()
-        arcl = {shape: runner.arcl(export, shape) for shape in self.plan.shapes}
-        split = {shape: runner.transform(arcl[shape], shape) for shape in self.plan.shapes}
-        converted = {
-            (shape, part): runner.convert(split[shape], shape, part)
-            for part in self.plan.parts
-            for shape in self.plan.shapes
-        }
-        compiled = [
-            runner.compile_part([converted[shape, part] for shape in self.plan.shapes], part)
-            for part in self.plan.parts
-        ]
+        with StageCache(self.cache_root, self.name) as cache:
+            runner = StageRunner(self.toolchain, cache, on_stage)
+            self.records = runner.records
+            return self._run(runner)
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.sources.main.name
+
+    def _run(self, runner: StageRunner) -> BuildOutputs:
+        plan, exports, inputs = self._exports(runner)
+        main = self.sources.main
+        chain = parts(self._count_parts(plan, exports[main]))
+        runner.total = self._stage_count(plan, len(chain))
+        shapes = plan.shapes
+        arcl = {shape: runner.arcl(exports[self.sources[shape]], shape) for shape in shapes}
+        split = {shape: runner.transform(arcl[shape], shape, plan, len(chain)) for shape in shapes}
+        built = run_bounded(
+            [Task(part.stem, partial(self._part, runner, plan, split, part), 0) for part in chain],
+            max_workers=self.max_workers or default_workers(),
+            memory_bytes=1,
+        )
+        binaries = tuple(part.binary for part in built)
+        compiled = [part.compiled for part in built]
+        container = runner.package(plan, exports[main], compiled, binaries, main, inputs[main])
+        by_head = plan.transformation.mha2sha.enabled
+
+        def files(of: Callable[[GraphShape, "BuiltPart"], Path]) -> PartFiles:
+            return {shape: tuple(of(shape, part) for part in built) for shape in shapes}
+
         return BuildOutputs(
-            export=export.folder,
-            container=runner.package(export, compiled),
-            float_models={shape: arcl[shape].folder / MODEL_FILE for shape in self.plan.shapes},
-            qdq_parts={
-                shape: tuple(
-                    converted[shape, part].folder / f"{part.stem(shape)}.qdq.onnx"
-                    for part in self.plan.parts
-                )
-                for shape in self.plan.shapes
-            },
-            binaries=runner.binaries(compiled),
-        )
-
-
-class _Runner:
-    """The stages of one build, with their keys."""
-
-    def __init__(self, build: Build, cache: StageCache, on_stage: OnStage | None) -> None:
-        self._build = build
-        self._plan = build.plan
-        self._cache = cache
-        self._on_stage = on_stage
-        self._versions = dict(build.toolchain.versions())
-        self._inputs = {path.name: sha256_file(path) for path in build.source.inputs()}
-        package_folder = Path(__file__).parent
-        self._code = {name: sha256_sources(package_folder, *_CODE[name]) for name in _CODE}
-
-    def export(self) -> CacheEntry:
-        source = self._build.source
-        inputs = combined(self._inputs)
-        match source:
-            case OnnxSource():
-                return CacheEntry("export", source.folder, inputs, reused=True)
-            case CheckpointSource():
-                shape = self._plan.shapes[-1]
-                text = hashlib.sha256(source.calibration_text.encode()).hexdigest()
-                return self._stage(
-                    "export",
-                    source.name,
-                    source.folder,
-                    {"ar": shape.ar, "cl": shape.cl, "calibration_sha256": text},
-                    (inputs,),
-                    lambda folder: stages.export(
-                        source.folder, source.calibration_text, shape, folder
-                    ),
-                )
-
-    def arcl(self, export: CacheEntry, shape: GraphShape) -> CacheEntry:
-        model = export.folder / MODEL_FILE
-        return self._stage(
-            "arcl",
-            str(shape),
-            model,
-            {"ar": shape.ar, "cl": shape.cl},
-            (export.hash,),
-            lambda folder: stages.arcl(model, shape, folder),
-        )
-
-    def transform(self, arcl: CacheEntry, shape: GraphShape) -> CacheEntry:
-        model = arcl.folder / MODEL_FILE
-        return self._stage(
-            "transform",
-            str(shape),
-            model,
-            {"num_splits": self._plan.n_splits},
-            (arcl.hash,),
-            lambda folder: stages.transform(model, self._plan.n_splits, folder),
-        )
-
-    def convert(self, split: CacheEntry, shape: GraphShape, part: Part) -> CacheEntry:
-        stem = part.stem(shape)
-        source = split.folder / f"{stem}.onnx"
-        toolchain, target = self._build.toolchain, self._plan.target
-        return self._stage(
-            "convert",
-            stem,
-            source,
-            {"part": stem, "target": str(target), **self._versions},
-            (split.hash,),
-            lambda folder: stages.convert(source, stem, target, toolchain, folder),
-        )
-
-    def compile_part(self, converted: list[CacheEntry], part: Part) -> CacheEntry:
-        dlcs = [
-            entry.folder / f"{part.stem(shape)}.dlc"
-            for entry, shape in zip(converted, self._plan.shapes, strict=True)
-        ]
-        config = CompileConfig.for_target(self._plan.target)
-        name = part.binary_name(self._build.source.name)
-        return self._stage(
-            "compile",
-            f"part {part.number} of {part.count}",
-            dlcs[0],
-            {**config.as_options(), **self._versions},
-            tuple(entry.hash for entry in converted),
-            lambda folder: stages.compile_part(dlcs, config, self._build.toolchain, folder / name),
-        )
-
-    def binaries(self, compiled: list[CacheEntry]) -> tuple[Path, ...]:
-        name = self._build.source.name
-        return tuple(
-            entry.folder / part.binary_name(name)
-            for entry, part in zip(compiled, self._plan.parts, strict=True)
-        )
-
-    def package(self, export: CacheEntry, compiled: list[CacheEntry]) -> Path:
-        build, plan = self._build, self._plan
-        entry = self._stage(
-            "package",
-            str(plan.target),
-            export.folder,
-            {"target": str(plan.target), "model": build.source.name},
-            (export.hash, *(entry.hash for entry in compiled)),
-            lambda folder: package(
-                folder / _CONTAINER,
-                model_name=build.source.name,
-                export=export.folder,
-                inputs=self._inputs,
-                shapes=plan.shapes,
-                binaries=self.binaries(compiled),
-                target=plan.target,
-                toolchain_versions=self._versions,
+            export=exports[main].folder,
+            exports={s: exports[self.sources[s]].folder / MODEL_FILE for s in shapes},
+            float_models={s: arcl[s].folder / MODEL_FILE for s in shapes},
+            multi_head_parts=files(
+                lambda s, part: split[s].folder / (MULTI_HEAD if by_head else "") / part.onnx(s)
             ),
+            float_parts=files(lambda s, part: split[s].folder / part.onnx(s)),
+            qdq_parts=files(lambda s, part: part.qdq(s)),
+            dlcs=files(lambda s, part: part.dlc(s)),
+            binaries=binaries,
+            container=container,
         )
-        return entry.folder / _CONTAINER
 
-    def _stage(
+    def verify(
         self,
-        operation: Operation,
-        subject: str,
-        source: Path,
-        config: Mapping[str, object],
-        source_hashes: tuple[str, ...],
-        work: Callable[[Path], None],
-    ) -> CacheEntry:
-        began = time.monotonic()
-        code = {"code_sha256": self._code[operation]}
-        key = StageKey(operation, {**config, **code}, source_hashes)
-        entry = self._cache.get_or_build(key, source, work)
-        build = self._build
-        record = StageRecord(
-            operation,
-            subject,
-            time.monotonic() - began,
-            entry.reused,
-            len(build.records) + 1,
-            self._plan.n_stages + isinstance(build.source, CheckpointSource),
+        options: "VerifyOptions | None" = None,
+        *,
+        emulator: bool = False,
+        on_stage: OnStage | None = None,
+        on_comparison: "OnComparison | None" = None,
+    ) -> "VerificationReport":
+        """Build, and compare what each stage made with what it was made from.
+
+        Args:
+            options: how much is run.
+            emulator: compare compiled graphs too; for a phone they are compiled a second time,
+                without shared weights, as the emulator needs them.
+            on_stage: as `run` takes it.
+            on_comparison: told of each comparison as it is made.
+
+        Raises:
+            BuildError: any of its kinds; that a comparison fails is in the report.
+        """
+        from buildlib.verify.build import verify_build
+
+        outputs = self.outputs(on_stage)
+        toolchain = self.toolchain if emulator else None
+        return verify_build(
+            outputs, self.sources, self.plan.target, toolchain, options, on_comparison
         )
-        build.records.append(record)
-        if self._on_stage is not None:
-            self._on_stage(record)
-        return entry
+
+    def _exports(
+        self, runner: StageRunner
+    ) -> tuple[BuildPlan, dict[ModelSource, CacheEntry], dict[ModelSource, dict[str, str]]]:
+        """Every source in canonical form, and the plan with the shapes that are to be made."""
+        plan = self.plan
+        inputs = {source: hash_inputs(source, self.cache_root) for source in self.sources.each()}
+        exports = {
+            source: runner.export(source, inputs[source], plan, self._shape_for(source))
+            for source in inputs
+        }
+        for source, before in inputs.items():
+            check_unchanged(source, before, self.cache_root)
+        if plan.keeps_shape:
+            plan = plan.at(own_shape(entry.folder / MODEL_FILE) for entry in exports.values())
+        return plan, exports, inputs
+
+    def _shape_for(self, source: ModelSource) -> GraphShape:
+        """The largest shape that is made of a source: so few calls calibrate it."""
+        fitting = [shape for shape in self.plan.shapes if self.sources[shape] == source]
+        return fitting[-1] if fitting else self.plan.shapes[-1]
+
+    def _part(
+        self,
+        runner: StageRunner,
+        plan: BuildPlan,
+        split: Mapping[GraphShape, CacheEntry],
+        part: Part,
+    ) -> "BuiltPart":
+        """One part from float ONNX to its context binary."""
+        weights: dict[ModelSource, CacheEntry] = {}
+        converted: dict[GraphShape, CacheEntry] = {}
+        for shape in plan.shapes:
+            source = self.sources[shape]
+            if source not in weights:
+                weights[source] = runner.weights(split[shape], shape, part)
+            converted[shape] = runner.convert(split[shape], weights[source], shape, part, plan)
+        name = part.binary_name(self.name)
+        compiled = runner.compile_part(converted, part, plan, name)
+        return BuiltPart(part, converted, compiled, compiled.folder / name)
+
+    def _count_parts(self, plan: BuildPlan, export: CacheEntry) -> int:
+        options = plan.transformation.split_model
+        if options.num_splits is not None:
+            return options.num_splits
+        apart = Apart(embedding=options.split_embedding, head=options.split_lm_head)
+        return choose_splits(model_weights(export.folder / MODEL_FILE), MAX_PART_BYTES, apart)
+
+    def _stage_count(self, plan: BuildPlan, n_parts: int) -> int:
+        shapes, sources = len(plan.shapes), self.sources.each()
+        made = sum(2 if isinstance(source, OnnxSource) else 1 for source in sources)
+        weights = sum(any(self.sources[s] == source for s in plan.shapes) for source in sources)
+        return made + 2 * shapes + n_parts * (weights + shapes + 1) + 1
+
+
+@dataclass(frozen=True)
+class BuiltPart:
+    """What was made of one part."""
+
+    part: Part
+    converted: Mapping[GraphShape, CacheEntry]
+    compiled: CacheEntry
+    binary: Path
+
+    def onnx(self, shape: GraphShape) -> str:
+        """Name of the part's float ONNX."""
+        return f"{self.part.graph(shape)}.onnx"
+
+    def qdq(self, shape: GraphShape) -> Path:
+        """The part as QDQ ONNX."""
+        return self.converted[shape].folder / f"{self.part.graph(shape)}.qdq.onnx"
+
+    def dlc(self, shape: GraphShape) -> Path:
+        """The part as DLC."""
+        return self.converted[shape].folder / f"{self.part.graph(shape)}.dlc"

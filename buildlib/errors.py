@@ -5,6 +5,7 @@
     │   └── UnsupportedModelError
     ├── InvalidShapeError
     ├── ModelFileError
+    │   └── UnsupportedGraphError
     ├── PassError
     ├── EncodingsError
     ├── CalibrationError
@@ -16,19 +17,31 @@
     ├── CalibrationTextMissingError
     ├── ToolchainMissingError
     ├── ToolchainError
-    │   └── ToolchainTimeoutError
+    │   ├── ToolchainTimeoutError
+    │   └── UnsupportedOperatorsError
     ├── InvalidBinaryError
     ├── GenieConfigError
     ├── ContainerError
     │   ├── ContainerVersionError
     │   ├── ContainerFileError
     │   └── ContainerExistsError
+    ├── InputFileError
+    ├── CacheError
+    ├── CancelledError
 
 `str(error)` is one line for the user: what is wrong, where, and what to do. All data goes to
 `super().__init__`, so that every error survives pickling on its way out of a worker process.
 """
 
 from pathlib import Path
+
+_LONGEST = 400
+
+
+def shown(text: str) -> str:
+    """A text from a file as part of one line: of bounded length, nothing unprintable."""
+    line = "".join(c if c.isprintable() else " " for c in text)
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
 
 
 class BuildError(Exception):
@@ -179,7 +192,7 @@ class EncodingsError(BuildError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"cannot use encodings {self.subject}: {self.reason}"
+        return f"cannot use encodings {shown(self.subject)}: {shown(self.reason)}"
 
 
 class CalibrationError(BuildError):
@@ -330,3 +343,88 @@ class ContainerExistsError(ContainerError):
     """The destination of a save is there already."""
 
     exit_code = 2
+
+
+class InputFileError(BuildError):
+    """A file of the user's is missing, unreadable, no file, or changes while it is read."""
+
+    exit_code = 2
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot use the file {self.path!r}: {self.reason}"
+
+
+class CacheError(BuildError):
+    """The stage cache cannot be written, or has no such entry."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cache {self.path}: {self.reason}"
+
+
+class UnsupportedOperatorsError(ToolchainError):
+    """A model has operators that the tensor processor does not have.
+
+    Attributes:
+        nodes: name and operator of each of them.
+    """
+
+    exit_code = 2
+
+    def __init__(
+        self,
+        step: str,
+        subject: str,
+        reason: str,
+        exit_status: int | None,
+        log_tail: tuple[str, ...],
+        log_path: str,
+        nodes: tuple[tuple[str, str], ...],
+    ) -> None:
+        super().__init__(step, subject, reason, exit_status, log_tail, log_path)
+        self.args = (*self.args, nodes)
+        self.nodes = nodes
+
+    def __str__(self) -> str:
+        return f"{self.step} of {self.subject} failed: {self.reason} (log: {self.log_path})"
+
+
+class UnsupportedGraphError(ModelFileError):
+    """A sound ONNX model that is no decoder, or has something that the builder cannot express.
+
+    Attributes:
+        op: the operator that is refused; empty when it is the model as a whole.
+        node: name of the first such node.
+        count: nodes of this operator in the model.
+    """
+
+    def __init__(
+        self, path: Path, reason: str, op: str = "", node: str = "", count: int = 0
+    ) -> None:
+        super().__init__(path, reason)
+        self.args = (path, reason, op, node, count)
+        self.op = op
+        self.node = node
+        self.count = count
+
+    def __str__(self) -> str:
+        if not self.op:
+            return f"unsupported model {self.path}: {self.reason}"
+        where = f"{self.op} {self.node!r} ({self.count} of this operator)"
+        return f"unsupported model {self.path}: {where} {self.reason}"
+
+
+class CancelledError(BuildError):
+    """A task was ended because another one failed, or because the user interrupted."""
+
+    def __str__(self) -> str:
+        return "cancelled, because another part of the build failed or was interrupted"

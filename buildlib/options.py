@@ -5,55 +5,120 @@ Names and defaults: `BuilderTransformerConfig` and its parts, docs.qualcomm.com 
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.errors import InvalidOptionError
 
+OptionValue = str | int | float | bool | None | tuple[str | int | float | bool | None, ...]
+
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
-class _Options(BaseModel):
+class Options(BaseModel):
+    """Options in sections, each a model of its own, set by dotted keys."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    def with_options(self, options: Mapping[str, object]) -> Self:
+        """A copy with dotted keys set, such as `split_model.num_splits`.
 
-class ARnContextLengthConfig(_Options):
-    """Which graphs to make: one for each AR (tokens per call) at each context length."""
+        Raises:
+            InvalidOptionError: a key that does not exist or is not honoured here, or a value that
+                it cannot take; names the key.
+        """
+        values: dict[str, Any] = self.model_dump()
+        known = tuple(_dotted(values))
+        for key, value in options.items():
+            if key in _NOT_HONOURED:
+                raise InvalidOptionError(key, _NOT_HONOURED[key], ())
+            if key not in known:
+                raise InvalidOptionError(key, "no such option", known)
+            section, _, name = key.rpartition(".")
+            (values[section] if section else values)[name] = value
+        try:
+            return type(self).model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            wrong = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
+            raise InvalidOptionError(wrong, first["msg"], ()) from error
+
+    def as_options(self) -> dict[str, OptionValue]:
+        """All options under their dotted keys."""
+        return _dotted(self.model_dump())
+
+
+class ARnContextLengthConfig(Options):
+    """Which graphs to make: one for each AR (tokens per call) at each context length.
+
+    Attributes:
+        skip_ar_cl_conversion: keep the one (AR, CL) that the model has.
+    """
 
     auto_regression_number: tuple[PositiveInt, ...] = Field(default=(1, 128), min_length=1)
-    context_length: tuple[PositiveInt, ...] = Field(default=(4096,), min_length=1, max_length=1)
+    context_length: tuple[PositiveInt, ...] = Field(default=(4096,), min_length=1)
+    skip_ar_cl_conversion: bool = False
 
 
-class SplitModelConfig(_Options):
-    """How many parts the model is cut into, at layer boundaries."""
+class SplitModelConfig(Options):
+    """How the model is cut into parts, at layer boundaries.
 
-    num_splits: PositiveInt = 1
+    Attributes:
+        num_splits: parts in all; `None` takes as many as the target's limits ask for.
+        split_embedding: the embedding is a part of its own.
+        split_lm_head: the output projection is a part of its own.
+    """
+
+    num_splits: PositiveInt | None = None
+    split_embedding: bool = False
+    split_lm_head: bool = False
 
 
-class ModelTransformerConfig(_Options):
+class MhaConfig(Options):
+    """Whether multi-head attention becomes single-head attention, head by head."""
+
+    enabled: bool = True
+
+
+class ModelTransformerConfig(Options):
     """What happens to the ONNX before it is converted."""
 
     arn_cl_options: ARnContextLengthConfig = ARnContextLengthConfig()
     split_model: SplitModelConfig = SplitModelConfig()
+    mha2sha: MhaConfig = MhaConfig()
 
-    def with_options(self, options: Mapping[str, object]) -> "ModelTransformerConfig":
-        """A copy with dotted keys set, such as `split_model.num_splits`.
 
-        Raises:
-            InvalidOptionError: a key that does not exist, or a value that it cannot take; names the
-                key.
-        """
-        values: dict[str, Any] = self.model_dump()
-        for key, value in options.items():
-            section, _, name = key.partition(".")
-            if section not in values or name not in values[section]:
-                known = tuple(f"{part}.{field}" for part in values for field in values[part])
-                raise InvalidOptionError(key, "no such option", known)
-            values[section][name] = value
-        try:
-            return ModelTransformerConfig.model_validate(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"][:2])
-            raise InvalidOptionError(key, first["msg"], ()) from error
+class QuantizationOptions(Options):
+    """Bits of what the encodings say nothing about: it is calibrated."""
+
+    act_bitwidth: Literal[8, 16] = 16
+    bias_bitwidth: Literal[8, 32] = 32
+    param_bitwidth: Literal[4, 8] = 8
+
+
+class ConversionConfig(Options):
+    """How parts are quantized and converted to DLCs."""
+
+    quantization: QuantizationOptions = QuantizationOptions()
+
+
+# Documented options that mean nothing here, or that no code here can honour.
+_NOT_HONOURED: Mapping[str, str] = {
+    "arn_cl_options.axis_denotation_config": "axes are found in the graph; leave it out",
+    "split_model.lm_head_input_name": "the output projection is found in the graph; leave it out",
+    "split_model.input_ids_name": "inputs are recognised by what they are; leave it out",
+    "split_model.input_embeds_name": "inputs are recognised by what they are; leave it out",
+    "split_model.skip_verification": "nothing is verified unless asked: call verify()",
+    "adapt_moe": "mixtures of experts are not built here; the QAIRT SDK builds them",
+}
+
+
+def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, OptionValue]:
+    flat: dict[str, OptionValue] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= _dotted(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

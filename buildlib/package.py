@@ -3,26 +3,27 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from buildlib.checkpoint.config import LlamaConfig, load_config
-from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
-from buildlib.container.container import ContainerDraft, write_container
-from buildlib.container.genie_config import Context, GenieConfig, RopeScaling, basic_dialog
+from buildlib.checkpoint.config import DecoderConfig, load_config
+from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, TOKENIZER_FILE
+from buildlib.container.draft import ContainerDraft, write_container
+from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
+from buildlib.container.genie_engine import RopeScaling
 from buildlib.container.htp_config import htp_config
-from buildlib.container.manifest import GraphsRecord, ModelRecord, Scalar
-from buildlib.graph.shape import GraphShape
+from buildlib.container.manifest import GraphsRecord, ModelRecord
+from buildlib.encodings.model import Encodings
+from buildlib.encodings.summary import in_words
+from buildlib.plan import BuildPlan
 from buildlib.targets import Target
-from buildlib.toolchains.base import CompileConfig
 
 
 def package(
     folder: Path,
     *,
+    plan: BuildPlan,
     model_name: str,
     export: Path,
     inputs: Mapping[str, str],
-    shapes: Sequence[GraphShape],
     binaries: Sequence[Path],
-    target: Target,
     toolchain_versions: Mapping[str, str],
 ) -> None:
     """Write the container of a build to `folder`; Genie judges its configuration before it appears.
@@ -39,33 +40,25 @@ def package(
         ContainerError: the container cannot be written.
     """
     config = load_config(export / CONFIG_FILE)
-    compiled = CompileConfig.for_target(target)
-    options: dict[str, Scalar | tuple[Scalar, ...]] = {
-        "arn_cl_options.auto_regression_number": tuple(shape.ar for shape in shapes),
-        "arn_cl_options.context_length": shapes[0].cl,
-        "split_model.num_splits": len(binaries),
-        "graphs.vtcm_size_in_mb": compiled.vtcm_mb,
-        "graphs.optimization_type": compiled.optimization_level,
-        "context.weight_sharing_enabled": compiled.weight_sharing,
-    }
+    target = plan.target
+    options = {**plan.as_options(), "split_model.num_splits": len(binaries)}
     draft = ContainerDraft(
         target=target,
         model=ModelRecord(
             name=model_name,
             architecture=config.model_type,
             inputs=inputs,
-            quantization={
-                "activations": "uint16 per tensor",
-                "weights": "int8 per channel",
-                "kv_cache": "uint8 symmetric",
-            },
+            quantization=in_words(Encodings.load(export / ENCODINGS_FILE)),
         ),
         graphs=GraphsRecord(
-            auto_regression_numbers=tuple(shape.ar for shape in shapes),
-            context_length=shapes[0].cl,
+            auto_regression_numbers=plan.ars,
+            context_length=plan.context_lengths[-1],
+            context_lengths=plan.context_lengths,
             splits=len(binaries),
         ),
-        genie_config=genie_config(config, shapes[0].cl, [path.name for path in binaries], target),
+        genie_config=genie_config(
+            config, plan.context_lengths[-1], [path.name for path in binaries], target
+        ),
         htp_config=htp_config(target),
         tokenizer=export / TOKENIZER_FILE,
         binaries={path.name: path for path in binaries},
@@ -76,9 +69,9 @@ def package(
 
 
 def genie_config(
-    config: LlamaConfig, context_length: int, ctx_bins: Sequence[str], target: Target
+    config: DecoderConfig, context_length: int, ctx_bins: Sequence[str], target: Target
 ) -> GenieConfig:
-    """The dialog of a Llama: its sizes, its special tokens, its rotary positions."""
+    """The dialog of a decoder: its sizes, its special tokens, its rotary positions."""
     eos = config.eos_token_ids
     scaling = config.rope_scaling
     return basic_dialog(
@@ -89,6 +82,7 @@ def genie_config(
             eos_token=eos[0] if len(eos) == 1 else eos,
         ),
         head_dim=config.head_dim,
+        rotary_dim=config.rotary_dim,
         rope_theta=config.rope_theta,
         rope_scaling=RopeScaling.model_validate(scaling.model_dump()) if scaling else None,
         ctx_bins=ctx_bins,

@@ -1,10 +1,12 @@
 """What a model folder holds: ONNX with encodings, or a checkpoint that becomes that first."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildlib.architectures import SupportedLLMs, detect_architecture
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
-from buildlib.errors import CalibrationTextMissingError, ModelNotFoundError
+from buildlib.errors import CalibrationTextMissingError, CheckpointError, ModelNotFoundError
 
 CALIBRATION_TEXT = Path("text") / "calibration.txt"
 _MAX_TEXT_BYTES = 64 << 20
@@ -12,18 +14,33 @@ _MAX_TEXT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class OnnxSource:
-    """`model.onnx` (+ external data), `model.encodings`, `config.json`, `tokenizer.json`."""
+    """An ONNX export, of ours or of others, with external data beside it.
 
-    folder: Path
+    Attributes:
+        encodings: of its tensors; without, or where they are silent, it is calibrated.
+        config: text of its `config.json`.
+        calibration_text: what it is calibrated on, if it has to be.
+    """
+
+    name: str
+    model: Path
+    encodings: Path | None
+    config: str
+    tokenizer: Path
+    calibration_text: str | None
 
     @property
-    def name(self) -> str:
-        """Name of the model: that of its folder."""
-        return self.folder.resolve().name
+    def folder(self) -> Path:
+        """Where the model and its external data lie."""
+        return self.model.parent
 
     def inputs(self) -> list[Path]:
-        """Every file that decides what is built."""
-        return sorted(path for path in self.folder.iterdir() if path.is_file())
+        """Every file that decides what is built; configuration and text come on top."""
+        from buildlib.graph.files import external_tensors, load_model
+
+        data = {Path(tensor.path) for tensor in external_tensors(load_model(self.model))}
+        own = [self.model, self.tokenizer, *([self.encodings] if self.encodings else [])]
+        return [*own, *sorted(data)]
 
 
 @dataclass(frozen=True)
@@ -48,32 +65,139 @@ class CheckpointSource:
 ModelSource = OnnxSource | CheckpointSource
 
 
-def find_source(folder: Path, calibration_text: str | None) -> ModelSource:
-    """Tell by its files what a model folder holds.
+@dataclass(frozen=True)
+class SourceFiles:
+    """Where a model's files lie when they do not have their usual names in one folder.
+
+    Attributes:
+        config_text: takes the place of a `config.json`.
+    """
+
+    tokenizer: Path | None = None
+    config: Path | None = None
+    config_text: str | None = None
+    encodings: Path | None = None
+
+
+def architecture_of(source: ModelSource) -> SupportedLLMs | None:
+    """The family of a model by its configuration; None for an unknown one.
+
+    Raises:
+        CheckpointError: the configuration is no JSON object.
+    """
+    path = source.folder / CONFIG_FILE
+    match source:
+        case OnnxSource():
+            text = source.config
+        case CheckpointSource():
+            text = _text_of(path, source.folder)
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(path, f"not valid JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(path, "it holds no JSON object")
+    return detect_architecture(config)
+
+
+def attached_source(path: Path, parent: ModelSource, encodings: Path | None) -> OnnxSource:
+    """Another export of a model that has a source already, whose configuration it takes.
+
+    Raises:
+        ModelNotFoundError: there is no ONNX.
+    """
+    match parent:
+        case OnnxSource():
+            text, tokenizer = parent.config, parent.tokenizer
+            files = SourceFiles(tokenizer, None, text, encodings)
+        case CheckpointSource():
+            own = parent.folder
+            files = SourceFiles(own / TOKENIZER_FILE, own / CONFIG_FILE, None, encodings)
+    source = find_source(path, parent.calibration_text, files)
+    if not isinstance(source, OnnxSource):
+        raise ModelNotFoundError(str(path), "it holds no ONNX model to attach")
+    return source
+
+
+def find_source(
+    path: Path, calibration_text: str | None, files: SourceFiles | None = None
+) -> ModelSource:
+    """Tell what a model folder, or the folder of an ONNX file, holds.
 
     Raises:
         ModelNotFoundError: no folder, or nothing in it that can be built.
         CalibrationTextMissingError: a checkpoint without text.
     """
+    given = files or SourceFiles()
+    folder = path.parent if path.is_file() else path
     if not folder.is_dir():
-        raise ModelNotFoundError(str(folder), "there is no such folder")
-    needed = [CONFIG_FILE, TOKENIZER_FILE]
-    is_onnx = (folder / MODEL_FILE).is_file()
-    if is_onnx:
-        needed.append(ENCODINGS_FILE)
-    missing = [name for name in needed if not (folder / name).is_file()]
-    if missing:
-        raise ModelNotFoundError(str(folder), f"{missing[0]} is missing")
-    if is_onnx:
-        return OnnxSource(folder)
+        raise ModelNotFoundError(str(path), "there is no such folder")
+    model = path if path.is_file() else _onnx_in(folder)
+    if model is not None:
+        return OnnxSource(
+            name=folder.resolve().name,
+            model=model,
+            encodings=_encodings_of(model, given.encodings),
+            config=_config_text(folder, given),
+            tokenizer=_needed(given.tokenizer or folder / TOKENIZER_FILE, folder),
+            calibration_text=calibration_text or _own_text(folder),
+        )
+    for name in (CONFIG_FILE, TOKENIZER_FILE):
+        _needed(folder / name, folder)
     if not any(folder.glob("*.safetensors")):
-        reason = f"it holds neither {MODEL_FILE} with {ENCODINGS_FILE} nor model.safetensors"
+        reason = f"it holds neither an ONNX model such as {MODEL_FILE} nor model.safetensors"
         raise ModelNotFoundError(str(folder), reason)
-    return CheckpointSource(folder, calibration_text or _own_text(folder))
+    text = calibration_text or _own_text(folder)
+    if text is None:
+        raise CalibrationTextMissingError(str(folder))
+    return CheckpointSource(folder, text)
 
 
-def _own_text(folder: Path) -> str:
+def _onnx_in(folder: Path) -> Path | None:
+    if (folder / MODEL_FILE).is_file():
+        return folder / MODEL_FILE
+    found = sorted(folder.glob("*.onnx"))
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:3])
+        reason = f"it holds {len(found)} ONNX models ({names}); name one of them"
+        raise ModelNotFoundError(str(folder), reason)
+    return found[0] if found else None
+
+
+def _encodings_of(model: Path, given: Path | None) -> Path | None:
+    """The encodings that are named, or that lie beside the model under one of the usual names."""
+    if given is not None:
+        return _needed(given, model.parent)
+    usual = (
+        model.with_suffix(".encodings"),
+        model.with_name(ENCODINGS_FILE),
+        model.with_name(f"{model.stem}_encodings.json"),
+    )
+    return next((path for path in usual if path.is_file()), None)
+
+
+def _config_text(folder: Path, given: SourceFiles) -> str:
+    if given.config_text is not None:
+        return given.config_text
+    return _text_of(_needed(given.config or folder / CONFIG_FILE, folder), folder)
+
+
+def _text_of(path: Path, folder: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelNotFoundError(str(folder), f"{path.name} cannot be read: {error}") from error
+
+
+def _needed(path: Path, folder: Path) -> Path:
+    if not path.is_file():
+        shown = path.name if path.parent == folder else str(path)
+        raise ModelNotFoundError(str(folder), f"{shown} is missing")
+    return path
+
+
+def _own_text(folder: Path) -> str | None:
     path = folder / CALIBRATION_TEXT
     if not path.is_file() or path.stat().st_size > _MAX_TEXT_BYTES:
-        raise CalibrationTextMissingError(str(folder))
+        return None
     return path.read_text(encoding="utf-8", errors="replace")

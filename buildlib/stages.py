@@ -1,69 +1,149 @@
 """The builder's stages, each a plain function: what it reads, what it is told, the folder it fills.
 
 export      checkpoint -> float ONNX + encodings
+import      ONNX as others export it -> the one form that all stages behind it know
+quantize    encodings for what has none; integer weights of a part
 arcl        float ONNX -> float ONNX at another (AR, CL)
-transform   float ONNX -> its parts, cut at layer boundaries
+transform   float ONNX -> its parts, cut at layer boundaries, single-head
 convert     part + encodings -> QDQ ONNX and DLC
 compile     the DLCs of one part -> context binary
 package     binaries and configurations -> container (`buildlib.package`)
 """
 
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.checkpoint.layout import MODEL_FILE
-from buildlib.container.layout import binary_name
+from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.graph.shape import GraphShape
+from buildlib.options import MhaConfig, QuantizationOptions, SplitModelConfig
+from buildlib.source import CheckpointSource, OnnxSource
 from buildlib.targets import Target
 from buildlib.toolchains.base import CompileConfig, Toolchain
 
-
-@dataclass(frozen=True)
-class Part:
-    """One of the parts that a model is cut into, counted from 1."""
-
-    number: int
-    count: int
-
-    def stem(self, shape: GraphShape) -> str:
-        """Name of the part's files and graph at a shape: `ar32_cl192_1_of_2`."""
-        return f"{shape}_{self.number}_of_{self.count}"
-
-    def binary_name(self, model: str) -> str:
-        """Name of the part's context binary, as AI Hub's bundles have it."""
-        return binary_name(model, self.number, self.count)
+MULTI_HEAD = "multi_head"
+"""Folder in that of `transform` with the parts before their heads are taken apart."""
 
 
-def export(checkpoint: Path, calibration_text: str, shape: GraphShape, folder: Path) -> None:
+def export(source: CheckpointSource, shape: GraphShape, folder: Path) -> None:
     """Fill `folder` with ONNX, encodings, configuration and tokenizer."""
     from buildlib.quantize.export import export_checkpoint
 
-    export_checkpoint(checkpoint, calibration_text, folder, shape)
+    export_checkpoint(source.folder, source.calibration_text, folder, shape)
+
+
+def import_onnx(source: OnnxSource, shape: GraphShape | None, folder: Path) -> None:
+    """Fill `folder` with canonical ONNX, encodings, configuration and tokenizer.
+
+    The shape is for an export with symbolic sizes; others keep their own.
+    """
+    from buildlib.checkpoint.config import load_config
+    from buildlib.encodings.model import Encodings
+    from buildlib.graph.files import external_tensors, link_into, load_model, write_atomically
+    from buildlib.graph.soundness import check_ends, check_model, check_sizes
+    from buildlib.importing.importer import ImportModel
+    from buildlib.importing.rotation import check_rotation
+    from buildlib.quantize.export import load_tokenizer
+
+    model = load_model(source.model)
+    check_model(model, source.model)
+    load_tokenizer(source.tokenizer)
+    write_atomically(folder / CONFIG_FILE, source.config.encode())
+    config = load_config(folder / CONFIG_FILE)
+    write_atomically(folder / TOKENIZER_FILE, source.tokenizer.read_bytes())
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".source.") as scratch:
+        placed = link_into(source.model, Path(scratch), MODEL_FILE)
+        for path in {Path(tensor.path) for tensor in external_tensors(model)}:
+            link_into(path, Path(scratch))
+        if source.encodings is not None:
+            Encodings.load(source.encodings).save(Path(scratch) / ENCODINGS_FILE)
+        importing = ImportModel(shape, fixed_keep_theirs=True)
+        importing.run(placed, folder / MODEL_FILE)
+    imported = load_model(folder / MODEL_FILE)
+    check_ends(imported, source.model)
+    check_sizes(imported, config, source.folder / CONFIG_FILE)
+    check_rotation(importing.rope, config, source.folder / CONFIG_FILE)
+
+
+def complete(
+    imported: Path, calibration_text: str | None, options: QuantizationOptions, folder: Path
+) -> None:
+    """Give the model in `imported` encodings for all of it, by calibration where it has none."""
+    from buildlib.checkpoint.config import load_config
+    from buildlib.encodings.model import Encodings
+    from buildlib.graph import interface
+    from buildlib.graph.files import link_into, load_model, save_model
+    from buildlib.quantize.complete import Bitwidths, complete_encodings
+    from buildlib.quantize.export import text_windows
+
+    config = load_config(imported / CONFIG_FILE)
+    source = imported / MODEL_FILE
+    model = load_model(source)
+    shape = interface.model_shape(model)
+    windows = []
+    if calibration_text is not None and shape is not None:
+        tokenizer = imported / TOKENIZER_FILE
+        windows = text_windows(tokenizer, calibration_text, shape.cl, config.bos_token_id)
+    encodings = imported / ENCODINGS_FILE
+    nothing = Encodings(activation_encodings=(), param_encodings=())
+    given = Encodings.load(encodings) if encodings.is_file() else nothing
+    bits = Bitwidths(**options.model_dump())
+    done = complete_encodings(source, given, config, windows, bits)
+    for name in (CONFIG_FILE, TOKENIZER_FILE):
+        link_into(imported / name, folder)
+    done.save(folder / ENCODINGS_FILE)
+    save_model(model, folder / MODEL_FILE)
 
 
 def arcl(model: Path, shape: GraphShape, folder: Path) -> None:
     """Write the same model for another (AR, CL); weights stay shared."""
+    from buildlib.checkpoint.config import load_config
+    from buildlib.graph.shape import check_reach
     from buildlib.passes.arcl import convert_arcl
 
+    check_reach(shape, load_config(model.with_name(CONFIG_FILE)).sliding_window)
     convert_arcl(model, shape, folder / MODEL_FILE)
 
 
-def transform(model: Path, n_splits: int, folder: Path) -> None:
-    """Cut a model into its parts, `{shape}_{k}_of_{n}.onnx`."""
+def transform(
+    model: Path, n_splits: int, options: SplitModelConfig, mha2sha: MhaConfig, folder: Path
+) -> None:
+    """Cut a model into its parts, `{shape}_{k}_of_{n}.onnx`, and their attention into heads.
+
+    The parts as they are before the latter lie in `MULTI_HEAD`.
+    """
+    from buildlib.passes.mha2sha import convert_mha2sha
     from buildlib.passes.split import split_model
 
-    split_model(model, n_splits, folder)
+    parts = split_model(
+        model,
+        n_splits,
+        folder / MULTI_HEAD if mha2sha.enabled else folder,
+        split_embedding=options.split_embedding,
+        split_lm_head=options.split_lm_head,
+    )
+    if mha2sha.enabled:
+        for part in parts:
+            convert_mha2sha(part, folder / part.name)
 
 
-def convert(part: Path, stem: str, target: Target, toolchain: Toolchain, folder: Path) -> None:
+def weights(part: Path, folder: Path) -> None:
+    """Write the integer weights of a part, which all its shapes share."""
+    from buildlib.quantize.qdq import quantize_weights
+
+    quantize_weights(part, folder)
+
+
+def convert(
+    part: Path, weights: Path, stem: str, target: Target, toolchain: Toolchain, folder: Path
+) -> None:
     """Apply the encodings beside the part as QDQ and convert to a DLC."""
     from buildlib.encodings.model import Encodings
     from buildlib.passes.base import ENCODINGS_SUFFIX
     from buildlib.quantize.qdq import apply_encodings
 
-    encodings = part.with_suffix(ENCODINGS_SUFFIX)
-    qdq = apply_encodings(part, Encodings.load(encodings), folder / f"{stem}.qdq.onnx")
+    encodings = Encodings.load(part.with_suffix(ENCODINGS_SUFFIX))
+    qdq = apply_encodings(part, encodings, folder / f"{stem}.qdq.onnx", weights)
     toolchain.convert(qdq, folder / f"{stem}.dlc", target)
 
 

@@ -10,11 +10,12 @@ from typing import Self
 from filelock import FileLock, Timeout
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from buildlib.build import BuildOutputs, StageRecord
+from buildlib.build import BuildOutputs
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.reference.scored import onnx_perplexity
+from buildlib.runner import StageRecord
 from harness.adb.client import AdbServer
 from harness.adb.server import ensure_server, stop_if_ours
 from harness.cli.console import progress

@@ -1,5 +1,6 @@
 """`qnnfarm build`: a model folder to a container for each target."""
 
+import json as json_module
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
@@ -12,8 +13,8 @@ from harness.cli.console import answers, print_json, progress
 from harness.errors import WrongUseError
 
 if TYPE_CHECKING:
-    from buildlib.build import StageRecord
     from buildlib.container.container import GenAIContainer
+    from buildlib.runner import StageRecord
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,28 @@ def build(
         typer.Option(help="Folder of the container; with several targets, of one folder each."),
     ],
     ar: Annotated[
-        str, typer.Option(help="Tokens per graph call: 1 and one prefill length.")
-    ] = "1,32",
-    cl: Annotated[int, typer.Option(help="Context length in tokens.")] = 192,
-    splits: Annotated[int, typer.Option(help="Parts to cut the model into.")] = 2,
+        str, typer.Option(help="Tokens per graph call: 1 and one prefill length, or several.")
+    ] = "1,128",
+    cl: Annotated[str, typer.Option(help="Context length in tokens, or several.")] = "4096",
+    splits: Annotated[
+        int | None,
+        typer.Option(help="Parts to cut the model into; by default as many as its size asks for."),
+    ] = None,
+    encodings: Annotated[
+        Path | None, typer.Option(help="Encodings of the ONNX, when they do not lie beside it.")
+    ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="Text to calibrate a checkpoint's quantization on.")
+        Path | None, typer.Option(help="Text to calibrate on where encodings are missing.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            "-O",
+            metavar="KEY=VALUE",
+            help="Any option of the builder by its dotted key, such as "
+            "`graphs.vtcm_size_in_mb=4`. Can be repeated.",
+        ),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option(help="Replace a container that is already there.")
@@ -74,16 +91,19 @@ def build(
     from buildlib.targets import parse_target
 
     text = None if calibration is None else read_text(calibration)
-    options = {
-        "arn_cl_options.auto_regression_number": _parse_ars(ar),
-        "arn_cl_options.context_length": [cl],
+    options: dict[str, object] = {
+        "arn_cl_options.auto_regression_number": _parse_numbers("--ar", ar, "1,32"),
+        "arn_cl_options.context_length": _parse_numbers("--cl", cl, "4096"),
         "split_model.num_splits": splits,
+        **dict(_parse_option(text) for text in option or ()),
     }
     builds = []
     names = list(dict.fromkeys(str(parse_target(one)) for one in target))
     for name in names:
-        builder = GenAIBuilderFactory.create(model_dir, calibration_text=text)
-        builder.set_targets([name]).set_transformation_options(options)
+        builder = GenAIBuilderFactory.create(
+            model_dir, calibration_text=text, encodings_path=encodings
+        )
+        builder.set_targets([name]).set_options(options)
         builds.append((name, builder.plan(), place(out, name, several=len(names) > 1)))
     made = []
     for name, job, folder in builds:
@@ -131,9 +151,8 @@ class StageProgress:
             self._task, completed=record.number, total=record.total, description=text
         )
         if not self._progress.console.is_terminal:
-            self._progress.console.print(
-                f"{self._title}: {record.number}/{record.total} {text}", markup=False
-            )
+            of = f"/{record.total}" if record.total else ""
+            self._progress.console.print(f"{self._title}: {record.number}{of} {text}", markup=False)
 
 
 def _summary(target: str, container: "GenAIContainer", records: list["StageRecord"]) -> Summary:
@@ -149,10 +168,20 @@ def _summary(target: str, container: "GenAIContainer", records: list["StageRecor
     )
 
 
-def _parse_ars(text: str) -> list[int]:
+def _parse_numbers(option: str, text: str, example: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise WrongUseError(
-            f"--ar takes numbers with commas between, such as 1,32, not {text!r}"
-        ) from None
+        reason = f"{option} takes numbers with commas between, such as {example}, not {text!r}"
+        raise WrongUseError(reason) from None
+
+
+def _parse_option(text: str) -> tuple[str, object]:
+    """`KEY=VALUE`, the value as JSON where it is any."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise WrongUseError(f"--option takes KEY=VALUE, not {text!r}")
+    try:
+        return key, json_module.loads(value)
+    except ValueError:
+        return key, value

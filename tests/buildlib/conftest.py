@@ -91,3 +91,36 @@ def trained() -> Path:
     folder = Path(__file__).parents[2] / "suites" / "models" / "tiny_llama"
     assert os.access(folder / "model.safetensors", os.R_OK)
     return folder
+
+
+@pytest.fixture(scope="session")
+def make_adapter() -> Callable[..., Path]:
+    """`make_adapter(folder, {"self_attn.q_proj": (n_in, n_out)}, layers=2, rank=4, seed=0)`."""
+
+    def make(
+        folder: Path,
+        modules: dict[str, tuple[int, int]],
+        *,
+        layers: int = 2,
+        rank: int = 4,
+        seed: int = 0,
+        strength: float = 0.25,
+        **changes: object,
+    ) -> Path:
+        rng = np.random.default_rng(seed)
+        tensors = {}
+        for layer in range(layers):
+            for module, (n_in, n_out) in modules.items():
+                stem = f"base_model.model.model.layers.{layer}.{module}"
+                a = rng.normal(size=(rank, n_in)) / np.sqrt(n_in)
+                b = rng.normal(size=(n_out, rank)) * strength * rank / 16
+                tensors[f"{stem}.lora_A.weight"] = a.astype(np.float32)
+                tensors[f"{stem}.lora_B.weight"] = b.astype(np.float32)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / "adapter_model.safetensors")
+        targets = [module.rpartition(".")[2] for module in modules]
+        data = {"peft_type": "LORA", "r": rank, "lora_alpha": 16, "target_modules": targets}
+        (folder / "adapter_config.json").write_text(json.dumps(data | changes))
+        return folder
+
+    return make

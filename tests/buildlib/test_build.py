@@ -56,7 +56,7 @@ def test_the_second_build_runs_no_stage(build_cache: Path, reference_outputs: Bu
     build = builder_for(tiny_llama.folder(), build_cache).plan()
     container = build.run()
     assert {record.operation: record.reused for record in build.records} == dict.fromkeys(
-        ["export", "arcl", "transform", "convert", "compile", "package"], True
+        ["export", "arcl", "transform", "quantize", "convert", "compile", "package"], True
     )
     assert container.path == reference_outputs.container
 

@@ -1,0 +1,196 @@
+"""What a build is to make: shapes, parts, target, and every option that decides its outcome."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from buildlib.container.layout import binary_name
+from buildlib.errors import InvalidOptionError, ModelFileError
+from buildlib.graph import interface
+from buildlib.graph.files import load_model
+from buildlib.graph.shape import GraphShape
+from buildlib.options import (
+    ARnContextLengthConfig,
+    ConversionConfig,
+    ModelTransformerConfig,
+    OptionValue,
+    SplitModelConfig,
+)
+from buildlib.targets import Target
+from buildlib.toolchains.base import CompileConfig
+
+MAX_PART_BYTES = 1 << 30
+"""Weights of one part, as they are encoded, when the number of parts is chosen.
+
+AI Hub cuts its Genie bundles into parts of about this size; a session on the NPU addresses less
+than 4 GiB, and loads several parts.
+"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the parts that a model is cut into, counted from 1."""
+
+    number: int
+    count: int
+
+    @property
+    def stem(self) -> str:
+        """Name of what belongs to the part at any shape: `1_of_2`."""
+        return f"{self.number}_of_{self.count}"
+
+    def graph(self, shape: GraphShape) -> str:
+        """Name of the part's files and graph at a shape: `ar32_cl192_1_of_2`."""
+        return f"{shape}_{self.stem}"
+
+    def binary_name(self, model: str) -> str:
+        """Name of the part's context binary, as AI Hub's bundles have it."""
+        return binary_name(model, self.number, self.count)
+
+
+def parts(count: int) -> tuple[Part, ...]:
+    """All parts of a model in the order of data flow."""
+    return tuple(Part(number, count) for number in range(1, count + 1))
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """Options that have been checked against each other.
+
+    Attributes:
+        shapes: graphs to make, by context length and then from decode to prefill; none when the
+            model keeps the shape that it has (`at`).
+        target: what it is compiled for.
+        graph_options: `graphs.*` of single ARs.
+    """
+
+    shapes: tuple[GraphShape, ...]
+    target: Target
+    transformation: ModelTransformerConfig
+    conversion: ConversionConfig
+    compilation: CompileConfig
+    graph_options: Mapping[int, Mapping[str, object]]
+
+    @classmethod
+    def create(
+        cls,
+        transformation: ModelTransformerConfig,
+        conversion: ConversionConfig,
+        compilation: CompileConfig,
+        graph_options: Mapping[int, Mapping[str, object]] | None = None,
+    ) -> "BuildPlan":
+        """Check options against each other.
+
+        Raises:
+            InvalidShapeError: an AR does not fit a context length.
+            InvalidOptionError: there is no decode graph, or an AR or a context length twice, or
+                more parts are asked for than there can be.
+        """
+        wanted = transformation.arn_cl_options
+        shapes = () if wanted.skip_ar_cl_conversion else wanted_shapes(wanted)
+        _check_splits(transformation.split_model)
+        ars = {shape.ar for shape in shapes}
+        if not compilation.weight_sharing and not compilation.target.emulator and len(ars) > 1:
+            key = "context.weight_sharing_enabled"
+            raise InvalidOptionError(
+                key, f"graphs of AR {sorted(ars)} share weights; ask for one", ()
+            )
+        own = graph_options or {}
+        return cls(shapes, compilation.target, transformation, conversion, compilation, own)
+
+    @property
+    def keeps_shape(self) -> bool:
+        """Whether the model is built at the (AR, CL) that it has."""
+        return self.transformation.arn_cl_options.skip_ar_cl_conversion
+
+    def at(self, shapes: Iterable[GraphShape]) -> "BuildPlan":
+        """The same for the shapes that models turned out to have.
+
+        Raises:
+            InvalidOptionError: none of them decodes.
+        """
+        found = tuple(sorted(set(shapes), key=lambda shape: (shape.cl, shape.ar)))
+        if all(shape.ar != 1 for shape in found):
+            key = "arn_cl_options.skip_ar_cl_conversion"
+            names = ", ".join(map(str, found))
+            reason = f"the model is at {names} and none of it decodes; attach one of AR 1"
+            raise InvalidOptionError(key, reason, ())
+        return replace(self, shapes=found)
+
+    def as_options(self) -> dict[str, OptionValue]:
+        """All options under their dotted keys."""
+        own: dict[str, Any] = {
+            f"ar{ar}.{key}": value
+            for ar, options in self.graph_options.items()
+            for key, value in options.items()
+        }
+        return {
+            **self.transformation.as_options(),
+            **self.conversion.as_options(),
+            **self.compilation.as_options(),
+            **own,
+        }
+
+    def compile_config(self, part: Part) -> CompileConfig:
+        """How one part is compiled: graphs of an AR with options of its own have these.
+
+        Raises:
+            InvalidOptionError: an option that graphs do not have.
+        """
+        config = self.compilation
+        for ar, options in self.graph_options.items():
+            names = [part.graph(shape) for shape in self.shapes if shape.ar == ar]
+            config = config.with_graph_options(names, options)
+        return config
+
+    @property
+    def context_lengths(self) -> tuple[int, ...]:
+        """Every context length, the shortest first."""
+        return tuple(sorted({shape.cl for shape in self.shapes}))
+
+    @property
+    def ars(self) -> tuple[int, ...]:
+        """Every AR, decode first."""
+        return tuple(sorted({shape.ar for shape in self.shapes}))
+
+
+def wanted_shapes(options: ARnContextLengthConfig) -> tuple[GraphShape, ...]:
+    """A graph for every AR at every context length.
+
+    Raises:
+        InvalidShapeError: an AR does not fit a context length.
+        InvalidOptionError: there is no decode graph, or a number stands twice.
+    """
+    ars = _sorted("arn_cl_options.auto_regression_number", options.auto_regression_number)
+    lengths = _sorted("arn_cl_options.context_length", options.context_length)
+    if ars[0] != 1:
+        key = "arn_cl_options.auto_regression_number"
+        raise InvalidOptionError(key, f"{ars} has no 1: Genie decodes with an AR-1 graph", ())
+    return tuple(GraphShape(ar, cl) for cl in lengths for ar in ars)
+
+
+def _sorted(key: str, numbers: Sequence[int]) -> list[int]:
+    if len(set(numbers)) != len(numbers):
+        raise InvalidOptionError(key, f"a number stands twice in {list(numbers)}", ())
+    return sorted(numbers)
+
+
+def _check_splits(options: SplitModelConfig) -> None:
+    apart = options.split_embedding + options.split_lm_head
+    if options.num_splits is not None and options.num_splits <= apart:
+        key = "split_model.num_splits"
+        reason = f"{options.num_splits} leaves no part for the layers, with {apart} parts set apart"
+        raise InvalidOptionError(key, reason, ())
+
+
+def own_shape(model: Path) -> GraphShape:
+    """The (AR, CL) that a canonical model is at.
+
+    Raises:
+        ModelFileError: it tells none.
+    """
+    shape = interface.model_shape(load_model(model))
+    if shape is None:
+        raise ModelFileError(model, "it has no attention mask to tell AR and CL from")
+    return shape

@@ -1,0 +1,291 @@
+"""The stages of one build with their keys: what each one's outcome depends on."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from buildlib import stages
+from buildlib.cache import CacheEntry, Operation, StageCache, StageKey
+from buildlib.checkpoint.layout import MODEL_FILE
+from buildlib.errors import InputFileError
+from buildlib.graph.shape import GraphShape
+from buildlib.hashing import combined, sha256_sources
+from buildlib.hashing_memo import MEMO_FILE, hash_files
+from buildlib.package import package
+from buildlib.plan import BuildPlan, Part
+from buildlib.source import CheckpointSource, ModelSource, OnnxSource
+from buildlib.toolchains.base import Toolchain
+
+# The code of each stage, as sources of this package: a changed pass must not find its old results.
+_CODE: Mapping[Operation, tuple[str, ...]] = MappingProxyType(
+    {
+        "export": ("checkpoint", "encodings", "graph", "quantize", "reference"),
+        "import": ("encodings", "graph", "importing", "passes"),
+        "arcl": ("encodings", "graph", "passes/base.py", "passes/arcl.py"),
+        "transform": ("encodings", "graph", "passes"),
+        "quantize": ("encodings", "graph", "quantize", "reference"),
+        "convert": ("encodings", "graph", "quantize", "toolchains"),
+        "compile": ("toolchains",),
+        "package": ("container", "package.py"),
+    }
+)
+_COMPILED = frozenset({"convert", "compile", "package"})  # what the toolchain's versions decide
+_CONTAINER = "container"
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """One stage that a build went through.
+
+    Attributes:
+        subject: which graph or part, such as `ar32_cl192_1_of_2`.
+        reused: whether it came from the cache.
+        total: stages of the build; `None` before it is known how many parts there are.
+    """
+
+    operation: Operation
+    subject: str
+    seconds: float
+    reused: bool
+    number: int
+    total: int | None
+
+
+OnStage = Callable[[StageRecord], None]
+
+
+class StageRunner:
+    """Runs stages through the cache, from any thread, and keeps a record of each."""
+
+    def __init__(self, toolchain: Toolchain, cache: StageCache, on_stage: OnStage | None) -> None:
+        self.records: list[StageRecord] = []
+        self.total: int | None = None
+        self._toolchain = toolchain
+        self._cache = cache
+        self._on_stage = on_stage
+        self._recording = threading.Lock()
+        self._versions = dict(toolchain.versions())
+        package_folder = Path(__file__).parent
+        self._code = {name: sha256_sources(package_folder, *_CODE[name]) for name in _CODE}
+
+    def export(
+        self, source: ModelSource, inputs: Mapping[str, str], plan: BuildPlan, shape: GraphShape
+    ) -> CacheEntry:
+        """The model in canonical form, with encodings for all of it.
+
+        Args:
+            source: of the graphs of one AR at least.
+            inputs: hashes of its files.
+            plan: how what has no encodings is quantized.
+            shape: that it is made at; a prefill shape, if there is a choice.
+        """
+        match source:
+            case OnnxSource():
+                imported = self._import(source, inputs, plan, shape)
+                return self._complete(source, imported, plan)
+            case CheckpointSource():
+                text = _sha256(source.calibration_text)
+                return self._stage(
+                    "export",
+                    source.name,
+                    source.folder,
+                    {"ar": shape.ar, "cl": shape.cl, "calibration_sha256": text},
+                    (combined(inputs),),
+                    lambda folder: stages.export(source, shape, folder),
+                )
+
+    def _import(
+        self,
+        source: OnnxSource,
+        inputs: Mapping[str, str],
+        plan: BuildPlan,
+        shape: GraphShape,
+    ) -> CacheEntry:
+        wanted = None if plan.keeps_shape else shape
+        config = {
+            "ar": wanted.ar if wanted else None,
+            "cl": wanted.cl if wanted else None,
+            "config_sha256": _sha256(source.config),
+        }
+        return self._stage(
+            "import",
+            source.name,
+            source.model,
+            config,
+            (combined(inputs),),
+            lambda folder: stages.import_onnx(source, wanted, folder),
+        )
+
+    def _complete(self, source: OnnxSource, imported: CacheEntry, plan: BuildPlan) -> CacheEntry:
+        text = source.calibration_text
+        options = plan.conversion.quantization
+        return self._stage(
+            "quantize",
+            "encodings",
+            imported.folder,
+            {"quantization": options, "calibration_sha256": _sha256(text) if text else None},
+            (imported.hash,),
+            lambda folder: stages.complete(imported.folder, text, options, folder),
+        )
+
+    def arcl(self, export: CacheEntry, shape: GraphShape) -> CacheEntry:
+        """The whole model at one shape."""
+        model = export.folder / MODEL_FILE
+        return self._stage(
+            "arcl",
+            str(shape),
+            model,
+            {"ar": shape.ar, "cl": shape.cl},
+            (export.hash,),
+            lambda folder: stages.arcl(model, shape, folder),
+        )
+
+    def transform(
+        self, arcl: CacheEntry, shape: GraphShape, plan: BuildPlan, n_splits: int
+    ) -> CacheEntry:
+        """The parts of the model at one shape."""
+        model = arcl.folder / MODEL_FILE
+        options = plan.transformation
+        splitting = options.split_model.model_copy(update={"num_splits": n_splits})
+        return self._stage(
+            "transform",
+            str(shape),
+            model,
+            {"split_model": splitting, "mha2sha": options.mha2sha},
+            (arcl.hash,),
+            lambda folder: stages.transform(model, n_splits, splitting, options.mha2sha, folder),
+        )
+
+    def weights(self, split: CacheEntry, shape: GraphShape, part: Part) -> CacheEntry:
+        """The integer weights of one part, which all its shapes share."""
+        source = split.folder / f"{part.graph(shape)}.onnx"
+        return self._stage(
+            "quantize",
+            f"weights {part.stem}",
+            source,
+            {"part": part.stem},
+            (split.hash,),
+            lambda folder: stages.weights(source, folder),
+        )
+
+    def convert(
+        self, split: CacheEntry, weights: CacheEntry, shape: GraphShape, part: Part, plan: BuildPlan
+    ) -> CacheEntry:
+        """One part at one shape, quantized and as a DLC."""
+        stem = part.graph(shape)
+        source = split.folder / f"{stem}.onnx"
+        shared = weights.folder / f"{part.stem}.weights"
+        return self._stage(
+            "convert",
+            stem,
+            source,
+            {"part": stem, "target": str(plan.target)},
+            (split.hash, weights.hash),
+            lambda folder: stages.convert(
+                source, shared, stem, plan.target, self._toolchain, folder
+            ),
+        )
+
+    def compile_part(
+        self,
+        converted: Mapping[GraphShape, CacheEntry],
+        part: Part,
+        plan: BuildPlan,
+        name: str,
+    ) -> CacheEntry:
+        """The context binary of one part, of all its shapes; `name` is the file's."""
+        dlcs = [entry.folder / f"{part.graph(shape)}.dlc" for shape, entry in converted.items()]
+        config = plan.compile_config(part)
+        return self._stage(
+            "compile",
+            f"part {part.number} of {part.count}",
+            dlcs[0],
+            config.compiled_part().model_dump(mode="json"),
+            tuple(entry.hash for entry in converted.values()),
+            lambda folder: stages.compile_part(dlcs, config, self._toolchain, folder / name),
+        )
+
+    def package(
+        self,
+        plan: BuildPlan,
+        export: CacheEntry,
+        compiled: Sequence[CacheEntry],
+        binaries: Sequence[Path],
+        source: ModelSource,
+        inputs: Mapping[str, str],
+    ) -> Path:
+        """The container."""
+        entry = self._stage(
+            "package",
+            str(plan.target),
+            export.folder,
+            {"target": str(plan.target), "model": source.name, "options": plan.as_options()},
+            (export.hash, *(entry.hash for entry in compiled)),
+            lambda folder: package(
+                folder / _CONTAINER,
+                plan=plan,
+                model_name=source.name,
+                export=export.folder,
+                inputs=inputs,
+                binaries=binaries,
+                toolchain_versions=self._versions,
+            ),
+        )
+        return entry.folder / _CONTAINER
+
+    def _stage(
+        self,
+        operation: Operation,
+        subject: str,
+        source: Path,
+        config: Mapping[str, object],
+        source_hashes: tuple[str, ...],
+        work: Callable[[Path], None],
+    ) -> CacheEntry:
+        began = time.monotonic()
+        versions = self._versions if operation in _COMPILED else {}
+        key = StageKey(operation, config, source_hashes, versions, self._code[operation])
+        entry = self._cache.get_or_build(key, source, work, subject=subject)
+        with self._recording:
+            record = StageRecord(
+                operation,
+                subject,
+                time.monotonic() - began,
+                entry.reused,
+                len(self.records) + 1,
+                self.total,
+            )
+            self.records.append(record)
+            if self._on_stage is not None:
+                self._on_stage(record)
+        return entry
+
+
+def hash_inputs(source: ModelSource, cache_root: Path) -> dict[str, str]:
+    """SHA-256 of every file that a source consists of, by name.
+
+    Raises:
+        InputFileError: one cannot be read.
+    """
+    digests = hash_files(source.inputs(), cache_root / MEMO_FILE)
+    return {path.name: digest.sha256 for path, digest in digests.items()}
+
+
+def check_unchanged(source: ModelSource, before: Mapping[str, str], cache_root: Path) -> None:
+    """See that a source is what it was when it was hashed; a look at each file if it is.
+
+    Raises:
+        InputFileError: one has changed meanwhile.
+    """
+    for name, sha256 in hash_inputs(source, cache_root).items():
+        if before.get(name) != sha256:
+            reason = "it changed while it was built from; build again"
+            raise InputFileError(str(source.folder / name), reason)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

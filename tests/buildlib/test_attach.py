@@ -1,0 +1,85 @@
+"""Exports of their own for single ARs: `attach_model_for_arn`."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from buildlib.errors import InvalidOptionError, ModelNotFoundError
+from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.graph.shape import GraphShape
+from buildlib.passes.arcl import convert_arcl
+from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+
+
+@pytest.fixture(scope="session")
+def decode_export(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny export's model at AR 1, as an export of its own: no file is shared."""
+    folder = tmp_path_factory.mktemp("decode")
+    shutil.copytree(tiny_export, folder / "source")
+    model = convert_arcl(folder / "source" / "model.onnx", GraphShape(1, 96), folder / "model.onnx")
+    for path in folder.glob("*.safetensors"):
+        data = path.read_bytes()
+        path.unlink()
+        path.write_bytes(data)
+    return model
+
+
+def parent(folder: Path, cache: Path, target: str = "SM8750") -> GenAIBuilderHTP:
+    builder = GenAIBuilderFactory.create(folder, cache_root=cache)
+    return builder.set_targets([target]).set_transformation_options(
+        {
+            "arn_cl_options.auto_regression_number": [1, 16],
+            "arn_cl_options.context_length": [96],
+            "split_model.num_splits": 1,
+        }
+    )
+
+
+def test_an_attached_model_shares_its_weights_with_its_parent(
+    tiny_export: Path, decode_export: Path, tmp_path: Path
+) -> None:
+    alone = parent(tiny_export, tmp_path / "cache").build()
+    builder = parent(tiny_export, tmp_path / "cache")
+    builder.attach_model_for_arn(1, decode_export)
+    both = builder.build()
+    (binary,) = both.path.glob("*.bin")
+    graphs = OrtQnnToolchain().inspect(binary).graphs
+    assert [graph.name for graph in graphs] == ["ar1_cl96_1_of_1", "ar16_cl96_1_of_1"]
+    (without,) = alone.path.glob("*.bin")
+    assert binary.stat().st_size == without.stat().st_size
+
+
+def test_an_attached_builder_inherits_everything_and_sets_graph_options_alone(
+    tiny_export: Path, decode_export: Path, tmp_path: Path
+) -> None:
+    builder = parent(tiny_export, tmp_path)
+    child = builder.attach_model_for_arn(1, decode_export, name="decode")
+    builder.set_compilation_options({"graphs.vtcm_size_in_mb": 8})
+    child.set_compilation_options({"graphs.vtcm_size_in_mb": 4})
+    child.set_transformation_options({"split_model.num_splits": 2})
+    builder.set_transformation_options({"split_model.num_splits": 2})
+    builder.sync_attached_builder_options()
+    assert child.graph_options == {"graphs.vtcm_size_in_mb": 4}
+    child.set_compilation_options({"context.weight_sharing_enabled": False})
+    with pytest.raises(InvalidOptionError, match=r"context\.weight_sharing_enabled.*decode"):
+        builder.sync_attached_builder_options()
+
+
+def test_an_attached_builder_may_not_split_otherwise(
+    tiny_export: Path, decode_export: Path, tmp_path: Path
+) -> None:
+    builder = parent(tiny_export, tmp_path)
+    child = builder.attach_model_for_arn(1, decode_export)
+    child.set_transformation_options({"split_model.num_splits": 2})
+    with pytest.raises(InvalidOptionError, match=r"split_model\.num_splits.*ar1"):
+        builder.plan()
+
+
+def test_what_cannot_be_attached(tiny_export: Path, decode_export: Path, tmp_path: Path) -> None:
+    builder = parent(tiny_export, tmp_path)
+    builder.attach_model_for_arn(1, decode_export)
+    with pytest.raises(InvalidOptionError, match="attached already"):
+        builder.attach_model_for_arn(1, decode_export)
+    with pytest.raises(ModelNotFoundError, match="no such folder"):
+        builder.attach_model_for_arn(8, tmp_path / "nothing.onnx")

@@ -1,0 +1,63 @@
+"""Exports that others made, from their files to a container, and the same numbers all the way."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP, UnknownArchitectureWarning
+
+EXPORTS = Path(__file__).parents[1] / "fixtures" / "exports"
+NAMES = sorted(path.name for path in EXPORTS.iterdir() if path.is_dir())
+COMPILED = {"aihub-llama", "dynamo-phi3", "notebook-llama-mha", "torchscript-qwen3"}
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of an export with a tokenizer of a letter a token, and text to calibrate on."""
+    target = tmp_path / str(request.param)
+    shutil.copytree(EXPORTS / str(request.param), target)
+    size = json.loads((target / "config.json").read_text())["vocab_size"]
+    letters = {chr(0x100 + token): token for token in range(size)}
+    tokenizer = Tokenizer(models.WordLevel(letters, unk_token=chr(0x100)))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.save(str(target / "tokenizer.json"))
+    (target / "text").mkdir()
+    text = "".join(chr(0x103 + (7 * i * i + 3 * i) % (size - 3)) for i in range(400))
+    (target / "text" / "calibration.txt").write_text(text)
+    return target
+
+
+def builder_for(folder: Path, cache: Path) -> GenAIBuilderHTP:
+    builder = GenAIBuilderFactory.create(folder, cache_root=cache)
+    return builder.set_targets(["SM8750:emulator"]).set_transformation_options(
+        {
+            "arn_cl_options.auto_regression_number": [1, 8],
+            "arn_cl_options.context_length": [24],
+            "split_model.num_splits": 1,
+        }
+    )
+
+
+@pytest.mark.parametrize("folder", NAMES, indirect=True)
+def test_an_export_is_built_and_no_stage_changes_it(folder: Path, tmp_path: Path) -> None:
+    compiled = folder.name in COMPILED
+    report = builder_for(folder, tmp_path / "cache").verify(emulator=compiled)
+    stages = [comparison.stage for comparison in report.comparisons]
+    assert stages[0] == "import"
+    assert ("compile" in stages) == compiled
+    exact = [c for c in report.comparisons if c.stage in {"import", "arcl", "split", "mha2sha"}]
+    assert all(comparison.passed for comparison in exact), report.to_json()
+
+
+@pytest.mark.parametrize("folder", ["dynamo-llama"], indirect=True)
+def test_an_unknown_family_is_built_with_a_warning(folder: Path, tmp_path: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "newcomer", "architectures": ["NewcomerForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.warns(UnknownArchitectureWarning, match="no known family"):
+        builder = builder_for(folder, tmp_path / "cache")
+    container = builder.build()
+    assert container.metadata.model.architecture == "newcomer"
