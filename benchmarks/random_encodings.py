@@ -7,8 +7,9 @@ import numpy as np
 from buildlib.encodings.model import Encoding, Encodings, covering, symmetric
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
+from buildlib.graph.values import is_parameter, is_real, source_of
 from buildlib.passes.base import ENCODINGS_SUFFIX
-from buildlib.quantize.layout import is_parameter, is_real, shared_grids, source_of
+from buildlib.quantize.layout import shared_grids
 
 _RANGES = {"Softmax": (0.0, 1.0), "Sigmoid": (0.0, 1.0)}
 _INPUTS = {

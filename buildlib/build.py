@@ -10,14 +10,17 @@ from buildlib.cache import CacheEntry, StageCache
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.graph.shape import GraphShape
+from buildlib.memory import available_memory
+from buildlib.package import Prepared
 from buildlib.passes.balance import Apart, choose_splits
 from buildlib.passes.split import model_weights
-from buildlib.plan import MAX_PART_BYTES, BuildPlan, Part, own_shape, parts
+from buildlib.plan import MAX_PART_BYTES, BuildPlan, Part, integer_bytes, own_shape, parts
 from buildlib.runner import OnStage, StageRecord, StageRunner, check_unchanged, hash_inputs
 from buildlib.schedule import Task, default_workers, run_bounded
 from buildlib.source import ModelSource, OnnxSource
 from buildlib.stages import MULTI_HEAD
 from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.estimates import compile_memory_of_weights
 
 if TYPE_CHECKING:
     from buildlib.verify.report import VerificationReport
@@ -33,6 +36,7 @@ class BuildOutputs:
 
     Attributes:
         export: folder with `model.onnx`, `model.encodings`, `config.json` and `tokenizer.json`.
+        prepared: the same folder, with those of adapters and of the embedding table.
         exports: the canonical model that each shape was made of.
         float_models: whole float models by shape.
         multi_head_parts: its float parts by shape, before their heads were taken apart.
@@ -44,6 +48,7 @@ class BuildOutputs:
     """
 
     export: Path
+    prepared: Prepared
     exports: Mapping[GraphShape, Path]
     float_models: Mapping[GraphShape, Path]
     multi_head_parts: PartFiles
@@ -95,7 +100,7 @@ class Build:
             BuildError: any of its kinds.
         """
         with StageCache(self.cache_root, self.name) as cache:
-            runner = StageRunner(self.toolchain, cache, on_stage)
+            runner = StageRunner(self.toolchain, cache, self.cache_root, on_stage)
             self.records = runner.records
             return self._run(runner)
 
@@ -107,27 +112,34 @@ class Build:
     def _run(self, runner: StageRunner) -> BuildOutputs:
         plan, exports, inputs = self._exports(runner)
         main = self.sources.main
-        chain = parts(self._count_parts(plan, exports[main]))
+        chain = parts(self._count_parts(plan, exports[main][0]))
         runner.total = self._stage_count(plan, len(chain))
         shapes = plan.shapes
-        arcl = {shape: runner.arcl(exports[self.sources[shape]], shape) for shape in shapes}
+        arcl = {shape: runner.arcl(exports[self.sources[shape]][0], shape) for shape in shapes}
         split = {shape: runner.transform(arcl[shape], shape, plan, len(chain)) for shape in shapes}
-        built = run_bounded(
-            [Task(part.stem, partial(self._part, runner, plan, split, part), 0) for part in chain],
-            max_workers=self.max_workers or default_workers(),
-            memory_bytes=1,
-        )
+        tasks = [
+            Task(
+                part.stem,
+                partial(self._part, runner, plan, split, part),
+                self._memory(plan, split, part),
+            )
+            for part in chain
+        ]
+        workers = self.max_workers or default_workers()
+        built = run_bounded(tasks, max_workers=workers, memory_bytes=available_memory())
         binaries = tuple(part.binary for part in built)
         compiled = [part.compiled for part in built]
-        container = runner.package(plan, exports[main], compiled, binaries, main, inputs[main])
+        _, prepared = exports[main]
+        container = runner.package(plan, prepared, compiled, binaries, main, inputs[main])
         by_head = plan.transformation.mha2sha.enabled
 
         def files(of: Callable[[GraphShape, "BuiltPart"], Path]) -> PartFiles:
             return {shape: tuple(of(shape, part) for part in built) for shape in shapes}
 
         return BuildOutputs(
-            export=exports[main].folder,
-            exports={s: exports[self.sources[s]].folder / MODEL_FILE for s in shapes},
+            export=prepared.model,
+            prepared=prepared,
+            exports={s: exports[self.sources[s]][0].folder / MODEL_FILE for s in shapes},
             float_models={s: arcl[s].folder / MODEL_FILE for s in shapes},
             multi_head_parts=files(
                 lambda s, part: split[s].folder / (MULTI_HEAD if by_head else "") / part.onnx(s)
@@ -169,7 +181,11 @@ class Build:
 
     def _exports(
         self, runner: StageRunner
-    ) -> tuple[BuildPlan, dict[ModelSource, CacheEntry], dict[ModelSource, dict[str, str]]]:
+    ) -> tuple[
+        BuildPlan,
+        dict[ModelSource, tuple[CacheEntry, Prepared]],
+        dict[ModelSource, dict[str, str]],
+    ]:
         """Every source in canonical form, and the plan with the shapes that are to be made."""
         plan = self.plan
         inputs = {source: hash_inputs(source, self.cache_root) for source in self.sources.each()}
@@ -181,7 +197,10 @@ class Build:
             check_unchanged(source, before, self.cache_root)
         if plan.keeps_shape:
             plan = plan.at(own_shape(entry.folder / MODEL_FILE) for entry in exports.values())
-        return plan, exports, inputs
+        prepared = {
+            source: runner.prepare(source, export, plan) for source, export in exports.items()
+        }
+        return plan, prepared, inputs
 
     def _shape_for(self, source: ModelSource) -> GraphShape:
         """The largest shape that is made of a source: so few calls calibrate it."""
@@ -207,6 +226,13 @@ class Build:
         compiled = runner.compile_part(converted, part, plan, name)
         return BuiltPart(part, converted, compiled, compiled.folder / name)
 
+    def _memory(self, plan: BuildPlan, split: Mapping[GraphShape, CacheEntry], part: Part) -> int:
+        """What compiling a part takes at its peak, in bytes."""
+        shape = plan.shapes[0]
+        weights = integer_bytes(split[shape].folder / f"{part.graph(shape)}.onnx")
+        sharing = plan.compilation.weight_sharing
+        return compile_memory_of_weights(weights, len(plan.shapes), weight_sharing=sharing)
+
     def _count_parts(self, plan: BuildPlan, export: CacheEntry) -> int:
         options = plan.transformation.split_model
         if options.num_splits is not None:
@@ -216,7 +242,9 @@ class Build:
 
     def _stage_count(self, plan: BuildPlan, n_parts: int) -> int:
         shapes, sources = len(plan.shapes), self.sources.each()
-        made = sum(2 if isinstance(source, OnnxSource) else 1 for source in sources)
+        added = plan.additions
+        more = (added.lora is not None) + (added.embedding is not None)
+        made = sum(more + (2 if isinstance(source, OnnxSource) else 1) for source in sources)
         weights = sum(any(self.sources[s] == source for s in plan.shapes) for source in sources)
         return made + 2 * shapes + n_parts * (weights + shapes + 1) + 1
 

@@ -20,7 +20,7 @@ from buildlib.cache import default_cache_root
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import InvalidOptionError
 from buildlib.option_sets import GRAPH_OPTIONS, OptionSets
-from buildlib.plan import BuildPlan
+from buildlib.plan import Additions, BuildPlan
 from buildlib.runner import OnStage
 from buildlib.source import (
     ModelSource,
@@ -34,6 +34,9 @@ from buildlib.targets import Target, parse_target
 from buildlib.toolchains.base import Toolchain
 
 if TYPE_CHECKING:
+    from buildlib.embedding.config import EmbedDatatype
+    from buildlib.lora.config import LoraBuilderInputConfig
+    from buildlib.speculative import SpeculativeConfig
     from buildlib.verify.report import VerificationReport
     from buildlib.verify.verify import OnComparison, VerifyOptions
 
@@ -119,6 +122,13 @@ class GenAIBuilderHTP:
     """Builds a model for the Hexagon tensor processor of one target.
 
     Set targets and options, then `build()`.
+
+    Attributes:
+        lora_config: adapters to build in; embedding and head are then parts of their own.
+        speculative_config: how several tokens are generated a step.
+        prepare_embedding_lut: leave the embedding out of the graphs; the host looks tokens up.
+        embedding_datatype: of that table.
+        max_workers: parts built at once; by default as many as there are cores and memory for.
     """
 
     def __init__(self, source: ModelSource, cache_root: Path, toolchain: Toolchain) -> None:
@@ -128,6 +138,11 @@ class GenAIBuilderHTP:
         self._targets: tuple[Target, ...] = ()
         self._options = OptionSets()
         self._attached: dict[int, AttachedBuilder] = {}
+        self.lora_config: LoraBuilderInputConfig | None = None
+        self.speculative_config: SpeculativeConfig | None = None
+        self.prepare_embedding_lut = False
+        self.embedding_datatype: EmbedDatatype = "uint16"
+        self.max_workers: int | None = None
 
     def set_targets(self, targets: Sequence[str]) -> Self:
         """Name the SoC to build for: `chipset:SM8750`, `SM8750` or `SM8750:emulator`.
@@ -212,6 +227,17 @@ class GenAIBuilderHTP:
             longest = max(self._options.transformation.arn_cl_options.context_length)
             self.set_transformation_options({_LENGTHS: (longest,)})
 
+    @property
+    def native_kv(self) -> bool:
+        """Whether caches have the NPU's own layout: never, with this toolchain."""
+        return False
+
+    @native_kv.setter
+    def native_kv(self, value: bool) -> None:
+        if value:
+            reason = "onnxruntime-qnn has no NPU-native cache layout; the QAIRT SDK has"
+            raise InvalidOptionError("native_kv", reason, ())
+
     def attach_model_for_arn(
         self,
         arn: int,
@@ -272,12 +298,13 @@ class GenAIBuilderHTP:
             options.conversion,
             options.compile_config(target),
             graph_options,
+            self._additions(),
         )
         self._toolchain.check(plan.compilation)
         sources = Sources(
             self._source, {arn: child.source for arn, child in self._attached.items()}
         )
-        return Build(sources, plan, self._cache_root, self._toolchain)
+        return Build(sources, plan, self._cache_root, self._toolchain, self.max_workers)
 
     def build(self, on_stage: OnStage | None = None) -> GenAIContainer:
         """Run all stages; those whose inputs and options have not changed are taken from the cache.
@@ -314,6 +341,14 @@ class GenAIBuilderHTP:
         return self.plan().verify(
             options, emulator=emulator, on_stage=on_stage, on_comparison=on_comparison
         )
+
+    def _additions(self) -> Additions:
+        lora = self.lora_config
+        if lora is not None and not lora.create_lora_graph:
+            reason = "graphs that bring their own branches are not built here; set it to True"
+            raise InvalidOptionError("lora_config.create_lora_graph", reason, ())
+        table = self.embedding_datatype if self.prepare_embedding_lut else None
+        return Additions(lora, table, self.speculative_config)
 
 
 class AttachedBuilder:

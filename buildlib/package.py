@@ -1,19 +1,84 @@
 """The last step of a build: configurations, manifest and binaries as one container."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, TOKENIZER_FILE
-from buildlib.container.draft import ContainerDraft, write_container
+from buildlib.container.draft import ContainerDraft, DraftFile, write_container
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
-from buildlib.container.genie_engine import RopeScaling
+from buildlib.container.genie_engine import Lora, RopeScaling
 from buildlib.container.htp_config import htp_config
-from buildlib.container.manifest import GraphsRecord, ModelRecord
+from buildlib.container.manifest import GraphsRecord, ModelRecord, PartKind
+from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.encodings.model import Encodings
 from buildlib.encodings.summary import in_words
+from buildlib.lora.adapters import LORA_FOLDER
 from buildlib.plan import BuildPlan
+from buildlib.speculative import SsdBuilderConfig, speculate
+from buildlib.stages import EMBEDDING_FILE, LORA_FILE
 from buildlib.targets import Target
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The model as its shapes are made of it, and what stands beside it in the container.
+
+    Attributes:
+        model: folder with `model.onnx`, `model.encodings`, `config.json`, `tokenizer.json`.
+        lora: folder with adapters.
+        table: folder with an embedding table.
+    """
+
+    model: Path
+    lora: Path | None = None
+    table: Path | None = None
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What Genie is told, and the files beyond binaries and tokenizer that it is told of."""
+
+    genie_config: GenieConfig
+    extras: Mapping[str, DraftFile]
+
+
+def compose(plan: BuildPlan, prepared: Prepared, ctx_bins: Sequence[str]) -> Composition:
+    """The dialog of a build's container.
+
+    Args:
+        plan: of the build.
+        prepared: the model that it was made of.
+        ctx_bins: names of the binaries in the order of data flow.
+
+    Raises:
+        CheckpointError: `config.json` is not that of a model that can be packaged.
+        InvalidOptionError: the speculation that is asked for does not fit.
+        ContainerError: the container of a draft model is not whole.
+    """
+    decoder = load_config(prepared.model / CONFIG_FILE)
+    config = genie_config(decoder, plan.context_lengths[-1], ctx_bins, plan.target)
+    extras: dict[str, DraftFile] = {}
+    if prepared.lora is not None:
+        config = config.with_lora(
+            Lora.model_validate_json((prepared.lora / LORA_FILE).read_text("utf-8"))
+        )
+        extras |= {
+            path.relative_to(prepared.lora).as_posix(): DraftFile(path, "lora")
+            for path in sorted((prepared.lora / LORA_FOLDER).rglob("*.raw"))
+        }
+    if prepared.table is not None:
+        text = (prepared.table / EMBEDDING_FILE).read_text("utf-8")
+        config = config.with_embedding(EmbeddingConfig.model_validate_json(text).genie())
+        extras[TABLE_FILE] = DraftFile(prepared.table / TABLE_FILE, "embedding")
+    how = plan.additions.speculative
+    if how is not None:
+        speculation = speculate(config, how, plan.ars)
+        config = speculation.genie_config
+        kind: PartKind = "forecast_prefix" if isinstance(how, SsdBuilderConfig) else "binary"
+        extras |= {name: DraftFile(path, kind) for name, path in speculation.files.items()}
+    return Composition(config, extras)
 
 
 def package(
@@ -21,7 +86,8 @@ def package(
     *,
     plan: BuildPlan,
     model_name: str,
-    export: Path,
+    prepared: Prepared,
+    composition: Composition,
     inputs: Mapping[str, str],
     binaries: Sequence[Path],
     toolchain_versions: Mapping[str, str],
@@ -29,26 +95,22 @@ def package(
     """Write the container of a build to `folder`; Genie judges its configuration before it appears.
 
     Args:
-        export: folder with `config.json` and `tokenizer.json`.
         inputs: SHA-256 of what the build read, by file name.
         binaries: context binaries in the order of data flow.
         toolchain_versions: name and versions of everything that compiled.
 
     Raises:
-        CheckpointError: `config.json` is not that of a model that can be packaged.
         GenieConfigError: Genie refuses the configuration.
         ContainerError: the container cannot be written.
     """
-    config = load_config(export / CONFIG_FILE)
-    target = plan.target
-    options = {**plan.as_options(), "split_model.num_splits": len(binaries)}
+    config = load_config(prepared.model / CONFIG_FILE)
     draft = ContainerDraft(
-        target=target,
+        target=plan.target,
         model=ModelRecord(
             name=model_name,
             architecture=config.model_type,
             inputs=inputs,
-            quantization=in_words(Encodings.load(export / ENCODINGS_FILE)),
+            quantization=in_words(Encodings.load(prepared.model / ENCODINGS_FILE)),
         ),
         graphs=GraphsRecord(
             auto_regression_numbers=plan.ars,
@@ -56,14 +118,13 @@ def package(
             context_lengths=plan.context_lengths,
             splits=len(binaries),
         ),
-        genie_config=genie_config(
-            config, plan.context_lengths[-1], [path.name for path in binaries], target
-        ),
-        htp_config=htp_config(target),
-        tokenizer=export / TOKENIZER_FILE,
+        genie_config=composition.genie_config,
+        htp_config=htp_config(plan.compilation),
+        tokenizer=prepared.model / TOKENIZER_FILE,
         binaries={path.name: path for path in binaries},
         toolchain=toolchain_versions,
-        options=options,
+        options={**plan.as_options(), "split_model.num_splits": len(binaries)},
+        extras=composition.extras,
     )
     write_container(draft, folder)
 

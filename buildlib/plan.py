@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from buildlib.container.layout import binary_name
+from buildlib.embedding.config import EmbedDatatype
 from buildlib.errors import InvalidOptionError, ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
+from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.options import (
     ARnContextLengthConfig,
     ConversionConfig,
@@ -17,6 +19,7 @@ from buildlib.options import (
     OptionValue,
     SplitModelConfig,
 )
+from buildlib.speculative import SpeculativeConfig
 from buildlib.targets import Target
 from buildlib.toolchains.base import CompileConfig
 
@@ -55,6 +58,36 @@ def parts(count: int) -> tuple[Part, ...]:
 
 
 @dataclass(frozen=True)
+class Additions:
+    """What a container has beyond the plain model.
+
+    Attributes:
+        lora: adapters, as inputs of the graphs.
+        embedding: type of the embedding table that the host looks tokens up in; None leaves the
+            lookup in the graph.
+        speculative: how several tokens are generated a step.
+    """
+
+    lora: LoraBuilderInputConfig | None = None
+    embedding: EmbedDatatype | None = None
+    speculative: SpeculativeConfig | None = None
+
+    def as_options(self) -> dict[str, OptionValue]:
+        """What is set, under dotted keys."""
+        options: dict[str, OptionValue] = {}
+        if self.embedding is not None:
+            options["embedding.embed_datatype"] = self.embedding
+        for name, config in (("lora_config", self.lora), ("speculative_config", self.speculative)):
+            if config is not None:
+                options[name] = type(config).__name__
+                options |= {
+                    f"{name}.{key}": tuple(value) if isinstance(value, list) else value
+                    for key, value in config.model_dump(mode="json").items()
+                }
+        return options
+
+
+@dataclass(frozen=True)
 class BuildPlan:
     """Options that have been checked against each other.
 
@@ -63,6 +96,7 @@ class BuildPlan:
             model keeps the shape that it has (`at`).
         target: what it is compiled for.
         graph_options: `graphs.*` of single ARs.
+        additions: adapters, tables, speculation.
     """
 
     shapes: tuple[GraphShape, ...]
@@ -71,6 +105,7 @@ class BuildPlan:
     conversion: ConversionConfig
     compilation: CompileConfig
     graph_options: Mapping[int, Mapping[str, object]]
+    additions: Additions = Additions()
 
     @classmethod
     def create(
@@ -79,6 +114,7 @@ class BuildPlan:
         conversion: ConversionConfig,
         compilation: CompileConfig,
         graph_options: Mapping[int, Mapping[str, object]] | None = None,
+        additions: Additions | None = None,
     ) -> "BuildPlan":
         """Check options against each other.
 
@@ -89,6 +125,8 @@ class BuildPlan:
         """
         wanted = transformation.arn_cl_options
         shapes = () if wanted.skip_ar_cl_conversion else wanted_shapes(wanted)
+        added = additions or Additions()
+        transformation = _with_ends_apart(transformation, added)
         _check_splits(transformation.split_model)
         ars = {shape.ar for shape in shapes}
         if not compilation.weight_sharing and not compilation.target.emulator and len(ars) > 1:
@@ -97,7 +135,7 @@ class BuildPlan:
                 key, f"graphs of AR {sorted(ars)} share weights; ask for one", ()
             )
         own = graph_options or {}
-        return cls(shapes, compilation.target, transformation, conversion, compilation, own)
+        return cls(shapes, compilation.target, transformation, conversion, compilation, own, added)
 
     @property
     def keeps_shape(self) -> bool:
@@ -130,6 +168,7 @@ class BuildPlan:
             **self.conversion.as_options(),
             **self.compilation.as_options(),
             **own,
+            **self.additions.as_options(),
         }
 
     def compile_config(self, part: Part) -> CompileConfig:
@@ -176,6 +215,15 @@ def _sorted(key: str, numbers: Sequence[int]) -> list[int]:
     return sorted(numbers)
 
 
+def _with_ends_apart(config: ModelTransformerConfig, added: Additions) -> ModelTransformerConfig:
+    """With adapters, embedding and head are parts of their own, as documented."""
+    if added.lora is None:
+        return config
+    apart = {"split_embedding": added.embedding is None, "split_lm_head": True}
+    split = config.split_model.model_copy(update=apart)
+    return config.model_copy(update={"split_model": split})
+
+
 def _check_splits(options: SplitModelConfig) -> None:
     apart = options.split_embedding + options.split_lm_head
     if options.num_splits is not None and options.num_splits <= apart:
@@ -194,3 +242,18 @@ def own_shape(model: Path) -> GraphShape:
     if shape is None:
         raise ModelFileError(model, "it has no attention mask to tell AR and CL from")
     return shape
+
+
+def integer_bytes(part: Path) -> int:
+    """About the bytes of a float part's weights once they are integers: 16-bit tables, 8-bit rest.
+
+    Weights of 4 bits count as 8: DLCs unpack them.
+
+    Raises:
+        ModelFileError: it is no sound model.
+    """
+    total = 0
+    for value in load_model(part).graph.initializers.values():
+        tables = any(use.node.op_type == "Gather" for use in value.uses())
+        total += (2 if tables else 1) * (value.const_value.size if value.const_value else 0)
+    return total

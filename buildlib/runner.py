@@ -1,6 +1,7 @@
 """The stages of one build with their keys: what each one's outcome depends on."""
 
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,8 @@ from buildlib.errors import InputFileError
 from buildlib.graph.shape import GraphShape
 from buildlib.hashing import combined, sha256_sources
 from buildlib.hashing_memo import MEMO_FILE, hash_files
-from buildlib.package import package
+from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
+from buildlib.package import Prepared, compose, package
 from buildlib.plan import BuildPlan, Part
 from buildlib.source import CheckpointSource, ModelSource, OnnxSource
 from buildlib.toolchains.base import Toolchain
@@ -24,6 +26,8 @@ from buildlib.toolchains.base import Toolchain
 _CODE: Mapping[Operation, tuple[str, ...]] = MappingProxyType(
     {
         "export": ("checkpoint", "encodings", "graph", "quantize", "reference"),
+        "lora": ("encodings", "graph", "lora", "passes", "quantize", "reference"),
+        "embedding": ("embedding", "encodings", "graph", "passes"),
         "import": ("encodings", "graph", "importing", "passes"),
         "arcl": ("encodings", "graph", "passes/base.py", "passes/arcl.py"),
         "transform": ("encodings", "graph", "passes"),
@@ -61,11 +65,14 @@ OnStage = Callable[[StageRecord], None]
 class StageRunner:
     """Runs stages through the cache, from any thread, and keeps a record of each."""
 
-    def __init__(self, toolchain: Toolchain, cache: StageCache, on_stage: OnStage | None) -> None:
+    def __init__(
+        self, toolchain: Toolchain, cache: StageCache, cache_root: Path, on_stage: OnStage | None
+    ) -> None:
         self.records: list[StageRecord] = []
         self.total: int | None = None
         self._toolchain = toolchain
         self._cache = cache
+        self._cache_root = cache_root
         self._on_stage = on_stage
         self._recording = threading.Lock()
         self._versions = dict(toolchain.versions())
@@ -209,27 +216,88 @@ class StageRunner:
             lambda folder: stages.compile_part(dlcs, config, self._toolchain, folder / name),
         )
 
+    def prepare(
+        self, source: ModelSource, export: CacheEntry, plan: BuildPlan
+    ) -> tuple[CacheEntry, Prepared]:
+        """The model with what the plan adds to it before it is cut: adapters, a table outside."""
+        entry, lora, table = export, None, None
+        config, datatype = plan.additions.lora, plan.additions.embedding
+        if config is not None:
+            entry = self._lora(source, entry, config)
+            lora = entry.folder
+        if datatype is not None:
+            before = entry
+            entry = self._stage(
+                "embedding",
+                "table",
+                before.folder / MODEL_FILE,
+                {"embed_datatype": datatype},
+                (before.hash,),
+                lambda folder: stages.extract_embedding(before.folder, datatype, folder),
+            )
+            table = entry.folder
+        return entry, Prepared(entry.folder, lora, table)
+
+    def _lora(
+        self, source: ModelSource, entry: CacheEntry, config: LoraBuilderInputConfig
+    ) -> CacheEntry:
+        text = source.calibration_text
+        adapters = LoraSet.load(config.lora_config_path)
+        paths = sorted(path for a in adapters.adapters for path in a.path.glob("adapter_*"))
+        hashes = {
+            f"{path.parent.name}/{path.name}": digest.sha256
+            for path, digest in hash_files(paths, self._cache_root / MEMO_FILE).items()
+        }
+        options = {
+            "lora_config": config.model_dump(mode="json", exclude={"lora_config_path"}),
+            "adapters": [adapter.name for adapter in adapters.adapters],
+            "use_cases": [case.model_dump() for case in adapters.cases],
+            "calibration_sha256": _sha256(text) if text else None,
+        }
+        return self._stage(
+            "lora",
+            ", ".join(case.name for case in adapters.cases),
+            config.lora_config_path,
+            options,
+            (entry.hash, combined(hashes)),
+            lambda folder: stages.add_lora(entry.folder, config, text, folder),
+        )
+
     def package(
         self,
         plan: BuildPlan,
-        export: CacheEntry,
+        prepared: Prepared,
         compiled: Sequence[CacheEntry],
         binaries: Sequence[Path],
         source: ModelSource,
         inputs: Mapping[str, str],
     ) -> Path:
         """The container."""
+        composition = compose(plan, prepared, [path.name for path in binaries])
+        extras = {name: file.path for name, file in composition.extras.items()}
+        hashes = hash_files(extras.values(), self._cache_root / MEMO_FILE)
+        config = {
+            "target": str(plan.target),
+            "model": source.name,
+            "options": plan.as_options(),
+            "genie_config": json.loads(composition.genie_config.to_json()),
+        }
         entry = self._stage(
             "package",
             str(plan.target),
-            export.folder,
-            {"target": str(plan.target), "model": source.name, "options": plan.as_options()},
-            (export.hash, *(entry.hash for entry in compiled)),
+            prepared.model,
+            config,
+            (
+                combined(inputs),
+                combined({name: hashes[path].sha256 for name, path in extras.items()}),
+                *(entry.hash for entry in compiled),
+            ),
             lambda folder: package(
                 folder / _CONTAINER,
                 plan=plan,
                 model_name=source.name,
-                export=export.folder,
+                prepared=prepared,
+                composition=composition,
                 inputs=inputs,
                 binaries=binaries,
                 toolchain_versions=self._versions,

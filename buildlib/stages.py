@@ -3,6 +3,8 @@
 export      checkpoint -> float ONNX + encodings
 import      ONNX as others export it -> the one form that all stages behind it know
 quantize    encodings for what has none; integer weights of a part
+lora        adapters as inputs of the graph
+embedding   the embedding table as a file of its own
 arcl        float ONNX -> float ONNX at another (AR, CL)
 transform   float ONNX -> its parts, cut at layer boundaries, single-head
 convert     part + encodings -> QDQ ONNX and DLC
@@ -15,7 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.embedding.config import EmbedDatatype
 from buildlib.graph.shape import GraphShape
+from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.options import MhaConfig, QuantizationOptions, SplitModelConfig
 from buildlib.source import CheckpointSource, OnnxSource
 from buildlib.targets import Target
@@ -23,6 +27,12 @@ from buildlib.toolchains.base import CompileConfig, Toolchain
 
 MULTI_HEAD = "multi_head"
 """Folder in that of `transform` with the parts before their heads are taken apart."""
+
+LORA_FILE = "genie_lora.json"
+"""The engine's block for the adapters that lie beside it."""
+
+EMBEDDING_FILE = "embedding.json"
+"""An `EmbeddingConfig` whose path is relative to its folder."""
 
 
 def export(source: CheckpointSource, shape: GraphShape, folder: Path) -> None:
@@ -71,19 +81,12 @@ def complete(
     """Give the model in `imported` encodings for all of it, by calibration where it has none."""
     from buildlib.checkpoint.config import load_config
     from buildlib.encodings.model import Encodings
-    from buildlib.graph import interface
     from buildlib.graph.files import link_into, load_model, save_model
     from buildlib.quantize.complete import Bitwidths, complete_encodings
-    from buildlib.quantize.export import text_windows
 
     config = load_config(imported / CONFIG_FILE)
     source = imported / MODEL_FILE
-    model = load_model(source)
-    shape = interface.model_shape(model)
-    windows = []
-    if calibration_text is not None and shape is not None:
-        tokenizer = imported / TOKENIZER_FILE
-        windows = text_windows(tokenizer, calibration_text, shape.cl, config.bos_token_id)
+    windows = _windows(imported, calibration_text)
     encodings = imported / ENCODINGS_FILE
     nothing = Encodings(activation_encodings=(), param_encodings=())
     given = Encodings.load(encodings) if encodings.is_file() else nothing
@@ -92,7 +95,64 @@ def complete(
     for name in (CONFIG_FILE, TOKENIZER_FILE):
         link_into(imported / name, folder)
     done.save(folder / ENCODINGS_FILE)
-    save_model(model, folder / MODEL_FILE)
+    save_model(load_model(source), folder / MODEL_FILE)
+
+
+def add_lora(
+    prepared: Path, config: LoraBuilderInputConfig, calibration_text: str | None, folder: Path
+) -> None:
+    """Fill `folder` with the model in `prepared` with branches, and the adapters as files."""
+    from buildlib.checkpoint.config import load_config
+    from buildlib.graph.files import link_into, load_model, write_atomically
+    from buildlib.lora.adapters import Adapters
+    from buildlib.lora.branches import LoraBranches
+    from buildlib.lora.calibrate import calibrate_adapters
+    from buildlib.lora.config import LoraSet
+    from buildlib.lora.projections import find_projections
+
+    source, target = prepared / MODEL_FILE, folder / MODEL_FILE
+    model = load_model(source)
+    adapters = Adapters.load(LoraSet.load(config.lora_config_path), find_projections(model))
+    windows = _windows(prepared, calibration_text)
+    alpha = config.alpha_tensor_name
+    LoraBranches(adapters.branches, alpha).run(source, target)
+    decoder = load_config(prepared / CONFIG_FILE)
+    mode = config.quant_updatable_mode
+    encodings = calibrate_adapters(target, adapters, alpha, decoder, windows, mode)
+    encodings.save(folder / ENCODINGS_FILE)
+    adapters.write(folder)
+    write_atomically(folder / LORA_FILE, adapters.genie(alpha).to_json().encode())
+    for name in (CONFIG_FILE, TOKENIZER_FILE):
+        link_into(prepared / name, folder)
+
+
+def extract_embedding(prepared: Path, datatype: EmbedDatatype, folder: Path) -> None:
+    """Fill `folder` with the model in `prepared` without its embedding, and the table as a file."""
+    from buildlib.embedding.config import TABLE_FILE
+    from buildlib.embedding.extraction import EmbeddingExtraction
+    from buildlib.embedding.table import write_table
+    from buildlib.graph.files import link_into, write_atomically
+
+    table = write_table(prepared / MODEL_FILE, folder / TABLE_FILE, datatype)
+    EmbeddingExtraction().run(prepared / MODEL_FILE, folder / MODEL_FILE)
+    named = table.model_copy(update={"embed_path": Path(TABLE_FILE)})
+    write_atomically(folder / EMBEDDING_FILE, named.model_dump_json(indent=2).encode())
+    for name in (CONFIG_FILE, TOKENIZER_FILE):
+        link_into(prepared / name, folder)
+
+
+def _windows(prepared: Path, text: str | None) -> list[list[int]]:
+    """Calibration text as windows of tokens, as long as the context of the model in `prepared`."""
+    from buildlib.checkpoint.config import load_config
+    from buildlib.graph import interface
+    from buildlib.graph.files import load_model
+    from buildlib.quantize.export import text_windows
+
+    shape = interface.model_shape(load_model(prepared / MODEL_FILE))
+    if text is None or shape is None:
+        return []
+    config = load_config(prepared / CONFIG_FILE)
+    return text_windows(prepared / TOKENIZER_FILE, text, shape.cl, config.bos_token_id)
 
 
 def arcl(model: Path, shape: GraphShape, folder: Path) -> None:

@@ -17,7 +17,16 @@ import platformdirs
 from filelock import FileLock
 
 Operation = Literal[
-    "export", "import", "arcl", "transform", "quantize", "lora", "convert", "compile", "package"
+    "export",
+    "import",
+    "arcl",
+    "transform",
+    "quantize",
+    "lora",
+    "embedding",
+    "convert",
+    "compile",
+    "package",
 ]
 
 SIDECAR: Final = "builder_cache_info.json"

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from buildlib.container.genie_config import Embedding, GenieDatatype, QuantParam
+from buildlib.encodings.grid import Grid
 from buildlib.encodings.model import Encoding
 from buildlib.errors import InvalidOptionError
-from buildlib.quantize.grid import Grid
 
 EmbedDatatype = Literal["float32", "uint8", "uint16", "int8", "int16"]
 

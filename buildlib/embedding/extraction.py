@@ -5,8 +5,9 @@ import onnx_ir as ir
 from buildlib.encodings.attached import encoding_of, inherit
 from buildlib.graph import interface
 from buildlib.graph.infer import static_shape
+from buildlib.graph.unused import remove_unused
+from buildlib.graph.values import is_parameter, source_of
 from buildlib.passes.base import SORTED, STATIC, Condition, Pass
-from buildlib.quantize.layout import is_parameter, source_of
 
 
 class EmbeddingExtraction(Pass):
@@ -33,14 +34,14 @@ class EmbeddingExtraction(Pass):
         assert rows is not None  # noqa: S101  (an initializer)
         assert dims is not None  # noqa: S101  (a declared precondition)
         embeds = ir.Value(
-            name=interface.INPUT_EMBEDS,
+            name=interface.INPUTS_EMBEDS,
             type=ir.TensorType(ir.DataType.FLOAT),
             shape=ir.Shape((*dims, rows[1])),
         )
         inherit(embeds, old if encoding_of(old) else table)
         old.replace_all_uses_with(embeds)
         graph.inputs[graph.inputs.index(ids)] = embeds
-        _remove_unused(graph)
+        remove_unused(graph)
         return model
 
 
@@ -71,17 +72,6 @@ def table_of(lookup: ir.Node) -> ir.Value:
 
 def _ids(model: ir.Model) -> ir.Value:
     return next(value for value in model.graph.inputs if value.name == interface.INPUT_IDS)
-
-
-def _remove_unused(graph: ir.Graph) -> None:
-    for node in reversed(list(graph)):
-        if not any(value.uses() or value in graph.outputs for value in node.outputs):
-            for index in range(len(node.inputs)):
-                node.replace_input_with(index, None)
-            graph.remove(node)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses():
-            del graph.initializers[name]
 
 
 def _fault(model: ir.Model) -> str | None:

@@ -16,7 +16,7 @@ from buildlib.graph.infer import static_shape
 from buildlib.graph.shape import GraphShape
 
 INPUT_IDS = "input_ids"
-INPUT_EMBEDS = "inputs_embeds"
+INPUTS_EMBEDS = "inputs_embeds"
 ATTENTION_MASK = "attention_mask"
 COS = "position_ids_cos"
 SIN = "position_ids_sin"

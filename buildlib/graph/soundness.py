@@ -85,7 +85,7 @@ def check_sizes(model: ir.Model, config: DecoderConfig, path: Path) -> None:
         "head_dim": (config.head_dim, _dim(shapes, interface.past_key(0, "in"), 2)),
         "vocab_size": (config.vocab_size, _dim(shapes, interface.LOGITS, 2)),
         "rotary dimensions / 2": (config.rotary_dim // 2, _dim(shapes, interface.COS, 3)),
-        "hidden_size": (config.hidden_size, _dim(shapes, interface.INPUT_EMBEDS, 2)),
+        "hidden_size": (config.hidden_size, _dim(shapes, interface.INPUTS_EMBEDS, 2)),
     }
     for key, (wanted, found) in said.items():
         if found is not None and found != wanted:

@@ -7,6 +7,7 @@ from buildlib.encodings.attached import inherit
 from buildlib.graph import interface
 from buildlib.graph.infer import infer_shapes
 from buildlib.graph.shape import GraphShape
+from buildlib.graph.unused import remove_unused
 from buildlib.importing.bases import Cache
 from buildlib.importing.interpreter import Interpreter
 from buildlib.importing.refusal import Refusal
@@ -32,7 +33,7 @@ def assembled(model: ir.Model, reading: Interpreter, shape: GraphShape) -> ir.Mo
         value.shape = ir.Shape(_dims(value, reading.attention.width, shape))
     result = builder.model(inputs, outputs, str(model.graph.name))
     result.meta.update(model.meta)
-    _remove_unused(result)
+    remove_unused(result.graph)
     try:
         infer_shapes(result)
     except onnx.shape_inference.InferenceError as error:
@@ -88,16 +89,3 @@ def _is_cache(reading: Interpreter, form: Form) -> bool:
     return isinstance(base, Cache) or any(
         start <= int(ids[0]) < stop for start, stop in layers.value_ranges
     )
-
-
-def _remove_unused(model: ir.Model) -> None:
-    graph = model.graph
-    outputs = set(graph.outputs)
-    for node in reversed(list(graph)):
-        if not any(value in outputs or value.uses() for value in node.outputs):
-            for index in range(len(node.inputs)):
-                node.replace_input_with(index, None)
-            graph.remove(node)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses():
-            del graph.initializers[name]

@@ -7,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from buildlib.encodings.attached import encoding_of, inherit
+from buildlib.graph import interface
 from buildlib.importing import layout
 from buildlib.importing.attention import Attention
 from buildlib.importing.bases import Bases, Cache, Frozen, Tokens
@@ -136,11 +137,11 @@ class Interpreter:
             self._caches[role.value] = cache
             return None
         if role.kind == "ids":
-            self.tokens = ir.Value(name="input_ids", type=ir.TensorType(ir.DataType.INT32))
+            self.tokens = ir.Value(name=interface.INPUT_IDS, type=ir.TensorType(ir.DataType.INT32))
             ids = self.bases.add(Tokens(self.bases.end, size, role.value))
             return self.bases.form_of(ids, dims)
         if role.kind == "embeds":
-            self.tokens = ir.Value(name="inputs_embeds", type=ir.TensorType(ir.DataType.FLOAT))
+            self.tokens = ir.Value(name=interface.INPUTS_EMBEDS, type=ir.TensorType(ir.DataType.FLOAT))
             rows = self.writer.written(self.tokens, role.value, dims[-1], stacked=True)
             return self.bases.form_of(rows, dims)
         table = {"mask": self.layers.mask, "cos": self.layers.cos, "sin": self.layers.sin}

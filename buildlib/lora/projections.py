@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from buildlib.graph import interface
 from buildlib.graph.infer import static_shape
-from buildlib.quantize.layout import is_parameter, source_of
+from buildlib.graph.values import is_parameter, source_of
 
 _ACTIVATIONS = frozenset({"Sigmoid", "Gelu", "Erf", "Tanh", "Relu", "Swish", "HardSwish"})
 

@@ -9,8 +9,8 @@ import onnx_ir as ir
 from buildlib.encodings.attached import inherit
 from buildlib.graph.files import tensor_array
 from buildlib.graph.infer import static_shape
+from buildlib.graph.values import is_parameter
 from buildlib.passes.slicing import cut_rows, inherit_rows
-from buildlib.quantize.layout import is_parameter
 
 Range = tuple[int, int]
 

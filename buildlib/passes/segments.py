@@ -16,7 +16,7 @@ from buildlib.passes.balance import ModelWeights
 from buildlib.passes.base import Unfit
 from buildlib.passes.dominators import dominator_chain
 
-SOURCES = (interface.INPUT_IDS, interface.INPUT_EMBEDS)
+SOURCES = (interface.INPUT_IDS, interface.INPUTS_EMBEDS)
 
 
 @dataclass(frozen=True)

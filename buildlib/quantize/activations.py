@@ -4,11 +4,12 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from buildlib.encodings.grid import Grid, activation_grid
 from buildlib.encodings.model import Encoding
 from buildlib.errors import EncodingsError
 from buildlib.graph import interface
-from buildlib.quantize.grid import Grid, activation_grid
-from buildlib.quantize.layout import is_parameter, is_real, moved_inputs, source_of
+from buildlib.graph.values import is_parameter, is_real, source_of
+from buildlib.quantize.layout import moved_inputs
 
 _SHOWN = 5
 

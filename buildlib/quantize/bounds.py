@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from buildlib.encodings.grid import Grid
 from buildlib.graph import interface
-from buildlib.quantize.grid import Grid
 
 Range = tuple[float, float]
 

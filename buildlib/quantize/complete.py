@@ -6,6 +6,7 @@ from pathlib import Path
 
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.attached import attach
+from buildlib.encodings.grid import Grid
 from buildlib.encodings.model import Encoding, Encodings, covering, symmetric
 from buildlib.errors import InvalidOptionError
 from buildlib.graph import interface
@@ -13,7 +14,6 @@ from buildlib.graph.files import load_model, tensor_array
 from buildlib.quantize.activations import activation_names, known_grids, missing_encodings
 from buildlib.quantize.bounds import Range, fixed_ranges, rotated_ranges
 from buildlib.quantize.calibrate import observe_ranges
-from buildlib.quantize.grid import Grid
 from buildlib.quantize.layout import shared_grids
 from buildlib.quantize.parameters import (
     ParameterUse,

@@ -3,6 +3,7 @@
 import onnx_ir as ir
 
 from buildlib.graph import interface
+from buildlib.graph.values import is_parameter, is_real, source_of
 
 LAYOUT_OPS = frozenset(
     {
@@ -18,27 +19,6 @@ def moved_inputs(node: ir.Node) -> list[ir.Value]:
         return []
     inputs = node.inputs if node.op_type == "Concat" else node.inputs[:1]
     return [value for value in inputs if value is not None]
-
-
-def source_of(value: ir.Value) -> ir.Value:
-    """The stored initializer that `value` is a cast of, or `value` itself."""
-    producer = value.producer()
-    while producer is not None and producer.op_type == "Cast" and producer.inputs[0] is not None:
-        value = producer.inputs[0]
-        producer = value.producer()
-    return value
-
-
-def is_parameter(value: ir.Value) -> bool:
-    """Whether the value is a constant of the model, as stored or cast."""
-    return source_of(value).is_initializer()
-
-
-def is_real(value: ir.Value) -> bool:
-    """Whether the value holds numbers to quantize (token ids and shapes do not)."""
-    return source_of(value).dtype in {
-        ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
-    }  # fmt: skip
 
 
 def shared_grids(graph: ir.Graph) -> list[set[str]]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from buildlib.encodings.grid import Grid, weight_grid
 from buildlib.encodings.model import Encoding
 from buildlib.errors import EncodingsError
 from buildlib.graph.infer import static_shape
-from buildlib.quantize.grid import Grid, weight_grid
-from buildlib.quantize.layout import is_parameter, is_real, source_of
+from buildlib.graph.values import is_parameter, is_real, source_of
 from buildlib.quantize.weights import channel_axis
 
 _INPUT_STEP = 32

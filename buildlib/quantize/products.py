@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from buildlib.encodings.grid import Grid, activation_grid
 from buildlib.encodings.model import Encoding, covering
 from buildlib.graph.files import tensor_array
-from buildlib.quantize.grid import Grid, activation_grid
-from buildlib.quantize.layout import source_of
+from buildlib.graph.values import source_of
 from buildlib.quantize.weights import value_range
 
 

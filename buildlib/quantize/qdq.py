@@ -14,9 +14,10 @@ import onnx_ir as ir
 from buildlib.encodings.model import Encodings
 from buildlib.graph.files import load_model
 from buildlib.graph.infer import infer_shapes
+from buildlib.graph.unused import remove_unused
+from buildlib.graph.values import is_real
 from buildlib.passes.base import ENCODINGS_SUFFIX, SORTED, STATIC, Condition, Pass
 from buildlib.quantize.activations import activation_grids
-from buildlib.quantize.layout import is_real
 from buildlib.quantize.parameters import parameter_uses
 from buildlib.quantize.products import unfold_block_products
 from buildlib.quantize.rewrite import QdqRewriter
@@ -121,22 +122,10 @@ class Quantization(Pass):
         work = QdqRewriter(model.graph, grids, self.weights)
         work.quantize_parameters(uses)
         work.quantize_activations()
-        _remove_unused(model.graph)
+        remove_unused(model.graph)
         self.finish()
         infer_shapes(model)
         return model
-
-
-def _remove_unused(graph: ir.Graph) -> None:
-    """Drop casts and initializers that quantized weights have replaced."""
-    for node in reversed(list(graph)):
-        if not any(v.uses() or v in graph.outputs for v in node.outputs):
-            for index in range(len(node.inputs)):
-                node.replace_input_with(index, None)
-            graph.remove(node)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses():
-            del graph.initializers[name]
 
 
 def _quantized(model: ir.Model) -> str | None:

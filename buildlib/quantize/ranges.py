@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from buildlib.graph.files import load_model, save_model
-from buildlib.quantize.layout import is_parameter, is_real
+from buildlib.graph.values import is_parameter, is_real
 from buildlib.reference.runners import Arrays
 
 _LOW, _HIGH = "__low", "__high"

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from buildlib.encodings.grid import Grid
 from buildlib.graph.infer import static_shape
 from buildlib.quantize.activations import missing_encodings
-from buildlib.quantize.grid import Grid
 from buildlib.quantize.layout import LAYOUT_OPS, moved_inputs
 from buildlib.quantize.parameters import ParameterUse
 from buildlib.quantize.weight_file import WeightStore

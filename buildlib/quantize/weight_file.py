@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from buildlib.encodings.grid import Grid
 from buildlib.errors import EncodingsError, ModelFileError
 from buildlib.graph.files import tensor_array, write_atomically
-from buildlib.quantize.grid import Grid
 
 _ALIGNMENT = 64
 _CHUNK_VALUES = 1 << 18

@@ -15,8 +15,8 @@ from typing import IO
 
 import numpy as np
 
+from buildlib.encodings.grid import Grid
 from buildlib.errors import ModelFileError, RunnerDiedError
-from buildlib.quantize.grid import Grid
 from buildlib.reference.frames import BrokenFrameError, read_frame, write_frame
 from buildlib.reference.runners import Arrays, Port, Ports, part_sizes
 from buildlib.toolchains.base import GraphInfo, TensorInfo, Toolchain

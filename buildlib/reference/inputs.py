@@ -75,5 +75,5 @@ class CallInputs:
             interface.SIN: self._sin[None, None, where],
         }
         if self._embed is not None:
-            values[interface.INPUT_EMBEDS] = self._embed(ids)
+            values[interface.INPUTS_EMBEDS] = self._embed(ids)
         return values

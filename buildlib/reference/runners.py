@@ -10,11 +10,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 
+from buildlib.encodings.grid import Grid
 from buildlib.errors import ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.infer import static_shape
-from buildlib.quantize.grid import Grid
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

@@ -2,13 +2,23 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from buildlib.build import BuildOutputs, Sources
 from buildlib.checkpoint.config import DecoderConfig, load_config
-from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
+from buildlib.graph import interface
+from buildlib.graph.files import load_model
+from buildlib.graph.infer import static_shape
 from buildlib.plan import own_shape
 from buildlib.quantize.export import load_tokenizer
+from buildlib.reference.inputs import Embed, table_rows
 from buildlib.source import OnnxSource
+from buildlib.stages import EMBEDDING_FILE
 from buildlib.targets import Target
 from buildlib.toolchains.base import Toolchain
 from buildlib.verify.models import StageModels, compile_for_emulator
@@ -60,6 +70,8 @@ def verify_build(
             sha=None if outputs.float_parts == outputs.multi_head_parts else outputs.float_parts,
             qdq=outputs.qdq_parts,
             binaries=binaries,
+            embed=_embed(outputs),
+            constants=_no_adapters(outputs),
         )
         tokens = _sample(sources.main.calibration_text, outputs.export, config, wanted)
         return verify_outputs(
@@ -67,11 +79,36 @@ def verify_build(
         )
 
 
+def _embed(outputs: BuildOutputs) -> Embed | None:
+    folder = outputs.prepared.table
+    if folder is None:
+        return None
+    text = (folder / EMBEDDING_FILE).read_text("utf-8")
+    return table_rows(
+        EmbeddingConfig.model_validate_json(text).model_copy(
+            update={"embed_path": folder / TABLE_FILE}
+        )
+    )
+
+
+def _no_adapters(outputs: BuildOutputs) -> dict[str, npt.NDArray[Any]]:
+    """Inputs of adapters, none of which is active."""
+    model = load_model(outputs.export / MODEL_FILE)
+    inputs = {str(value.name): static_shape(value) for value in model.graph.inputs}
+    return {
+        name: np.zeros(dims, np.float32)
+        for name, dims in inputs.items()
+        if interface.LORA in name and dims is not None
+    }
+
+
 def _sources(
     outputs: BuildOutputs, sources: Sources, config: DecoderConfig
 ) -> dict[Path, OpenPart]:
-    """The exports as they came; a checkpoint has none."""
-    found = {}
+    """The exports as they came; a checkpoint has none, and a table has rounded its embedding."""
+    found: dict[Path, OpenPart] = {}
+    if outputs.prepared.table is not None:
+        return found
     for shape, imported in outputs.exports.items():
         source = sources[shape]
         if isinstance(source, OnnxSource):

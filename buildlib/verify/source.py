@@ -157,7 +157,7 @@ class SourceRunner:
         """What an input that is no cache is given."""
         make: dict[str, Callable[[], Array]] = {
             "ids": lambda: feeds[interface.INPUT_IDS],
-            "embeds": lambda: feeds[interface.INPUT_EMBEDS],
+            "embeds": lambda: feeds[interface.INPUTS_EMBEDS],
             "mask": lambda: self._mask(role, feeds[interface.ATTENTION_MASK]),
             "positions": lambda: self._positions(feeds[interface.ATTENTION_MASK]),
             "cos": lambda: self._table(role, feeds[interface.COS]),
@@ -217,7 +217,7 @@ def _ports(config: DecoderConfig, shape: GraphShape, kinds: set[str]) -> Ports:
     inputs[interface.COS] = inputs[interface.SIN] = (1, 1, shape.ar, config.rotary_dim // 2)
     if "embeds" in kinds:
         del inputs[interface.INPUT_IDS]
-        inputs[interface.INPUT_EMBEDS] = (1, shape.ar, config.hidden_size)
+        inputs[interface.INPUTS_EMBEDS] = (1, shape.ar, config.hidden_size)
     logits: tuple[int, ...] = (1, shape.ar, config.vocab_size)
     outputs = {interface.LOGITS: logits}
     for name, dims in inputs.items():

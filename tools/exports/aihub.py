@@ -83,7 +83,7 @@ def _load(checkpoint: Path, export: Export) -> torch.nn.Module:
     from qai_hub_models.models.templates.llama3.model import Llama3Base
     from qai_hub_models.models.templates.llm.common import LLMIOType
 
-    class Llama(Llama3Base):  # type: ignore[misc]
+    class Llama(Llama3Base):
         min_memory_recommended = 0
         llm_io_type = LLMIOType.genie_input_ids
 

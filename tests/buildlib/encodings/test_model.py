@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buildlib.encodings.grid import activation_grid, weight_grid
 from buildlib.encodings.model import Encodings, covering, symmetric
 from buildlib.errors import EncodingsError
-from buildlib.quantize.grid import activation_grid, weight_grid
 from buildlib.quantize.weights import per_channel
 
 ONE: dict[str, Any] = {

@@ -80,7 +80,7 @@ class Decoder:
         }
         if kind.embeds:
             size = (1, shape.ar, kind.hidden)
-            hidden = self.builder.input(interface.INPUT_EMBEDS, ir.DataType.FLOAT, size)
+            hidden = self.builder.input(interface.INPUTS_EMBEDS, ir.DataType.FLOAT, size)
             source = hidden
         else:
             source = self.builder.input(interface.INPUT_IDS, ir.DataType.INT32, (1, shape.ar))

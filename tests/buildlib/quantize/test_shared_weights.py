@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from buildlib.encodings.grid import Grid, weight_grid
 from buildlib.encodings.model import Encodings
 from buildlib.errors import EncodingsError, ModelFileError
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
-from buildlib.quantize.grid import Grid, weight_grid
 from buildlib.quantize.qdq import apply_encodings, quantize_weights, weights_name
 from buildlib.quantize.weight_file import WeightFile, index_path, pack
 from buildlib.quantize.weights import lpbq, per_channel
