@@ -131,7 +131,6 @@ class Build:
         compiled = [part.compiled for part in built]
         _, prepared = exports[main]
         container = runner.package(plan, prepared, compiled, binaries, main, inputs[main])
-        by_head = plan.transformation.mha2sha.enabled
 
         def files(of: Callable[[GraphShape, "BuiltPart"], Path]) -> PartFiles:
             return {shape: tuple(of(shape, part) for part in built) for shape in shapes}
@@ -141,9 +140,7 @@ class Build:
             prepared=prepared,
             exports={s: exports[self.sources[s]][0].folder / MODEL_FILE for s in shapes},
             float_models={s: arcl[s].folder / MODEL_FILE for s in shapes},
-            multi_head_parts=files(
-                lambda s, part: split[s].folder / (MULTI_HEAD if by_head else "") / part.onnx(s)
-            ),
+            multi_head_parts=files(lambda s, part: parts_folder(split[s], plan) / part.onnx(s)),
             float_parts=files(lambda s, part: split[s].folder / part.onnx(s)),
             qdq_parts=files(lambda s, part: part.qdq(s)),
             dlcs=files(lambda s, part: part.dlc(s)),
@@ -229,7 +226,7 @@ class Build:
     def _memory(self, plan: BuildPlan, split: Mapping[GraphShape, CacheEntry], part: Part) -> int:
         """What compiling a part takes at its peak, in bytes."""
         shape = plan.shapes[0]
-        weights = integer_bytes(split[shape].folder / f"{part.graph(shape)}.onnx")
+        weights = integer_bytes(parts_folder(split[shape], plan) / f"{part.graph(shape)}.onnx")
         sharing = plan.compilation.weight_sharing
         return compile_memory_of_weights(weights, len(plan.shapes), weight_sharing=sharing)
 
@@ -247,6 +244,12 @@ class Build:
         made = sum(more + (2 if isinstance(source, OnnxSource) else 1) for source in sources)
         weights = sum(any(self.sources[s] == source for s in plan.shapes) for source in sources)
         return made + 2 * shapes + n_parts * (weights + shapes + 1) + 1
+
+
+def parts_folder(split: CacheEntry, plan: BuildPlan) -> Path:
+    """Where parts lie as they are before their heads are taken apart."""
+    by_head = plan.transformation.mha2sha.enabled
+    return split.folder / MULTI_HEAD if by_head else split.folder
 
 
 @dataclass(frozen=True)

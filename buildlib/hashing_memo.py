@@ -21,6 +21,7 @@ from typing import Self
 
 from buildlib.errors import InputFileError
 from buildlib.hashing_table import HashRow, HashTable
+from buildlib.locations import default_cache_root
 
 MEMO_FILE = "hashes.sqlite"
 _SETTLED_S = 1.0
@@ -66,8 +67,6 @@ class HashMemo:
     @classmethod
     def at(cls, path: Path | None) -> "HashMemo":
         """The memo in a file; by default the one in the cache root."""
-        from buildlib.cache.layout import default_cache_root
-
         return cls(path or default_cache_root() / MEMO_FILE)
 
     def __enter__(self) -> Self:

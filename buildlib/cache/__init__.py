@@ -15,7 +15,8 @@ Layout and the five fields: "Gen AI Builder Overview", docs.qualcomm.com 80-8718
 import importlib
 from typing import TYPE_CHECKING
 
-from buildlib.cache.layout import SIDECAR, Operation, default_cache_root
+from buildlib.cache.layout import SIDECAR, Operation
+from buildlib.locations import default_cache_root
 
 if TYPE_CHECKING:
     from buildlib.cache.key import StageKey

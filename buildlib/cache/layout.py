@@ -7,13 +7,11 @@
 <cache_root>/<model>/.<entry>.<random>/         an entry that is being made or removed
 """
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-import platformdirs
 from filelock import FileLock
 
 Operation = Literal[
@@ -37,12 +35,6 @@ _LOCKS = ".locks"
 _HASH_IN_NAME = 32
 _ENTRY = re.compile(rf"(?:{'|'.join(get_args(Operation))})_[0-9a-f]{{{_HASH_IN_NAME}}}")
 _LEFTOVER = re.compile(rf"\.({_ENTRY.pattern})\.\w+")
-
-
-def default_cache_root() -> Path:
-    """Folder of everything that can be built again; `QNNFARM_CACHE_DIR` overrides it."""
-    override = os.environ.get("QNNFARM_CACHE_DIR")
-    return Path(override) if override else Path(platformdirs.user_cache_dir("qnnfarm"))
 
 
 def entry_name(operation: Operation, digest: str) -> str:

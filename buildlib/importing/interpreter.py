@@ -141,7 +141,8 @@ class Interpreter:
             ids = self.bases.add(Tokens(self.bases.end, size, role.value))
             return self.bases.form_of(ids, dims)
         if role.kind == "embeds":
-            self.tokens = ir.Value(name=interface.INPUTS_EMBEDS, type=ir.TensorType(ir.DataType.FLOAT))
+            real = ir.TensorType(ir.DataType.FLOAT)
+            self.tokens = ir.Value(name=interface.INPUTS_EMBEDS, type=real)
             rows = self.writer.written(self.tokens, role.value, dims[-1], stacked=True)
             return self.bases.form_of(rows, dims)
         table = {"mask": self.layers.mask, "cos": self.layers.cos, "sin": self.layers.sin}
