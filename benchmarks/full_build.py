@@ -162,6 +162,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="work here, not in a temporary folder")
     parser.add_argument("--keep", action="store_true", help="leave model and cache there")
     args = parser.parse_args()
+    if args.folder is not None:
+        args.folder.mkdir(parents=True, exist_ok=True)
     root = Path(tempfile.mkdtemp(prefix="qnnfarm-full-build-", dir=args.folder))
     try:
         return 0 if run(root, args) else 1

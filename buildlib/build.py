@@ -11,6 +11,7 @@ from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.graph.shape import GraphShape
 from buildlib.memory import available_memory
+from buildlib.naming import naming
 from buildlib.package import Prepared
 from buildlib.passes.balance import Apart, choose_splits
 from buildlib.passes.split import model_weights
@@ -110,13 +111,16 @@ class Build:
         return self.sources.main.name
 
     def _run(self, runner: StageRunner) -> BuildOutputs:
-        plan, exports, inputs = self._exports(runner)
-        main = self.sources.main
-        chain = parts(self._count_parts(plan, exports[main][0]))
+        plan, ready = self._ready(runner)
+        main = ready[self.sources.main]
+        chain = parts(self._count_parts(plan, main.entry))
         runner.total = self._stage_count(plan, len(chain))
         shapes = plan.shapes
-        arcl = {shape: runner.arcl(exports[self.sources[shape]][0], shape) for shape in shapes}
-        split = {shape: runner.transform(arcl[shape], shape, plan, len(chain)) for shape in shapes}
+        arcl = {shape: runner.arcl(ready[self.sources[shape]].entry, shape) for shape in shapes}
+        split = {}
+        for shape in shapes:
+            with naming(self.sources[shape]):
+                split[shape] = runner.transform(arcl[shape], shape, plan, len(chain))
         tasks = [
             Task(
                 part.stem,
@@ -129,16 +133,17 @@ class Build:
         built = run_bounded(tasks, max_workers=workers, memory_bytes=available_memory())
         binaries = tuple(part.binary for part in built)
         compiled = [part.compiled for part in built]
-        _, prepared = exports[main]
-        container = runner.package(plan, prepared, compiled, binaries, main, inputs[main])
+        container = runner.package(
+            plan, main.prepared, compiled, binaries, self.sources.main, main.inputs
+        )
 
         def files(of: Callable[[GraphShape, "BuiltPart"], Path]) -> PartFiles:
             return {shape: tuple(of(shape, part) for part in built) for shape in shapes}
 
         return BuildOutputs(
-            export=prepared.model,
-            prepared=prepared,
-            exports={s: exports[self.sources[s]][0].folder / MODEL_FILE for s in shapes},
+            export=main.prepared.model,
+            prepared=main.prepared,
+            exports={s: ready[self.sources[s]].entry.folder / MODEL_FILE for s in shapes},
             float_models={s: arcl[s].folder / MODEL_FILE for s in shapes},
             multi_head_parts=files(lambda s, part: parts_folder(split[s], plan) / part.onnx(s)),
             float_parts=files(lambda s, part: split[s].folder / part.onnx(s)),
@@ -176,13 +181,7 @@ class Build:
             outputs, self.sources, self.plan.target, toolchain, options, on_comparison
         )
 
-    def _exports(
-        self, runner: StageRunner
-    ) -> tuple[
-        BuildPlan,
-        dict[ModelSource, tuple[CacheEntry, Prepared]],
-        dict[ModelSource, dict[str, str]],
-    ]:
+    def _ready(self, runner: StageRunner) -> "tuple[BuildPlan, dict[ModelSource, Ready]]":
         """Every source in canonical form, and the plan with the shapes that are to be made."""
         plan = self.plan
         inputs = {source: hash_inputs(source, self.cache_root) for source in self.sources.each()}
@@ -194,15 +193,19 @@ class Build:
             check_unchanged(source, before, self.cache_root)
         if plan.keeps_shape:
             plan = plan.at(own_shape(entry.folder / MODEL_FILE) for entry in exports.values())
-        prepared = {
-            source: runner.prepare(source, export, plan) for source, export in exports.items()
-        }
-        return plan, prepared, inputs
+        ready = {}
+        for source, export in exports.items():
+            entry, prepared = runner.prepare(source, export, plan)
+            ready[source] = Ready(entry, prepared, inputs[source])
+        return plan, ready
 
-    def _shape_for(self, source: ModelSource) -> GraphShape:
-        """The largest shape that is made of a source: so few calls calibrate it."""
+    def _shape_for(self, source: ModelSource) -> GraphShape | None:
+        """The largest shape that is made of a source: so few calls calibrate it.
+
+        None where the source keeps its own.
+        """
         fitting = [shape for shape in self.plan.shapes if self.sources[shape] == source]
-        return fitting[-1] if fitting else self.plan.shapes[-1]
+        return fitting[-1] if fitting else None
 
     def _part(
         self,
@@ -216,9 +219,10 @@ class Build:
         converted: dict[GraphShape, CacheEntry] = {}
         for shape in plan.shapes:
             source = self.sources[shape]
-            if source not in weights:
-                weights[source] = runner.weights(split[shape], shape, part)
-            converted[shape] = runner.convert(split[shape], weights[source], shape, part, plan)
+            with naming(source):
+                if source not in weights:
+                    weights[source] = runner.weights(split[shape], shape, part)
+                converted[shape] = runner.convert(split[shape], weights[source], shape, part, plan)
         name = part.binary_name(self.name)
         compiled = runner.compile_part(converted, part, plan, name)
         return BuiltPart(part, converted, compiled, compiled.folder / name)
@@ -244,6 +248,19 @@ class Build:
         made = sum(more + (2 if isinstance(source, OnnxSource) else 1) for source in sources)
         weights = sum(any(self.sources[s] == source for s in plan.shapes) for source in sources)
         return made + 2 * shapes + n_parts * (weights + shapes + 1) + 1
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A source in canonical form, with all that is added to it.
+
+    Attributes:
+        inputs: hashes of the files it came from.
+    """
+
+    entry: CacheEntry
+    prepared: Prepared
+    inputs: Mapping[str, str]
 
 
 def parts_folder(split: CacheEntry, plan: BuildPlan) -> Path:

@@ -28,6 +28,7 @@
     ├── InputFileError
     ├── CacheError
     ├── CancelledError
+    ├── VerificationFailedError
 
 `str(error)` is one line for the user: what is wrong, where, and what to do. All data goes to
 `super().__init__`, so that every error survives pickling on its way out of a worker process.
@@ -428,3 +429,20 @@ class CancelledError(BuildError):
 
     def __str__(self) -> str:
         return "cancelled, because another part of the build failed or was interrupted"
+
+
+class VerificationFailedError(BuildError):
+    """A stage of a build changed what the model computes by more than it may."""
+
+    def __init__(self, target: str, stage: str, subject: str, bound: str) -> None:
+        super().__init__(target, stage, subject, bound)
+        self.target = target
+        self.stage = stage
+        self.subject = subject
+        self.bound = bound
+
+    def __str__(self) -> str:
+        return (
+            f"the build for {self.target} is not sound: {self.stage} of {self.subject} does not "
+            f"meet {self.bound}; nothing was saved"
+        )

@@ -12,11 +12,12 @@ from types import MappingProxyType
 from buildlib import stages
 from buildlib.cache import CacheEntry, Operation, StageCache, StageKey
 from buildlib.checkpoint.layout import MODEL_FILE
-from buildlib.errors import InputFileError
+from buildlib.errors import InputFileError, InvalidOptionError
 from buildlib.graph.shape import GraphShape
 from buildlib.hashing import combined, sha256_sources
 from buildlib.hashing_memo import MEMO_FILE, hash_files
 from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
+from buildlib.naming import naming
 from buildlib.package import Prepared, compose, package
 from buildlib.plan import BuildPlan, Part
 from buildlib.source import CheckpointSource, ModelSource, OnnxSource
@@ -80,7 +81,11 @@ class StageRunner:
         self._code = {name: sha256_sources(package_folder, *_CODE[name]) for name in _CODE}
 
     def export(
-        self, source: ModelSource, inputs: Mapping[str, str], plan: BuildPlan, shape: GraphShape
+        self,
+        source: ModelSource,
+        inputs: Mapping[str, str],
+        plan: BuildPlan,
+        shape: GraphShape | None,
     ) -> CacheEntry:
         """The model in canonical form, with encodings for all of it.
 
@@ -88,13 +93,20 @@ class StageRunner:
             source: of the graphs of one AR at least.
             inputs: hashes of its files.
             plan: how what has no encodings is quantized.
-            shape: that it is made at; a prefill shape, if there is a choice.
+            shape: that it is made at, if it has none of its own; a prefill shape, if there is a
+                choice.
+
+        Raises:
+            InvalidOptionError: a checkpoint, which has no shape to keep.
         """
         match source:
             case OnnxSource():
-                imported = self._import(source, inputs, plan, shape)
+                imported = self._import(source, inputs, shape)
                 return self._complete(source, imported, plan)
             case CheckpointSource():
+                if shape is None:
+                    key = "arn_cl_options.skip_ar_cl_conversion"
+                    raise InvalidOptionError(key, "a checkpoint has no AR and CL to keep", ())
                 text = _sha256(source.calibration_text)
                 return self._stage(
                     "export",
@@ -109,13 +121,11 @@ class StageRunner:
         self,
         source: OnnxSource,
         inputs: Mapping[str, str],
-        plan: BuildPlan,
-        shape: GraphShape,
+        shape: GraphShape | None,
     ) -> CacheEntry:
-        wanted = None if plan.keeps_shape else shape
         config = {
-            "ar": wanted.ar if wanted else None,
-            "cl": wanted.cl if wanted else None,
+            "ar": shape.ar if shape else None,
+            "cl": shape.cl if shape else None,
             "config_sha256": _sha256(source.config),
         }
         return self._stage(
@@ -124,19 +134,24 @@ class StageRunner:
             source.model,
             config,
             (combined(inputs),),
-            lambda folder: stages.import_onnx(source, wanted, folder),
+            lambda folder: stages.import_onnx(source, shape, folder),
         )
 
     def _complete(self, source: OnnxSource, imported: CacheEntry, plan: BuildPlan) -> CacheEntry:
         text = source.calibration_text
         options = plan.conversion.quantization
+
+        def complete(folder: Path) -> None:
+            with naming(source):
+                stages.complete(imported.folder, text, options, folder)
+
         return self._stage(
             "quantize",
             "encodings",
             imported.folder,
             {"quantization": options, "calibration_sha256": _sha256(text) if text else None},
             (imported.hash,),
-            lambda folder: stages.complete(imported.folder, text, options, folder),
+            complete,
         )
 
     def arcl(self, export: CacheEntry, shape: GraphShape) -> CacheEntry:

@@ -19,6 +19,7 @@ class OnnxSource:
     Attributes:
         encodings: of its tensors; without, or where they are silent, it is calibrated.
         config: text of its `config.json`.
+        config_file: which file that is, for messages.
         calibration_text: what it is calibrated on, if it has to be.
     """
 
@@ -26,6 +27,7 @@ class OnnxSource:
     model: Path
     encodings: Path | None
     config: str
+    config_file: Path
     tokenizer: Path
     calibration_text: str | None
 
@@ -139,6 +141,7 @@ def find_source(
             model=model,
             encodings=_encodings_of(model, given.encodings),
             config=_config_text(folder, given),
+            config_file=given.config or folder / CONFIG_FILE,
             tokenizer=_needed(given.tokenizer or folder / TOKENIZER_FILE, folder),
             calibration_text=calibration_text or _own_text(folder),
         )

@@ -50,29 +50,39 @@ def import_onnx(source: OnnxSource, shape: GraphShape | None, folder: Path) -> N
     from buildlib.checkpoint.config import load_config
     from buildlib.encodings.model import Encodings
     from buildlib.graph.files import external_tensors, link_into, load_model, write_atomically
-    from buildlib.graph.soundness import check_ends, check_model, check_sizes
+    from buildlib.graph.soundness import check_ends, check_model, check_sizes, check_types
     from buildlib.importing.importer import ImportModel
     from buildlib.importing.rotation import check_rotation
+    from buildlib.naming import naming
     from buildlib.quantize.export import load_tokenizer
 
+    copies = {
+        folder / CONFIG_FILE: source.config_file,
+        folder / MODEL_FILE: source.model,
+    }
     model = load_model(source.model)
     check_model(model, source.model)
     load_tokenizer(source.tokenizer)
     write_atomically(folder / CONFIG_FILE, source.config.encode())
-    config = load_config(folder / CONFIG_FILE)
+    with naming(source, copies):
+        config = load_config(folder / CONFIG_FILE)
     write_atomically(folder / TOKENIZER_FILE, source.tokenizer.read_bytes())
     with tempfile.TemporaryDirectory(dir=folder, prefix=".source.") as scratch:
         placed = link_into(source.model, Path(scratch), MODEL_FILE)
         for path in {Path(tensor.path) for tensor in external_tensors(model)}:
             link_into(path, Path(scratch))
+        copies[placed] = source.model
         if source.encodings is not None:
-            Encodings.load(source.encodings).save(Path(scratch) / ENCODINGS_FILE)
+            given = Encodings.load(source.encodings).save(Path(scratch) / ENCODINGS_FILE)
+            copies[given] = source.encodings
         importing = ImportModel(shape, fixed_keep_theirs=True)
-        importing.run(placed, folder / MODEL_FILE)
+        with naming(source, copies):
+            importing.run(placed, folder / MODEL_FILE)
     imported = load_model(folder / MODEL_FILE)
     check_ends(imported, source.model)
-    check_sizes(imported, config, source.folder / CONFIG_FILE)
-    check_rotation(importing.rope, config, source.folder / CONFIG_FILE)
+    check_sizes(imported, config, source.config_file)
+    check_types(imported, source.model)
+    check_rotation(importing.rope, config, source.config_file)
 
 
 def complete(

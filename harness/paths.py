@@ -5,7 +5,7 @@ from pathlib import Path
 
 import platformdirs
 
-from buildlib.cache import default_cache_root
+from buildlib.locations import default_cache_root
 
 
 def cache_dir() -> Path:

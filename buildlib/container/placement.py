@@ -28,7 +28,7 @@ def placed_folder(
         ContainerError: the folder cannot be written.
     """
     destination = destination.absolute()
-    _refuse_to_lose(destination, exist_ok=exist_ok, may_replace=may_replace)
+    refuse_to_lose(destination, exist_ok=exist_ok, may_replace=may_replace)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         prefix = f".{destination.name}."
@@ -40,7 +40,7 @@ def placed_folder(
         yield scratch
         for parent, _, _ in os.walk(scratch):
             _sync_folder(Path(parent))
-        _refuse_to_lose(destination, exist_ok=exist_ok, may_replace=may_replace)
+        refuse_to_lose(destination, exist_ok=exist_ok, may_replace=may_replace)
         _swap(scratch, destination)
     except OSError as error:
         reason = f"cannot be written ({error.strerror or error})"
@@ -88,9 +88,14 @@ def _publish(scratch: Path, destination: Path) -> None:
         scratch.rename(destination)
 
 
-def _refuse_to_lose(
+def refuse_to_lose(
     destination: Path, *, exist_ok: bool, may_replace: Callable[[Path], bool]
 ) -> None:
+    """See that nothing would be lost by placing a folder at `destination`.
+
+    Raises:
+        ContainerExistsError: there is something that may not be replaced.
+    """
     if not destination.exists() and not destination.is_symlink():
         return
     path = str(destination)

@@ -18,6 +18,8 @@ EmbedDatatype = Literal["float32", "uint8", "uint16", "int8", "int16"]
 
 TABLE_FILE = "embedding_weights.raw"
 
+_SMALLEST_SCALE = 1e-9
+
 _GENIE_TYPES: Mapping[EmbedDatatype, GenieDatatype] = MappingProxyType(
     {
         "float32": "float32",
@@ -102,29 +104,6 @@ class EmbeddingConfig(BaseModel):
         found = table.reshape(-1, self.embed_length)[tokens]
         return found if self.grid is None else self.grid.dequantize(found)
 
-    def checked(self, vocab_size: int, hidden_size: int) -> Self:
-        """The same, once its file is known to be a table of the model.
-
-        Raises:
-            InvalidOptionError: rows of another length, or a file of another size.
-        """
-        if self.embed_length != hidden_size:
-            reason = f"rows of {self.embed_length}; the model's hidden size is {hidden_size}"
-            raise InvalidOptionError("embedding.embed_length", reason, ())
-        try:
-            size = self.embed_path.stat().st_size
-        except OSError as error:
-            reason = f"{self.embed_path}: {error.strerror or error}"
-            raise InvalidOptionError("embedding.embed_path", reason, ()) from error
-        needed = vocab_size * self.row_bytes
-        if size != needed:
-            reason = (
-                f"{self.embed_path} has {size} bytes; {vocab_size} rows of {self.embed_length} "
-                f"{self.embed_datatype} have {needed}"
-            )
-            raise InvalidOptionError("embedding.embed_path", reason, ())
-        return self
-
 
 def table_grid(datatype: EmbedDatatype, encoding: Encoding | None, low: float, high: float) -> Grid:
     """The grid that a table of `datatype` is stored on.
@@ -143,6 +122,3 @@ def table_grid(datatype: EmbedDatatype, encoding: Encoding | None, low: float, h
     low, high = min(low, 0.0), max(high, 0.0)
     scale = max((high - low) / limits.max, _SMALLEST_SCALE)
     return Grid(dtype, (scale,), (min(round(-low / scale), limits.max),))
-
-
-_SMALLEST_SCALE = 1e-9

@@ -16,7 +16,7 @@ Floats = npt.NDArray[Any]
 
 _UNSIGNED = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8, 16: ir.DataType.UINT16}
 _SIGNED = {4: ir.DataType.INT4, 8: ir.DataType.INT8, 16: ir.DataType.INT16}
-_ACTIVATION_BITS = (8, 16)
+ACTIVATION_BITS = (8, 16)
 _COMPRESSED_BITS = 4
 
 
@@ -164,7 +164,7 @@ def activation_grid(encoding: Encoding) -> Grid:
     """
     if encoding.dtype != "INT" or encoding.enc_type != "PER_TENSOR":
         raise EncodingsError(encoding.name, "an activation must be INT and PER_TENSOR")
-    if encoding.bw not in _ACTIVATION_BITS:
+    if encoding.bw not in ACTIVATION_BITS:
         raise EncodingsError(encoding.name, f"{encoding.bw} bits; activations have 8 or 16")
     zero_point = tuple(-offset for offset in encoding.offset)
     return Grid(_UNSIGNED[encoding.bw].numpy(), encoding.scale, zero_point)

@@ -128,9 +128,14 @@ def _file_size(model_path: Path, tensor: ir.ExternalTensor) -> int:
 
 def _check_external(model_path: Path, tensor: ir.ExternalTensor, size: int) -> None:
     offset, length = tensor.offset or 0, tensor.length
-    needed = tensor.nbytes if length is None else length
-    if offset < 0 or needed < tensor.nbytes or offset + needed > size:
-        name = str(tensor.name)[:_SHOWN]
+    name = str(tensor.name)[:_SHOWN]
+    try:
+        held = tensor.nbytes
+    except TypeError as error:
+        reason = f"tensor {name!r} is of type {tensor.dtype.name}, which no file holds"
+        raise ModelFileError(model_path, reason) from error
+    needed = held if length is None else length
+    if offset < 0 or needed < held or offset + needed > size:
         location = str(tensor.location)[:_SHOWN]
         reason = f"tensor {name!r} lies outside {location!r} (truncated?)"
         raise ModelFileError(model_path, reason)

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from buildlib.checkpoint.config import DecoderConfig
-from buildlib.errors import CheckpointError, ModelFileError
+from buildlib.errors import CheckpointError, InvalidShapeError, ModelFileError, shown
 from buildlib.graph import interface
 from buildlib.graph.files import tensor_array
-from buildlib.graph.infer import static_shape
+from buildlib.graph.infer import infer_shapes, static_shape
 
 _LONGEST_NAME = 1000
 _CHUNK = 1 << 22
@@ -24,17 +25,21 @@ _REAL = frozenset({
 
 
 def check_model(model: ir.Model, path: Path) -> None:
-    """Names that can be printed, each made once; weights that are whole, and numbers.
+    """Names that can be printed, each made once; operators of the opset; weights that are numbers.
 
     Reads every weight once, mapped: some 5 GB/s from the file cache.
 
     Raises:
         ModelFileError: names the value or tensor.
     """
+    if not len(model.graph):
+        raise ModelFileError(path, "it holds no graph")
     for name in _names(model):
         if len(name) > _LONGEST_NAME or not name.isprintable():
             shown = f"{name[:40]!r}..., {len(name)} characters"
             raise ModelFileError(path, f"a name in it cannot be used: {shown}")
+    for node in model.graph:
+        _check_opset(node, model, path)
     made = [str(value.name) for value in model.graph.inputs]
     made += [str(value.name) for node in model.graph for value in node.outputs if value.name]
     name, count = Counter(made).most_common(1)[0] if made else ("", 1)
@@ -92,13 +97,60 @@ def check_sizes(model: ir.Model, config: DecoderConfig, path: Path) -> None:
             raise CheckpointError(path, f"{key} is {wanted}, the ONNX model has {found}")
 
 
+def check_types(model: ir.Model, path: Path) -> None:
+    """Shapes and types of a canonical model fit each other, from its inputs to its outputs.
+
+    Changes `model`: inner shapes are those that follow from the inputs.
+
+    Raises:
+        ModelFileError: names the operator, or the input or output.
+    """
+    try:
+        shape = interface.model_shape(model)
+    except InvalidShapeError as error:
+        raise ModelFileError(path, str(error)) from error
+    if shape is None:
+        raise ModelFileError(path, "it has no attention mask [1, 1, AR, CL] to tell AR and CL from")
+    ends = {value: static_shape(value) for value in (*model.graph.inputs, *model.graph.outputs)}
+    for value, dims in ends.items():
+        name = str(value.name)
+        if interface.is_kv(name) and (
+            dims is None or len(dims) != 4 or interface.reshaped(name, dims, shape) != dims
+        ):
+            sizes = f"the mask says AR {shape.ar} and CL {shape.cl}"
+            raise ModelFileError(path, f"{name} is {value.shape}, {sizes}")
+    try:
+        infer_shapes(model)
+    except onnx.shape_inference.InferenceError as error:
+        reason = f"its operators do not fit ({str(error).splitlines()[0][:200]})"
+        raise ModelFileError(path, reason) from error
+    for value, dims in ends.items():
+        if static_shape(value) != dims:
+            raise ModelFileError(path, f"{value.name} is {value.shape} by its inputs, not {dims}")
+
+
+def _check_opset(node: ir.Node, model: ir.Model, path: Path) -> None:
+    """An operator that ONNX defines must be one of the model's opset, with its attributes."""
+    version = model.opset_imports.get(node.domain)
+    if version is None or not onnx.defs.has(node.op_type, node.domain):
+        return
+    where = f"{node.op_type} ({str(node.name)!r})"
+    if not onnx.defs.has(node.op_type, version, node.domain):
+        raise ModelFileError(path, f"it has opset {version}, which has no {where}")
+    known = onnx.defs.get_schema(node.op_type, version, node.domain).attributes
+    strange = next((name for name in node.attributes if name not in known), None)
+    if strange is not None:
+        raise ModelFileError(path, f"{where} has an attribute {shown(strange)!r}, unknown to ONNX")
+
+
 def _names(model: ir.Model) -> Iterator[str]:
     yield str(model.graph.name or "")
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
         yield str(value.name)
     for node in model.graph:
         yield from (str(node.name or ""), node.op_type, node.domain)
-        yield from (str(value.name or "") for value in node.outputs)
+        ends = (*node.inputs, *node.outputs)
+        yield from (str(value.name or "") for value in ends if value is not None)
 
 
 def _tensor_fault(tensor: ir.TensorProtocol) -> str | None:

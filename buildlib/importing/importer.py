@@ -37,21 +37,10 @@ class RopeTables:
     sin: Floats
 
 
-def import_model(source: Path, shape: GraphShape | None, out: Path) -> Path:
-    """Write the export `source` as a canonical model at `shape`; None keeps the export's own.
-
-    A model that is canonical already is only brought to the shape.
-
-    Raises:
-        ModelFileError: no sound model.
-        UnsupportedGraphError: something in it has no canonical form.
-        InvalidShapeError: its sizes are symbolic, or no (AR, CL), and `shape` is None.
-    """
-    return ImportModel(shape).run(source, out)
-
-
 class ImportModel(Pass):
     """Rewrites an export to the canonical graph, by what it computes.
+
+    A model that is canonical already is only brought to the shape.
 
     Attributes:
         shape: that it is brought to; None keeps the export's own.
@@ -70,7 +59,12 @@ class ImportModel(Pass):
         self._path = Path()
 
     def run(self, source: Path, target: Path) -> Path:
-        """As every pass; errors name `source`."""
+        """As every pass; errors name `source`.
+
+        Raises:
+            UnsupportedGraphError: something in it has no canonical form.
+            InvalidShapeError: its sizes are symbolic, or no (AR, CL), and none is asked for.
+        """
         self._path = source
         return super().run(source, target)
 
@@ -121,7 +115,8 @@ def _is_canonical(node: ir.Node) -> bool:
     if node.op_type == "MatMul":
         return all(value is not None and not value.is_initializer() for value in node.inputs)
     if node.op_type == "Reshape":
-        target = node.inputs[1].const_value if node.inputs[1] is not None else None
+        to = node.inputs[1] if len(node.inputs) > 1 else None
+        target = to.const_value if to is not None else None
         return target is not None and -1 in target.numpy()
     return True
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from buildlib.graph.interface import MASKED
 from buildlib.importing.refusal import Refusal
@@ -142,9 +141,3 @@ def _size(role: Role, axis: int) -> int | None:
     assert role.value.shape is not None  # noqa: S101  (a role needs a rank)
     dim = role.value.shape[axis]
     return dim if isinstance(dim, int) else None
-
-
-def tensor_type(role: Role) -> ir.DataType:
-    """The element type of an input."""
-    assert role.value.dtype is not None  # noqa: S101  (a role needs a type)
-    return role.value.dtype

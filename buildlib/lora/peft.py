@@ -73,7 +73,6 @@ class _PeftConfig(BaseModel):
     fan_in_fan_out: bool = False
     bias: str = "none"
     modules_to_save: list[str] | None = None
-    rank_pattern: dict[str, int] | None = None
     alpha_pattern: dict[str, float] | None = None
 
     def scale(self, path: str, rank: int) -> float:

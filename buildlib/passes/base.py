@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from buildlib.encodings.attached import attach, collect
 from buildlib.encodings.model import Encodings
-from buildlib.errors import PassError
+from buildlib.errors import PassError, shown
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.infer import static_shape
 
@@ -102,7 +102,7 @@ def check(
     for condition in conditions:
         fault = condition.fault(model)
         if fault is not None:
-            raise PassError(name, stage, path, f"{condition.text}: {fault}")
+            raise PassError(name, stage, path, f"{condition.text}: {shown(fault)}")
 
 
 def _unsorted(model: ir.Model) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from buildlib.encodings.grid import Grid, activation_grid
+from buildlib.encodings.grid import ACTIVATION_BITS, Grid, activation_grid
 from buildlib.encodings.model import Encoding
 from buildlib.errors import EncodingsError
 from buildlib.graph import interface
@@ -52,8 +52,8 @@ def known_grids(graph: ir.Graph, encodings: Mapping[str, Encoding]) -> dict[str,
         for output in node.outputs:
             sources = [str(source_of(value).name) for value in moved_inputs(node)]
             grid = next((grids[name] for name in sources if name in grids), None)
-            if grid is None and sources and sources[0] in encodings:
-                grid = activation_grid(encodings[sources[0]])
+            if grid is None and sources:
+                grid = _table_grid(encodings.get(sources[0]))
             if grid is not None and is_real(output):
                 grids.setdefault(str(output.name), grid)
             if str(output.name) in grids:
@@ -61,6 +61,13 @@ def known_grids(graph: ir.Graph, encodings: Mapping[str, Encoding]) -> dict[str,
                     if not is_parameter(value) and is_real(value):
                         grids.setdefault(str(value.name), grids[str(output.name)])
     return grids
+
+
+def _table_grid(encoding: Encoding | None) -> Grid | None:
+    """The grid of what is taken out of a table, if it can be that of the table."""
+    if encoding is None or (encoding.dtype, encoding.enc_type) != ("INT", "PER_TENSOR"):
+        return None
+    return activation_grid(encoding) if encoding.bw in ACTIVATION_BITS else None
 
 
 def _share_caches(graph: ir.Graph, grids: dict[str, Grid]) -> None:

@@ -43,7 +43,7 @@ def rotated_ranges(graph: ir.Graph, grids: Mapping[str, Grid]) -> dict[str, Rang
             data = next((name for name in names if name not in _ROTATIONS), None)
             if data is not None and data in grids:
                 products[output] = _magnitude(grids[data])
-        elif node.op_type in {"Add", "Sub"} and all(name in products for name in names):
+        elif node.op_type in {"Add", "Sub"} and names and all(name in products for name in names):
             sums[output] = math.sqrt(2.0) * max(products[name] for name in names)
     return {name: (-largest, largest) for name, largest in (products | sums).items()}
 

@@ -79,7 +79,7 @@ def complete_encodings(
     graph, given = model.graph, encodings.by_name()
     grids = known_grids(graph, given)
     names = activation_names(graph)
-    uses = _uncovered(parameter_uses(graph, given, grids))
+    uses = _uncovered(parameter_uses(graph, given, grids), given)
     ranges = fixed_ranges(graph)
     unknown = [name for name in names if name not in grids and name not in ranges]
     if not token_windows:
@@ -110,14 +110,17 @@ def complete_encodings(
     )
 
 
-def _uncovered(uses: Sequence[ParameterUse]) -> dict[str, ParameterUse]:
+def _uncovered(
+    uses: Sequence[ParameterUse], given: Mapping[str, Encoding]
+) -> dict[str, ParameterUse]:
     """The first use of each constant that needs an encoding; a matrix's weight counts as that.
 
     Biases need none.
     """
     found: dict[str, ParameterUse] = {}
     for use in uses:
-        if use.grid is not None or is_bias(use.node, use.index):
+        known = use.name in given and given[use.name].dtype == "INT"
+        if known or is_bias(use.node, use.index):
             continue
         if use.name not in found or _is_matrix(use):
             found[use.name] = use

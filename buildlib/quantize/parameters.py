@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.encodings.grid import Grid, weight_grid
+from buildlib.encodings.grid import ACTIVATION_BITS, Grid, weight_grid
 from buildlib.encodings.model import Encoding
 from buildlib.errors import EncodingsError
 from buildlib.graph.infer import static_shape
 from buildlib.graph.values import is_parameter, is_real, source_of
+from buildlib.quantize.layout import moved_inputs
 from buildlib.quantize.weights import channel_axis
 
 _INPUT_STEP = 32
@@ -87,9 +88,10 @@ def parameter_uses(
                 weights = None if weight is None else grid_of(str(source_of(weight).name))
                 grid = _product_grid(node, weights, activations)
             else:
-                grid = grid_of(str(source.name))
+                grid = _lookup_grid(node, value, grid_of(str(source.name)), activations)
             _check_blocks(grid, source, axis)
-            _check_axis(grid, axes.setdefault(str(source.name), axis), axis, str(source.name))
+            if grid is not None and grid.per_channel:
+                _check_axis(axes.setdefault(str(source.name), axis), axis, str(source.name))
             found.append(ParameterUse(node, index, source, grid, axis, turned))
     return found
 
@@ -119,10 +121,23 @@ def _check_blocks(grid: Grid | None, source: ir.Value, axis: int) -> None:
         raise EncodingsError(str(source.name), reason)
 
 
-def _check_axis(grid: Grid | None, first: int, axis: int, name: str) -> None:
-    if grid is not None and grid.per_channel and first != axis:
+def _check_axis(first: int, axis: int, name: str) -> None:
+    if first != axis:
         reason = f"one use of it has channels along axis {first}, another along {axis}"
         raise EncodingsError(name, reason)
+
+
+def _lookup_grid(
+    node: ir.Node, value: ir.Value, grid: Grid | None, activations: Mapping[str, Grid]
+) -> Grid | None:
+    """A table with channels, or of few bits, as that of tied embeddings: looked up on other grids.
+
+    QNN looks nothing up in such a table. It takes one on the grid of what is looked up.
+    """
+    if grid is None or value not in moved_inputs(node):
+        return grid
+    plain = not grid.per_channel and grid.bits in ACTIVATION_BITS
+    return grid if plain else activations.get(str(node.outputs[0].name))
 
 
 def _product_grid(

@@ -7,27 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from buildlib.checkpoint.config import DecoderConfig
-from buildlib.embedding.config import EmbeddingConfig
 from buildlib.graph import interface
 from buildlib.graph.rope import rope_tables
 from buildlib.reference.runners import Arrays
 
 Embed = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float32]]
 """The embedding table: rows [1, AR, hidden] of token ids [1, AR]."""
-
-
-def table_rows(table: EmbeddingConfig) -> Embed:
-    """Looks ids up in an embedding table's file, mapped, as Genie does on the host."""
-    grid = table.grid
-    rows = np.memmap(table.embed_path, table.embed_datatype, mode="r").reshape(
-        -1, table.embed_length
-    )
-
-    def embed(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        found = np.asarray(rows[ids])
-        return found if grid is None else grid.dequantize(found)
-
-    return embed
 
 
 class CallInputs:

@@ -16,7 +16,7 @@ from buildlib.graph.files import load_model
 from buildlib.graph.infer import static_shape
 from buildlib.plan import own_shape
 from buildlib.quantize.export import load_tokenizer
-from buildlib.reference.inputs import Embed, table_rows
+from buildlib.reference.inputs import Embed
 from buildlib.source import OnnxSource
 from buildlib.stages import EMBEDDING_FILE
 from buildlib.targets import Target
@@ -84,11 +84,8 @@ def _embed(outputs: BuildOutputs) -> Embed | None:
     if folder is None:
         return None
     text = (folder / EMBEDDING_FILE).read_text("utf-8")
-    return table_rows(
-        EmbeddingConfig.model_validate_json(text).model_copy(
-            update={"embed_path": folder / TABLE_FILE}
-        )
-    )
+    table = EmbeddingConfig.model_validate_json(text)
+    return table.model_copy(update={"embed_path": folder / TABLE_FILE}).rows
 
 
 def _no_adapters(outputs: BuildOutputs) -> dict[str, npt.NDArray[Any]]:

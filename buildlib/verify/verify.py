@@ -97,51 +97,6 @@ def sample_tokens(config: DecoderConfig, n_tokens: int) -> list[int]:
     return [config.bos_token_id, *plain][:n_tokens]
 
 
-@dataclass(frozen=True)
-class Model:
-    """All graphs of a model at one context length.
-
-    Attributes:
-        parts: in the order of data flow, each with a runner for every AR.
-    """
-
-    parts: Sequence[OpenPart]
-    ars: Sequence[int]
-    cl: int
-
-    def trace(self, inputs: CallInputs, tokens: Sequence[int], schedule: Schedule) -> Trace:
-        """Its outputs over a sample."""
-        return run(self.parts, inputs, self.cl, schedule, tokens)
-
-
-def compare_models(
-    before: Model,
-    after: Model,
-    config: DecoderConfig,
-    tokens: Sequence[int],
-    *,
-    stage: str = "",
-    bound: Bound = SAME_FLOAT,
-) -> list[StageComparison]:
-    """Two models over the same tokens: one comparison for each graph of `after`.
-
-    Where both have the same graphs, these take the same turns; else all of `before` is computed by
-    its largest graph.
-
-    Raises:
-        BuildError: a part cannot be loaded, or its runner died.
-    """
-    same = set(before.ars) == set(after.ars) and before.cl == after.cl
-    schedule = together(after.ars, after.cl, len(tokens))
-    first = schedule if same else alone(max(before.ars), before.cl, len(tokens))
-    a = before.trace(CallInputs(config, before.cl), tokens, first)
-    b = after.trace(CallInputs(config, after.cl), tokens, schedule)
-    return [
-        compare(stage, str(GraphShape(ar, after.cl)), bound, a, b, b.positions_of(ar))
-        for ar in sorted(after.ars)
-    ]
-
-
 class _Verification:
     """One run of `verify_outputs`."""
 

@@ -1,20 +1,27 @@
 """`qnnfarm build`: a model folder to a container for each target."""
 
 import json as json_module
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from harness.cli.arguments import Json, read_text
 from harness.cli.console import answers, print_json, progress
 from harness.errors import WrongUseError
 
 if TYPE_CHECKING:
+    from rich.console import JustifyMethod
+
     from buildlib.container.container import GenAIContainer
     from buildlib.runner import StageRecord
+    from buildlib.verify.report import StageComparison, VerificationReport
+
+_NUMBERS = {"max diff", "relative", "SQNR", "greedy"}
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,8 @@ def build(
     model_dir: Annotated[
         Path,
         typer.Argument(
-            help="Folder with `model.onnx` and `model.encodings`, or with a checkpoint (a Llama in "
-            "Hugging Face layout)."
+            help="An ONNX export or its folder, with `config.json`, `tokenizer.json` and encodings "
+            "beside it; or the folder of a checkpoint in Hugging Face layout."
         ),
     ],
     target: Annotated[
@@ -81,13 +88,35 @@ def build(
             "`graphs.vtcm_size_in_mb=4`. Can be repeated.",
         ),
     ] = None,
+    lora: Annotated[
+        Path | None,
+        typer.Option(help="Adapters to build in: a PEFT folder, or a folder of such folders."),
+    ] = None,
+    embedding_lut: Annotated[
+        bool,
+        typer.Option(
+            "--embedding-lut", help="Leave the embedding to the host, as a table of its own."
+        ),
+    ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Run the model before and after each stage, on the emulator too, and refuse a "
+            "container whose stages changed it.",
+        ),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option(help="Replace a container that is already there.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Build a container for each target; stages that have not changed come from the cache."""
+    from buildlib.container.manifest import is_container
+    from buildlib.container.placement import refuse_to_lose
+    from buildlib.errors import VerificationFailedError
     from buildlib.genai import GenAIBuilderFactory
+    from buildlib.lora.config import LoraBuilderInputConfig
     from buildlib.targets import parse_target
 
     text = None if calibration is None else read_text(calibration)
@@ -104,17 +133,32 @@ def build(
             model_dir, calibration_text=text, encodings_path=encodings
         )
         builder.set_targets([name]).set_options(options)
-        builds.append((name, builder.plan(), place(out, name, several=len(names) > 1)))
+        builder.prepare_embedding_lut = embedding_lut
+        if lora is not None:
+            builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=lora)
+        folder = place(out, name, several=len(names) > 1)
+        refuse_to_lose(folder, exist_ok=overwrite, may_replace=is_container)  # before a long build
+        builds.append((name, builder.plan(), folder))
     made = []
     for name, job, folder in builds:
+        report = None
         with StageProgress(name) as progress:
-            container = job.run(progress.show).save(folder, exist_ok=overwrite)
-        made.append(_summary(name, container, job.records))
+            container = job.run(progress.show)
+            if verify:
+                report = job.verify(emulator=True, on_comparison=progress.compared)
+        if report is not None and not json:
+            answers().print(_comparisons(report))
+        if report is None or report.passed:
+            container = container.save(folder, exist_ok=overwrite)
+        made.append((_summary(name, container, job.records), report))
     if json:
-        print_json([asdict(summary) for summary in made])
-        return
-    for summary in made:
-        answers().print(summary.as_line(), markup=False)
+        print_json([_answer(summary, report) for summary, report in made])
+    for summary, report in made:
+        if report is not None and report.failures:
+            first = report.failures[0]
+            raise VerificationFailedError(summary.target, first.stage, first.subject, first.bound)
+        if not json:
+            answers().print(summary.as_line(), markup=False)
 
 
 def place(out: Path, target: str, *, several: bool) -> Path:
@@ -143,6 +187,11 @@ class StageProgress:
     def __exit__(self, *_error: object) -> None:
         self._progress.stop()
 
+    def compared(self, comparison: "StageComparison") -> None:
+        """Tell of a finished comparison."""
+        text = f"verified {comparison.stage} {comparison.subject}"
+        self._progress.update(self._task, description=text)
+
     def show(self, record: "StageRecord") -> None:
         """Advance to a finished stage."""
         how = "cached" if record.reused else f"{record.seconds:.1f} s"
@@ -153,6 +202,31 @@ class StageProgress:
         if not self._progress.console.is_terminal:
             of = f"/{record.total}" if record.total else ""
             self._progress.console.print(f"{self._title}: {record.number}{of} {text}", markup=False)
+
+
+def _comparisons(report: "VerificationReport") -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("stage", "graph", "max diff", "relative", "SQNR", "greedy", "bound", ""):
+        justify: JustifyMethod = "right" if heading in _NUMBERS else "left"
+        table.add_column(heading, justify=justify, no_wrap=True)
+    for one in report.comparisons:
+        sqnr = "equal" if math.isinf(one.sqnr_db) else f"{one.sqnr_db:.1f} dB"
+        table.add_row(
+            one.stage,
+            one.subject,
+            f"{one.max_abs_diff:.2g}",
+            f"{one.max_rel_diff:.2g}",
+            sqnr,
+            f"{one.greedy_agreement:.0%}",
+            one.bound,
+            "ok" if one.passed else "FAILED",
+        )
+    return table
+
+
+def _answer(summary: Summary, report: "VerificationReport | None") -> dict[str, object]:
+    verification = {} if report is None else {"verification": json_module.loads(report.to_json())}
+    return asdict(summary) | verification
 
 
 def _summary(target: str, container: "GenAIContainer", records: list["StageRecord"]) -> Summary:

@@ -83,3 +83,23 @@ def test_what_cannot_be_attached(tiny_export: Path, decode_export: Path, tmp_pat
         builder.attach_model_for_arn(1, decode_export)
     with pytest.raises(ModelNotFoundError, match="no such folder"):
         builder.attach_model_for_arn(8, tmp_path / "nothing.onnx")
+
+
+def test_models_can_keep_the_shapes_that_they_have(
+    tiny_export: Path, decode_export: Path, tmp_path: Path
+) -> None:
+    builder = GenAIBuilderFactory.create(tiny_export, cache_root=tmp_path)
+    builder.set_targets(["SM8750:emulator"])
+    builder.skip_ar_conversion = True
+    with pytest.raises(InvalidOptionError, match="ar16_cl96 and none of it decodes"):
+        builder.build()
+    builder.attach_model_for_arn(1, decode_export)
+    graphs = builder.build().metadata.graphs
+    assert (graphs.auto_regression_numbers, graphs.context_lengths) == ((1, 16), (96,))
+
+
+def test_a_checkpoint_has_no_shape_to_keep(tiny: Path, tiny_text: str, tmp_path: Path) -> None:
+    builder = GenAIBuilderFactory.create(tiny, cache_root=tmp_path, calibration_text=tiny_text)
+    builder.set_targets(["SM8750"]).skip_ar_conversion = True
+    with pytest.raises(InvalidOptionError, match="a checkpoint has no AR"):
+        builder.build()

@@ -3,7 +3,9 @@
 import json
 import math
 import shutil
+import time
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,8 +16,8 @@ from buildlib.build import BuildOutputs
 from buildlib.cache import SIDECAR
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
-from buildlib.errors import BuildError, InvalidBinaryError, ToolchainError
-from buildlib.genai import GenAIBuilderFactory
+from buildlib.errors import BuildError, InvalidBinaryError, InvalidShapeError, PassError, ToolchainError
+from buildlib.genai import GenAIBuilderFactory, UnknownArchitectureWarning
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.interface import model_shape
 from buildlib.graph.shape import GraphShape
@@ -36,6 +38,7 @@ _TARGET = "SM8750:emulator"
 _OPTIONS = VerifyOptions(max_positions=14, continuation=2, n_threads=1)
 _LONGEST_MESSAGE = 1500
 _COMPILED_DB = 15.0
+_OF_NO_FILE = (ToolchainError, InvalidShapeError, PassError)
 _OF_THE_CACHE = frozenset({".files.json", ".last_used"})
 
 
@@ -45,8 +48,9 @@ class Verdict:
 
     Attributes:
         did: what was done to the model.
-        outcome: `refused` with a message, or `built`.
+        outcome: `refused` with a message, or `built`; `compiled` when the real compiler ran as well.
         fault: why that is wrong; empty when it is right.
+        seconds: how long it took.
     """
 
     case: int
@@ -54,6 +58,7 @@ class Verdict:
     outcome: str
     message: str
     fault: str
+    seconds: float
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -61,7 +66,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a case may end in, and how far it goes."""
+    """What a case may end in, and whether it is compiled if it gets there."""
 
     must_fail: bool
     odd_weights: bool
@@ -85,7 +90,8 @@ class CheckingToolchain:
         try:
             OnnxRunner(onnx, n_threads=1).close()
         except BuildError as error:
-            raise ToolchainError("convert", onnx.name, str(error), 1, (), "") from error
+            reason = str(error).replace(str(onnx), onnx.name)
+            raise ToolchainError("convert", onnx.name, reason, 1, (), "") from error
         dlc.write_text(str(target))
 
     def compile(self, dlcs: Sequence[Path], binary: Path, config: CompileConfig) -> None:
@@ -101,6 +107,7 @@ class _NotCompiledError(InvalidBinaryError):
 
 def run_case(base: Path, work: Path, seed: int, case: int, compile_every: int) -> Verdict:
     """Mutate a copy of `base` below `work`, build it, and judge."""
+    began = time.monotonic()
     rng = np.random.default_rng([seed, case])
     shutil.rmtree(work, ignore_errors=True)
     folder = work / "model"
@@ -118,7 +125,8 @@ def run_case(base: Path, work: Path, seed: int, case: int, compile_every: int) -
     compiles = bool(rng.integers(compile_every) == 0)
     expected = Expected(must_fail, any(one.odd_weights for one in mutations), compiles)
     outcome, message, fault = _judge(folder, work / "cache", expected)
-    return Verdict(case, tuple(did), outcome, message, fault)
+    seconds = round(time.monotonic() - began, 2)
+    return Verdict(case, tuple(did), outcome, message, fault, seconds)
 
 
 def _judge(folder: Path, cache: Path, expected: Expected) -> tuple[str, str, str]:
@@ -136,25 +144,36 @@ def _judge(folder: Path, cache: Path, expected: Expected) -> tuple[str, str, str
 
 
 def _build(folder: Path, cache: Path, expected: Expected) -> tuple[str, str, str]:
-    toolchain: Toolchain = OrtQnnToolchain() if expected.compiles else CheckingToolchain()
     try:
-        builder = GenAIBuilderFactory.create(folder, cache_root=cache, toolchain=toolchain)
-        build = builder.set_targets([_TARGET]).set_transformation_options(OPTIONS).plan()
-        outputs = build.outputs()
+        _outputs(folder, cache, CheckingToolchain())
     except _NotCompiledError:
-        outputs = None
+        pass
     except BuildError as error:
-        return "refused", str(error), _message_fault(str(error))
+        return "refused", str(error), _message_fault(error, folder, cache)
     if expected.must_fail:
         return "built", "", "this must not build"
-    return (
-        "built",
-        "",
-        _model_fault(folder, cache, outputs if expected.compiles else None, expected),
-    )
+    if not expected.compiles:
+        return "built", "", _model_fault(folder, cache, None, expected)
+    try:
+        outputs = _outputs(folder, cache, OrtQnnToolchain())
+    except BuildError as error:
+        return "refused", str(error), _message_fault(error, folder, cache)
+    return "compiled", "", _model_fault(folder, cache, outputs, expected)
 
 
-def _message_fault(message: str) -> str:
+def _outputs(folder: Path, cache: Path, toolchain: Toolchain) -> BuildOutputs:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnknownArchitectureWarning)
+        builder = GenAIBuilderFactory.create(folder, cache_root=cache, toolchain=toolchain)
+    return builder.set_targets([_TARGET]).set_transformation_options(OPTIONS).plan().outputs()
+
+
+def _message_fault(error: BuildError, folder: Path, cache: Path) -> str:
+    message = str(error)
+    if f"{cache}/model/." in message:
+        return "the message names a file that is gone"
+    if str(folder) not in message and not isinstance(error, _OF_NO_FILE):
+        return "the message names no file of the user's"
     if "\n" in message or "\r" in message:
         return "the message has several lines"
     if len(message) > _LONGEST_MESSAGE:
@@ -218,18 +237,19 @@ def _good(one: StageComparison, *, odd: bool) -> bool:
 
 
 def _stage_files(cache: Path) -> dict[str, dict[GraphShape, list[Path]]]:
-    """Whole models and quantized parts of a build that went no further, as the cache has them."""
-    found: dict[str, dict[GraphShape, list[Path]]] = {"model": {}, "qdq": {}}
+    """Whole models and quantized parts, as the cache has them; of parts made twice either one."""
+    found: dict[str, dict[GraphShape, dict[str, Path]]] = {"model": {}, "qdq": {}}
     for path in sorted(cache.rglob("*.onnx")):
         kind = "qdq" if path.name.endswith(".qdq.onnx") else path.stem
         stage = path.parent.name.partition("_")[0]
         if kind == "qdq" or (kind == "model" and stage == "arcl"):
             shape = model_shape(load_model(path))
             assert shape is not None
-            found[kind].setdefault(shape, []).append(path)
-    for paths in found["qdq"].values():
-        paths.sort(key=lambda path: path.name)
-    return found
+            found[kind].setdefault(shape, {})[path.name] = path
+    return {
+        kind: {shape: [paths[name] for name in sorted(paths)] for shape, paths in shapes.items()}
+        for kind, shapes in found.items()
+    }
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int]]:

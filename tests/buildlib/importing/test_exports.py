@@ -15,7 +15,7 @@ from buildlib.encodings.model import Encodings
 from buildlib.errors import InvalidShapeError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
-from buildlib.importing.importer import ImportModel, import_model, is_canonical
+from buildlib.importing.importer import ImportModel, is_canonical
 from buildlib.passes.mha2sha import convert_mha2sha
 from buildlib.passes.split import split_model
 
@@ -38,7 +38,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Imported:
 
     def make(name: str, shape: GraphShape | None) -> Path:
         out = folder / f"{name}_{shape}" / "model.onnx"
-        return out if out.is_file() else import_model(EXPORTS / name / "model.onnx", shape, out)
+        return out if out.is_file() else ImportModel(shape).run(EXPORTS / name / "model.onnx", out)
 
     return make
 
@@ -69,7 +69,7 @@ def test_an_import_is_canonical(name: str, imported: Imported, tmp_path: Path) -
     path = imported(name, GraphShape(4, 16))
     model = ir.load(path)
     assert is_canonical(model)
-    again = import_model(path, None, tmp_path / "again" / "model.onnx")
+    again = ImportModel().run(path, tmp_path / "again" / "model.onnx")
     assert again.read_bytes() == path.read_bytes()
     one_head = convert_mha2sha(path, tmp_path / "sha" / "model.onnx")
     feeds = _noise(path)
@@ -117,7 +117,7 @@ def test_the_encodings_of_heads_are_joined_to_one_that_holds_them_all(imported: 
 
 def test_a_symbolic_export_needs_a_shape(tmp_path: Path) -> None:
     with pytest.raises(InvalidShapeError, match="symbolic"):
-        import_model(EXPORTS / "torchscript-llama" / "model.onnx", None, tmp_path / "model.onnx")
+        ImportModel().run(EXPORTS / "torchscript-llama" / "model.onnx", tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 
 

@@ -18,7 +18,7 @@ from buildlib.errors import BuildError, UnsupportedGraphError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
-from buildlib.importing.importer import ImportModel, import_model
+from buildlib.importing.importer import ImportModel
 
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 AR, PAST, DIM = 4, 8, 8
@@ -163,7 +163,7 @@ def _refused(
     change(model)
     source = save_model(model, tmp_path / "source" / "model.onnx")
     with pytest.raises(UnsupportedGraphError) as caught:
-        import_model(source, GraphShape(4, 16), tmp_path / "out" / "model.onnx")
+        ImportModel(GraphShape(4, 16)).run(source, tmp_path / "out" / "model.onnx")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
     return caught.value

@@ -22,7 +22,7 @@ from buildlib.errors import (
 from buildlib.graph.files import load_model
 from buildlib.graph.llama import export_onnx
 from buildlib.graph.shape import GraphShape
-from buildlib.importing.importer import import_model
+from buildlib.importing.importer import ImportModel
 from buildlib.lora.adapters import Adapters
 from buildlib.lora.branches import LoraBranches
 from buildlib.lora.calibrate import calibrate_adapters
@@ -297,7 +297,7 @@ def test_fused_modules_of_a_fused_graph_stay_whole(
     make_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
     (export,) = (Path(__file__).parents[2] / "fixtures/exports/dynamo-phi3").glob("*.onnx")
-    import_model(export, GraphShape(8, 32), tmp_path / "model.onnx")
+    ImportModel(GraphShape(8, 32)).run(export, tmp_path / "model.onnx")
     modules = {"self_attn.qkv_proj": (32, 64), "mlp.gate_up_proj": (32, 48)}
     folder = make_adapter(tmp_path / "f", modules)
     adapters = adapters_of(folder, tmp_path)

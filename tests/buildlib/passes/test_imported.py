@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from buildlib.graph.shape import GraphShape
-from buildlib.importing.importer import import_model
+from buildlib.importing.importer import ImportModel
 from buildlib.passes.arcl import convert_arcl
 from buildlib.passes.mha2sha import convert_mha2sha
 from tests.buildlib.passes.decoders import run_once
@@ -19,7 +19,7 @@ EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 )
 def test_heads_of_an_import_come_apart(name: str, tmp_path: Path) -> None:
     source = EXPORTS / name / "model.onnx"
-    model = import_model(source, GraphShape(4, 32), tmp_path / "m.onnx")
+    model = ImportModel(GraphShape(4, 32)).run(source, tmp_path / "m.onnx")
     other = convert_arcl(model, GraphShape(2, 16), tmp_path / "other.onnx")
     expected, found = (
         run_once(other),

@@ -16,7 +16,6 @@ from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.reference.host_loop import HostLoop, token_losses
-from buildlib.reference.inputs import table_rows
 from buildlib.reference.runners import OnnxRunner, part_sizes
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def test_the_embedding_table_can_lie_on_the_host(
     for datatype, tolerance in tolerances.items():
         table = write_table(tiny_export / "model.onnx", tmp_path / datatype, datatype)
         runners = {16: [OnnxRunner(model, n_threads=1)]}
-        with HostLoop(runners, config, embed=table_rows(table)) as hosted:
+        with HostLoop(runners, config, embed=table.rows) as hosted:
             found = hosted.feed(tokens)
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
         assert (datatype == "float32") == (np.abs(found - expected).max() < 1e-4)

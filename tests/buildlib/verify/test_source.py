@@ -11,7 +11,7 @@ from buildlib.errors import ModelFileError
 from buildlib.graph.files import load_model
 from buildlib.graph.interface import model_shape
 from buildlib.graph.shape import GraphShape
-from buildlib.importing.importer import import_model
+from buildlib.importing.importer import ImportModel
 from buildlib.passes.arcl import convert_arcl
 from buildlib.verify.models import StageModels
 from buildlib.verify.source import SourceRunner, source_part
@@ -27,7 +27,7 @@ def test_an_import_computes_what_the_export_does(name: str, tmp_path: Path) -> N
     export = EXPORTS / name / "model.onnx"
     config = load_config(EXPORTS / name / "config.json")
     is_fixed = model_shape(load_model(export)) is not None or name.endswith("fixed")
-    imported = import_model(export, None if is_fixed else ASKED, tmp_path / "model.onnx")
+    imported = ImportModel(None if is_fixed else ASKED).run(export, tmp_path / "model.onnx")
     shape = model_shape(load_model(imported))
     assert shape is not None
     one = GraphShape(1, shape.cl)
@@ -48,7 +48,7 @@ def test_a_wrong_head_order_is_seen(tmp_path: Path) -> None:
     """The adapter checks the import and not itself: exchanged heads must show."""
     export = EXPORTS / "torchscript-llama" / "model.onnx"
     config = load_config(export.with_name("config.json"))
-    imported = import_model(export, ASKED, tmp_path / "model.onnx")
+    imported = ImportModel(ASKED).run(export, tmp_path / "model.onnx")
     source = SourceRunner(export, config, ASKED)
 
     class Exchanged(SourceRunner):

@@ -24,7 +24,8 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 COMMANDS = [
     (), ("build",), ("inspect",), ("generate",), ("perplexity",), ("bench",), ("report",),
     ("devices",), ("demo",), ("doctor",), ("device",), ("device", "start"), ("device", "ls"),
-    ("device", "stop"), ("device", "rm"),
+    ("device", "stop"), ("device", "rm"), ("cache",), ("cache", "ls"), ("cache", "show"),
+    ("cache", "verify"), ("cache", "prune"),
 ]  # fmt: skip
 
 

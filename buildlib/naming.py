@@ -1,0 +1,45 @@
+"""Errors in terms of the user's files, where a stage worked on copies of them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from buildlib.errors import BuildError, EncodingsError
+from buildlib.source import ModelSource, OnnxSource
+
+
+@contextmanager
+def naming(source: ModelSource, copies: Mapping[Path, Path] | None = None) -> Iterator[None]:
+    """Let errors name the files of `source`.
+
+    An error about the encoding of a tensor also says which file that is in, or should be.
+
+    Args:
+        source: what is built.
+        copies: files that go away with the stage, and whose copies they are.
+    """
+    try:
+        yield
+    except BuildError as error:
+        args = _in_terms_of(source, copies or {}, error)
+        if args == error.args:
+            raise
+        raise type(error)(*args) from error
+
+
+def _in_terms_of(
+    source: ModelSource, copies: Mapping[Path, Path], error: BuildError
+) -> tuple[object, ...]:
+    names = {str(copy): str(real) for copy, real in copies.items()}
+    args = tuple(_renamed(arg, copies, names) for arg in error.args)
+    if isinstance(error, EncodingsError) and isinstance(source, OnnxSource):
+        file = str(source.encodings or source.model)
+        if args[0] != file:
+            return file, f"{error.subject}: {error.reason}"
+    return args
+
+
+def _renamed(value: object, paths: Mapping[Path, Path], names: Mapping[str, str]) -> object:
+    if isinstance(value, Path):
+        return paths.get(value, value)
+    return names.get(value, value) if isinstance(value, str) else value
