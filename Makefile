@@ -1,7 +1,7 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check format test demo wheel-check
+.PHONY: setup check format test fuzz demo wheel-check
 
 setup:
 	python3 -m venv .venv
@@ -19,6 +19,10 @@ format:
 
 test:
 	$(PYTHON) -m pytest
+
+# Thousands of damaged models; `QNNFARM_FUZZ_SEED=7 make fuzz` for others.
+fuzz:
+	$(PYTHON) -m pytest -n 0 -s -m slow tests/fuzz
 
 demo:
 	$(PYTHON) -m harness.cli demo

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buildlib.cache import CacheEntry, StageCache
-from buildlib.checkpoint.layout import MODEL_FILE
+from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
+from buildlib.encodings.model import Encodings
 from buildlib.graph.shape import GraphShape
 from buildlib.memory import available_memory
 from buildlib.naming import naming
@@ -16,7 +17,15 @@ from buildlib.package import Prepared
 from buildlib.passes.balance import Apart, choose_splits
 from buildlib.passes.split import model_weights
 from buildlib.plan import MAX_PART_BYTES, BuildPlan, Part, integer_bytes, own_shape, parts
-from buildlib.runner import OnStage, StageRecord, StageRunner, check_unchanged, hash_inputs
+from buildlib.quantize.caches import check_same_caches
+from buildlib.runner import (
+    OnStage,
+    StageRecord,
+    StageRunner,
+    check_unchanged,
+    hash_inputs,
+    hash_texts,
+)
 from buildlib.schedule import Task, default_workers, run_bounded
 from buildlib.source import ModelSource, OnnxSource
 from buildlib.stages import MULTI_HEAD
@@ -134,7 +143,7 @@ class Build:
         binaries = tuple(part.binary for part in built)
         compiled = [part.compiled for part in built]
         container = runner.package(
-            plan, main.prepared, compiled, binaries, self.sources.main, main.inputs
+            plan, main.prepared, compiled, binaries, self.name, self._inputs(ready)
         )
 
         def files(of: Callable[[GraphShape, "BuiltPart"], Path]) -> PartFiles:
@@ -173,7 +182,7 @@ class Build:
         Raises:
             BuildError: any of its kinds; that a comparison fails is in the report.
         """
-        from buildlib.verify.build import verify_build
+        from buildlib.verification import verify_build
 
         outputs = self.outputs(on_stage)
         toolchain = self.toolchain if emulator else None
@@ -197,7 +206,32 @@ class Build:
         for source, export in exports.items():
             entry, prepared = runner.prepare(source, export, plan)
             ready[source] = Ready(entry, prepared, inputs[source])
+        self._check_caches(ready)
         return plan, ready
+
+    def _check_caches(self, ready: "Mapping[ModelSource, Ready]") -> None:
+        """See that attached models and the main one mean the same by their caches."""
+        if len(ready) < 2:
+            return
+        names = {
+            source: f"the model attached for AR {ar}" for ar, source in self.sources.by_ar.items()
+        }
+        check_same_caches(
+            {
+                names.get(source, "the main model"): Encodings.load(
+                    one.prepared.model / ENCODINGS_FILE
+                )
+                for source, one in ready.items()
+            }
+        )
+
+    def _inputs(self, ready: "Mapping[ModelSource, Ready]") -> dict[str, str]:
+        """Hashes of everything that the container was built from."""
+        main = self.sources.main
+        hashes = {**ready[main].inputs, **hash_texts(main)}
+        for ar, source in self.sources.by_ar.items():
+            hashes |= {f"ar{ar}/{name}": sha for name, sha in ready[source].inputs.items()}
+        return hashes
 
     def _shape_for(self, source: ModelSource) -> GraphShape | None:
         """The largest shape that is made of a source: so few calls calibrate it.

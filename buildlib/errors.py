@@ -28,7 +28,7 @@
     ├── InputFileError
     ├── CacheError
     ├── CancelledError
-    ├── VerificationFailedError
+    └── VerificationFailedError
 
 `str(error)` is one line for the user: what is wrong, where, and what to do. All data goes to
 `super().__init__`, so that every error survives pickling on its way out of a worker process.

@@ -23,19 +23,22 @@ from buildlib.plan import BuildPlan, Part
 from buildlib.source import CheckpointSource, ModelSource, OnnxSource
 from buildlib.toolchains.base import Toolchain
 
+_GRAPHS = ("stages.py", "checkpoint", "encodings", "graph", "passes/base.py")
+_WEIGHTS = (*_GRAPHS, "quantize", "reference")
+
 # The code of each stage, as sources of this package: a changed pass must not find its old results.
 _CODE: Mapping[Operation, tuple[str, ...]] = MappingProxyType(
     {
-        "export": ("checkpoint", "encodings", "graph", "quantize", "reference"),
-        "lora": ("encodings", "graph", "lora", "passes", "quantize", "reference"),
-        "embedding": ("embedding", "encodings", "graph", "passes"),
-        "import": ("encodings", "graph", "importing", "passes"),
-        "arcl": ("encodings", "graph", "passes/base.py", "passes/arcl.py"),
-        "transform": ("encodings", "graph", "passes"),
-        "quantize": ("encodings", "graph", "quantize", "reference"),
-        "convert": ("encodings", "graph", "quantize", "toolchains"),
-        "compile": ("toolchains",),
-        "package": ("container", "package.py"),
+        "export": _WEIGHTS,
+        "import": (*_GRAPHS, "importing", "passes", "quantize/export.py"),
+        "quantize": _WEIGHTS,
+        "lora": (*_WEIGHTS, "container", "lora"),
+        "embedding": (*_GRAPHS, "container", "embedding"),
+        "arcl": (*_GRAPHS, "passes/arcl.py"),
+        "transform": (*_GRAPHS, "passes"),
+        "convert": (*_WEIGHTS, "toolchains"),
+        "compile": ("stages.py", "toolchains"),
+        "package": ("stages.py", "checkpoint", "container", "embedding", "package.py"),
     }
 )
 _COMPILED = frozenset({"convert", "compile", "package"})  # what the toolchain's versions decide
@@ -258,11 +261,13 @@ class StageRunner:
     ) -> CacheEntry:
         text = source.calibration_text
         adapters = LoraSet.load(config.lora_config_path)
-        paths = sorted(path for a in adapters.adapters for path in a.path.glob("adapter_*"))
-        hashes = {
-            f"{path.parent.name}/{path.name}": digest.sha256
-            for path, digest in hash_files(paths, self._cache_root / MEMO_FILE).items()
+        paths = {
+            f"{adapter.name}/{path.name}": path
+            for adapter in adapters.adapters
+            for path in sorted(adapter.path.glob("adapter_*"))
         }
+        digests = hash_files(paths.values(), self._cache_root / MEMO_FILE)
+        hashes = {name: digests[path].sha256 for name, path in paths.items()}
         options = {
             "lora_config": config.model_dump(mode="json", exclude={"lora_config_path"}),
             "adapters": [adapter.name for adapter in adapters.adapters],
@@ -284,7 +289,7 @@ class StageRunner:
         prepared: Prepared,
         compiled: Sequence[CacheEntry],
         binaries: Sequence[Path],
-        source: ModelSource,
+        model_name: str,
         inputs: Mapping[str, str],
     ) -> Path:
         """The container."""
@@ -293,7 +298,7 @@ class StageRunner:
         hashes = hash_files(extras.values(), self._cache_root / MEMO_FILE)
         config = {
             "target": str(plan.target),
-            "model": source.name,
+            "model": model_name,
             "options": plan.as_options(),
             "genie_config": json.loads(composition.genie_config.to_json()),
         }
@@ -310,7 +315,7 @@ class StageRunner:
             lambda folder: package(
                 folder / _CONTAINER,
                 plan=plan,
-                model_name=source.name,
+                model_name=model_name,
                 prepared=prepared,
                 composition=composition,
                 inputs=inputs,
@@ -354,8 +359,14 @@ def hash_inputs(source: ModelSource, cache_root: Path) -> dict[str, str]:
     Raises:
         InputFileError: one cannot be read.
     """
-    digests = hash_files(source.inputs(), cache_root / MEMO_FILE)
-    return {path.name: digest.sha256 for path, digest in digests.items()}
+    files = source.inputs()
+    digests = hash_files(files.values(), cache_root / MEMO_FILE)
+    return {name: digests[path].sha256 for name, path in files.items()}
+
+
+def hash_texts(source: ModelSource) -> dict[str, str]:
+    """SHA-256 of what else decides what is built, by name."""
+    return {name: _sha256(text) for name, text in source.texts().items()}
 
 
 def check_unchanged(source: ModelSource, before: Mapping[str, str], cache_root: Path) -> None:

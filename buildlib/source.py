@@ -36,13 +36,22 @@ class OnnxSource:
         """Where the model and its external data lie."""
         return self.model.parent
 
-    def inputs(self) -> list[Path]:
-        """Every file that decides what is built; configuration and text come on top."""
+    def inputs(self) -> dict[str, Path]:
+        """Every file that decides what is built, by what it is there for."""
         from buildlib.graph.files import external_tensors, load_model
 
         data = {Path(tensor.path) for tensor in external_tensors(load_model(self.model))}
-        own = [self.model, self.tokenizer, *([self.encodings] if self.encodings else [])]
-        return [*own, *sorted(data)]
+        files = {path.name: path for path in sorted(data)}
+        files |= {self.model.name: self.model, TOKENIZER_FILE: self.tokenizer}
+        if self.encodings is not None:
+            files[ENCODINGS_FILE] = self.encodings
+        return files
+
+    def texts(self) -> dict[str, str]:
+        """What else decides it, by the names that it has as files."""
+        calibration = self.calibration_text
+        text = {} if calibration is None else {CALIBRATION_TEXT.as_posix(): calibration}
+        return {CONFIG_FILE: self.config, **text}
 
 
 @dataclass(frozen=True)
@@ -57,11 +66,15 @@ class CheckpointSource:
         """Name of the model: that of its folder."""
         return self.folder.resolve().name
 
-    def inputs(self) -> list[Path]:
-        """Every file that decides what is built; the calibration text comes on top."""
-        names = (CONFIG_FILE, TOKENIZER_FILE)
-        weights = sorted(self.folder.glob("*.safetensors*"))
-        return [path for path in (self.folder / name for name in names) if path.is_file()] + weights
+    def inputs(self) -> dict[str, Path]:
+        """Every file that decides what is built, by name."""
+        paths = [self.folder / CONFIG_FILE, self.folder / TOKENIZER_FILE]
+        paths += sorted(self.folder.glob("*.safetensors*"))
+        return {path.name: path for path in paths if path.is_file()}
+
+    def texts(self) -> dict[str, str]:
+        """What else decides it, by the names that it has as files."""
+        return {CALIBRATION_TEXT.as_posix(): self.calibration_text}
 
 
 ModelSource = OnnxSource | CheckpointSource

@@ -1,11 +1,8 @@
 """Write the embedding table of a model as the file that Genie maps."""
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +10,11 @@ import onnx_ir as ir
 
 from buildlib.embedding.config import EmbedDatatype, EmbeddingConfig, table_grid
 from buildlib.embedding.extraction import find_lookup, table_of
-from buildlib.encodings.attached import attach, encoding_of
-from buildlib.encodings.model import Encodings
+from buildlib.encodings.attached import encoding_of
 from buildlib.errors import EncodingsError, ModelFileError
-from buildlib.graph.files import load_model
+from buildlib.graph.files import appearing
 from buildlib.graph.infer import static_shape
-from buildlib.passes.base import ENCODINGS_SUFFIX
+from buildlib.passes.base import read
 
 _CHUNK_BYTES = 8 << 20
 
@@ -38,10 +34,7 @@ def write_table(model_path: Path, out_path: Path, datatype: EmbedDatatype) -> Em
         ModelFileError: the model looks nothing up.
         EncodingsError: the table holds what is not finite.
     """
-    model = load_model(model_path)
-    encodings = model_path.with_suffix(ENCODINGS_SUFFIX)
-    if encodings.is_file():
-        attach(model, Encodings.load(encodings))
+    model = read(model_path)
     lookup = find_lookup(model)
     if lookup is None:
         raise ModelFileError(model_path, "it looks token ids up in no table")
@@ -52,7 +45,7 @@ def write_table(model_path: Path, out_path: Path, datatype: EmbedDatatype) -> Em
     if datatype != "float32":
         encoding = encoding_of(lookup.outputs[0]) or encoding_of(table)
         grid = table_grid(datatype, encoding, *_range(table))
-    with _appearing(out_path) as file:
+    with appearing(out_path) as file:
         for rows in _chunks(table):
             file.write((rows if grid is None else grid.quantize(rows)).tobytes())
     return EmbeddingConfig(
@@ -62,22 +55,6 @@ def write_table(model_path: Path, out_path: Path, datatype: EmbedDatatype) -> Em
         embed_quant_offset=None if grid is None else -grid.zero_point[0],
         embed_quant_scale=None if grid is None else grid.scale[0],
     )
-
-
-@contextlib.contextmanager
-def _appearing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its name once it is whole and synced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def _chunks(table: ir.Value) -> Iterator[npt.NDArray[np.float32]]:

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ValidationError
 from pydantic_core import to_json
 
-from buildlib.encodings.aimet_1_0_0 import fault
+from buildlib.encodings.entries import named
 from buildlib.encodings.fields import (
     Json,
     MalformedError,
@@ -46,16 +45,15 @@ def read(data: Json) -> Encodings:
 
 
 def _read_tensor(name: str, cells: object) -> Encoding:
-    try:
-        if not isinstance(cells, list) or not cells:
-            raise MalformedError(f"its encodings are {shown(cells)}")
-        if not all(isinstance(cell, dict) for cell in cells):
-            raise MalformedError("one of its encodings is no object")
-        return Encoding(name=name, **_grid(cells))
-    except ValidationError as error:
-        raise MalformedError(f"{shown(name)}: {fault(error)}") from error
-    except MalformedError as error:
-        raise MalformedError(f"{shown(name)}: {error}") from error
+    return named(name, lambda: _grid(_checked(cells)))
+
+
+def _checked(cells: object) -> list[Json]:
+    if not isinstance(cells, list) or not cells:
+        raise MalformedError(f"its encodings are {shown(cells)}")
+    if not all(isinstance(cell, dict) for cell in cells):
+        raise MalformedError("one of its encodings is no object")
+    return cells
 
 
 def _grid(cells: list[Json]) -> Json:

@@ -9,9 +9,9 @@ known.
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from pydantic import ValidationError
 from pydantic_core import to_json
 
+from buildlib.encodings.entries import read_entry
 from buildlib.encodings.fields import (
     Json,
     MalformedError,
@@ -35,34 +35,16 @@ def read(data: Json) -> Encodings:
     Raises:
         MalformedError: it says which tensor.
     """
-    groups = {group: tuple(map(read_entry, field(data, group, list))) for group in _GROUPS}
+    groups = {
+        group: tuple(read_entry(entry, _grid) for entry in field(data, group, list))
+        for group in _GROUPS
+    }
     return Encodings(
         activation_encodings=groups["activation_encodings"],
         param_encodings=groups["param_encodings"],
         excluded_layers=tuple(map(str, optional(data, "excluded_layers", list) or ())),
         quantizer_args=optional(data, "quantizer_args", dict),
     )
-
-
-def read_entry(entry: object) -> Encoding:
-    """One encoding of a list."""
-    if not isinstance(entry, dict):
-        raise MalformedError(f"an encoding is {shown(entry)}")
-    name = field(entry, "name", str)
-    try:
-        return Encoding(name=name, **_grid(entry))
-    except ValidationError as error:
-        raise MalformedError(f"{shown(name)}: {fault(error)}") from error
-    except MalformedError as error:
-        raise MalformedError(f"{shown(name)}: {error}") from error
-
-
-def fault(error: ValidationError) -> str:
-    """What is wrong with one encoding."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    said = str(first["msg"]).removeprefix("Value error, ")
-    return f"{where}: {said}" if where else said
 
 
 def _grid(entry: Json) -> Json:

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ValidationError
 from pydantic_core import to_json
 
-from buildlib.encodings.aimet_1_0_0 import fault
+from buildlib.encodings.entries import read_entry
 from buildlib.encodings.fields import (
     Json,
     MalformedError,
@@ -38,23 +37,11 @@ def read(data: Json) -> Encodings:
     Raises:
         MalformedError: it says which tensor.
     """
-    found = [_read_entry(entry) for entry in field(data, "encodings", list)]
+    found = [read_entry(entry, _grid) for entry in field(data, "encodings", list)]
     return Encodings(
         activation_encodings=tuple(e for e in found if e.enc_type == "PER_TENSOR"),
         param_encodings=tuple(e for e in found if e.enc_type != "PER_TENSOR"),
     )
-
-
-def _read_entry(entry: object) -> Encoding:
-    if not isinstance(entry, dict):
-        raise MalformedError(f"an encoding is {shown(entry)}")
-    name = field(entry, "name", str)
-    try:
-        return Encoding(name=name, **_grid(entry))
-    except ValidationError as error:
-        raise MalformedError(f"{shown(name)}: {fault(error)}") from error
-    except MalformedError as error:
-        raise MalformedError(f"{shown(name)}: {error}") from error
 
 
 def _grid(entry: Json) -> Json:

@@ -4,8 +4,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import onnx_ir as ir
 from buildlib.errors import ModelFileError
 
 _SHOWN = 80  # characters of a name from a file, in messages
+_CONSTANTS = frozenset({"Constant", "ConstantOfShape"})
 
 
 def load_model(path: Path) -> ir.Model:
@@ -43,12 +45,16 @@ def save_model(model: ir.Model, path: Path) -> Path:
     not at all. ONNX Runtime refuses weights outside the model's folder, so links they must be.
 
     Raises:
-        ModelFileError: it holds what ONNX cannot say.
+        ModelFileError: it holds what ONNX cannot say, or weights of two files of one name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for source in {tensor.path for tensor in external_tensors(model)}:
-        if Path(source).parent.resolve() != path.parent.resolve():
-            link_into(Path(source), path.parent)
+    sources: dict[str, Path] = {}
+    for source in {Path(tensor.path) for tensor in external_tensors(model)}:
+        if sources.setdefault(source.name, source) != source:
+            raise ModelFileError(path, f"it has weights in two files called {source.name!r}")
+    for source in sources.values():
+        if source.parent.resolve() != path.parent.resolve():
+            link_into(source, path.parent)
     try:
         data = ir.to_proto(model).SerializeToString(deterministic=True)
     except Exception as error:  # protobuf and onnx_ir raise many kinds
@@ -58,10 +64,15 @@ def save_model(model: ir.Model, path: Path) -> Path:
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """The initializers that lie outside the model file."""
+    """The initializers, and the values of constant nodes, that lie outside the model file."""
     for value in model.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor):
             yield value.const_value
+    for node in model.graph:
+        if node.op_type in _CONSTANTS and "value" in node.attributes:
+            given = node.attributes["value"].value
+            if isinstance(given, ir.ExternalTensor):
+                yield given
 
 
 def tensor_array(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
@@ -100,11 +111,18 @@ def link_into(source: Path, folder: Path, name: str | None = None) -> Path:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write through a temporary file in the same folder, synced before it takes the name."""
+    with appearing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its name once it is whole and synced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
@@ -115,9 +133,13 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def _file_size(model_path: Path, tensor: ir.ExternalTensor) -> int:
     """Bytes of the file that a tensor lies in, which is beside the model."""
+    name = str(tensor.name)[:_SHOWN]
+    if not isinstance(tensor.location, str):  # onnx_ir keeps bytes that are no UTF-8
+        raise ModelFileError(
+            model_path, f"the weights file of tensor {name!r} has no readable name"
+        )
     location = Path(tensor.location)
     if location.name != str(location):
-        name = str(tensor.name)[:_SHOWN]
         raise ModelFileError(model_path, f"tensor {name!r} lies outside the model's folder")
     try:
         return (model_path.parent / location).stat().st_size

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from buildlib.errors import InvalidShapeError
 
+LONGEST_CONTEXT = 1 << 20
+
 
 @dataclass(frozen=True, order=True)
 class GraphShape:
@@ -25,6 +27,8 @@ class GraphShape:
             raise InvalidShapeError(self.ar, self.cl, "AR must be at least 1")
         if self.cl <= self.ar:
             raise InvalidShapeError(self.ar, self.cl, "CL must be larger than AR")
+        if self.cl > LONGEST_CONTEXT:
+            raise InvalidShapeError(self.ar, self.cl, f"CL can be {LONGEST_CONTEXT} at most")
         if self.cl % self.ar:
             reason = (
                 f"AR must divide CL; divisors near {self.ar}: {_near_divisors(self.ar, self.cl)}"

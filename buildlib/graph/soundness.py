@@ -19,6 +19,7 @@ from buildlib.graph.infer import infer_shapes, static_shape
 
 _LONGEST_NAME = 1000
 _CHUNK = 1 << 22
+_OF_TYPES = ("inconsistent type", "unsupported type")
 _REAL = frozenset({
     ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE,
 })  # fmt: skip
@@ -34,12 +35,16 @@ def check_model(model: ir.Model, path: Path) -> None:
     """
     if not len(model.graph):
         raise ModelFileError(path, "it holds no graph")
+    if model.ir_version > onnx.IR_VERSION:
+        reason = f"it is of ONNX IR version {model.ir_version}; known are versions up to"
+        raise ModelFileError(path, f"{reason} {onnx.IR_VERSION}")
     for name in _names(model):
         if len(name) > _LONGEST_NAME or not name.isprintable():
             shown = f"{name[:40]!r}..., {len(name)} characters"
             raise ModelFileError(path, f"a name in it cannot be used: {shown}")
     for node in model.graph:
         _check_opset(node, model, path)
+    _check_operand_types(model, path)
     made = [str(value.name) for value in model.graph.inputs]
     made += [str(value.name) for node in model.graph for value in node.outputs if value.name]
     name, count = Counter(made).most_common(1)[0] if made else ("", 1)
@@ -129,12 +134,32 @@ def check_types(model: ir.Model, path: Path) -> None:
             raise ModelFileError(path, f"{value.name} is {value.shape} by its inputs, not {dims}")
 
 
+def _check_operand_types(model: ir.Model, path: Path) -> None:
+    """No operator gets a type that it cannot take; shapes may be symbolic, and are not judged."""
+    try:
+        proto = ir.to_proto(model)
+        del proto.graph.value_info[:]
+        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True)
+    except onnx.shape_inference.InferenceError as error:
+        said = str(error).splitlines()[0]
+        if any(words in said for words in _OF_TYPES):
+            reason = f"its operators do not fit ({shown(said[:200])})"
+            raise ModelFileError(path, reason) from error
+    except Exception as error:  # protobuf, onnx and onnx_ir raise many kinds
+        raise ModelFileError(path, f"not a sound ONNX model ({type(error).__name__})") from error
+
+
 def _check_opset(node: ir.Node, model: ir.Model, path: Path) -> None:
     """An operator that ONNX defines must be one of the model's opset, with its attributes."""
-    version = model.opset_imports.get(node.domain)
-    if version is None or not onnx.defs.has(node.op_type, node.domain):
-        return
     where = f"{node.op_type} ({str(node.name)!r})"
+    version = model.opset_imports.get(node.domain)
+    if version is None:
+        raise ModelFileError(path, f"it names no opset for its {where}")
+    newest = onnx.defs.onnx_opset_version()
+    if not node.domain and version > newest:
+        raise ModelFileError(path, f"it has opset {version}; known are opsets up to {newest}")
+    if not onnx.defs.has(node.op_type, node.domain):
+        return
     if not onnx.defs.has(node.op_type, version, node.domain):
         raise ModelFileError(path, f"it has opset {version}, which has no {where}")
     known = onnx.defs.get_schema(node.op_type, version, node.domain).attributes

@@ -1,4 +1,4 @@
-"""Elementwise operators: residuals, biases, gains, activations, scales, masks, rotations."""
+"""Elementwise operators: residuals, biases, activations, scales, masks, rotations."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +10,7 @@ from buildlib.importing.attention import Attention
 from buildlib.importing.bases import Normed
 from buildlib.importing.gather import Gatherer, Placed, feature_vector
 from buildlib.importing.linear import Projections, vector_value
+from buildlib.importing.normalisation import Normalisations, operand, same_form
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.values import Abstract, Form, Known, Numbers, Scores, Stat, Weight
 from buildlib.importing.writer import Writer
@@ -32,6 +33,7 @@ class Elementwise:
         self.gather = gather
         self.projections = projections
         self.attention = attention
+        self.norms = Normalisations(writer, gather)
         self._handlers: dict[str, Handler] = {
             "Add": self._add,
             "Sub": self._sub,
@@ -39,13 +41,13 @@ class Elementwise:
             "Div": self._div,
             "Neg": self._neg,
             "Pow": self._pow,
-            "ReduceMean": self._mean,
+            "ReduceMean": self.norms.mean,
             "Softmax": self._softmax,
             "Where": self._where,
             "IsNaN": self._is_nan,
             "Swish": self._swish,
-            "SimplifiedLayerNormalization": self._norm_operator,
-            "RMSNormalization": self._norm_operator,
+            "SimplifiedLayerNormalization": self.norms.operator,
+            "RMSNormalization": self.norms.operator,
         }
 
     def apply(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
@@ -60,9 +62,9 @@ class Elementwise:
             known = [part.known if isinstance(part, Weight) else part for part in inputs]
             return handler(node, list(known))
         if isinstance(first, Stat) and node.op_type in {"Sqrt", "Reciprocal"}:
-            return self._root(node, first)
+            return self.norms.root(node, first)
         if node.op_type in _UNARY and isinstance(first, Form):
-            placed = self._placed(node, first, 0)
+            placed = self.gather.placed(first, operand(node, 0))
             given = {name: attribute.value for name, attribute in node.attributes.items()}
             return placed.onto(
                 self.writer.new([placed.rows], node.op_type, node.outputs[0], **given), node
@@ -71,8 +73,9 @@ class Elementwise:
 
     def _add(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
         first, second = inputs
+        index = 0
         if isinstance(first, Known):
-            first, second = second, first
+            first, second, index = second, first, 1
         if isinstance(first, Form) and isinstance(second, Form):
             return self._sum(node, first, second, "Add")
         if isinstance(first, Scores) and isinstance(second, Known):
@@ -82,14 +85,14 @@ class Elementwise:
                 raise Refusal("adds several numbers to a mean square", node)
             return first.at("mean", epsilon=first.epsilon + float(second.array.reshape(())))
         if isinstance(first, Form) and isinstance(second, Known):
-            return self._plus(node, first, second)
+            return self._plus(node, first, second, index)
         raise Refusal("is not supported on these inputs", node)
 
-    def _plus(self, node: ir.Node, form: Form, known: Known) -> Form:
+    def _plus(self, node: ir.Node, form: Form, known: Known, index: int = 0) -> Form:
         if known.varies:
             raise Refusal("adds numbers that depend on positions (learned positions?)", node)
         origin = node.outputs[0]
-        placed = self._placed(node, form, 0)
+        placed = self.gather.placed(form, operand(node, index))
         vector = self._vector(node, placed, known, placed.rows.features)
         biased = self.projections.bias(placed.rows, vector, known, origin)
         if biased is not None:
@@ -112,7 +115,10 @@ class Elementwise:
 
     def _joined(self, node: ir.Node, first: Form, second: Form, kind: str) -> Form:
         """Two activations, element by element."""
-        left, right = self._placed(node, first, 0), self._placed(node, second, 1)
+        left, right = (
+            self.gather.placed(first, operand(node, 0)),
+            self.gather.placed(second, operand(node, 1)),
+        )
         if first.shape != second.shape or not np.array_equal(left.local, right.local):
             raise Refusal(
                 f"joins tensors {first.shape} and {second.shape} in different order", node
@@ -122,36 +128,26 @@ class Elementwise:
 
     def _mul(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
         first, second = inputs
+        index = 0
         if isinstance(first, Known | Stat) and not isinstance(second, Known):
-            first, second = second, first
+            first, second, index = second, first, 1
         if isinstance(first, Form) and isinstance(second, Known):
-            return self._times(node, first, second)
+            return self._times(node, first, second, index)
         if isinstance(first, Form) and isinstance(second, Stat) and second.stage == "inverse":
-            return self._normed(node, first, second)
+            return self.norms.normed(node, first, second, index)
         if isinstance(first, Form) and isinstance(second, Form):
-            if not first.varies and _same(first, second):
+            if not first.varies and same_form(first, second):
                 return Stat(first, first.shape, "square")
             return self._joined(node, first, second, "Mul")
         if isinstance(first, Scores) and isinstance(second, Known):
             return self._scaled_scores(node, first, second.array)
         raise Refusal("is not supported on these inputs", node)
 
-    def _times(self, node: ir.Node, form: Form, known: Known) -> Form:
+    def _times(self, node: ir.Node, form: Form, known: Known, index: int = 0) -> Form:
         base = self.gather.bases.only(form.ids[0]) if form.is_plain else None
         if isinstance(base, Normed) and base.gain is None and not known.varies:
-            return self._with_gain(node, form, base, known)
+            return self.norms.with_gain(node, form, base, known, index)
         return form.scaled(known.array, varies=known.varies)
-
-    def _with_gain(self, node: ir.Node, form: Form, base: Normed, known: Known) -> Form:
-        placed = self._placed(node, form, 0)
-        numbers = np.broadcast_to(known.array, form.shape)
-        vector = feature_vector(placed, numbers, base.group)
-        if vector is None or placed.rows is not base or base.parent is None:
-            return form.scaled(known.array, varies=False)
-        origin = node.outputs[0]
-        gain = vector_value(self.writer, vector, known, f"{origin.name}_gain")
-        rows = self.writer.normed(base.parent, base.group, base.epsilon, origin, gain)
-        return placed.onto(rows, node)
 
     def _div(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
         first, second = inputs
@@ -159,9 +155,9 @@ class Elementwise:
             inverse = 1.0 / second.array.astype(np.float64)
             return self._times(node, first, Known(inverse, second.varies))
         if isinstance(first, Form) and isinstance(second, Stat) and second.stage == "root":
-            return self._normed(node, first, second)
+            return self.norms.normed(node, first, second, 0)
         if isinstance(first, Known) and isinstance(second, Stat) and _is_one(first):
-            return self._root(node, second, "Reciprocal")
+            return self.norms.root(node, second, "Reciprocal")
         if isinstance(first, Scores) and isinstance(second, Known):
             return self._scaled_scores(node, first, 1.0 / second.array.astype(np.float64))
         if isinstance(first, Form) and isinstance(second, Form):
@@ -181,7 +177,7 @@ class Elementwise:
         power = float(second.array.reshape(()))
         if isinstance(first, Stat):
             if power == 0.5:
-                return self._root(node, first, "Sqrt")
+                return self.norms.root(node, first, "Sqrt")
             if power == -0.5 and first.stage == "mean":
                 return first.at("inverse")
             raise Refusal("is not supported in a normalisation", node)
@@ -189,66 +185,9 @@ class Elementwise:
             raise Refusal("is not supported on these inputs", node)
         if power == 2.0 and not first.varies:
             return Stat(first, first.shape, "square")
-        placed = self._placed(node, first, 0)
+        placed = self.gather.placed(first, operand(node, 0))
         exponent = self.writer.constant(f"factor_{power:.9g}", np.array(power))
         rows = self.writer.new([placed.rows], "Pow", node.outputs[0], constants=[exponent])
-        return placed.onto(rows, node)
-
-    def _mean(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
-        stat = inputs[0]
-        axes: list[int] = []
-        if len(inputs) > 1 and isinstance(inputs[1], Known):
-            axes = [int(axis) for axis in inputs[1].array.reshape(-1)]
-        elif "axes" in node.attributes:
-            axes = list(node.attributes["axes"].as_ints())
-        if not isinstance(stat, Stat) or stat.stage != "square":
-            raise Refusal("takes a mean that is not the mean square of an RMSNorm", node)
-        keep = node.attributes["keepdims"].as_int() if "keepdims" in node.attributes else 1
-        if len(axes) != 1 or not keep:
-            raise Refusal(f"takes a mean over axes {axes}", node)
-        axis = axes[0] if axes[0] < 0 else axes[0] - len(stat.dims)
-        dims = list(stat.dims)
-        dims[axis] = 1
-        return Stat(stat.source, tuple(dims), "mean", axis)
-
-    def _root(self, node: ir.Node, stat: Stat, kind: str | None = None) -> Stat:
-        following = {("Sqrt", "mean"): "root", ("Reciprocal", "root"): "inverse"}
-        stage = following.get((kind or node.op_type, stat.stage))
-        if stage is None:
-            raise Refusal("is not supported in a normalisation", node)
-        return stat.at(stage)
-
-    def _normed(self, node: ir.Node, form: Form, stat: Stat) -> Form:
-        """X / sqrt(mean(x^2) + eps), with a gain of one until it is multiplied."""
-        if not _same(form, stat.source):
-            raise Refusal("divides a tensor by the size of another one", node)
-        return self._normalised(node, form, stat.axis, stat.epsilon, None)
-
-    def _norm_operator(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
-        form, gain = inputs[:2]
-        epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
-        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
-        if not isinstance(form, Form) or not isinstance(gain, Known):
-            raise Refusal("is not supported on these inputs", node)
-        if axis not in {-1, len(form.shape) - 1} or gain.array.size != form.shape[-1]:
-            raise Refusal("normalises over several axes", node)
-        value = vector_value(
-            self.writer, gain.array.reshape(-1), gain, f"{node.outputs[0].name}_gain"
-        )
-        return self._normalised(node, form, -1, epsilon, value)
-
-    def _normalised(
-        self, node: ir.Node, form: Form, axis: int, epsilon: float, gain: ir.Value | None
-    ) -> Form:
-        placed = self._placed(node, form, 0)
-        group = form.shape[axis]
-        feature = np.moveaxis(placed.feature, axis, -1)
-        steps = np.broadcast_to(np.arange(group), feature.shape)
-        if placed.rows.features % group or not np.array_equal(feature % group, steps):
-            raise Refusal("normalises over something else than a token's or head's features", node)
-        if (feature // group != feature[..., :1] // group).any():
-            raise Refusal("normalises over features of several heads", node)
-        rows = self.writer.normed(placed.rows, group, epsilon, node.outputs[0], gain)
         return placed.onto(rows, node)
 
     def _softmax(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
@@ -283,7 +222,7 @@ class Elementwise:
         alpha = node.attributes["alpha"].as_float() if "alpha" in node.attributes else 1.0
         if not isinstance(inputs[0], Form) or alpha != 1.0:
             raise Refusal("is not supported on these inputs", node)
-        placed = self._placed(node, inputs[0], 0)
+        placed = self.gather.placed(inputs[0], operand(node, 0))
         origin = node.outputs[0]
         gate = self.writer.new([placed.rows], "Sigmoid", ir.Value(name=f"{origin.name}_sigmoid"))
         return placed.onto(self.writer.new([placed.rows, gate], "Mul", origin), node)
@@ -294,11 +233,6 @@ class Elementwise:
         origins = (*scores.origins, ("scaled", node.outputs[0]))
         scale = scores.scale * float(factor.reshape(()))
         return replace(scores, scale=scale, origins=origins)
-
-    def _placed(self, node: ir.Node, form: Form, index: int) -> Placed:
-        origin = node.inputs[index]
-        assert origin is not None  # noqa: S101  (it has a form)
-        return self.gather.placed(form, origin)
 
     def _vector(self, node: ir.Node, placed: Placed, known: Known, period: int) -> Numbers:
         shape = placed.feature.shape
@@ -312,14 +246,3 @@ class Elementwise:
 
 def _is_one(known: Known) -> bool:
     return known.array.size == 1 and float(known.array.reshape(())) == 1.0
-
-
-def _same(first: Form, second: Form) -> bool:
-    if first is second:
-        return True
-    return (
-        first.is_plain
-        and second.is_plain
-        and first.shape == second.shape
-        and np.array_equal(first.ids[0], second.ids[0])
-    )

@@ -6,6 +6,10 @@ import onnx_ir as ir
 
 from buildlib.encodings.attached import encoding_of, set_encoding
 from buildlib.encodings.model import Encoding
+from buildlib.errors import EncodingsError
+from buildlib.importing.roles import Role, cache_name
+
+_SAME = 1e-6  # of scales that files round
 
 
 def follow(value: ir.Value, sources: Iterable[ir.Value], factor: float = 1.0) -> ir.Value:
@@ -20,6 +24,40 @@ def follow(value: ir.Value, sources: Iterable[ir.Value], factor: float = 1.0) ->
         if joined is not None:
             set_encoding(value, joined)
     return value
+
+
+def check_caches(model: ir.Model, roles: Iterable[Role]) -> None:
+    """What is written to a cache is read from it: encodings must mean the same by its integers.
+
+    Raises:
+        EncodingsError: names the input and the output that contradict each other.
+    """
+    outputs = {cache_name(str(value.name)): value for value in model.graph.outputs}
+    for role in roles:
+        if role.kind not in {"key", "value"}:
+            continue
+        output = outputs.get((role.kind, role.layer, role.head))
+        given = encoding_of(role.value)
+        made = None if output is None else encoding_of(output)
+        if given is not None and made is not None and not _agree(given, made):
+            reason = (
+                f"it lies on another grid than {made.name}, which is fed to it: "
+                f"{_in_words(given)} and {_in_words(made)}"
+            )
+            raise EncodingsError(given.name, reason)
+
+
+def _agree(one: Encoding, other: Encoding) -> bool:
+    kinds = [(e.dtype, e.enc_type, e.bw, e.offset) for e in (one, other)]
+    if kinds[0] != kinds[1] or len(one.scale) != len(other.scale):
+        return False
+    return all(abs(a - b) <= _SAME * a for a, b in zip(one.scale, other.scale, strict=True))
+
+
+def _in_words(encoding: Encoding) -> str:
+    if encoding.dtype != "INT" or len(encoding.scale) != 1:
+        return f"{encoding.dtype} {encoding.enc_type}"
+    return f"{encoding.bw} bits, {encoding.scale[0]:.6g} ({encoding.offset[0]})"
 
 
 def union(encodings: list[Encoding]) -> Encoding | None:

@@ -13,6 +13,7 @@ from buildlib.graph.builder import OPSET
 from buildlib.graph.infer import static_shape
 from buildlib.graph.shape import GraphShape
 from buildlib.importing.assemble import assembled
+from buildlib.importing.grids import check_caches
 from buildlib.importing.heads import UnequalHalvesRefusal
 from buildlib.importing.interpreter import Interpreter
 from buildlib.importing.probe import Probe, find_probe
@@ -83,6 +84,7 @@ class ImportModel(Pass):
     def _imported(self, model: ir.Model) -> ir.Model:
         _inline(model)
         roles = find_roles(model)
+        check_caches(model, roles)
         probe = find_probe(roles)
         try:
             reading = _read(model, roles, probe)
@@ -114,6 +116,9 @@ def _is_canonical(node: ir.Node) -> bool:
         return False
     if node.op_type == "MatMul":
         return all(value is not None and not value.is_initializer() for value in node.inputs)
+    if node.op_type == "Gemm":
+        data = node.inputs[0] if node.inputs else None
+        return data is not None and not data.is_initializer()
     if node.op_type == "Reshape":
         to = node.inputs[1] if len(node.inputs) > 1 else None
         target = to.const_value if to is not None else None

@@ -127,5 +127,13 @@ def _dynamic(model: ir.Model) -> str | None:
     return None
 
 
+def _quantized(model: ir.Model) -> str | None:
+    for node in model.graph:
+        if node.op_type in {"QuantizeLinear", "DequantizeLinear"}:
+            return f"it has {node.op_type} {node.name}"
+    return None
+
+
+FLOAT = Condition("it is a float model", _quantized)
 SORTED = Condition("every value is made once, before its use", _unsorted)
 STATIC = Condition("inputs and outputs have static shapes", _dynamic)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from buildlib.graph.infer import infer_shapes, static_shape
 from buildlib.graph.unused import remove_unused
-from buildlib.passes.base import SORTED, STATIC, Condition, Pass
+from buildlib.passes.base import FLOAT, SORTED, STATIC, Condition, Pass
 from buildlib.passes.head_rules import HeadSplitter
 
 
@@ -33,7 +33,7 @@ class Mha2Sha(Pass):
     name = "mha2sha"
 
     def __init__(self) -> None:
-        self.requires = (SORTED, STATIC, Condition("it is a float model", _quantized))
+        self.requires = (SORTED, STATIC, FLOAT)
         self.ensures = (
             SORTED,
             STATIC,
@@ -49,13 +49,6 @@ class Mha2Sha(Pass):
         HeadSplitter(model.graph).split()
         remove_unused(model.graph)
         return model
-
-
-def _quantized(model: ir.Model) -> str | None:
-    for node in model.graph:
-        if node.op_type in {"QuantizeLinear", "DequantizeLinear"}:
-            return f"it has {node.op_type} {node.name}"
-    return None
 
 
 def _many_headed(model: ir.Model) -> str | None:

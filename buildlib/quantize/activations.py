@@ -84,7 +84,8 @@ def _share_caches(graph: ir.Graph, grids: dict[str, Grid]) -> None:
         elif one is not None and other is None:
             grids[twin] = one
         elif one is not None and other is not None and not same_grid(one, other):
-            reason = f"it lies on another grid than {twin}, which is fed to it: {_said(one, other)}"
+            said = different_grids(one, other)
+            reason = f"it lies on another grid than {twin}, which is fed to it: {said}"
             raise EncodingsError(name, reason)
 
 
@@ -94,7 +95,8 @@ def same_grid(one: Grid, other: Grid) -> bool:
     return pair and all(abs(a - b) <= 1e-6 * a for a, b in zip(one.scale, other.scale, strict=True))
 
 
-def _said(one: Grid, other: Grid) -> str:
+def different_grids(one: Grid, other: Grid) -> str:
+    """Both in words: type, scale, and zero point."""
     return " and ".join(f"{g.dtype} {g.scale[0]:.6g} ({g.zero_point[0]})" for g in (one, other))
 
 

@@ -16,7 +16,7 @@ from buildlib.graph.files import load_model
 from buildlib.graph.infer import infer_shapes
 from buildlib.graph.unused import remove_unused
 from buildlib.graph.values import is_real
-from buildlib.passes.base import ENCODINGS_SUFFIX, SORTED, STATIC, Condition, Pass
+from buildlib.passes.base import ENCODINGS_SUFFIX, FLOAT, SORTED, STATIC, Condition, Pass
 from buildlib.quantize.activations import activation_grids
 from buildlib.quantize.parameters import parameter_uses
 from buildlib.quantize.products import unfold_block_products
@@ -101,7 +101,7 @@ class Quantization(Pass):
         self.requires = (
             SORTED,
             STATIC,
-            Condition("it is a float model", _quantized),
+            FLOAT,
             Condition(f"its opset is {_OPSET} or later", _too_old),
         )
         self.ensures = (
@@ -126,13 +126,6 @@ class Quantization(Pass):
         self.finish()
         infer_shapes(model)
         return model
-
-
-def _quantized(model: ir.Model) -> str | None:
-    for node in model.graph:
-        if node.op_type in {"QuantizeLinear", "DequantizeLinear"}:
-            return f"it has {node.op_type} {node.name}"
-    return None
 
 
 def _too_old(model: ir.Model) -> str | None:

@@ -25,6 +25,8 @@ _ALIGNMENT = 64
 _CHUNK_VALUES = 1 << 18
 _INDEX_VERSION = 1
 _PACKED_BITS = 4
+_MOST_WEIGHT_BITS = 16
+_MOST_CLIPPED = 16.0  # a calibration may cut outliers off, but not so many times what it keeps
 
 BLOCK_SCALE = ".block_scale"
 
@@ -120,7 +122,7 @@ class WeightFile(AbstractContextManager["WeightFile"]):
         """Append the integers of a weight.
 
         Raises:
-            EncodingsError: the grid does not fit its shape.
+            EncodingsError: the grid does not fit its shape, or is not of such values.
         """
         values = tensor_array(source).T if transposed else tensor_array(source)
         try:
@@ -131,9 +133,11 @@ class WeightFile(AbstractContextManager["WeightFile"]):
         rows = values.reshape(1) if values.ndim == 0 else values
         width = max(1, rows[:1].size) * layout.rows
         step = max(1, _CHUNK_VALUES // width) * layout.rows
-        left = np.empty(0, np.uint8)
+        left, largest = np.empty(0, np.uint8), 0.0
         for start in range(0, len(rows), step):
-            integers = layout.quantize(np.asarray(rows[start : start + step]), start)
+            chunk = np.asarray(rows[start : start + step])
+            largest = max(largest, float(chunk.max(initial=0.0)), -float(chunk.min(initial=0.0)))
+            integers = layout.quantize(chunk, start)
             if grid.bits == _PACKED_BITS:
                 flat = np.concatenate([left, integers.reshape(-1).view(np.uint8)])
                 even = len(flat) // 2 * 2
@@ -141,6 +145,7 @@ class WeightFile(AbstractContextManager["WeightFile"]):
             self._write(np.ascontiguousarray(integers))
         if len(left):
             self._write(pack(np.append(left, np.uint8(0))))
+        _check_fit(name, grid, largest)
         dtype = ir.DataType.from_numpy(grid.dtype)
         return self._finish_tensor(name, grid.digest, dtype, values.shape, offset)
 
@@ -242,6 +247,21 @@ class SharedWeights:
 def index_path(weights: Path) -> Path:
     """Where the index of a weight file is."""
     return weights.with_name(f"{weights.name}.json")
+
+
+def _check_fit(name: str, grid: Grid, largest: float) -> None:
+    """Refuse a grid that was made for other values: nearly all would saturate, or become zero.
+
+    HTP computes other numbers than the CPU on such a grid (seen with QNN 2.51).
+    """
+    steps = max(abs(limit - grid.zero_point[0]) for limit in grid.limits)
+    reach = max(grid.scale) * steps * max(grid.block_scale, default=1)
+    if largest > _MOST_CLIPPED * reach:
+        reason = f"it reaches to {reach:.3g}, and the values to {largest:.3g}; it is of other ones"
+        raise EncodingsError(name, reason)
+    if 0.0 < largest < min(grid.scale) / 2 and grid.bits <= _MOST_WEIGHT_BITS:
+        reason = f"its steps are {min(grid.scale):.3g}, and the values reach to {largest:.3g}"
+        raise EncodingsError(name, reason)
 
 
 def pack(integers: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -162,7 +162,8 @@ class _Verification:
         """The imported model at its own shape, against the export it was made from."""
         shape = self._imported[path]
         schedule = alone(shape.ar, shape.cl, len(sample))
-        trace = self._run(onnx_parts({shape.ar: [path]}), shape.cl, schedule, sample)
+        parts = onnx_parts({shape.ar: [path]}, self._options.n_threads)
+        trace = self._run(parts, shape.cl, schedule, sample)
         if path in self._models.sources:
             source = self._run([self._models.sources[path]], shape.cl, schedule, sample)
             self._compare("import", shape, SAME_FLOAT, source, trace)
@@ -173,13 +174,14 @@ class _Verification:
         models = self._models
         shapes = models.at(cl)
         schedule = together([shape.ar for shape in shapes], cl, len(sample))
-        parts = onnx_parts({shape.ar: [models.arcl[shape]] for shape in shapes})
+        n_threads = self._options.n_threads
+        parts = onnx_parts({shape.ar: [models.arcl[shape]] for shape in shapes}, n_threads)
         trace = self._run(parts, cl, schedule, sample)
         for shape in shapes:
             path = models.imported[shape]
             if shape == self._imported[path]:
                 own = alone(shape.ar, cl, len(sample))
-                files = onnx_parts({shape.ar: [models.arcl[shape]]})
+                files = onnx_parts({shape.ar: [models.arcl[shape]]}, n_threads)
                 same = trace if own == schedule else self._run(files, cl, own, sample)
                 self._compare("arcl", shape, EXACT, imported[path], same)
             else:

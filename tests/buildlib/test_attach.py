@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.errors import InvalidOptionError, ModelNotFoundError
+from buildlib.encodings.model import Encodings
+from buildlib.errors import EncodingsError, InvalidOptionError, ModelNotFoundError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
@@ -102,4 +103,22 @@ def test_a_checkpoint_has_no_shape_to_keep(tiny: Path, tiny_text: str, tmp_path:
     builder = GenAIBuilderFactory.create(tiny, cache_root=tmp_path, calibration_text=tiny_text)
     builder.set_targets(["SM8750"]).skip_ar_conversion = True
     with pytest.raises(InvalidOptionError, match="a checkpoint has no AR"):
+        builder.build()
+
+
+def test_graphs_that_share_a_cache_must_mean_the_same_by_it(
+    tiny_export: Path, decode_export: Path, tmp_path: Path
+) -> None:
+    """Genie hands the prefill graph's keys to the decode graph as they are."""
+    shutil.copytree(decode_export.parent, tmp_path / "other")
+    file = tmp_path / "other" / "model.encodings"
+    encodings = Encodings.load(file)
+    changed = [
+        e.model_copy(update={"scale": (3 * e.scale[0],)}) if "past_key_0" in e.name else e
+        for e in encodings.activation_encodings
+    ]
+    encodings.model_copy(update={"activation_encodings": tuple(changed)}).save(file)
+    builder = parent(tiny_export, tmp_path / "cache")
+    builder.attach_model_for_arn(1, tmp_path / "other" / "model.onnx")
+    with pytest.raises(EncodingsError, match=r"past_key_0_.*attached for AR 1 has it on another"):
         builder.build()

@@ -16,7 +16,13 @@ from buildlib.build import BuildOutputs
 from buildlib.cache import SIDECAR
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
-from buildlib.errors import BuildError, InvalidBinaryError, InvalidShapeError, PassError, ToolchainError
+from buildlib.errors import (
+    BuildError,
+    InvalidBinaryError,
+    InvalidShapeError,
+    PassError,
+    ToolchainError,
+)
 from buildlib.genai import GenAIBuilderFactory, UnknownArchitectureWarning
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.interface import model_shape
@@ -48,7 +54,7 @@ class Verdict:
 
     Attributes:
         did: what was done to the model.
-        outcome: `refused` with a message, or `built`; `compiled` when the real compiler ran as well.
+        outcome: `refused` with a message; `built`, or `compiled` when the compiler ran as well.
         fault: why that is wrong; empty when it is right.
         seconds: how long it took.
     """

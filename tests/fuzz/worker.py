@@ -4,14 +4,19 @@ A line `begin CASE` before each, and its verdict as JSON after it, so that whoev
 which case killed the process or keeps it busy.
 """
 
+import resource
 import sys
 from pathlib import Path
 
 from tests.fuzz.judge import run_case
 from tests.fuzz.model import write_model
 
+_MEMORY_BYTES = 8 << 30
+"""Of addresses: a file that makes its reader take more is a fault."""
+
 
 def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     work, seed, every = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     base = work / "base"
     if not base.exists():

@@ -1,6 +1,6 @@
 """Builds that are killed, run as a script: `kill_scenario.py steps|times ROOT SEED`.
 
-`steps`: a build is killed at its first, second, third, ... call of the operating system; `times`:
+`steps`: a build is killed at its first, second, third, ... call that changes something; `times`:
 two at once are killed after a while. After each, what the cache takes for whole must be right, and
 the next build must find or make everything and leave nothing behind. Prints how often it killed.
 """
@@ -91,8 +91,18 @@ def forked(work: Callable[[], None]) -> int:
     return child
 
 
+def changes(event: str, arguments: tuple[object, ...]) -> bool:
+    """Whether a call can leave the disk or a lock as it was not before; reading cannot."""
+    if event == "open":
+        flags = arguments[2]
+        return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    if event in {"os.scandir", "os.listdir", "os.walk", "os.fwalk"}:
+        return False
+    return event.startswith(("os.", "shutil.", "fcntl.", "sqlite3."))
+
+
 def kill_at_steps(root: Path, seed: int) -> int:
-    """Kills at every call, until a build comes through."""
+    """Kills at every such call, until a build comes through."""
     step = 0
     while True:
         step += 1
@@ -100,9 +110,9 @@ def kill_at_steps(root: Path, seed: int) -> int:
         def work(limit: int = step) -> None:
             calls = 0
 
-            def count(event: str, _arguments: object) -> None:
+            def count(event: str, arguments: tuple[object, ...]) -> None:
                 nonlocal calls
-                if event.startswith(("os.", "open", "shutil.", "fcntl.", "sqlite3.")):
+                if changes(event, arguments):
                     calls += 1
                     if calls == limit:
                         os.kill(os.getpid(), signal.SIGKILL)

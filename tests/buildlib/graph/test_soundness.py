@@ -110,15 +110,16 @@ def test_a_configuration_of_another_model_is_refused(tiny_export: Path) -> None:
         check_sizes(model, partial, path)
 
 
-def test_checking_weights_is_about_as_fast_as_reading_them(tmp_path: Path) -> None:
-    values = np.ones(1 << 26, np.float32)
+def test_checking_weights_costs_little_more_than_reading_them(tmp_path: Path) -> None:
+    values = np.ones(1 << 24, np.float32)
     values.tofile(tmp_path / "data")
     tensor = ir.ExternalTensor(
         "data", 0, values.nbytes, ir.DataType.FLOAT, shape=ir.Shape(values.shape), name="w",
         base_dir=tmp_path,
     )  # fmt: skip
     value = ir.Value(name="w", const_value=tensor)
-    graph = ir.Graph([], [], nodes=[], initializers=[value], name="g")
-    began = time.monotonic()
+    used = ir.node("Identity", [value], name="used")
+    graph = ir.Graph([], used.outputs, nodes=[used], initializers=[value], opset_imports={"": 23})
+    began = time.process_time()
     check_model(ir.Model(graph, ir_version=10), tmp_path / "m")
-    assert time.monotonic() - began < 2.5  # 256 MB: a tenth of this on an idle machine
+    assert time.process_time() - began < 0.6  # 64 MB: a tenth of this on an idle machine

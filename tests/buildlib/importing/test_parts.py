@@ -1,5 +1,6 @@
 """The importer's parts on their own: names, movers, grids, heads."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buildlib.encodings.attached import encoding_of, set_encoding
 from buildlib.encodings.model import Encoding, covering
+from buildlib.importing.attention import Attention
 from buildlib.importing.bases import Bases, Rows
+from buildlib.importing.elementwise import Elementwise
 from buildlib.importing.folding import fold
+from buildlib.importing.gather import Gatherer
 from buildlib.importing.grids import times, union
 from buildlib.importing.heads import head_rows
 from buildlib.importing.layout import mover
+from buildlib.importing.linear import Projections
+from buildlib.importing.moving import Moving
+from buildlib.importing.probe import Probe
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.roles import cache_name
-from buildlib.importing.values import Form
+from buildlib.importing.values import Abstract, Form, Known, Scores
+from buildlib.importing.writer import Writer
 
 OPSET = 18
 
@@ -129,6 +138,44 @@ def test_pairs_of_a_rotary_embedding(half: int) -> None:
     assert rotation.scale == pytest.approx(1.0)
     np.testing.assert_allclose(rotation.cos, np.cos(angle)[:, :half])
     np.testing.assert_allclose(rotation.sin, np.sin(angle)[:, :half])
+
+
+def test_scores_that_were_treated_differently_are_not_joined() -> None:
+    values = [ir.Value(name=name) for name in "ab"]
+    node = ir.node("Concat", values, {"axis": 0})
+    plain = Scores(np.arange(4), 16, origins=(("scores", values[0]),))
+    other = Scores(np.arange(4, 8), 16, origins=(("scores", values[1]),))
+    moving = Moving(Bases(4), 18)
+    joined = moving.joined(node, [plain, other])
+    assert isinstance(joined, Scores)
+    assert [value for _, value in joined.origins] == values
+    for wrong in (replace(other, masked=True), replace(other, scale=2.0)):
+        with pytest.raises(Refusal, match="scaled or masked differently"):
+            moving.joined(node, [plain, wrong])
+
+
+@pytest.mark.parametrize("constant_first", [False, True])
+def test_an_encoding_is_of_the_operand_that_it_belongs_to(constant_first: bool) -> None:
+    bases = Bases(4)
+    writer = Writer(bases)
+    gather = Gatherer(bases, writer, lambda _: pytest.fail("there is no attention"))
+    projections = Projections(writer, gather)
+    attention = Attention(bases, Probe(4, 12, is_fixed=True))
+    elementwise = Elementwise(writer, gather, projections, attention)
+    source = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT))
+    scaled, shift = ir.Value(name="scaled"), ir.Value(name="shift")
+    set_encoding(scaled, covering("scaled", -4.0, 4.0, 16))
+    set_encoding(shift, covering("shift", 0.0, 1.0, 8))
+    rows = writer.written(source, source, 8)
+    form = bases.form_of(rows, (4, 8)).scaled(np.asarray(2.0), varies=False)
+    pairs: list[tuple[ir.Value, Abstract]] = [(scaled, form), (shift, Known(np.ones(8)))]
+    if constant_first:
+        pairs.reverse()
+    node = ir.node("Add", [value for value, _ in pairs], name="sum")
+    elementwise.apply(node, [known for _, known in pairs])
+    (product,) = (made for made in writer.builder.nodes if made.op_type == "Mul")
+    assert encoding_of(product.outputs[0]) is not None
+    assert encoding_of(product.outputs[0]).bw == 16  # type: ignore[union-attr]
 
 
 def test_large_constants_are_not_made() -> None:

@@ -113,7 +113,7 @@ def test_model_files_are_not_trusted(tiny_export: Path, tmp_path: Path) -> None:
         convert_arcl(junk, SHAPE, tmp_path / "out.onnx")
     model = tmp_path / "model.onnx"
     model.write_bytes((tiny_export / "model.onnx").read_bytes())
-    with pytest.raises(ModelFileError, match=r"model\.safetensors is missing"):
+    with pytest.raises(ModelFileError, match=r"model\.safetensors' is missing"):
         convert_arcl(model, SHAPE, tmp_path / "out.onnx")
     (tmp_path / "model.safetensors").write_bytes(bytes(100))
     with pytest.raises(ModelFileError, match="truncated"):

@@ -9,6 +9,7 @@ import pytest
 from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import EncodingsError, InvalidOptionError
+from buildlib.quantize.caches import check_same_caches
 from buildlib.quantize.complete import Bitwidths, complete_encodings
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.reference.host_loop import HostLoop
@@ -141,6 +142,14 @@ def test_contradictory_caches_are_refused_by_name(
                 action()
     alike = changed(whole, "past_key_1_in", scale=(scale[0] * (1 + 1e-8),))
     apply_encodings(model, alike, tmp_path / "alike.onnx")
+
+
+def test_models_that_share_caches_must_mean_the_same_by_them(whole: Encodings) -> None:
+    check_same_caches({"the model": whole, "ar1": whole})
+    wrong = changed(whole, "past_value_0_out", offset=(-3,))
+    with pytest.raises(EncodingsError, match=r"past_value_0_out: ar1 .* than the model") as caught:
+        check_same_caches({"the model": whole, "ar1": wrong})
+    assert "uint8" in str(caught.value)
 
 
 def test_encodings_of_nothing_are_refused(

@@ -91,6 +91,54 @@ def test_four_bits_on_the_emulator_are_those_on_the_cpu(kind: str, tmp_path: Pat
         assert sqnr_db(expected, found) > 60.0, form
 
 
+def write_tied(path: Path) -> Weights:
+    """Tokens looked up in a table, and scored against it: `ids` -> `rows` -> `scores`."""
+    rng = np.random.default_rng(8)
+    table = (
+        rng.normal(size=(WIDTH_OUT, WIDTH_IN)) * rng.uniform(0.01, 0.2, (WIDTH_OUT, 1))
+    ).astype(np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "ids"], ["rows"], "lookup", axis=0),
+            helper.make_node("Gemm", ["rows", "table"], ["scores"], "head", transB=1),
+        ],
+        "tied",
+        [helper.make_tensor_value_info("ids", TensorProto.INT32, [TOKENS])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [TOKENS, WIDTH_OUT])],
+        [numpy_helper.from_array(table, "table")],
+        value_info=[helper.make_tensor_value_info("rows", TensorProto.FLOAT, [TOKENS, WIDTH_IN])],
+    )
+    opset = helper.make_opsetid("", 23)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    return table
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_a_tied_table_is_looked_up_on_the_grid_of_its_rows(kind: str, tmp_path: Path) -> None:
+    """QNN multiplies with a table whose channels have scales of their own, but looks none up."""
+    table = write_tied(tmp_path / "float.onnx")
+    ids = np.arange(TOKENS, dtype=np.int32) * 3
+    real = table[ids] @ table.T
+    encodings = Encodings(
+        activation_encodings=(
+            covering("rows", float(table.min()), float(table.max()), 16),
+            covering("scores", float(real.min()), float(real.max()), 16),
+        ),
+        param_encodings=(GRIDS[kind]("table", table, 0),),
+    )
+    qdq = apply_encodings(tmp_path / "float.onnx", encodings, tmp_path / "q.onnx")
+    runner = OnnxRunner(qdq)
+    port = runner.ports.outputs["scores"]
+    expected = port.real(runner.run({"ids": ids})["scores"])
+    assert sqnr_db(real, expected) > 15.0
+    toolchain, target = OrtQnnToolchain(), parse_target("SM8750:emulator")
+    dlc, binary = tmp_path / "q.dlc", tmp_path / "q.bin"
+    toolchain.convert(qdq, dlc, target)
+    toolchain.compile([dlc], binary, CompileConfig.for_target(target))
+    compiled = port.real(on_emulator(binary, toolchain, {"ids": ids})["scores"])
+    assert sqnr_db(expected, compiled) > 60.0
+
+
 def one_product(path: Path, shape: tuple[int, int]) -> Weights:
     """y = x W, and W."""
     weights = np.random.default_rng(1).normal(size=shape).astype(np.float32)

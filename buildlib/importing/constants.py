@@ -1,0 +1,100 @@
+"""What does not depend on the text: numbers that are computed, and weights that are not read."""
+
+import numpy as np
+import onnx_ir as ir
+
+from buildlib.graph.files import tensor_array
+from buildlib.importing import layout
+from buildlib.importing.folding import fold
+from buildlib.importing.refusal import Refusal
+from buildlib.importing.values import Abstract, Known, Numbers, Weight
+
+_LARGE_RANK = 2
+_LAZY = layout.PASSING | {"Transpose", "Reshape", "Squeeze", "Unsqueeze"}
+
+
+class Constants:
+    """Computes with numbers, and looks through operators on weights."""
+
+    def __init__(self, opset: int) -> None:
+        self.opset = opset
+
+    def computed(self, node: ir.Node, inputs: list[Abstract | None]) -> list[Abstract]:
+        """The outputs of a node whose inputs are all numbers or weights."""
+        first = inputs[0] if inputs else None
+        if isinstance(first, Weight) and node.op_type in _LAZY:
+            lazy = self._lazy(node, first, inputs[1:])
+            if lazy is not None:
+                return [lazy]
+        known = [part.known if isinstance(part, Weight) else part for part in inputs]
+        varies = any(isinstance(part, Known) and part.varies for part in known)
+        source = None
+        if node.op_type in _LAZY and isinstance(known[0], Known):
+            source = known[0].source if node.op_type != "Transpose" else None
+        arrays = [part.array if isinstance(part, Known) else None for part in known]
+        if node.op_type in layout.MOVING and arrays[0] is not None:
+            move = layout.mover(node, arrays[0].ndim, arrays[1:], self.opset)
+            return [Known(np.asarray(move(arrays[0])), varies, source)]
+        return [Known(array, varies, source) for array in fold(node, arrays, self.opset)]
+
+    def _lazy(
+        self, node: ir.Node, weight: Weight, parameters: list[Abstract | None]
+    ) -> Weight | None:
+        """A weight seen through an operator that keeps its two dimensions apart."""
+        if node.op_type in layout.PASSING:
+            to = node.attributes["to"].as_int() if "to" in node.attributes else None
+            floating = to is None or ir.DataType(to).is_floating_point()
+            return weight if floating else None
+        shape = arrays_of(parameters)
+        move = layout.mover(node, len(weight.dims), shape, self.opset)
+        seen = move(np.broadcast_to(np.int8(0), weight.dims))
+        dims = tuple(int(dim) for dim in seen.shape)
+        if node.op_type == "Transpose":
+            if len(weight.dims) != 2:
+                return None
+            swapped = (
+                tuple(node.attributes["perm"].as_ints()) == (1, 0)
+                if ("perm" in node.attributes)
+                else True
+            )
+            return Weight(weight.source, dims, weight.transposed != swapped)
+        true, was = ([dim for dim in some if dim != 1] for some in (dims, weight.dims))
+        return Weight(weight.source, dims, weight.transposed) if true == was else None
+
+
+def initializer(value: ir.Value) -> Abstract:
+    """A weight, or at once the numbers of what is small or no weight."""
+    tensor = value.const_value
+    if tensor is None:
+        raise Refusal(f"initializer {value.name} has no numbers")
+    dims = tuple(int(dim) for dim in tensor.shape.numpy())
+    weight = Weight(value, dims)
+    if len(dims) >= _LARGE_RANK and tensor.dtype.is_floating_point():
+        return weight
+    return weight.known
+
+
+def constant(node: ir.Node) -> Abstract:
+    """The numbers of a Constant."""
+    for name in ("value", "value_float", "value_int", "value_floats", "value_ints"):
+        if name not in node.attributes:
+            continue
+        given = node.attributes[name]
+        if name == "value":
+            return Known(tensor_array(given.as_tensor()))
+        kind = np.float32 if "float" in name else np.int64
+        return Known(np.array(given.value, dtype=kind))
+    raise Refusal("has a constant of an unknown kind", node)
+
+
+def shape_of(node: ir.Node, value: Abstract) -> Known:
+    """The result of a Shape."""
+    start = node.attributes["start"].as_int() if "start" in node.attributes else 0
+    end = node.attributes["end"].as_int() if "end" in node.attributes else None
+    return Known(np.array(value.shape[start:end], dtype=np.int64))
+
+
+def arrays_of(values: list[Abstract | None]) -> list[Numbers | None]:
+    """The numbers of parameters such as shapes and axes; None for one that has none."""
+    known = [part.known if isinstance(part, Weight) else part for part in values]
+    return [part.array if isinstance(part, Known) else None for part in known]

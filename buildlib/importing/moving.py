@@ -1,0 +1,140 @@
+"""Operators that rearrange, take apart or join what depends on the text."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from buildlib.importing import layout
+from buildlib.importing.bases import Bases, Cache, Frozen
+from buildlib.importing.constants import arrays_of
+from buildlib.importing.refusal import Refusal
+from buildlib.importing.values import ABSENT, Abstract, Form, Known, Numbers, Scores, Stat, Weight
+
+
+class Moving:
+    """Moves ids and coefficients as the source moves numbers."""
+
+    def __init__(self, bases: Bases, opset: int) -> None:
+        self.bases = bases
+        self.opset = opset
+
+    def moved(self, node: ir.Node, value: Abstract, parameters: list[Abstract | None]) -> Abstract:
+        """The one result of an operator that only moves elements."""
+        if any(part is not None and not isinstance(part, Known | Weight) for part in parameters):
+            raise Refusal("takes shapes or indices that depend on the text", node)
+        if isinstance(value, Scores):
+            return self._moved_scores(node, value, parameters)
+        if not isinstance(value, Form):
+            raise Refusal(f"moves {words(value)}", node)
+        move = layout.mover(node, len(value.shape), arrays_of(parameters), self.opset)
+        ids = tuple(move(part) for part in value.ids)
+        coefs = tuple(coef if isinstance(coef, float) else move(coef) for coef in value.coefs)
+        return Form(ids, coefs, value.varies)
+
+    def split(self, node: ir.Node, inputs: list[Abstract | None]) -> list[Abstract]:
+        """The pieces of a Split."""
+        value = inputs[0]
+        sizes = arrays_of(inputs[1:])
+        given = sizes[0] if sizes else None
+        if isinstance(value, Scores) and layout.axis_of(node) not in {-1, len(value.shape) - 1}:
+            if layout.axis_of(node) < 0:
+                raise Refusal("splits attention scores from behind", node)
+            return [_with_rows(value, part) for part in layout.split(node, value.rows, given)]
+        if not isinstance(value, Form):
+            raise Refusal(f"splits {words(value)}", node)
+        ids = [layout.split(node, part, given) for part in value.ids]
+        coefs = [
+            [coef] * len(ids[0]) if isinstance(coef, float) else layout.split(node, coef, given)
+            for coef in value.coefs
+        ]
+        return [
+            Form(tuple(part[i] for part in ids), tuple(part[i] for part in coefs), value.varies)
+            for i in range(len(ids[0]))
+        ]
+
+    def joined(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+        """The result of a Concat."""
+        axis = layout.axis_of(node)
+        scores = [part for part in inputs if isinstance(part, Scores)]
+        if len(scores) == len(inputs):
+            if axis in {-1, len(scores[0].shape) - 1}:
+                raise Refusal("joins attention scores along the context", node)
+            return _joined_scores(node, scores, axis if axis >= 0 else axis + 1)
+        forms = [part for part in inputs if isinstance(part, Form)]
+        if len(forms) != len(inputs):
+            raise Refusal("joins tensors that depend on the text with others", node)
+        if any(self._is_cached(form) for form in forms):
+            forms = [self._frozen(node, form) for form in forms]
+        n_terms = max(len(form.ids) for form in forms)
+        ids = tuple(
+            np.concatenate([_term_ids(form, term) for form in forms], axis)
+            for term in range(n_terms)
+        )
+        coefs: list[float | Numbers] = []
+        for term in range(n_terms):
+            first = forms[0].coefs[term] if term < len(forms[0].coefs) else 0.0
+            same = isinstance(first, float) and all(
+                term < len(form.coefs) and _equals(form.coefs[term], first) for form in forms
+            )
+            parts = [_term_coefs(form, term) for form in forms] if not same else []
+            coefs.append(first if same else np.concatenate(parts, axis))
+        return Form(ids, tuple(coefs), any(form.varies for form in forms))
+
+    def _moved_scores(
+        self, node: ir.Node, scores: Scores, parameters: list[Abstract | None]
+    ) -> Scores:
+        axis = layout.axis_of(node)
+        last = axis in {-1, len(scores.shape) - 1}
+        if node.op_type not in layout.LAST_AXIS_SAFE and (node.op_type != "Gather" or last):
+            raise Refusal("rearranges attention scores", node)
+        move = layout.mover(node, len(scores.shape), arrays_of(parameters), self.opset)
+        rows = move(np.broadcast_to(scores.rows[..., None], scores.shape))
+        if rows.shape[-1] != scores.width or (rows != rows[..., :1]).any():
+            raise Refusal("rearranges attention scores", node)
+        return _with_rows(scores, rows[..., 0])
+
+    def _is_cached(self, form: Form) -> bool:
+        first = int(form.ids[0].reshape(-1)[0]) if form.ids[0].size else ABSENT
+        return first != ABSENT and isinstance(self.bases.of(first), Cache)
+
+    def _frozen(self, node: ir.Node, form: Form) -> Form:
+        """A form of several terms under ids of its own, to be joined with a cache."""
+        if form.is_plain:
+            return form
+        size = form.ids[0].size
+        base = self.bases.add(Frozen(self.bases.end, size, node.outputs[0], form))
+        return self.bases.form_of(base, form.shape)
+
+
+def words(value: Abstract | None) -> str:
+    """What a value is, for messages."""
+    if isinstance(value, Scores):
+        return "attention scores"
+    if isinstance(value, Stat):
+        return "part of a normalisation"
+    return "an activation" if isinstance(value, Form) else "numbers"
+
+
+def _joined_scores(node: ir.Node, scores: list[Scores], axis: int) -> Scores:
+    if len({(part.stage, part.scale, part.masked, part.width) for part in scores}) > 1:
+        raise Refusal("joins attention scores that were scaled or masked differently", node)
+    origins = tuple(dict.fromkeys(origin for part in scores for origin in part.origins))
+    rows = np.concatenate([part.rows for part in scores], axis)
+    return replace(scores[0], rows=rows, origins=origins)
+
+
+def _with_rows(scores: Scores, rows: layout.Array) -> Scores:
+    return replace(scores, rows=rows)
+
+
+def _term_ids(form: Form, term: int) -> layout.Array:
+    return form.ids[term] if term < len(form.ids) else np.full(form.shape, ABSENT)
+
+
+def _term_coefs(form: Form, term: int) -> layout.Array:
+    return form.dense(term) if term < len(form.ids) else np.zeros(form.shape)
+
+
+def _equals(coef: float | Numbers, number: float | Numbers) -> bool:
+    return isinstance(coef, float) and isinstance(number, float) and coef == number
