@@ -9,14 +9,13 @@ from buildlib.source import ModelSource, OnnxSource
 
 
 @contextmanager
-def naming(source: ModelSource, copies: Mapping[Path, Path] | None = None) -> Iterator[None]:
-    """Let errors name the files of `source`.
-
-    An error about the encoding of a tensor also says which file that is in, or should be.
+def naming(source: ModelSource | None, copies: Mapping[Path, Path] | None = None) -> Iterator[None]:
+    """Let errors name what is there when the stage is over.
 
     Args:
-        source: what is built.
-        copies: files that go away with the stage, and whose copies they are.
+        source: what is built: an error about the encoding of a tensor says which of its files that
+            is in, or should be.
+        copies: files that go away with the stage, and what to call them.
     """
     try:
         yield
@@ -28,7 +27,7 @@ def naming(source: ModelSource, copies: Mapping[Path, Path] | None = None) -> It
 
 
 def _in_terms_of(
-    source: ModelSource, copies: Mapping[Path, Path], error: BuildError
+    source: ModelSource | None, copies: Mapping[Path, Path], error: BuildError
 ) -> tuple[object, ...]:
     names = {str(copy): str(real) for copy, real in copies.items()}
     args = tuple(_renamed(arg, copies, names) for arg in error.args)

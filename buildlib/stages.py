@@ -20,6 +20,7 @@ from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, 
 from buildlib.embedding.config import EmbedDatatype
 from buildlib.graph.shape import GraphShape
 from buildlib.lora.config import LoraBuilderInputConfig
+from buildlib.naming import naming
 from buildlib.options import MhaConfig, QuantizationOptions, SplitModelConfig
 from buildlib.source import CheckpointSource, OnnxSource
 from buildlib.targets import Target
@@ -53,7 +54,6 @@ def import_onnx(source: OnnxSource, shape: GraphShape | None, folder: Path) -> N
     from buildlib.graph.soundness import check_ends, check_model, check_sizes, check_types
     from buildlib.importing.importer import ImportModel
     from buildlib.importing.rotation import check_rotation
-    from buildlib.naming import naming
     from buildlib.quantize.export import load_tokenizer
 
     copies = {
@@ -214,11 +214,13 @@ def convert(
 
     encodings = Encodings.load(part.with_suffix(ENCODINGS_SUFFIX))
     qdq = apply_encodings(part, encodings, folder / f"{stem}.qdq.onnx", weights)
-    toolchain.convert(qdq, folder / f"{stem}.dlc", target)
+    with naming(None, {qdq: Path(qdq.name)}):
+        toolchain.convert(qdq, folder / f"{stem}.dlc", target)
 
 
 def compile_part(
     dlcs: Sequence[Path], config: CompileConfig, toolchain: Toolchain, binary: Path
 ) -> None:
     """Compile the graphs of one part into one context binary."""
-    toolchain.compile(dlcs, binary, config)
+    with naming(None, {binary: Path(binary.name)}):
+        toolchain.compile(dlcs, binary, config)

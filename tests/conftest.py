@@ -8,6 +8,7 @@ import contextlib
 import os
 import random
 import secrets
+import signal
 import socket
 import tempfile
 import time
@@ -41,6 +42,15 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 # Below what the kernel hands out by itself, or a connection of another test may take the port
 # between our look and the server's start.
 _PORTS = range(12_000, 32_000)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plain_signals() -> None:
+    """Children get the signals that tests send them, even where `nohup` and `&` ignore some."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

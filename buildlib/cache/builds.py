@@ -35,7 +35,8 @@ class RunningBuild:
 
     def end(self) -> None:
         """The build is over."""
-        self._list.close()
+        with contextlib.suppress(OSError):  # a full disk; the list is not needed any more
+            self._list.close()
         self._path.unlink(missing_ok=True)
         Path(self._lock.lock_file).unlink(missing_ok=True)
         self._lock.release(force=True)

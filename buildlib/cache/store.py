@@ -18,10 +18,11 @@ from buildlib.cache.layout import LAST_USED, Operation, entry_lock, entry_name
 from buildlib.cache.records import problem_of, write_records
 from buildlib.cache.removal import discard, prune, sweep
 from buildlib.cache.sizes import default_limit
-from buildlib.errors import CacheError
+from buildlib.errors import CacheError, ToolchainError
 from buildlib.hashing_memo import MEMO_FILE, HashMemo
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FULL_BYTES = 1 << 20  # where less is free, a compiler's failure is taken for the disk's
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,11 @@ def _full_disk_named(path: Path) -> Iterator[None]:
         if error.errno not in _NO_SPACE:
             raise
         reason = f"does not fit on the disk ({error.strerror}); see `qnnfarm cache prune`"
+        raise CacheError(str(path), reason) from error
+    except ToolchainError as error:  # whose libraries do not say why they cannot write
+        if shutil.disk_usage(path.parent).free >= _FULL_BYTES:
+            raise
+        reason = "does not fit on the disk, which is full; see `qnnfarm cache prune`"
         raise CacheError(str(path), reason) from error
 
 

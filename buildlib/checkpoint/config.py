@@ -213,8 +213,8 @@ def _load(path: Path, kind: type[_Config]) -> _Config:
         if first["type"] == "literal_error":
             feature = f"{where} = {_short(first['input'])} ({first['msg']})"
             raise UnsupportedModelError(path, feature) from error
-        reason = f"{where}: {first['msg']}" if where else str(first["msg"])
-        raise CheckpointError(path, reason) from error
+        said = str(first["msg"]).removeprefix("Value error, ")
+        raise CheckpointError(path, f"{where}: {said}" if where else said) from error
 
 
 def _short(value: object) -> str:

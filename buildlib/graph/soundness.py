@@ -39,9 +39,11 @@ def check_model(model: ir.Model, path: Path) -> None:
         reason = f"it is of ONNX IR version {model.ir_version}; known are versions up to"
         raise ModelFileError(path, f"{reason} {onnx.IR_VERSION}")
     for name in _names(model):
-        if len(name) > _LONGEST_NAME or not name.isprintable():
-            shown = f"{name[:40]!r}..., {len(name)} characters"
-            raise ModelFileError(path, f"a name in it cannot be used: {shown}")
+        # onnx_ir keeps bytes that are no UTF-8
+        usable = isinstance(name, str) and name.isprintable() and len(name) <= _LONGEST_NAME
+        if not usable:
+            begin = f"{name[:40]!r}..., {len(name)} characters"
+            raise ModelFileError(path, f"a name in it cannot be used: {begin}")
     for node in model.graph:
         _check_opset(node, model, path)
     _check_operand_types(model, path)
@@ -132,6 +134,22 @@ def check_types(model: ir.Model, path: Path) -> None:
     for value, dims in ends.items():
         if static_shape(value) != dims:
             raise ModelFileError(path, f"{value.name} is {value.shape} by its inputs, not {dims}")
+    for node in model.graph:
+        _check_bias(node, path)
+
+
+def _check_bias(node: ir.Node, path: Path) -> None:
+    """What ONNX's own inference does not look at: that a Gemm's third input fits its product."""
+    bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
+    if bias is None:
+        return
+    given, made = static_shape(bias), static_shape(node.outputs[0])
+    if given is None or made is None:
+        return
+    pairs = zip(reversed(given), reversed(made), strict=False)
+    if len(given) > len(made) or any(one not in {1, other} for one, other in pairs):
+        reason = f"Gemm {str(node.name)!r} adds {bias.name}, {list(given)}, to {list(made)}"
+        raise ModelFileError(path, reason)
 
 
 def _check_operand_types(model: ir.Model, path: Path) -> None:
@@ -165,17 +183,18 @@ def _check_opset(node: ir.Node, model: ir.Model, path: Path) -> None:
     known = onnx.defs.get_schema(node.op_type, version, node.domain).attributes
     strange = next((name for name in node.attributes if name not in known), None)
     if strange is not None:
-        raise ModelFileError(path, f"{where} has an attribute {shown(strange)!r}, unknown to ONNX")
+        reason = f"{where} has an attribute {shown(strange)!r}, unknown to opset {version}"
+        raise ModelFileError(path, reason)
 
 
-def _names(model: ir.Model) -> Iterator[str]:
-    yield str(model.graph.name or "")
+def _names(model: ir.Model) -> Iterator[str | bytes]:
+    yield model.graph.name or ""
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
-        yield str(value.name)
+        yield value.name or ""
     for node in model.graph:
-        yield from (str(node.name or ""), node.op_type, node.domain)
+        yield from (node.name or "", node.op_type, node.domain)
         ends = (*node.inputs, *node.outputs)
-        yield from (str(value.name or "") for value in ends if value is not None)
+        yield from (value.name or "" for value in ends if value is not None)
 
 
 def _tensor_fault(tensor: ir.TensorProtocol) -> str | None:

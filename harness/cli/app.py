@@ -8,9 +8,10 @@ import importlib.metadata
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import typer
 
@@ -69,6 +70,7 @@ def main() -> NoReturn:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as `nohup` and `&` have it
         signal.signal(signal.SIGINT, interrupts)
     signal.signal(signal.SIGTERM, interrupts)
+    warnings.showwarning = _show_warning
     code: int | str | None = 0
     try:
         build_app()(prog_name="qnnfarm")
@@ -100,6 +102,19 @@ def _user_error_code(error: Exception) -> int | None:
     """The exit code of an error raised on purpose, in whichever package; None for a bug."""
     code = getattr(error, "exit_code", None)
     return code if isinstance(code, int) else None
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """As errors are shown, without the place in our code that warns."""
+    del category, filename, lineno, file, line
+    sys.stderr.write(f"qnnfarm: warning: {one_line(str(message), _LONGEST_LINE)}\n")
 
 
 class _Interrupts:

@@ -1,15 +1,13 @@
 """Exports that others made, from their files to a container, and the same numbers all the way."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP, UnknownArchitectureWarning
+from tests.buildlib.model_folders import EXPORTS, copy_of_export
 
-EXPORTS = Path(__file__).parents[1] / "fixtures" / "exports"
 NAMES = sorted(path.name for path in EXPORTS.iterdir() if path.is_dir())
 COMPILED = {"aihub-llama", "dynamo-phi3", "notebook-llama-mha", "torchscript-qwen3"}
 
@@ -17,17 +15,7 @@ COMPILED = {"aihub-llama", "dynamo-phi3", "notebook-llama-mha", "torchscript-qwe
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A copy of an export with a tokenizer of a letter a token, and text to calibrate on."""
-    target = tmp_path / str(request.param)
-    shutil.copytree(EXPORTS / str(request.param), target)
-    size = json.loads((target / "config.json").read_text())["vocab_size"]
-    letters = {chr(0x100 + token): token for token in range(size)}
-    tokenizer = Tokenizer(models.WordLevel(letters, unk_token=chr(0x100)))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.save(str(target / "tokenizer.json"))
-    (target / "text").mkdir()
-    text = "".join(chr(0x103 + (7 * i * i + 3 * i) % (size - 3)) for i in range(400))
-    (target / "text" / "calibration.txt").write_text(text)
-    return target
+    return copy_of_export(str(request.param), tmp_path / str(request.param))
 
 
 def builder_for(folder: Path, cache: Path) -> GenAIBuilderHTP:
