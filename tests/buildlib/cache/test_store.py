@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from buildlib.cache import SIDECAR, StageCache, StageKey
+from buildlib.cache import SIDECAR, StageCache, StageKey, store
 from buildlib.cache.layout import FILES, LAST_USED
-from buildlib.errors import CacheError, InputFileError
+from buildlib.errors import CacheError, InputFileError, ToolchainError
 
 
 def key(**config: object) -> StageKey:
@@ -224,4 +224,18 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(cache: StageCache, tmp_path:
     with pytest.raises(CacheError, match="does not fit on the disk") as caught:
         cache.get_or_build(key(), Path("m"), too_large)
     assert "\n" not in str(caught.value)
+    assert list((tmp_path / "root" / "tiny").iterdir()) == []
+
+
+def test_a_compiler_that_fails_on_a_full_disk_is_told_as_that(
+    cache: StageCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_folder: Path) -> None:
+        raise ToolchainError("compile", "part.bin", "error 6022", 1, (), "")
+
+    with pytest.raises(ToolchainError):
+        cache.get_or_build(key(), Path("m"), fail)
+    monkeypatch.setattr(store, "_FULL_BYTES", 1 << 62)  # less than that is free anywhere
+    with pytest.raises(CacheError, match="does not fit on the disk, which is full"):
+        cache.get_or_build(key(), Path("m"), fail)
     assert list((tmp_path / "root" / "tiny").iterdir()) == []

@@ -12,7 +12,7 @@ import pytest
 from buildlib.checkpoint.config import load_config
 from buildlib.errors import CheckpointError, ModelFileError
 from buildlib.graph.files import link_into, load_model
-from buildlib.graph.soundness import check_ends, check_model, check_sizes
+from buildlib.graph.soundness import check_ends, check_model, check_sizes, check_types
 
 
 def changed(export: Path, folder: Path, change: Callable[[onnx.GraphProto], None]) -> ir.Model:
@@ -54,6 +54,24 @@ def repeat_input(graph: onnx.GraphProto) -> None:
     graph.input.append(graph.input[-1])
 
 
+def strange_attribute(graph: onnx.GraphProto) -> None:
+    split = next(node for node in graph.node if node.op_type == "Split")
+    split.attribute.append(onnx.helper.make_attribute("body", 1))
+
+
+def strange_domain(graph: onnx.GraphProto) -> None:
+    graph.node[1].domain = "nowhere"
+
+
+def integer_cache(graph: onnx.GraphProto) -> None:
+    cache = next(value for value in graph.input if value.name == "past_key_0_in")
+    cache.type.tensor_type.elem_type = onnx.TensorProto.INT32
+
+
+def no_nodes(graph: onnx.GraphProto) -> None:
+    del graph.node[:]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -63,6 +81,10 @@ def repeat_input(graph: onnx.GraphProto) -> None:
         (long_entry, "layernorm.weight.*80 bytes by its shape, its entry says 82"),
         (rename_node, "a name in it cannot be used"),
         (repeat_input, "made 2 times"),
+        (strange_attribute, r"Split \('.*'\) has an attribute 'body', unknown to opset 23"),
+        (strange_domain, "no opset for its"),
+        (integer_cache, "do not fit .*Concat.* type"),
+        (no_nodes, "holds no graph"),
     ],
 )
 def test_each_damage_is_named_in_one_line(
@@ -72,6 +94,44 @@ def test_each_damage_is_named_in_one_line(
     with pytest.raises(ModelFileError, match=message) as caught:
         check_model(model, tmp_path / "model.onnx")
     assert "\n" not in str(caught.value)
+
+
+def wide_bias(graph: onnx.GraphProto) -> None:
+    gemm = next(node for node in graph.node if node.op_type == "Gemm" and "k_proj" in node.name)
+    gemm.input.append(gemm.input[0])
+
+
+def other_rank(graph: onnx.GraphProto) -> None:
+    cache = next(value for value in graph.input if value.name == "past_key_0_in")
+    cache.type.tensor_type.shape.dim.add().dim_value = 1
+
+
+def other_heads(graph: onnx.GraphProto) -> None:
+    cache = next(value for value in graph.output if value.name == "past_value_1_out")
+    cache.type.tensor_type.shape.dim[0].dim_value = 1
+
+
+def other_mask(graph: onnx.GraphProto) -> None:
+    mask = next(value for value in graph.input if value.name == "attention_mask")
+    mask.type.tensor_type.shape.dim[3].dim_value = 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (wide_bias, r"Gemm '.*k_proj.*' adds .*, \[16, 40\], to \[16, 24\]"),
+        (other_rank, r"past_key_0_in is .*, the mask says AR 16 and CL 96"),
+        (other_heads, r"past_value_1_out is .* by its inputs, not \(1, 1, 16, 12\)"),
+        (other_mask, "CL can be 1048576 at most"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(
+    tiny_export: Path, tmp_path: Path, change: Callable[[onnx.GraphProto], None], message: str
+) -> None:
+    check_types(load_model(tiny_export / "model.onnx"), tiny_export)
+    model = changed(tiny_export, tmp_path, change)
+    with pytest.raises(ModelFileError, match=message):
+        check_types(model, tmp_path / "model.onnx")
 
 
 def test_large_numbers_are_numbers(tiny_export: Path, tmp_path: Path) -> None:

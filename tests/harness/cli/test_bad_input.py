@@ -1,0 +1,134 @@
+"""What users see of a build that cannot be, or is ended: one line, and nothing half-written."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.buildlib.model_folders import copy_of_export
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+SHAPE = ("--target", "SM8750:emulator", "--ar", "1,8", "--cl", "24", "--splits", "1")
+NO_COMPILER = """
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: (
+    None if name.partition(".")[0] == "onnxruntime_qnn" else real(name, package)
+)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return copy_of_export("aihub-llama", tmp_path / "model")
+
+
+def command(model: Path, *more: str) -> list[str]:
+    out = str(model.with_name("out"))
+    return [sys.executable, "-m", "harness.cli", "build", str(model), *SHAPE, "--out", out, *more]
+
+
+def environment(cache: Path) -> dict[str, str]:
+    return os.environ | {"QNNFARM_CACHE_DIR": str(cache)}
+
+
+def unfinished(cache: Path) -> list[Path]:
+    return [path for path in cache.glob("model/.*") if path.is_dir()]
+
+
+def test_a_bad_file_is_one_line(qnnfarm: Run, model: Path, tmp_path: Path) -> None:
+    (model / "model.data").unlink()
+    config = json.loads((model / "config.json").read_text()) | {"model_type": "newcomer"}
+    (model / "config.json").write_text(json.dumps(config | {"architectures": ["NewcomerLM"]}))
+    out, cache = tmp_path / "out", tmp_path / "cache"
+    done = qnnfarm("build", model, *SHAPE, "--out", out, QNNFARM_CACHE_DIR=str(cache))
+    assert done.returncode == 2
+    warning, error = done.stderr.splitlines()
+    assert warning.startswith("qnnfarm: warning: model is of no known family")
+    reason = "its weights file 'model.data' is missing"
+    assert error == f"qnnfarm: cannot use model {model}/model.onnx: {reason}"
+    assert not out.exists()
+
+
+def test_a_machine_without_the_compiler(qnnfarm: Run, model: Path, tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text(NO_COMPILER)
+    variables = {"PYTHONPATH": str(hidden), "QNNFARM_CACHE_DIR": str(tmp_path / "cache")}
+    done = qnnfarm("build", model, *SHAPE, "--out", tmp_path / "out", **variables)
+    assert done.returncode == 1
+    (error,) = done.stderr.splitlines()
+    assert "onnxruntime-qnn is not installed" in error
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("blocks", [40, 120])
+def test_a_full_disk(model: Path, tmp_path: Path, blocks: int) -> None:
+    """No file gets longer than so many blocks of 512 bytes: the model, or the compiled graph."""
+    cache = tmp_path / "cache"
+    limited = ["sh", "-c", f'ulimit -f {blocks} && exec "$@"', "sh", *command(model)]
+    done = subprocess.run(
+        limited, capture_output=True, text=True, env=environment(cache), check=False
+    )
+    assert done.returncode == 1
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith(f"qnnfarm: cache {cache}/model/")
+    assert "does not fit on the disk" in error
+    assert not (tmp_path / "out").exists()
+    assert unfinished(cache) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_build_that_is_ended_keeps_what_is_finished(
+    model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    cache = tmp_path / "cache"
+    build = subprocess.Popen(
+        command(model), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(cache)
+    )
+    with build:
+        while not list(cache.glob("model/.compile_*")):
+            assert build.poll() is None
+            time.sleep(0.01)
+        children = children_of(build.pid)
+        build.send_signal(number)
+        build.wait(timeout=60)
+    assert build.returncode == (130 if number == signal.SIGINT else -number)
+    wait_until_gone(children)
+    assert not (tmp_path / "out").exists()
+    if number == signal.SIGINT:
+        assert unfinished(cache) == []
+    again = subprocess.run(
+        command(model, "--json"), capture_output=True, text=True, env=environment(cache), check=True
+    )
+    (summary,) = json.loads(again.stdout)
+    assert summary["stages_run"] == 2  # compile and package
+    assert unfinished(cache) == []
+
+
+def children_of(pid: int) -> list[int]:
+    """Those of all its threads."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in lists for child in path.read_text().split()]
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 10
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a child outlives its build"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
