@@ -194,7 +194,8 @@ def transform(
     )
     if mha2sha.enabled:
         for part in parts:
-            convert_mha2sha(part, folder / part.name)
+            with naming(None, {part: Path(part.name)}):
+                convert_mha2sha(part, folder / part.name)
 
 
 def weights(part: Path, folder: Path) -> None:

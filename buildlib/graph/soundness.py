@@ -16,6 +16,7 @@ from buildlib.errors import CheckpointError, InvalidShapeError, ModelFileError, 
 from buildlib.graph import interface
 from buildlib.graph.files import tensor_array
 from buildlib.graph.infer import infer_shapes, static_shape
+from buildlib.graph.shape import GraphShape
 
 _LONGEST_NAME = 1000
 _CHUNK = 1 << 22
@@ -121,11 +122,18 @@ def check_types(model: ir.Model, path: Path) -> None:
     ends = {value: static_shape(value) for value in (*model.graph.inputs, *model.graph.outputs)}
     for value, dims in ends.items():
         name = str(value.name)
+        if value.dtype in {None, ir.DataType.UNDEFINED}:
+            raise ModelFileError(path, f"{name} has no type")
         if interface.is_kv(name) and (
             dims is None or len(dims) != 4 or interface.reshaped(name, dims, shape) != dims
         ):
             sizes = f"the mask says AR {shape.ar} and CL {shape.cl}"
             raise ModelFileError(path, f"{name} is {value.shape}, {sizes}")
+    for value in model.graph.inputs:
+        wanted = _own_dims(str(value.name), shape)
+        if wanted is not None and (ends[value] or ())[: len(wanted)] != wanted:
+            reason = f"{value.name} is {value.shape}, it must begin with {list(wanted)}"
+            raise ModelFileError(path, reason)
     try:
         infer_shapes(model)
     except onnx.shape_inference.InferenceError as error:
@@ -136,6 +144,13 @@ def check_types(model: ir.Model, path: Path) -> None:
             raise ModelFileError(path, f"{value.name} is {value.shape} by its inputs, not {dims}")
     for node in model.graph:
         _check_bias(node, path)
+
+
+def _own_dims(name: str, shape: GraphShape) -> tuple[int, ...] | None:
+    """What the dimensions of an input begin with; None for those that `interface.is_kv`."""
+    if name in {interface.INPUT_IDS, interface.INPUTS_EMBEDS}:
+        return 1, shape.ar
+    return (1, 1, shape.ar) if name in {interface.COS, interface.SIN} else None
 
 
 def _check_bias(node: ir.Node, path: Path) -> None:
@@ -181,10 +196,14 @@ def _check_opset(node: ir.Node, model: ir.Model, path: Path) -> None:
     if not onnx.defs.has(node.op_type, version, node.domain):
         raise ModelFileError(path, f"it has opset {version}, which has no {where}")
     known = onnx.defs.get_schema(node.op_type, version, node.domain).attributes
-    strange = next((name for name in node.attributes if name not in known), None)
-    if strange is not None:
-        reason = f"{where} has an attribute {shown(strange)!r}, unknown to opset {version}"
-        raise ModelFileError(path, reason)
+    for name, attribute in node.attributes.items():
+        if name not in known:
+            reason = f"{where} has an attribute {shown(name)!r}, unknown to opset {version}"
+            raise ModelFileError(path, reason)
+        wanted = str(known[name].type).rpartition(".")[2]
+        if attribute.type.name != wanted:
+            reason = f"{where} has {shown(name)!r} as {attribute.type.name}, not {wanted}"
+            raise ModelFileError(path, reason)
 
 
 def _names(model: ir.Model) -> Iterator[str | bytes]:
@@ -200,6 +219,8 @@ def _names(model: ir.Model) -> Iterator[str | bytes]:
 def _tensor_fault(tensor: ir.TensorProtocol) -> str | None:
     if isinstance(tensor, ir.ExternalTensor) and tensor.length not in {None, tensor.nbytes}:
         return f"is {tensor.nbytes} bytes by its shape, its entry says {tensor.length}"
+    if isinstance(tensor, ir.TensorProtoTensor) and tensor.size and not _has_data(tensor.raw):
+        return f"has no data, {tensor.nbytes} bytes are needed"
     try:
         array = tensor_array(tensor)
         flat = array.reshape(-1)
@@ -210,6 +231,15 @@ def _tensor_fault(tensor: ir.TensorProtocol) -> str | None:
             if not _is_finite(flat[start : start + _CHUNK]):
                 return "holds what is not finite"
     return None
+
+
+def _has_data(proto: onnx.TensorProto) -> bool:
+    """Whether anything is kept in it: onnx_ir reads zeros where nothing is."""
+    kept = (
+        proto.float_data, proto.int32_data, proto.int64_data, proto.double_data, proto.uint64_data,
+        proto.string_data,
+    )  # fmt: skip
+    return proto.HasField("raw_data") or any(len(values) for values in kept)
 
 
 def _is_finite(chunk: np.ndarray) -> bool:

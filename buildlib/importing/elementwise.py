@@ -152,14 +152,13 @@ class Elementwise:
     def _div(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
         first, second = inputs
         if isinstance(first, Form) and isinstance(second, Known):
-            inverse = 1.0 / second.array.astype(np.float64)
-            return self._times(node, first, Known(inverse, second.varies))
+            return self._times(node, first, Known(_inverse(node, second), second.varies))
         if isinstance(first, Form) and isinstance(second, Stat) and second.stage == "root":
             return self.norms.normed(node, first, second, 0)
         if isinstance(first, Known) and isinstance(second, Stat) and _is_one(first):
             return self.norms.root(node, second, "Reciprocal")
         if isinstance(first, Scores) and isinstance(second, Known):
-            return self._scaled_scores(node, first, 1.0 / second.array.astype(np.float64))
+            return self._scaled_scores(node, first, _inverse(node, second))
         if isinstance(first, Form) and isinstance(second, Form):
             return self._joined(node, first, second, "Div")
         raise Refusal("is not supported on these inputs", node)
@@ -242,6 +241,13 @@ class Elementwise:
         if vector is None:
             raise Refusal("adds other numbers to other tokens", node)
         return vector
+
+
+def _inverse(node: ir.Node, known: Known) -> Numbers:
+    if not known.array.all():
+        raise Refusal("divides by zero", node)
+    inverse: Numbers = 1.0 / known.array.astype(np.float64)
+    return inverse
 
 
 def _is_one(known: Known) -> bool:

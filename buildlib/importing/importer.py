@@ -1,8 +1,10 @@
 """The import pass: any supported export of a decoder in, the canonical graph out."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
@@ -98,6 +100,22 @@ class ImportModel(Pass):
         return assembled(model, reading, shape)
 
 
+_OPERATORS: Mapping[str, Mapping[str, frozenset[object]]] = MappingProxyType(
+    {
+        **{name: {} for name in ("Add", "MatMul", "Mul", "Reshape", "Sigmoid", "Slice", "Sub")},
+        "Cast": {"to": frozenset()},
+        "Concat": {"axis": frozenset({-1, 2, 3})},
+        "Gather": {"axis": frozenset({0})},
+        "Gemm": {"transB": frozenset({0, 1})},
+        "RMSNormalization": {"axis": frozenset({-1}), "epsilon": frozenset()},
+        "Softmax": {"axis": frozenset({-1})},
+        "Split": {"axis": frozenset({-1}), "num_outputs": frozenset()},
+        "Transpose": {"perm": frozenset({(0, 1, 3, 2), (1, 2, 0, 3), (2, 0, 1, 3)})},
+    }
+)
+"""What a canonical model is made of, and with which attributes; none named means any value."""
+
+
 def is_canonical(model: ir.Model) -> bool:
     """Whether a model has the canonical inputs and outputs, and no (AR, CL) in its operators."""
     inputs = {str(value.name): static_shape(value) for value in model.graph.inputs}
@@ -112,18 +130,43 @@ def is_canonical(model: ir.Model) -> bool:
 
 
 def _is_canonical(node: ir.Node) -> bool:
-    if node.op_type in {"Conv", "Expand", "Shape", "Range", "Where", "Tile", "Constant", "Pow"}:
+    allowed = _OPERATORS.get(node.op_type)
+    if allowed is None or not set(node.attributes) <= set(allowed):
         return False
-    if node.op_type == "MatMul":
-        return all(value is not None and not value.is_initializer() for value in node.inputs)
-    if node.op_type == "Gemm":
-        data = node.inputs[0] if node.inputs else None
-        return data is not None and not data.is_initializer()
-    if node.op_type == "Reshape":
-        to = node.inputs[1] if len(node.inputs) > 1 else None
-        target = to.const_value if to is not None else None
-        return target is not None and -1 in target.numpy()
+    for name, values in allowed.items():
+        attribute = node.attributes.get(name)
+        if attribute is not None and values and attribute.value not in values:
+            return False
+    match node.op_type:
+        case "Add":  # masked scores go through a softmax, else the mask hides nothing
+            masked = any(v is not None and v.name == interface.ATTENTION_MASK for v in node.inputs)
+            users = node.outputs[0].consumers()
+            return not masked or all(user.op_type == "Softmax" for user in users)
+        case "Cast":  # of weights that are kept in another type
+            return all(value is not None and value.is_initializer() for value in node.inputs)
+        case "MatMul":
+            return not any(map(_is_weight, node.inputs))
+        case "Gemm" | "RMSNormalization":
+            return [_is_weight(value) for value in node.inputs[:2]] == [False, True]
+        case "Gather":
+            return [_is_weight(value) for value in node.inputs] == [True, False]
+        case "Concat":  # the past comes first
+            return not any(v is not None and v.is_graph_input() for v in node.inputs[1:])
+        case "Reshape":
+            to = node.inputs[1] if len(node.inputs) > 1 else None
+            target = to.const_value if to is not None else None
+            return target is not None and -1 in target.numpy()
     return True
+
+
+def _is_weight(value: ir.Value | None) -> bool:
+    """Whether a value is kept in the file; some are kept in another type than they are used in."""
+    if value is None:
+        return False
+    maker = value.producer()
+    if maker is not None and maker.op_type == "Cast":
+        value = maker.inputs[0]
+    return value is not None and value.is_initializer()
 
 
 def _read(model: ir.Model, roles: list[Role], probe: Probe) -> Interpreter:

@@ -1,5 +1,6 @@
 """The sizes at which the source is read, and numbers for what a host feeds besides tokens."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ _AR, _PAST = 11, 62
 """Sizes for symbolic dimensions, unlike what models have: else a transposed tensor might fit."""
 
 _THETA = 10000.0
+_MOST_NUMBERS = 1 << 30  # in one input: AR 8192 at CL 131072 has as many in its mask
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Probe:
             if dims[axis] != size:
                 reason = f"its dimension {axis} is {dims[axis]}, not {size}"
                 raise Refusal(f"input {role.value.name} {list(dims)}: {reason}")
+        if math.prod(dims) > _MOST_NUMBERS:
+            raise Refusal(f"input {role.value.name} {list(dims)} is too large to be computed with")
         return dims
 
     def numbers(self, role: Role) -> npt.NDArray[Any]:
@@ -116,7 +120,7 @@ def cache_axis(role: Role, past: int) -> int | None:
 def _wanted(role: Role, rank: int, probe: Probe) -> dict[int, int]:
     """Sizes that some axes must have."""
     if role.kind == "mask":
-        return {0: 1, rank - 1: probe.cl} if rank <= 3 else {rank - 2: probe.ar, rank - 1: probe.cl}
+        return {0: 1, rank - 1: probe.cl} | ({rank - 2: probe.ar} if rank > 3 else {})
     if role.kind == "embeds":
         return {0: 1, 1: probe.ar}
     if role.kind in {"ids", "positions"}:

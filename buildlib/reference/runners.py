@@ -189,8 +189,8 @@ def _session(path: Path, n_threads: int, *, plain: bool) -> Any:  # noqa: ANN401
 
 def _port(path: Path, value: ir.Value, grid: Grid | None) -> Port:
     shape = static_shape(value)
-    if shape is None or value.dtype is None:
-        raise ModelFileError(path, f"{value.name} has no static shape")
+    if shape is None or value.dtype is None or value.dtype == ir.DataType.UNDEFINED:
+        raise ModelFileError(path, f"{value.name} has no static shape and type")
     return Port(str(value.name), value.dtype.numpy(), shape, grid)
 
 

@@ -26,6 +26,7 @@ from buildlib.errors import (
 )
 from buildlib.genai import GenAIBuilderFactory, UnknownArchitectureWarning
 from buildlib.graph.files import load_model, save_model, tensor_array
+from buildlib.graph.infer import static_shape
 from buildlib.graph.interface import ATTENTION_MASK
 from buildlib.graph.shape import GraphShape
 from buildlib.reference.runners import OnnxRunner
@@ -34,6 +35,7 @@ from buildlib.toolchains.base import BinaryInfo, CompileConfig, Toolchain
 from buildlib.toolchains.ort_qnn import OrtQnnToolchain
 from buildlib.verify.models import StageModels, onnx_parts
 from buildlib.verify.report import StageComparison
+from buildlib.verify.source import source_part
 from buildlib.verify.verify import VerifyOptions, verify_outputs
 from tests.fuzz import file_mutations, json_mutations, onnx_mutations
 from tests.fuzz.model import OPTIONS, SHAPE
@@ -197,13 +199,17 @@ def _model_fault(
     found = _stage_files(cache)
     shapes = sorted(found["model"])
     own = _runnable(folder / "model.onnx", cache / "source")
+    config = load_config(folder / "config.json")
+    opener = onnx_parts({SHAPE.ar: [own]}, 1)[0]
+    if any(static_shape(value) is None for value in load_model(own).graph.inputs):
+        own, opener = found["model"][SHAPE][0], source_part(own, config, SHAPE)
     models = StageModels(
-        config=load_config(folder / "config.json"),
+        config=config,
         imported=dict.fromkeys(shapes, own),
         arcl={shape: found["model"][shape][0] for shape in shapes},
         qdq=found["qdq"],
         binaries=outputs.binaries if outputs else None,
-        sources={own: onnx_parts({SHAPE.ar: [own]}, 1)[0]},
+        sources={own: opener},
     )
     try:
         if outputs is not None:

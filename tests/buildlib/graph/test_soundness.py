@@ -59,6 +59,17 @@ def strange_attribute(graph: onnx.GraphProto) -> None:
     split.attribute.append(onnx.helper.make_attribute("body", 1))
 
 
+def list_as_axis(graph: onnx.GraphProto) -> None:
+    softmax = next(node for node in graph.node if node.op_type == "Softmax")
+    del softmax.attribute[:]
+    softmax.attribute.append(onnx.helper.make_attribute("axis", [0, 1]))
+
+
+def no_data(graph: onnx.GraphProto) -> None:
+    weight = next(one for one in graph.initializer if one.name.endswith("gate_proj.weight"))
+    weight.ClearField("data_location")
+
+
 def strange_domain(graph: onnx.GraphProto) -> None:
     graph.node[1].domain = "nowhere"
 
@@ -82,6 +93,8 @@ def no_nodes(graph: onnx.GraphProto) -> None:
         (rename_node, "a name in it cannot be used"),
         (repeat_input, "made 2 times"),
         (strange_attribute, r"Split \('.*'\) has an attribute 'body', unknown to opset 23"),
+        (list_as_axis, r"Softmax \('.*'\) has 'axis' as INTS, not INT"),
+        (no_data, r"tensor '.*gate_proj.weight' has no data, \d+ bytes are needed"),
         (strange_domain, "no opset for its"),
         (integer_cache, "do not fit .*Concat.* type"),
         (no_nodes, "holds no graph"),
@@ -111,6 +124,15 @@ def other_heads(graph: onnx.GraphProto) -> None:
     cache.type.tensor_type.shape.dim[0].dim_value = 1
 
 
+def two_batches(graph: onnx.GraphProto) -> None:
+    sines = next(value for value in graph.input if value.name == "position_ids_sin")
+    sines.type.tensor_type.shape.dim[0].dim_value = 2
+
+
+def untyped_output(graph: onnx.GraphProto) -> None:
+    graph.output[1].type.tensor_type.elem_type = onnx.TensorProto.UNDEFINED
+
+
 def other_mask(graph: onnx.GraphProto) -> None:
     mask = next(value for value in graph.input if value.name == "attention_mask")
     mask.type.tensor_type.shape.dim[3].dim_value = 1 << 40
@@ -122,6 +144,8 @@ def other_mask(graph: onnx.GraphProto) -> None:
         (wide_bias, r"Gemm '.*k_proj.*' adds .*, \[16, 40\], to \[16, 24\]"),
         (other_rank, r"past_key_0_in is .*, the mask says AR 16 and CL 96"),
         (other_heads, r"past_value_1_out is .* by its inputs, not \(1, 1, 16, 12\)"),
+        (two_batches, r"position_ids_sin is .*, it must begin with \[1, 1, 16\]"),
+        (untyped_output, "past_key_0_out has no type"),
         (other_mask, "CL can be 1048576 at most"),
     ],
 )

@@ -184,6 +184,77 @@ def test_an_unknown_operator_is_named_and_counted(tmp_path: Path) -> None:
     assert error.node == "node_Sigmoid_219" or error.node in str(error)
 
 
+def test_a_division_by_zero_is_named(tmp_path: Path) -> None:
+    def change(model: ir.Model) -> None:
+        zero = ir.Value(name="zero", const_value=ir.tensor(np.zeros(1, np.float32)))
+        model.graph.register_initializer(zero)
+        node = _of(model, "Softmax")
+        scores = node.inputs[0]
+        divided = ir.Node("", "Div", [scores, zero], name="divided")
+        model.graph.insert_before(node, divided)
+        node.replace_input_with(0, divided.outputs[0])
+
+    error = _refused("dynamo-llama", change, tmp_path)
+    assert "divides by zero" in str(error)
+    assert error.node == "divided"
+
+
+def test_a_past_that_does_not_come_first_is_refused(tmp_path: Path, tiny_export: Path) -> None:
+    model = load_model(tiny_export / "model.onnx")
+    past = next(value for value in model.graph.inputs if value.name == "past_value_1_in")
+    ((joined, _),) = past.uses()
+    new = joined.inputs[1]
+    joined.replace_input_with(0, new)
+    joined.replace_input_with(1, past)
+    source = save_model(model, tmp_path / "source" / "model.onnx")
+    with pytest.raises(UnsupportedGraphError, match="keys or values that do not begin with"):
+        ImportModel().run(source, tmp_path / "out" / "model.onnx")
+
+
+def test_attention_without_a_softmax_is_refused(tmp_path: Path, tiny_export: Path) -> None:
+    model = load_model(tiny_export / "model.onnx")
+    softmax = _of(model, "Softmax")
+    plain = ir.Node("", "Concat", list(softmax.inputs), {"axis": ir.AttrInt64("axis", -1)})
+    model.graph.insert_before(softmax, plain)
+    softmax.outputs[0].replace_all_uses_with(plain.outputs[0])
+    model.graph.remove(softmax)
+    source = save_model(model, tmp_path / "source" / "model.onnx")
+    with pytest.raises(UnsupportedGraphError, match="joins attention scores"):
+        ImportModel().run(source, tmp_path / "out" / "model.onnx")
+
+
+def test_a_norm_over_other_axes_is_not_taken_for_canonical(
+    tmp_path: Path, tiny_export: Path
+) -> None:
+    model = load_model(tiny_export / "model.onnx")
+    _of(model, "RMSNormalization").attributes["axis"] = ir.AttrInt64("axis", 1)
+    source = save_model(model, tmp_path / "source" / "model.onnx")
+    with pytest.raises(UnsupportedGraphError, match="RMSNormalization"):
+        ImportModel().run(source, tmp_path / "out" / "model.onnx")
+
+
+def test_a_norm_of_its_own_weight_is_not_taken_for_canonical(
+    tmp_path: Path, tiny_export: Path
+) -> None:
+    model = load_model(tiny_export / "model.onnx")
+    norm = _of(model, "RMSNormalization")
+    data, scale = norm.inputs
+    norm.replace_input_with(0, scale)
+    norm.replace_input_with(1, data)
+    source = save_model(model, tmp_path / "source" / "model.onnx")
+    with pytest.raises(UnsupportedGraphError, match="RMSNormalization"):
+        ImportModel().run(source, tmp_path / "out" / "model.onnx")
+
+
+def test_a_huge_input_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    model = load_model(EXPORTS / "aihub-llama" / "model.onnx")
+    mask = next(value for value in model.graph.inputs if "mask" in str(value.name))
+    mask.shape = ir.Shape((1, 1 << 40, *list(mask.shape or ())[2:]))
+    source = save_model(model, tmp_path / "source" / "model.onnx")
+    with pytest.raises(UnsupportedGraphError, match="too large to be computed with"):
+        ImportModel(GraphShape(4, 16)).run(source, tmp_path / "out" / "model.onnx")
+
+
 def test_a_fused_operator_is_named(tmp_path: Path) -> None:
     def change(model: ir.Model) -> None:
         node = _of(model, "Sigmoid")
