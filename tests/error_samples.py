@@ -15,11 +15,13 @@ Kind = typing.TypeVar("Kind", bound=Exception)
 
 
 def all_errors(root: type[Kind]) -> list[type[Kind]]:
-    """The root and all below it in its module, by name."""
+    """The root and all below it in its package, by name."""
     found = [root]
     for kind in found:
         found.extend(kind.__subclasses__())
-    return sorted({k for k in found if k.__module__ == root.__module__}, key=lambda k: k.__name__)
+    package = root.__module__.partition(".")[0]
+    own = {k for k in found if k.__module__.partition(".")[0] == package}
+    return sorted(own, key=lambda k: k.__name__)
 
 
 def make(kind: type[Kind]) -> Kind:

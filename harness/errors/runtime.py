@@ -1,0 +1,43 @@
+"""What is refused before anything runs."""
+
+from harness.errors.base import HarnessError
+
+
+class RuntimeChoiceError(HarnessError):
+    """No runtime can run this container on this device."""
+
+    exit_code = 2
+
+    def __init__(self, device: str, reason: str) -> None:
+        super().__init__(device, reason)
+        self.device = device
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot run on {self.device}: {self.reason}"
+
+
+class PromptTooLongError(HarnessError):
+    """Prompt and answer do not fit into the context.
+
+    Attributes:
+        prompt_tokens: with the bos that the runtime puts before them.
+        most_prompt: tokens that a prompt may have, with bos.
+        context: tokens that prompt and answer may have together.
+    """
+
+    exit_code = 2
+
+    def __init__(self, prompt_tokens: int, new_tokens: int, most_prompt: int, context: int) -> None:
+        super().__init__(prompt_tokens, new_tokens, most_prompt, context)
+        self.prompt_tokens = prompt_tokens
+        self.new_tokens = new_tokens
+        self.most_prompt = most_prompt
+        self.context = context
+
+    def __str__(self) -> str:
+        return (
+            f"the prompt has {self.prompt_tokens} tokens (with bos), and {self.new_tokens} are to "
+            f"be generated: this container takes prompts of up to {self.most_prompt}, and "
+            f"{self.context} tokens in all"
+        )
