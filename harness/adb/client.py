@@ -55,6 +55,7 @@ class AdbServer:
     Attributes:
         version: its protocol version: 41 for adb 1.0.41.
         adb_path: the program that it was started with, if it was us who started it.
+        name: what people know it by, where its address says nothing to them.
     """
 
     host: str
@@ -62,18 +63,24 @@ class AdbServer:
     version: int
     started_by_us: bool = False
     adb_path: Path | None = None
+    name: str = ""
 
     @property
     def address(self) -> ServerAddress:
         """Where it listens."""
         return ServerAddress(self.host, self.port)
 
+    @property
+    def shown(self) -> str:
+        """Its name, or address, for people."""
+        return self.name or str(self.address)
+
     def devices(self) -> list[DeviceEntry]:
         """All devices it knows, in whatever state."""
         try:
             return parse_devices(self._ask("host:devices-l"))
         except FailReply as error:
-            raise AdbServerError(str(self.address), f"lists no devices: {error}") from None
+            raise AdbServerError(self.shown, f"lists no devices: {error}") from None
 
     def connect(self, serial: str, *, timeout_s: float = 15.0) -> None:
         """Make it connect to the TCP device `host:port`, and wait until that is usable.
@@ -132,12 +139,12 @@ class AdbServer:
         try:
             return query(self.address, service, Deadline(timeout_s))
         except (StreamClosed, ServerUnreachable) as error:
-            raise AdbServerError(str(self.address), f"went away: {error}") from None
+            raise AdbServerError(self.shown, f"went away: {error}") from None
         except DeadlineExceeded:
             if service.startswith("host:connect:"):
                 raise
             reason = f"does not answer within {timeout_s:g} s"
-            raise AdbServerError(str(self.address), reason) from None
+            raise AdbServerError(self.shown, reason) from None
 
 
 def parse_devices(answer: str) -> list[DeviceEntry]:

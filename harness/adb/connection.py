@@ -7,6 +7,8 @@ their timeouts count from each `recv`, and they `send` without looking at how mu
 Protocol: AOSP `packages/modules/adb/docs/dev/{overview,services}.md`.
 """
 
+import errno
+import os
 import select
 import socket
 import time
@@ -18,6 +20,8 @@ from harness.adb.address import ServerAddress
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_SERVICE = 0xFFFF
 _MAX_REPLY = 1 << 20
+_MORE_FOLLOWS: int = getattr(socket, "MSG_MORE", 0)  # Linux: no packet for the head alone
+_NO_SENDFILE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # some file systems
 
 
 class FailReply(Exception):  # noqa: N818 - an answer, turned into a typed error by the caller
@@ -97,6 +101,15 @@ class Connection:
         if len(data) > _MAX_SERVICE:
             raise FailReply(f"the request has {len(data)} bytes, {_MAX_SERVICE} are possible")
         self.send(b"%04x%s" % (len(data), data))
+        self.expect_okay()
+
+    def expect_okay(self) -> None:
+        """Wait for the server's consent.
+
+        Raises:
+            FailReply: it refused, with the reason.
+            StreamClosed: no answer came.
+        """
         status = self.receive(4)
         if status == b"FAIL":
             raise FailReply(self.receive_block())
@@ -121,6 +134,37 @@ class Connection:
         self._socket.settimeout(self._deadline.remaining())
         try:
             self._socket.sendall(data)
+        except TimeoutError:
+            raise DeadlineExceeded from None
+        except OSError as error:
+            raise StreamClosed(str(error)) from error
+
+    def send_file(self, head: bytes, file: int, offset: int, count: int) -> None:
+        """Send `head` and then `count` bytes of an open file, which the kernel passes on itself.
+
+        Raises:
+            FailReply: the file ended before.
+            StreamClosed: the other side does not take it any more.
+        """
+        end = offset + count
+        try:
+            self._socket.settimeout(self._deadline.remaining())
+            self._socket.sendall(head, _MORE_FOLLOWS)
+            while offset < end:
+                try:
+                    sent = os.sendfile(self._socket.fileno(), file, offset, end - offset)
+                except BlockingIOError:
+                    self.wait(readable=False, writable=True)
+                    continue
+                except OSError as error:
+                    if error.errno not in _NO_SENDFILE:
+                        raise
+                    data = os.pread(file, end - offset, offset)
+                    self.send(data)
+                    sent = len(data)
+                if not sent:
+                    raise FailReply("the file became shorter while it was sent")
+                offset += sent
         except TimeoutError:
             raise DeadlineExceeded from None
         except OSError as error:
@@ -186,6 +230,19 @@ def query(address: ServerAddress, service: str, deadline: Deadline) -> str:
     with Connection(address, deadline) as connection:
         connection.request(service)
         return connection.receive_block()
+
+
+def command(
+    address: ServerAddress, service: str, deadline: Deadline, *, block: bool = False
+) -> str:
+    """Have the server do something: it answers twice, that it understood and that it is done.
+
+    `block` says whether a text follows, which is given back.
+    """
+    with Connection(address, deadline) as connection:
+        connection.request(service)
+        connection.expect_okay()
+        return connection.receive_block() if block else ""
 
 
 def open_service(

@@ -5,17 +5,14 @@ little-endian 32-bit length, and that many bytes.
 """
 
 import enum
-import re
-import shlex
 import struct
-from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from harness.adb.connection import Connection, StreamClosed
 
 _HEADER = struct.Struct("<BI")
 _STDIN_PACKET = 16 * 1024
 _READ = 256 * 1024
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class _Kind(enum.IntEnum):
@@ -26,73 +23,30 @@ class _Kind(enum.IntEnum):
     CLOSE_STDIN = 4
 
 
-def command_line(command: str | Sequence[str], env: Mapping[str, str] | None = None) -> str:
-    """What to hand to the device's shell for a script, or for the words of one command.
+class Writer(Protocol):
+    """Takes a stream as it comes."""
 
-    Raises:
-        ValueError: a NUL, which no command can hold, or a bad variable name.
-    """
-    text = command if isinstance(command, str) else shlex.join(command)
-    exports = []
-    for name, value in (env or {}).items():
-        if not _VARIABLE.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of an environment variable")
-        exports.append(f"export {name}={shlex.quote(value)}; ")
-    line = "".join(exports) + text
-    if "\0" in line:
-        raise ValueError("a command cannot hold a NUL")
-    return line
-
-
-class BoundedOutput:
-    """Keeps the beginning and the end of a stream, and counts what it left out between them."""
-
-    def __init__(self, limit: int) -> None:
-        self._half = max(1, limit // 2)
-        self._head = bytearray()
-        self._tail = bytearray()
-        self.dropped = 0
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what the stream brought."""
-        room = self._half - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:]
-        if len(self._tail) > 2 * self._half:
-            self._trim()
-
-    def _trim(self) -> None:
-        excess = max(0, len(self._tail) - self._half)
-        self.dropped += excess
-        del self._tail[:excess]
-
-    def text(self) -> str:
-        """What was kept, as text; a line in the middle tells what was not."""
-        self._trim()
-        if not self.dropped:
-            return (self._head + self._tail).decode("utf-8", "replace")
-        note = f"\n[... {self.dropped} bytes left out ...]\n"
-        return self._head.decode("utf-8", "replace") + note + self._tail.decode("utf-8", "replace")
+    def write(self, data: memoryview, /) -> object:
+        """Take the next bytes, which are only valid during the call."""
+        ...
 
 
 class ShellSession:
     """A running command on an open `shell,v2,raw:` service.
 
-    Attributes:
-        stdout: what the command has written so far; there even when `run` raises.
-        stderr: likewise.
+    `stdout` and `stderr` get what the command writes, as it comes.
     """
 
-    def __init__(self, connection: Connection, *, max_output: int) -> None:
+    def __init__(self, connection: Connection, stdout: Writer, stderr: Writer) -> None:
         self._connection = connection
-        self.stdout = BoundedOutput(max_output)
-        self.stderr = BoundedOutput(max_output)
+        self._stdout = stdout
+        self._stderr = stderr
         self._header = bytearray()
         self._kind = -1
         self._left = 0
 
     def run(self, stdin: bytes | None = None) -> int:
-        """Feed `stdin`, gather the output until the command ends; gives its exit status.
+        """Feed `stdin`, hand on the output until the command ends; gives its exit status.
 
         Raises:
             StreamClosed: the connection ended before the command.
@@ -129,9 +83,9 @@ class ShellSession:
             if self._kind == _Kind.EXIT:
                 return piece[0]
             if self._kind == _Kind.STDOUT:
-                self.stdout.write(piece)
+                self._stdout.write(piece)
             elif self._kind == _Kind.STDERR:
-                self.stderr.write(piece)
+                self._stderr.write(piece)
         return None
 
 

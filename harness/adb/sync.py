@@ -5,16 +5,18 @@ the other without waiting for the answers in between, as many small ones would c
 each; a refusal is seen while a file is still being sent.
 """
 
+import os
 import stat
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import BinaryIO
 
 from harness.adb.connection import Connection, FailReply, StreamClosed
 
 _DATA_MAX = 64 * 1024
-_CHUNKS_AT_ONCE = 16
+_STEP_BYTES = 16 * _DATA_MAX
 _REQUEST = struct.Struct("<4sI")
 _STAT_V1 = struct.Struct("<III")
 _STAT_V2 = struct.Struct("<IQQIIIIQqqq")
@@ -49,7 +51,6 @@ class SyncSession:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._buffer = bytearray(_CHUNKS_AT_ONCE * (_DATA_MAX + _REQUEST.size))
         self._unanswered = 0
         self.answered = 0
 
@@ -62,34 +63,35 @@ class SyncSession:
         mtime: int,
         on_progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Send a file; it is there for certain only once `finish` has returned.
+        """Send a whole file; it is there for certain only once `finish` has returned.
 
         `on_progress` is called with the number of bytes sent since the call before.
 
         Returns:
-            How many bytes the source held.
+            How many bytes it held at the beginning.
 
         Raises:
             FailReply: the device refused this file or one before, with its reason; `answered`
-                tells which.
+                tells which. Or the file became shorter meanwhile.
             StreamClosed, DeadlineExceeded: see `Connection`.
         """
         path = _encode(f"{remote},{stat.S_IFREG | mode}")
-        self._send_or_refusal(_REQUEST.pack(b"SEND", len(path)) + path)
+        self._or_refusal(lambda: self._connection.send(_REQUEST.pack(b"SEND", len(path)) + path))
         self._unanswered += 1
-        total = 0
-        while True:
-            filled, size = self._fill(source)
+        if self._connection.has_input():
+            self._read_answer()
+        file = source.fileno()
+        size = os.fstat(file).st_size
+        for start in range(0, size, _STEP_BYTES):
+            step = min(_STEP_BYTES, size - start)
+            self._or_refusal(partial(self._send_data, file, start, step))
             if self._connection.has_input():
                 self._read_answer()
-            if not size:
-                break
-            self._send_or_refusal(memoryview(self._buffer)[:filled])
-            total += size
             if on_progress:
-                on_progress(size)
-        self._send_or_refusal(_REQUEST.pack(b"DONE", mtime & 0xFFFFFFFF))
-        return total
+                on_progress(step)
+        done = _REQUEST.pack(b"DONE", mtime & 0xFFFFFFFF)
+        self._or_refusal(lambda: self._connection.send(done))
+        return size
 
     def finish(self) -> None:
         """Wait until the device has confirmed all that was sent.
@@ -139,24 +141,18 @@ class SyncSession:
         mode, size, mtime = _STAT_V1.unpack(self._connection.receive(_STAT_V1.size))
         return FileStat(mode, size, mtime) if mode else None
 
-    def _fill(self, source: BinaryIO) -> tuple[int, int]:
-        """Read into the buffer as DATA packets; gives bytes in the buffer, bytes of the file."""
-        view = memoryview(self._buffer)
-        filled = size = 0
-        for _ in range(_CHUNKS_AT_ONCE):
-            start = filled + _REQUEST.size
-            count = source.readinto(view[start : start + _DATA_MAX])  # type: ignore[attr-defined]
-            if not count:
-                break
-            _REQUEST.pack_into(self._buffer, filled, b"DATA", count)
-            filled = start + count
-            size += count
-        return filled, size
+    def _send_data(self, file: int, start: int, count: int) -> None:
+        """Send a part of an open file as DATA packets."""
+        end = start + count
+        for offset in range(start, end, _DATA_MAX):
+            length = min(_DATA_MAX, end - offset)
+            head = _REQUEST.pack(b"DATA", length)
+            self._connection.send_file(head, file, offset, length)
 
-    def _send_or_refusal(self, data: bytes | memoryview) -> None:
+    def _or_refusal(self, send: Callable[[], None]) -> None:
         """Send; where the device has closed, the refusal that it may have sent before counts."""
         try:
-            self._connection.send(data)
+            send()
         except StreamClosed as closed:
             try:
                 self.finish()

@@ -1,54 +1,65 @@
 """A device behind an adb server."""
 
-import os
+import contextlib
 import posixpath
-import shlex
+import re
 import stat as stat_bits
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from harness.adb.client import AdbServer, device_features
-from harness.adb.connection import Deadline, FailReply, open_service
-from harness.adb.shell import ShellSession, command_line
+from harness.adb.connection import Deadline, FailReply, StreamClosed, command, open_service
+from harness.adb.shell import ShellSession
 from harness.adb.sync import SyncSession
 from harness.devices import properties
 from harness.devices.adb_failures import Failures
-from harness.devices.base import CommandResult, DeviceProperties, Progress, PushItem
+from harness.devices.base import DeviceProperties, Progress, PushItem
+from harness.devices.commands import Sink
+from harness.devices.local_files import open_local, receiving, stat_local
+from harness.devices.shell_device import ShellDevice, forwarded_port
+from harness.devices.spec import DeviceType
 from harness.errors import (
-    DeviceCommandError,
+    DeviceConnectError,
     DevicePathError,
     DeviceTransferError,
-    HostFileError,
+    HarnessError,
 )
-from harness.files import replacing
 
-_LOG_TAIL = 4000
+_ASK_TIMEOUT_S = 10.0
 
 
-class AdbDevice:
+class AdbDevice(ShellDevice):
     """A device by its serial; implements `harness.devices.base.Device`.
 
     It holds no connection, so it may be used by several threads, and lives on when the device
     comes back.
     """
 
-    def __init__(self, server: AdbServer, serial: str) -> None:
+    def __init__(
+        self,
+        server: AdbServer,
+        serial: str,
+        *,
+        shown: str | None = None,
+        type: DeviceType = "android",  # noqa: A002 - the Protocol's word
+    ) -> None:
+        super().__init__(shown or serial)
         self._server = server
         self._serial = serial
+        self._type: DeviceType = type
         self._work_root: str | None = None
         self._features: frozenset[str] | None = None
-        self._failures = Failures(server, serial)
+        self._failures = Failures(server, serial, self.serial)
 
     def __repr__(self) -> str:
-        return f"AdbDevice({self._serial!r} at {self._server.address})"
+        return f"AdbDevice({self.serial!r} at {self._server.address})"
 
     @property
-    def serial(self) -> str:
-        """The name under which the adb server knows it."""
-        return self._serial
+    def type(self) -> DeviceType:
+        """`android`, or `virtual` if its maker says so."""
+        return self._type
 
     @property
     def server(self) -> AdbServer:
@@ -62,7 +73,7 @@ class AdbDevice:
             ask = 'printf %s "${TMPDIR:-/data/local/tmp}"'
             folder = self.shell(ask).stdout
             if not folder.startswith("/") or not folder.isprintable():
-                raise DevicePathError(self._serial, folder, "$TMPDIR is no absolute path")
+                raise DevicePathError(self.serial, folder, "$TMPDIR is no absolute path")
             self._work_root = posixpath.join(folder, "qnnfarm")
         return self._work_root
 
@@ -70,51 +81,15 @@ class AdbDevice:
         """What Android says of the device now."""
         deadline = Deadline(timeout_s)
         props = properties.parse_getprop(self.shell("getprop", timeout_s=timeout_s).stdout)
-        with self._failures.typed("properties", timeout_s):
+        with self._typed("properties", timeout_s):
             left = deadline.remaining()
         battery = self.shell("dumpsys battery 2>/dev/null", timeout_s=left, check=False).stdout
-        with self._failures.typed("properties", timeout_s):
+        with self._typed("properties", timeout_s):
             left = deadline.remaining()
         free = self.free_bytes(timeout_s=left)
         return properties.properties_from(
-            self._serial, props, free, properties.parse_battery(battery)
+            self.serial, props, free, properties.parse_battery(battery)
         )
-
-    def free_bytes(self, *, timeout_s: float = 30.0) -> int | None:
-        """What may still be written where the work root is, or will be."""
-        root = shlex.quote(self.work_root)
-        parent = shlex.quote(posixpath.dirname(self.work_root))
-        script = f"if [ -d {root} ]; then df -kP {root}; else df -kP {parent}; fi"
-        return properties.parse_df(self.shell(script, timeout_s=timeout_s, check=False).stdout)
-
-    def shell(
-        self,
-        command: str | Sequence[str],
-        *,
-        timeout_s: float = 30.0,
-        stdin: bytes | None = None,
-        check: bool = True,
-        env: Mapping[str, str] | None = None,
-        max_output: int = 4 << 20,
-    ) -> CommandResult:
-        """Run a script (text) or one command (words); see `Device.shell`."""
-        line = command_line(command, env)
-        shown = command_line(command)
-        deadline = Deadline(timeout_s)
-        log: list[ShellSession] = []
-        with self._failures.typed(
-            f"`{shown}`", timeout_s, lambda: log[0].stderr.text() + log[0].stdout.text()
-        ):
-            self._require("shell_v2", deadline)
-            service = f"shell,v2,raw:{line}"
-            with open_service(self._server.address, self._serial, service, deadline) as connection:
-                log.append(session := ShellSession(connection, max_output=max_output))
-                status = session.run(stdin)
-        result = CommandResult(status, session.stdout.text(), session.stderr.text())
-        if check and status:
-            tail = (result.stderr if result.stderr.strip() else result.stdout)[-_LOG_TAIL:]
-            raise DeviceCommandError(self._serial, shown, status, tail)
-        return result
 
     def push(
         self,
@@ -127,9 +102,9 @@ class AdbDevice:
     ) -> int:
         """Copy a file to the device; see `Device.push`."""
         if mode is None:
-            mode = stat_bits.S_IMODE(_stat_local(local).st_mode)
+            mode = stat_bits.S_IMODE(stat_local(local).st_mode)
         deadline = Deadline(timeout_s)
-        with self._failures.typed(f"push of {local.name}", timeout_s, path=remote):
+        with self._typed(f"push of {local.name}", timeout_s, path=remote):
             v2 = "stat_v2" in self._all_features(deadline)
             with self._sync(deadline) as session:
                 sent = _send(session, PushItem(local, remote, mode), on_progress, None)
@@ -140,7 +115,7 @@ class AdbDevice:
         if found is None or (found.is_file and found.size != expected):
             size = "no file" if found is None else f"{found.size} bytes"
             raise DeviceTransferError(
-                self._serial, remote, f"{size} arrived of the {sent} bytes sent"
+                self.serial, remote, f"{size} arrived of the {sent} bytes sent"
             )
         return sent
 
@@ -162,7 +137,7 @@ class AdbDevice:
         total = 0
         now = int(time.time())
         with (
-            self._failures.typed(f"push of {len(batch)} files", timeout_s, path=refused),
+            self._typed(f"push of {len(batch)} files", timeout_s, path=refused),
             self._sync(deadline) as session,
         ):
             opened.append(session)
@@ -182,15 +157,76 @@ class AdbDevice:
         """Copy a file from the device; see `Device.pull`."""
         deadline = Deadline(timeout_s)
         action = f"pull of {posixpath.basename(remote)}"
+        with (
+            receiving(local) as sink,
+            self._typed(action, timeout_s, path=remote),
+            self._sync(deadline) as session,
+        ):
+            return session.receive(remote, sink, on_progress)
+
+    @contextmanager
+    def forward(self, remote: str) -> Iterator[tuple[str, int]]:
+        """Have the adb server forward a port of its own; see `Device.forward`."""
+        port = forwarded_port(remote)
+        service = f"host-serial:{self._serial}"
+        with self._typed(f"forward of {remote}", _ASK_TIMEOUT_S):
+            local = self._forward(f"{service}:forward:tcp:0;tcp:{port}", Deadline(_ASK_TIMEOUT_S))
         try:
-            with (
-                replacing(local) as sink,
-                self._failures.typed(action, timeout_s, path=remote),
-                self._sync(deadline) as session,
-            ):
-                return session.receive(remote, sink, on_progress)
-        except OSError as error:
-            raise HostFileError(str(local), error.strerror or str(error)) from None
+            with self._reaching(local) as address:
+                yield address
+        finally:
+            with contextlib.suppress(HarnessError), self._typed("end of forward", _ASK_TIMEOUT_S):
+                end = f"{service}:killforward:tcp:{local}"
+                command(self._server.address, end, Deadline(_ASK_TIMEOUT_S))
+
+    def _forward(self, service: str, deadline: Deadline) -> int:
+        answer = command(self._server.address, service, deadline, block=True)
+        if not re.fullmatch(r"[0-9]{1,5}", answer):
+            raise FailReply(f"the adb server forwards from port {answer!r}")
+        return int(answer)
+
+    @contextmanager
+    def _reaching(self, port: int) -> Iterator[tuple[str, int]]:
+        """The address at which this host reaches a port of the adb server's host."""
+        yield self._server.host, port
+
+    def _execute(
+        self, script: str, stdin: bytes | None, stdout: Sink, stderr: Sink, deadline: Deadline
+    ) -> int:
+        self._require("shell_v2", deadline)
+        service = f"shell,v2,raw:{script}"
+        with open_service(self._server.address, self._serial, service, deadline) as connection:
+            return ShellSession(connection, stdout, stderr).run(stdin)
+
+    @contextmanager
+    def _typed(
+        self,
+        action: str,
+        timeout_s: float,
+        log: Callable[[], str] | None = None,
+        *,
+        path: str | Callable[[], str] = "",
+    ) -> Iterator[None]:
+        with self._failures.typed(action, timeout_s, log, path=path):
+            yield
+
+    def _ask_to_reboot(self, timeout_s: float) -> None:
+        deadline = Deadline(min(_ASK_TIMEOUT_S, timeout_s))
+        with (
+            self._typed("reboot", timeout_s),
+            open_service(self._server.address, self._serial, "reboot:", deadline) as connection,
+            contextlib.suppress(StreamClosed),
+        ):
+            connection.receive_some(1)
+        self._features = None
+
+    def _is_up(self, timeout_s: float) -> bool:
+        if ":" in self._serial and self._server.state(self._serial) != "device":
+            # Nobody but us connects again to a TCP device that its server gave up.
+            with contextlib.suppress(DeviceConnectError):
+                self._server.connect(self._serial, timeout_s=timeout_s)
+        up = self.shell(["getprop", "sys.boot_completed"], timeout_s=timeout_s).stdout
+        return up.strip() == "1"
 
     @contextmanager
     def _sync(self, deadline: Deadline) -> Iterator[SyncSession]:
@@ -211,8 +247,8 @@ class AdbDevice:
 def _send(
     session: SyncSession, item: PushItem, on_progress: Progress | None, mtime: int | None
 ) -> int:
-    stat = _stat_local(item.local)
-    with _open_local(item.local) as source:
+    stat = stat_local(item.local)
+    with open_local(item.local) as source:
         return session.send(
             source,
             item.remote,
@@ -220,20 +256,3 @@ def _send(
             mtime=int(stat.st_mtime) if mtime is None else mtime,
             on_progress=on_progress,
         )
-
-
-def _stat_local(path: Path) -> os.stat_result:
-    try:
-        stat = path.stat()
-    except OSError as error:
-        raise HostFileError(str(path), error.strerror or str(error)) from None
-    if not stat_bits.S_ISREG(stat.st_mode):
-        raise HostFileError(str(path), "it is no regular file")
-    return stat
-
-
-def _open_local(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb", buffering=0)
-    except OSError as error:
-        raise HostFileError(str(path), error.strerror or str(error)) from None

@@ -43,9 +43,10 @@ _LOG_TAIL = 4000
 class Failures:
     """Turns the failures of one device's connections into errors of the harness."""
 
-    def __init__(self, server: AdbServer, serial: str) -> None:
+    def __init__(self, server: AdbServer, serial: str, shown: str) -> None:
         self._server = server
         self._serial = serial
+        self._shown = shown
         self._seen = False
 
     @contextmanager
@@ -66,9 +67,9 @@ class Failures:
             yield
             self._seen = True
         except ServerUnreachable as error:
-            raise AdbServerError(str(self._server.address), f"went away: {error}") from None
+            raise AdbServerError(self._server.shown, f"went away: {error}") from None
         except DeadlineExceeded:
-            raise DeviceTimeoutError(self._serial, action, timeout_s, _tail(log)) from None
+            raise DeviceTimeoutError(self._shown, action, timeout_s, _tail(log)) from None
         except StreamClosed as error:
             raise self._closed(action, str(error)) from None
         except FailReply as error:
@@ -79,25 +80,25 @@ class Failures:
         """The connection ended: is it the server that died, or the device, or its adb daemon?"""
         state = self._server.state(self._serial)
         if state == "unauthorized":
-            return DeviceUnauthorizedError(self._serial)
+            return DeviceUnauthorizedError(self._shown)
         now = f"; the adb server says now: {state}"
-        return DeviceLostError(self._serial, action, reason + now)
+        return DeviceLostError(self._shown, action, reason + now)
 
     def _refused(self, action: str, path: str, reason: str) -> HarnessError:
         if reason.startswith("device unauthorized"):
-            return DeviceUnauthorizedError(self._serial)
+            return DeviceUnauthorizedError(self._shown)
         if _UNKNOWN.search(reason) and not self._seen:
-            return NoDeviceError(self._serial)
+            return NoDeviceError(self._shown)
         if _LOST.search(reason):
-            return DeviceLostError(self._serial, action, reason)
+            return DeviceLostError(self._shown, action, reason)
         if _FULL.search(reason):
-            return DeviceFullError(self._serial, path, None, None)
+            return DeviceFullError(self._shown, path, None, None)
         kind: type[DeviceTransferError] = DeviceTransferError
         if _DENIED.search(reason):
             kind = DevicePermissionError
         elif _PATH.search(reason):
             kind = DevicePathError
-        error: DeviceError = kind(self._serial, path or action, reason)
+        error: DeviceError = kind(self._shown, path or action, reason)
         return error
 
 

@@ -1,9 +1,12 @@
 """What a device is to the rest of the harness."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from harness.devices.spec import DeviceType
 
 Progress = Callable[[int], None]
 """Called with the number of bytes transferred since the call before."""
@@ -41,8 +44,10 @@ class DeviceProperties:
         hardware_serial: `ro.serialno`, which stays when the address changes.
         soc: `ro.soc.model`, e.g. `SM8750`.
         hexagon: its Hexagon architecture, e.g. `v79`, where the SoC is in the catalog.
-        emulator: whether Android says that it runs on no hardware.
+        emulator: whether it has no Hexagon processor: Android says that it runs on no hardware,
+            or the machine is not of ARM's kind.
         free_bytes: what may still be written under the work root.
+        system: the operating system in its own words, e.g. `Android 15`, `Debian GNU/Linux 12`.
     """
 
     serial: str
@@ -57,6 +62,7 @@ class DeviceProperties:
     emulator: bool
     free_bytes: int | None
     battery: Battery | None
+    system: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,11 @@ class Device(Protocol):
     @property
     def serial(self) -> str:
         """The name by which it is addressed."""
+        ...
+
+    @property
+    def type(self) -> DeviceType:
+        """How it is reached."""
         ...
 
     @property
@@ -107,10 +118,47 @@ class Device(Protocol):
         """Run a script (text) or one command (words, which need no quoting).
 
         `check` says whether an exit status other than 0 raises, `max_output` how many bytes to
-        keep of each of stdout and stderr.
+        keep of each of stdout and stderr. When it ends by an exception, whatever that is, the
+        command is killed on the device with all that it started.
 
         Raises:
             DeviceCommandError: it failed, and `check` is set.
+        """
+        ...
+
+    def stream(
+        self,
+        command: str | Sequence[str],
+        *,
+        on_output: Callable[[bytes], None],
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+    ) -> CommandResult:
+        """Run a command and hand on its stdout and stderr as they come.
+
+        When it ends by an exception (of `on_output` too, or a `KeyboardInterrupt`), the command is
+        killed on the device with all that it started. An exit status other than 0 raises nothing.
+        """
+        ...
+
+    def forward(self, remote: str) -> AbstractContextManager[tuple[str, int]]:
+        """An address of this host that leads to `remote`, `tcp:PORT` on the device's loopback.
+
+        Raises:
+            ValueError: `remote` has another form.
+        """
+        ...
+
+    def boot_id(self, *, timeout_s: float = 30.0) -> str:
+        """What is another one after each boot."""
+        ...
+
+    def reboot(self, *, timeout_s: float = 300.0) -> None:
+        """Reboot it, and return when it is usable again with another boot id.
+
+        Raises:
+            DeviceCommandError: it does not let us.
+            DeviceUnsupportedError: devices of this type cannot.
         """
         ...
 

@@ -1,6 +1,7 @@
 """Which devices there are, and which one is meant."""
 
 import os
+import re
 
 from harness.adb.client import AdbServer, DeviceEntry
 from harness.adb.server import ensure_server
@@ -13,7 +14,9 @@ from harness.errors import (
     SeveralDevicesError,
 )
 
-__all__ = ["DeviceEntry", "list_devices", "open_device"]
+__all__ = ["DeviceEntry", "connect_tcp", "list_devices", "open_device"]
+
+_TCP_SERIAL = re.compile(r".+:\d{1,5}")
 
 
 def list_devices(server: AdbServer | None = None) -> list[DeviceEntry]:
@@ -23,6 +26,19 @@ def list_devices(server: AdbServer | None = None) -> list[DeviceEntry]:
         AdbServerError: see `ensure_server`.
     """
     return (server or ensure_server()).devices()
+
+
+def connect_tcp(server: AdbServer, serial: str) -> None:
+    """Make a server connect to a TCP device that it does not know yet; others are left alone.
+
+    Raises:
+        DeviceConnectError: it cannot.
+        AdbServerError: the server cannot be reached.
+    """
+    if _TCP_SERIAL.fullmatch(serial):
+        states = {entry.serial: entry.state for entry in server.devices()}
+        if states.get(serial, "offline") == "offline":
+            server.connect(serial)
 
 
 def open_device(serial: str | None = None, *, server: AdbServer | None = None) -> AdbDevice:

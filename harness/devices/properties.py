@@ -57,11 +57,11 @@ def properties_from(
     """The properties that the harness knows by name."""
 
     def text(name: str) -> str:
-        value = props.get(name, "")[:_MAX_VALUE]
-        return "".join(c if c.isprintable() else " " for c in value).strip()
+        return printable(props.get(name, ""))
 
     soc = text("ro.soc.model")
     sdk = _number(text("ro.build.version.sdk"))
+    version = text("ro.build.version.release")
     return DeviceProperties(
         serial=serial,
         hardware_serial=text("ro.serialno"),
@@ -70,12 +70,18 @@ def properties_from(
         soc=soc,
         hexagon=hexagon_of(soc),
         abi=text("ro.product.cpu.abi"),
-        android_version=text("ro.build.version.release"),
+        android_version=version,
         sdk=sdk,
         emulator="1" in {text("ro.kernel.qemu"), text("ro.boot.qemu")},
         free_bytes=free_bytes,
         battery=battery,
+        system=f"Android {version}".strip(),
     )
+
+
+def printable(value: str) -> str:
+    """A value that a device gave, cut, with control characters as spaces."""
+    return "".join(c if c.isprintable() else " " for c in value[:_MAX_VALUE]).strip()
 
 
 def hexagon_of(soc: str) -> str | None:

@@ -1,0 +1,104 @@
+"""What devices there are, and what each says of itself, asked all at once."""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from harness.adb.client import AdbServer, DeviceEntry
+from harness.devices.adb import AdbDevice
+from harness.devices.base import Device, DeviceProperties
+from harness.devices.opening import Devices
+from harness.devices.spec import DeviceSpec
+from harness.errors import (
+    AdbServerError,
+    DeviceConnectError,
+    DeviceError,
+    DeviceLostError,
+    DeviceSpecError,
+    DeviceUnauthorizedError,
+    HarnessError,
+    HostError,
+    NoDeviceError,
+    one_line,
+)
+
+_USABLE = "device"
+_STATES: tuple[tuple[type[HarnessError], str], ...] = (
+    (DeviceUnauthorizedError, "unauthorized"),
+    (DeviceLostError, "offline"),
+    (DeviceConnectError, "absent"),
+    (NoDeviceError, "absent"),
+    (HostError, "unreachable"),
+    (AdbServerError, "unreachable"),
+)
+_AT_ONCE = 64
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A device as it was found.
+
+    Attributes:
+        spec: `None` if its serial is none that could be asked for.
+        state: `device` when usable, else in the adb server's words, or `absent`, `unreachable`.
+        error: why it says nothing of itself, on one line; empty when it does.
+    """
+
+    spec: DeviceSpec | None
+    serial: str
+    state: str
+    properties: DeviceProperties | None = None
+    error: str = ""
+
+
+def all_of(server: AdbServer, *, timeout_s: float = 10.0) -> list[Sighting]:
+    """The devices of an adb server, in its order.
+
+    Raises:
+        AdbServerError: it answers no more.
+    """
+
+    def look(entry: DeviceEntry) -> Sighting:
+        try:
+            spec = DeviceSpec("android", entry.serial)
+        except DeviceSpecError as error:
+            return Sighting(None, one_line(entry.serial), one_line(entry.state), error=str(error))
+        if not entry.usable:
+            return Sighting(spec, entry.serial, one_line(entry.state))
+        return _ask(spec, AdbDevice(server, entry.serial), timeout_s)
+
+    return _at_once(look, server.devices())
+
+
+def named(
+    devices: Devices, specs: Sequence[DeviceSpec], *, timeout_s: float = 10.0
+) -> list[Sighting]:
+    """The devices that `specs` name, in their order; what is wrong with one is in its line."""
+
+    def look(spec: DeviceSpec) -> Sighting:
+        try:
+            device = devices.open(spec)
+        except HarnessError as error:
+            state = next((word for kind, word in _STATES if isinstance(error, kind)), "unusable")
+            return Sighting(spec, spec.identifier or str(spec), state, error=str(error))
+        return _ask(spec, device, timeout_s)
+
+    return _at_once(look, specs)
+
+
+def _ask(spec: DeviceSpec, device: Device, timeout_s: float) -> Sighting:
+    try:
+        properties = device.properties(timeout_s=timeout_s)
+    except (DeviceError, HostError, NoDeviceError, AdbServerError) as error:
+        return Sighting(spec, device.serial, _USABLE, error=str(error))
+    return Sighting(spec, device.serial, _USABLE, properties)
+
+
+def _at_once(look: Callable[[Item], Sighting], items: Iterable[Item]) -> list[Sighting]:
+    """Each item in a thread of its own, so that one that hangs costs the others nothing."""
+    every = list(items)
+    with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(every)))) as threads:
+        return list(threads.map(look, every))

@@ -1,0 +1,120 @@
+"""This machine as a device."""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from harness.adb.connection import Deadline, DeadlineExceeded
+from harness.devices.commands import Sink
+from harness.devices.here_files import HereFiles
+from harness.devices.posix_device import PosixDevice
+from harness.devices.shell_device import forwarded_port
+from harness.devices.spec import DeviceType
+from harness.errors import DeviceUnsupportedError
+
+_READ = 256 * 1024
+_WRITE = 4096  # what a pipe that is ready takes without waiting
+
+
+class LocalDevice(PosixDevice):
+    """This machine; implements `harness.devices.base.Device` with child processes."""
+
+    def __init__(self) -> None:
+        super().__init__("local")
+
+    def __repr__(self) -> str:
+        return "LocalDevice()"
+
+    @property
+    def type(self) -> DeviceType:
+        """`local`."""
+        return "local"
+
+    @contextmanager
+    def forward(self, remote: str) -> Iterator[tuple[str, int]]:
+        """Its ports are ours; see `Device.forward`."""
+        yield "127.0.0.1", forwarded_port(remote)
+
+    def _execute(
+        self, script: str, stdin: bytes | None, stdout: Sink, stderr: Sink, deadline: Deadline
+    ) -> int:
+        process = subprocess.Popen(
+            [b"/bin/sh", b"-c", script.encode("utf-8", "surrogateescape")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            bufsize=0,
+            start_new_session=True,
+        )
+        with contextlib.closing(_Pipes(process)) as pipes:
+            try:
+                pipes.exchange(stdin or b"", stdout, stderr, deadline)
+                status = process.wait(deadline.remaining())
+            except subprocess.TimeoutExpired:
+                raise DeadlineExceeded from None
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+        return status if status >= 0 else 128 - status
+
+    @contextmanager
+    def _files(self, deadline: Deadline) -> Iterator[HereFiles]:
+        yield HereFiles(deadline)
+
+    def _ask_to_reboot(self, timeout_s: float) -> None:  # noqa: ARG002
+        raise DeviceUnsupportedError(self.serial, "reboot", "this program runs on it")
+
+
+class _Pipes:
+    """The three pipes of a child process."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdin is not None  # noqa: S101 - as it was started
+        assert process.stdout is not None  # noqa: S101
+        assert process.stderr is not None  # noqa: S101
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+        self._stderr = process.stderr
+
+    def close(self) -> None:
+        """Close what is still open."""
+        for pipe in (self._stdin, self._stdout, self._stderr):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def exchange(self, stdin: bytes, stdout: Sink, stderr: Sink, deadline: Deadline) -> None:
+        """Feed the child, and hand on what it writes until it has closed both streams."""
+        sinks = {self._stdout.fileno(): stdout, self._stderr.fileno(): stderr}
+        feeding = self._stdin.fileno()
+        left = memoryview(stdin)
+        with selectors.DefaultSelector() as selector:
+            for number in sinks:
+                selector.register(number, selectors.EVENT_READ)
+            if left:
+                selector.register(feeding, selectors.EVENT_WRITE)
+            else:
+                self._stdin.close()
+            while sinks:
+                for key, _ in selector.select(deadline.remaining()):
+                    if key.fd == feeding and not self._stdin.closed:
+                        left = self._feed(left)
+                        if not left:
+                            selector.unregister(feeding)
+                            self._stdin.close()
+                    elif data := os.read(key.fd, _READ):
+                        sinks[key.fd].write(data)
+                    else:
+                        selector.unregister(key.fd)
+                        del sinks[key.fd]
+
+    def _feed(self, left: memoryview) -> memoryview:
+        try:
+            return left[os.write(self._stdin.fileno(), left[:_WRITE]) :]
+        except OSError:
+            return left[:0]  # it does not want it any more

@@ -1,0 +1,135 @@
+"""Android devices at another host's adb server, through an SSH tunnel to it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from harness.adb.address import ServerAddress
+from harness.adb.client import AdbServer, DeviceEntry
+from harness.adb.server import resolve_server
+from harness.devices.adb import AdbDevice
+from harness.devices.discovery import connect_tcp, open_device
+from harness.errors import AdbServerError
+from harness.ssh.host import SshHost
+from harness.ssh.tunnel import Tunnel
+
+DEFAULT_PORT = 5037
+
+
+class RemoteAdb:
+    """Another host's adb server, which is used as it is: never started, never stopped.
+
+    It listens on that host's loopback, as adb servers do. A context manager that ends the tunnel;
+    the host's connection stays its owner's.
+    """
+
+    def __init__(self, host: SshHost, name: str, port: int = DEFAULT_PORT) -> None:
+        """`name` is the host's for people, `port` where it listens on the host."""
+        self._host = host
+        self._name = name
+        self.port = port
+        self._tunnel: Tunnel | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the tunnel."""
+        with self._lock:
+            tunnel, self._tunnel = self._tunnel, None
+        if tunnel is not None:
+            tunnel.close()
+
+    def server(self) -> AdbServer:
+        """The server, at this host's end of the tunnel.
+
+        Raises:
+            AdbServerError: it does not run there.
+            HostError: the host cannot be reached.
+        """
+        self._host.connect()
+        with self._lock:
+            if self._tunnel is None:
+                self._tunnel = Tunnel(self._host, self.port)
+            tunnel = self._tunnel
+        with _explained(tunnel):
+            try:
+                found = resolve_server(ServerAddress(*tunnel.address))
+            except AdbServerError as error:
+                reason = tunnel.refusal or error.reason
+                hint = f"{reason}; `adb start-server` on {self._name} starts one"
+                raise AdbServerError(self._shown, hint) from None
+        return replace(found, name=self._shown)
+
+    def devices(self) -> list[DeviceEntry]:
+        """All devices that it knows."""
+        return self.server().devices()
+
+    def open(self, serial: str) -> AdbDevice:
+        """A device of it, which calls itself `serial@host`.
+
+        Raises:
+            NoDeviceError, DeviceUnauthorizedError, DeviceLostError: see `open_device`.
+            DeviceConnectError: see `connect_tcp`.
+            AdbServerError, HostError: see `server`.
+        """
+        server = self.server()
+        connect_tcp(server, serial)
+        open_device(serial, server=server)
+        tunnel = self._tunnel
+        if tunnel is None:
+            raise AdbServerError(self._shown, "its tunnel was closed meanwhile")
+        return RemoteAdbDevice(server, serial, f"{serial}@{self._name}", self._host, tunnel)
+
+    @property
+    def _shown(self) -> str:
+        return f"{self._name}:{self.port} (through SSH)"
+
+
+class RemoteAdbDevice(AdbDevice):
+    """A device at another host's adb server."""
+
+    def __init__(
+        self, server: AdbServer, serial: str, shown: str, host: SshHost, tunnel: Tunnel
+    ) -> None:
+        super().__init__(server, serial, shown=shown)
+        self._host = host
+        self._tunnel = tunnel
+
+    @contextmanager
+    def _reaching(self, port: int) -> Iterator[tuple[str, int]]:
+        with Tunnel(self._host, port) as tunnel:
+            yield tunnel.address
+
+    @contextmanager
+    def _typed(
+        self,
+        action: str,
+        timeout_s: float,
+        log: Callable[[], str] | None = None,
+        *,
+        path: str | Callable[[], str] = "",
+    ) -> Iterator[None]:
+        with _explained(self._tunnel), super()._typed(action, timeout_s, log, path=path):
+            yield
+
+
+@contextmanager
+def _explained(tunnel: Tunnel) -> Iterator[None]:
+    """What the adb server seems to do wrong may be its host's, or the way there."""
+    try:
+        yield
+    except AdbServerError as error:
+        raise (tunnel.failure or error) from None

@@ -1,0 +1,211 @@
+"""What all devices with a POSIX shell have in common, given a way to run a command there."""
+
+import contextlib
+import posixpath
+import re
+import shlex
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import ClassVar
+
+from harness.adb.connection import Deadline, FailReply, ServerUnreachable
+from harness.devices.base import CommandResult
+from harness.devices.commands import BoundedOutput, Sink, Tee, command_line
+from harness.devices.job import Job
+from harness.devices.leftovers import Leftovers
+from harness.devices.properties import parse_df
+from harness.errors import (
+    DeviceCommandError,
+    DeviceLostError,
+    DeviceTimeoutError,
+    DeviceUnauthorizedError,
+    HarnessError,
+    NoDeviceError,
+)
+
+_LOG_TAIL = 4000
+_MAX_OUTPUT = 4 << 20
+_KILL_TIMEOUT_S = 5.0
+_REBOOT_POLL_S = 0.5
+_ASK_TIMEOUT_S = 10.0
+_BOOT_ID = re.compile(r"[\x21-\x7e]{1,100}")
+_BOOT_ID_SCRIPT = (
+    "cat /proc/sys/kernel/random/boot_id 2>/dev/null || getprop ro.boottime.init 2>/dev/null"
+)
+_NOT_YET = (
+    DeviceCommandError,
+    DeviceLostError,
+    DeviceTimeoutError,
+    DeviceUnauthorizedError,
+    NoDeviceError,
+)
+_FORWARD = re.compile(r"tcp:([0-9]{1,5})")
+
+
+class ShellDevice(ABC):
+    """Commands on a device, and what can be done by commands alone.
+
+    It may be used by several threads.
+    """
+
+    _nested: ClassVar[bool] = False
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+        self._leftovers = Leftovers(self._kill_once)
+
+    @property
+    def serial(self) -> str:
+        """The name by which it is addressed."""
+        return self._shown
+
+    @property
+    @abstractmethod
+    def work_root(self) -> str:
+        """The folder on it that is ours."""
+
+    @abstractmethod
+    def _execute(
+        self, script: str, stdin: bytes | None, stdout: Sink, stderr: Sink, deadline: Deadline
+    ) -> int:
+        """Run a script in a process group of its own; gives its exit status.
+
+        Raises bare failures, which `_typed` knows.
+        """
+
+    @abstractmethod
+    def _typed(
+        self, action: str, timeout_s: float, log: Callable[[], str] | None = None
+    ) -> AbstractContextManager[None]:
+        """Turns bare failures inside into errors of the harness; see `Failures.typed`."""
+
+    @abstractmethod
+    def _ask_to_reboot(self, timeout_s: float) -> None:
+        """Make it reboot; that it goes away meanwhile is no failure."""
+
+    def shell(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout_s: float = 30.0,
+        stdin: bytes | None = None,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+        max_output: int = _MAX_OUTPUT,
+    ) -> CommandResult:
+        """Run a script (text) or one command (words); see `Device.shell`."""
+        stdout, stderr = BoundedOutput(max_output), BoundedOutput(max_output)
+        status = self._run(
+            command, env, stdin, (stdout, stderr), timeout_s, lambda: stderr.text() + stdout.text()
+        )
+        result = CommandResult(status, stdout.text(), stderr.text())
+        if check and status:
+            tail = (result.stderr if result.stderr.strip() else result.stdout)[-_LOG_TAIL:]
+            raise DeviceCommandError(self.serial, command_line(command), status, tail)
+        return result
+
+    def stream(
+        self,
+        command: str | Sequence[str],
+        *,
+        on_output: Callable[[bytes], None],
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+    ) -> CommandResult:
+        """Run a command and hand on its output as it comes; see `Device.stream`."""
+        stdout, stderr = BoundedOutput(_MAX_OUTPUT), BoundedOutput(_MAX_OUTPUT)
+        sinks = Tee(stdout, on_output), Tee(stderr, on_output)
+        status = self._run(
+            command, env, None, sinks, timeout_s, lambda: stderr.text() + stdout.text()
+        )
+        return CommandResult(status, stdout.text(), stderr.text())
+
+    def free_bytes(self, *, timeout_s: float = 30.0) -> int | None:
+        """What may still be written where the work root is, or will be."""
+        deadline = Deadline(timeout_s)
+        root = self.work_root
+        script = (
+            f"if [ -d {shlex.quote(root)} ]; then df -kP {shlex.quote(root)}; "
+            f"else df -kP {shlex.quote(posixpath.dirname(root))}; fi"
+        )
+        with self._typed("asking for its free space", timeout_s):
+            left = deadline.remaining()
+        return parse_df(self.shell(script, timeout_s=left, check=False).stdout)
+
+    def boot_id(self, *, timeout_s: float = 30.0) -> str:
+        """What is another one after each boot."""
+        answer = self.shell(_BOOT_ID_SCRIPT, timeout_s=timeout_s).stdout.strip()
+        if not _BOOT_ID.fullmatch(answer):
+            raise DeviceCommandError(self.serial, _BOOT_ID_SCRIPT, 0, "it tells no boot id")
+        return answer
+
+    def reboot(self, *, timeout_s: float = 300.0) -> None:
+        """Reboot it, and wait until it is usable again; see `Device.reboot`."""
+        deadline = Deadline(timeout_s)
+        with self._typed("reboot", timeout_s):
+            before = self.boot_id(timeout_s=min(_ASK_TIMEOUT_S, deadline.remaining()))
+            self._ask_to_reboot(deadline.remaining())
+            while not self._is_back(before, min(_ASK_TIMEOUT_S, deadline.remaining())):
+                time.sleep(min(_REBOOT_POLL_S, deadline.remaining()))
+
+    def _is_back(self, before: str, timeout_s: float) -> bool:
+        """Whether it runs commands, after another boot than `before`."""
+        try:
+            return self._is_up(timeout_s) and self.boot_id(timeout_s=timeout_s) != before
+        except _NOT_YET:
+            return False
+
+    def _is_up(self, timeout_s: float) -> bool:  # noqa: ARG002 - for devices that know more
+        """Whether it says that it has come up; may fail as a device does that has not."""
+        return True
+
+    def _run(
+        self,
+        command: str | Sequence[str],
+        env: Mapping[str, str] | None,
+        stdin: bytes | None,
+        sinks: tuple[Sink, Sink],
+        timeout_s: float,
+        log: Callable[[], str],
+    ) -> int:
+        job = Job(command_line(command, env), nested=self._nested)
+        deadline = Deadline(timeout_s)
+        stdout = job.listening(sinks[0])
+        with self._typed(f"`{command_line(command)}`", timeout_s, log):
+            self._leftovers.kill(deadline.remaining())
+            try:
+                status = self._execute(job.script, stdin, stdout, sinks[1], deadline)
+                stdout.close()
+            except BaseException as failure:
+                if job.group is not None or not _unstarted(failure):
+                    self._leftovers.add(job)
+                    self._leftovers.kill(_KILL_TIMEOUT_S)
+                raise
+        return status
+
+    def _kill_once(self, job: Job, timeout_s: float) -> bool:
+        timeout_s = min(_KILL_TIMEOUT_S, timeout_s)
+        nothing = BoundedOutput(1)
+        with contextlib.suppress(HarnessError), self._typed("killing what ran", timeout_s):
+            self._execute(job.kill_script, None, nothing, nothing, Deadline(timeout_s))
+            return True
+        return False
+
+
+def _unstarted(failure: BaseException) -> bool:
+    """Whether the failure leaves no doubt that a command without a greeting never ran."""
+    return isinstance(failure, FailReply | ServerUnreachable | HarnessError)
+
+
+def forwarded_port(remote: str) -> int:
+    """The port of `tcp:PORT`.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    match = _FORWARD.fullmatch(remote)
+    if not match or not 0 < int(match[1]) < 65536:
+        raise ValueError(f"{remote!r} is not tcp:PORT")
+    return int(match[1])

@@ -1,0 +1,1 @@
+"""Hosts reached over SSH."""

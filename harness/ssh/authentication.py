@@ -1,0 +1,94 @@
+"""Getting in with the user's keys, the agent's first; nobody is asked for passwords."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from paramiko.pkey import PublicBlob
+
+from harness.adb.connection import Deadline
+from harness.errors import HostAuthError
+from harness.ssh.config import HostConfig
+
+
+def authenticate(transport: paramiko.Transport, host: HostConfig, deadline: Deadline) -> None:
+    """Offer keys until the host takes one.
+
+    Raises:
+        HostAuthError: it takes none.
+        DeadlineExceeded: the time is over.
+    """
+    remarks: list[str] = []
+    offered = 0
+    agent = _agent(remarks)
+    try:
+        for key in _keys(host, agent, remarks):
+            transport.auth_timeout = deadline.remaining()
+            offered += 1
+            try:
+                transport.auth_publickey(host.user, key)
+            except paramiko.SSHException as error:
+                if not transport.is_active():
+                    remarks.append(
+                        f"it hung up after {offered} keys: name the right one with "
+                        "IdentityFile and IdentitiesOnly"
+                    )
+                    break
+                if not isinstance(error, paramiko.AuthenticationException):
+                    remarks.append(str(error))
+            if transport.is_authenticated():
+                return
+    finally:
+        if agent is not None:
+            agent.close()
+    deadline.remaining()
+    said = "".join(f"; {remark}" for remark in remarks)
+    raise HostAuthError(host.asked, host.user, f"it accepted none of {offered} keys{said}")
+
+
+def _agent(remarks: list[str]) -> paramiko.Agent | None:
+    try:
+        return paramiko.Agent()
+    except (paramiko.SSHException, OSError) as error:
+        remarks.append(f"the SSH agent cannot be used: {error}")
+        return None
+
+
+def _keys(
+    host: HostConfig, agent: paramiko.Agent | None, remarks: list[str]
+) -> Iterator[paramiko.PKey]:
+    named = {blob for file in host.key_files if (blob := _public_blob(file))}
+    held = list(agent.get_keys()) if agent else []
+    seen: set[bytes] = set()
+    preferred = [key for key in held if key.asbytes() in named]
+    others = [] if host.only_these_keys else [key for key in held if key.asbytes() not in named]
+    for agent_key in preferred + others:
+        seen.add(agent_key.asbytes())
+        yield agent_key
+    for file in host.key_files:
+        key = _load(file, seen, remarks)
+        if key is not None and key.asbytes() not in seen:
+            yield key
+
+
+def _load(file: Path, seen: set[bytes], remarks: list[str]) -> paramiko.PKey | None:
+    if _public_blob(file) in seen:
+        return None
+    try:
+        return paramiko.PKey.from_path(file)
+    except FileNotFoundError:
+        return None
+    except (TypeError, paramiko.PasswordRequiredException):
+        remarks.append(f"{file} has a passphrase: give it to the agent with ssh-add")
+    except (OSError, ValueError, UnsupportedAlgorithm, paramiko.SSHException) as error:
+        remarks.append(f"{file} cannot be used: {error}")
+    return None
+
+
+def _public_blob(file: Path) -> bytes | None:
+    """The public half beside a private key, as an agent gives it."""
+    try:
+        return PublicBlob.from_file(f"{file}.pub").key_blob
+    except (OSError, ValueError, UnicodeDecodeError):
+        return None

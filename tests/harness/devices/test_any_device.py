@@ -1,0 +1,273 @@
+"""What every type of device does alike: the Protocol, on real ones."""
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.devices.base import Device, PushItem
+from harness.errors import (
+    DeviceCommandError,
+    DevicePathError,
+    DeviceTimeoutError,
+    DeviceTransferError,
+    HostFileError,
+)
+
+
+def _lives(device: Device, pid: int) -> bool:
+    """Whether a process runs there; one that is dead, but not reaped, has no command line."""
+    return device.shell(f"grep -q . /proc/{pid}/cmdline", check=False).exit_status == 0
+
+
+def _wait_until_gone(device: Device, *pids: int) -> None:
+    deadline = time.monotonic() + 30
+    while any(_lives(device, pid) for pid in pids):
+        assert time.monotonic() < deadline, "it is still there"
+        time.sleep(0.05)
+
+
+_FAMILY = """\
+trap '' HUP
+sh -c 'trap "" HUP; echo $$; exec sleep 3600' &
+setsid sh -c 'trap "" HUP; echo $$; exec sleep 3600' &
+wait
+"""
+
+
+class _Family:
+    """The output of a script whose two descendants stay, whatever hangs up; calls `then` once."""
+
+    def __init__(self, then: object = None) -> None:
+        self.text = ""
+        self._then = then
+
+    @property
+    def pids(self) -> list[int]:
+        return [int(line) for line in self.text.split()]
+
+    def __call__(self, data: bytes) -> None:
+        self.text += data.decode()
+        if self.text.count("\n") == 2 and callable(self._then):
+            self._then()
+
+
+def test_it_says_what_it_is(any_device: Device) -> None:
+    assert any_device.type in {"android", "linux", "local"}
+    found = any_device.properties()
+    assert found.serial == any_device.serial
+    assert found.emulator  # these tests run on no Snapdragon
+    assert found.abi
+    assert found.system
+    assert found.hardware_serial
+    assert found.free_bytes is not None
+    assert found.free_bytes > 1 << 20
+    free = any_device.free_bytes()
+    assert free is not None
+    assert any_device.boot_id() == any_device.boot_id()
+
+
+def test_programs_run_in_the_work_root(any_device: Device) -> None:
+    program = f"{any_device.work_root}/program"
+    any_device.shell(["mkdir", "-p", any_device.work_root])
+    any_device.shell(["dd", f"of={program}"], stdin=b"#!/bin/sh\necho ran\n")
+    any_device.shell(["chmod", "700", program])
+    assert any_device.shell([program]).stdout == "ran\n"
+
+
+def test_streams_status_and_input(any_device: Device) -> None:
+    result = any_device.shell("cat; echo err >&2; exit 7", stdin=b"in\n", check=False)
+    assert (result.exit_status, result.stdout, result.stderr) == (7, "in\n", "err\n")
+    data = b"0123456789abcdef" * 100_000
+    assert any_device.shell("cat", stdin=data, timeout_s=60).stdout.encode() == data
+    cut = any_device.shell("cat", stdin=data, timeout_s=60, max_output=100).stdout
+    assert f"{len(data) - 100} bytes left out" in cut
+    assert any_device.shell("head -c 1", stdin=data).stdout == "0"
+
+
+def test_what_a_command_writes_is_all_that_comes(any_device: Device) -> None:
+    assert any_device.shell("true") == any_device.shell(":")
+    assert any_device.shell("true").stdout == ""
+    assert any_device.shell("printf x").stdout == "x"
+    assert any_device.shell("if", check=False).exit_status != 0
+    assert "qnnfarm-job" not in any_device.shell("if", check=False).stdout
+
+
+def test_a_death_by_a_signal_is_its_number(any_device: Device) -> None:
+    result = any_device.shell("kill -9 $$", check=False)
+    assert result.exit_status == 137
+    result = any_device.shell(["sh", "-c", "kill -11 $$"], check=False)
+    assert result.exit_status == 139
+
+
+def test_a_failure_carries_everything(any_device: Device) -> None:
+    with pytest.raises(DeviceCommandError, match="status 3: broken") as caught:
+        any_device.shell("echo noise; echo broken >&2; exit 3")
+    assert (caught.value.serial, caught.value.exit_status) == (any_device.serial, 3)
+
+
+def test_output_comes_as_it_is_written(any_device: Device) -> None:
+    seen = bytearray()
+    first = threading.Event()
+
+    def take(data: bytes) -> None:
+        seen.extend(data)
+        first.set()
+
+    gate = f"{any_device.work_root}/gate"
+    any_device.shell(["mkdir", "-p", any_device.work_root])
+    any_device.shell(["rm", "-f", gate])
+    script = f"echo out; echo err >&2; while [ ! -e {gate} ]; do sleep 0.05; done; exit 5"
+    results = []
+    thread = threading.Thread(
+        target=lambda: results.append(any_device.stream(script, on_output=take, timeout_s=60))
+    )
+    thread.start()
+    assert first.wait(30)  # it has not ended: it waits for us
+    any_device.shell(["touch", gate])
+    thread.join()
+    assert sorted(seen.decode().split()) == ["err", "out"]
+    assert (results[0].exit_status, results[0].stdout, results[0].stderr) == (5, "out\n", "err\n")
+
+
+def test_a_timeout_kills_all_of_it(any_device: Device) -> None:
+    family = _Family()
+    with pytest.raises(DeviceTimeoutError, match=r"2 s"):
+        any_device.stream(_FAMILY, on_output=family, timeout_s=2)
+    assert family.pids
+    _wait_until_gone(any_device, *family.pids)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
+def test_whatever_ends_it_kills_all_of_it(any_device: Device, kind: type[BaseException]) -> None:
+    def fail() -> None:
+        raise kind
+
+    family = _Family(fail)
+    with pytest.raises(kind):
+        any_device.stream(_FAMILY, on_output=family, timeout_s=60)
+    _wait_until_gone(any_device, *family.pids)
+
+
+def test_a_shell_that_times_out_is_killed_likewise(any_device: Device) -> None:
+    pids = f"{any_device.work_root}/pids"
+    any_device.shell(["mkdir", "-p", any_device.work_root])
+    with pytest.raises(DeviceTimeoutError):
+        any_device.shell(f"{{ {_FAMILY} }} >{pids}", timeout_s=2)
+    started = [int(pid) for pid in any_device.shell(["cat", pids]).stdout.split()]
+    assert started
+    _wait_until_gone(any_device, *started)
+
+
+def test_what_ends_well_may_leave_something_running(any_device: Device) -> None:
+    pid = int(any_device.shell("sleep 3600 >/dev/null 2>&1 & echo $!").stdout)
+    assert _lives(any_device, pid)
+    any_device.shell(["kill", "-9", str(pid)])
+
+
+@pytest.mark.parametrize("size", [0, 1, 3_000_001])
+def test_files_there_and_back(
+    any_device: Device, any_folder: str, local_folder: Path, size: int
+) -> None:
+    local = local_folder / "file"
+    local.write_bytes(os.urandom(size))
+    local.chmod(0o755)
+    os.utime(local, (1_600_000_000, 1_600_000_000))
+    remote = f"{any_folder}/sub/a b/file"
+    sent: list[int] = []
+    assert any_device.push(local, remote, on_progress=sent.append) == size
+    assert sum(sent) == size
+    status = any_device.shell(["stat", "-c", "%a %s %Y", remote]).stdout.strip()
+    assert status == f"755 {size} 1600000000"
+    assert any_device.shell(["ls", "-A", f"{any_folder}/sub/a b"]).stdout == "file\n"
+    back = local_folder / "back"
+    got: list[int] = []
+    assert any_device.pull(remote, back, on_progress=got.append) == size
+    assert sum(got) == size
+    assert back.read_bytes() == local.read_bytes()
+
+
+def test_a_push_replaces_and_sets_the_mode(
+    any_device: Device, any_folder: str, local_folder: Path
+) -> None:
+    local = local_folder / "file"
+    for text, mode in (("longer than the other", 0o600), ("short", 0o640)):
+        local.write_text(text)
+        any_device.push(local, f"{any_folder}/file", mode=mode)
+        assert any_device.shell(["cat", f"{any_folder}/file"]).stdout == text
+        said = any_device.shell(["stat", "-c", "%a", f"{any_folder}/file"]).stdout.strip()
+        assert said == f"{mode:o}"
+
+
+def test_many_files_in_one_go(any_device: Device, any_folder: str, local_folder: Path) -> None:
+    items = []
+    for number in range(30):
+        local = local_folder / str(number)
+        local.write_text("x" * number)
+        items.append(PushItem(local, f"{any_folder}/{number % 3}/{number}"))
+    assert any_device.push_many(items) == sum(range(30))
+    assert any_device.shell(f"ls {any_folder}/* | grep -c '^[0-9]'").stdout.strip() == "30"
+
+
+def test_what_cannot_be_pushed_or_pulled(
+    any_device: Device, any_folder: str, local_folder: Path
+) -> None:
+    local = local_folder / "file"
+    local.write_bytes(b"x" * 100_000)
+    any_device.shell(["touch", f"{any_folder}/plain"])
+    for remote in (any_folder, f"{any_folder}/plain/below"):
+        with pytest.raises(DeviceTransferError) as caught:
+            any_device.push(local, remote)
+        assert caught.value.path == remote
+    back = local_folder / "back"
+    with pytest.raises(DevicePathError):
+        any_device.pull(f"{any_folder}/absent", back)
+    with pytest.raises(HostFileError):
+        any_device.push(local_folder / "absent", f"{any_folder}/x")
+    assert list(local_folder.iterdir()) == [local]
+    assert any_device.shell(["ls", "-A", any_folder]).stdout == "plain\n"
+
+
+def test_a_pull_that_takes_too_long_leaves_nothing(
+    any_device: Device, any_folder: str, local_folder: Path
+) -> None:
+    any_device.shell(["truncate", "-s", "64G", f"{any_folder}/endless"])
+    with pytest.raises(DeviceTimeoutError):
+        any_device.pull(f"{any_folder}/endless", local_folder / "back", timeout_s=0.3)
+    assert list(local_folder.iterdir()) == []
+    any_device.shell(["rm", f"{any_folder}/endless"])
+
+
+def test_a_port_of_the_device(any_device: Device) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with (
+            any_device.forward(f"tcp:{port}") as address,
+            socket.create_connection(address, 20) as near,
+        ):
+            far, _ = server.accept()
+            with far:
+                near.sendall(b"ping")
+                assert far.recv(4) == b"ping"
+                far.sendall(b"pong")
+                assert near.recv(4) == b"pong"
+        for remote in ("tcp:0", "tcp:70000", "tcp:1;tcp:2", "localabstract:x", f"tcp:{port}\n"):
+            with pytest.raises(ValueError, match="is not tcp:PORT"), any_device.forward(remote):
+                pass
+
+
+def test_threads_share_a_device(any_device: Device) -> None:
+    answers: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        answers[number] = any_device.shell(f"echo {number}").stdout
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {number: f"{number}\n" for number in range(6)}

@@ -1,0 +1,84 @@
+"""Asking all devices at once."""
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+
+from harness.adb.client import AdbServer, DeviceEntry
+from harness.devices import inventory
+from harness.devices.adb import AdbDevice
+from harness.devices.opening import Devices
+from harness.devices.spec import DeviceSpec
+from tests.ssh_server import SshServer
+
+
+def test_every_type_with_its_state(
+    ssh_board: SshServer, virtual_device: AdbDevice, opened: Devices
+) -> None:
+    texts = [virtual_device.serial, "linux:board", "local", "absent", "x@board", "virtual:x"]
+    found = inventory.named(opened, [DeviceSpec.parse(text) for text in texts])
+    assert [str(one.spec) for one in found] == [
+        f"android:{virtual_device.serial}", "linux:board", "local", "android:absent",
+        "android:x@board", "virtual:x",
+    ]  # fmt: skip
+    states = [one.state for one in found]
+    assert states[:4] == ["device", "device", "device", "absent"]
+    assert [one.properties is not None for one in found[:3]] == [True] * 3
+    assert found[0].properties is not None
+    assert found[0].properties.soc == "SM8750"
+    assert all(one.error.isprintable() for one in found)
+    assert all(one.error for one in found[3:])
+
+
+def test_all_of_a_server(adb_server: AdbServer, virtual_device: AdbDevice) -> None:
+    found = {one.serial: one for one in inventory.all_of(adb_server)}
+    mine = found[virtual_device.serial]
+    assert (mine.state, mine.error) == ("device", "")
+    assert mine.properties is not None
+
+
+class _Listing(AdbServer):
+    def devices(self) -> list[DeviceEntry]:
+        return [
+            DeviceEntry("????", "no permissions"),
+            DeviceEntry("\x1b[2J", "off\x07line"),
+            DeviceEntry("R58", "unauthorized"),
+        ]
+
+
+def test_serials_that_are_none() -> None:
+    found = inventory.all_of(_Listing("127.0.0.1", 1, 41))
+    assert [(one.spec is None, one.state) for one in found] == [
+        (True, "no permissions"), (True, "off line"), (False, "unauthorized"),
+    ]  # fmt: skip
+    assert all(one.serial.isprintable() and one.error.isprintable() for one in found)
+
+
+def test_one_that_hangs_does_not_hang_the_others(ssh_board: SshServer, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, contextlib.ExitStack() as links:
+        accepted = []
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    accepted.append(links.enter_context(silent.accept()[0]))
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        config = tmp_path / "config"
+        config.write_text(
+            ssh_board.config.read_text()
+            + f"Host hung\n  HostName 127.0.0.1\n  Port {silent.getsockname()[1]}\n"
+            "  ConnectTimeout 2\n"
+        )
+        try:
+            with Devices(ssh_config=config) as devices:
+                hung = [DeviceSpec("android", f"d{number}@hung") for number in range(8)]
+                board = DeviceSpec("linux", "board")
+                found = inventory.named(devices, [*hung, board])
+        finally:
+            silent.shutdown(socket.SHUT_RDWR)
+            thread.join()
+    assert [one.state for one in found] == ["unreachable"] * 8 + ["device"]
+    assert len(accepted) < 8  # they waited side by side, and not for each other's turn

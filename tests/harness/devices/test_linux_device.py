@@ -1,0 +1,190 @@
+"""A board over a real OpenSSH server: what only a host over a network can do wrong."""
+
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from harness.devices.linux import LinuxDevice
+from harness.devices.local import LocalDevice
+from harness.errors import (
+    DeviceCommandError,
+    DeviceFullError,
+    DeviceLostError,
+    DevicePathError,
+    DevicePermissionError,
+    DeviceTimeoutError,
+    DeviceUnsupportedError,
+)
+from harness.ssh.host import SshHost
+from tests.ssh_server import SshServer, running_ssh_server
+
+MakeBoard = Callable[..., tuple[SshServer, LinuxDevice]]
+
+
+@pytest.fixture
+def make_board(tmp_path: Path, new_port: Callable[[], int]) -> Iterator[MakeBoard]:
+    """Makes boards that a test may break: `make_board(PATH=...)` sets variables there."""
+    with ExitStack() as made:
+
+        def make(**environment: str) -> tuple[SshServer, LinuxDevice]:
+            folder = tmp_path / "ssh"
+            (folder / "home").mkdir(parents=True)
+            every = {"HOME": str(folder / "home"), **environment}
+            server = made.enter_context(running_ssh_server(folder, new_port(), every))
+            host = made.enter_context(SshHost.named("board", server.config))
+            return server, LinuxDevice(host)
+
+        yield make
+
+
+def _gone(pid: int) -> bool:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            if not Path(f"/proc/{pid}/cmdline").read_bytes():
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+_STAYS = "trap '' HUP; setsid sh -c 'echo $$; exec sleep 3600' & wait"
+
+
+def test_a_connection_lost_in_a_command_leaves_nothing_there(make_board: MakeBoard) -> None:
+    server, device = make_board()
+    seen = bytearray()
+
+    def drop(data: bytes) -> None:
+        seen.extend(data)
+        server.drop_connections()
+
+    with pytest.raises(DeviceLostError, match="went away during"):
+        device.stream(_STAYS, on_output=drop, timeout_s=60)
+    assert _gone(int(seen))
+    assert device.shell("echo again").stdout == "again\n"
+
+
+def test_what_could_not_be_killed_is_killed_before_the_next_command(make_board: MakeBoard) -> None:
+    server, device = make_board()
+    seen = bytearray()
+
+    def stop(data: bytes) -> None:
+        seen.extend(data)
+        server.stop(commands_too=False)
+
+    with pytest.raises(DeviceLostError):
+        device.stream(_STAYS, on_output=stop, timeout_s=60)
+    with pytest.raises(DeviceLostError, match="refused"):
+        device.shell("true")
+    assert Path(f"/proc/{int(seen)}").exists()
+    server.start()
+    assert device.shell("echo back").stdout == "back\n"
+    assert _gone(int(seen))
+
+
+def test_a_connection_lost_in_a_transfer(make_board: MakeBoard, tmp_path: Path) -> None:
+    server, device = make_board()
+    device.shell(["truncate", "-s", "64G", f"{device.work_root}/endless"])
+    with pytest.raises(DeviceLostError, match="pull of endless"):
+        device.pull(
+            f"{device.work_root}/endless",
+            tmp_path / "back",
+            on_progress=lambda _: server.drop_connections(),
+        )
+    assert not list(tmp_path.glob("*back*"))
+    local = tmp_path / "big"
+    local.touch()
+    os.truncate(local, 1 << 30)
+    with pytest.raises(DeviceLostError, match="push of big"):
+        device.push(
+            local, f"{device.work_root}/big", on_progress=lambda _: server.drop_connections()
+        )
+    assert "big" not in device.shell(["ls", "-A", device.work_root]).stdout.split()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("only root may mount the small file system that this needs")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("kind", ["linux", "local"])
+def test_a_full_device(make_board: MakeBoard, small: Path, tmp_path: Path, kind: str) -> None:
+    device = make_board()[1] if kind == "linux" else LocalDevice()
+    local = tmp_path / "file"
+    local.write_bytes(b"x" * (4 << 20))
+    with pytest.raises(DeviceFullError) as caught:
+        device.push(local, f"{small}/file")
+    assert caught.value.path == f"{small}/file"
+    assert caught.value.needed_bytes == 4 << 20
+    assert list(small.iterdir()) == []
+
+
+def test_what_its_user_may_not(make_board: MakeBoard, tmp_path: Path) -> None:
+    _, device = make_board()
+    local = tmp_path / "file"
+    local.write_text("x")
+    with pytest.raises((DevicePermissionError, DevicePathError)):
+        device.push(local, "/proc/self/file")
+
+
+def test_the_work_root_is_ours_and_lets_programs_run(
+    make_board: MakeBoard, small: Path, tmp_path: Path
+) -> None:
+    subprocess.run(["mount", "-o", "remount,noexec", small], check=True)
+    _, device = make_board(TMPDIR=str(small))
+    assert device.work_root == str(tmp_path / "ssh" / "home" / ".cache" / "qnnfarm-device")
+    assert device.shell(["stat", "-c", "%a", device.work_root]).stdout == "700\n"
+
+
+def test_the_work_root_is_no_link(make_board: MakeBoard, tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "qnnfarm").symlink_to(trap)
+    _, device = make_board(TMPDIR=str(tmp_path / "shared"))
+    assert device.work_root.startswith(str(tmp_path / "ssh" / "home"))
+    assert list(trap.iterdir()) == []
+
+
+def test_a_shell_of_another_kind_and_odd_variables(make_board: MakeBoard) -> None:
+    _, device = make_board(IFS="x", CDPATH="/", POSIXLY_CORRECT="1")
+    assert device.shell(["printf", "<%s>", "axb", "$HOME"]).stdout == "<axb><$HOME>"
+
+
+def test_a_reboot_that_is_refused_and_one_that_never_comes(
+    make_board: MakeBoard, tmp_path: Path
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    path = shlex.quote(f"{tools}:/usr/bin:/bin")
+    for name in ("reboot", "sudo"):
+        (tools / name).write_text("#!/bin/sh\necho not today >&2\nexit 1\n")
+        (tools / name).chmod(0o755)
+    _, device = make_board(PATH=path)
+    assert device.shell("command -v reboot").stdout == f"{tools}/reboot\n"
+    with pytest.raises(DeviceCommandError, match="not today"):
+        device.reboot()
+    for name in ("reboot", "sudo"):
+        (tools / name).write_text("#!/bin/sh\nexit 0\n")
+    with pytest.raises(DeviceTimeoutError, match=r"reboot took longer than 2 s"):
+        device.reboot(timeout_s=2)
+
+
+def test_this_machine_is_not_rebooted() -> None:
+    with pytest.raises(DeviceUnsupportedError, match="this program runs on it"):
+        LocalDevice().reboot()

@@ -1,0 +1,46 @@
+"""What names a device, and what cannot."""
+
+import pytest
+
+from harness.devices.spec import DeviceSpec
+from harness.errors import DeviceSpecError
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "serial", "host"),
+    [
+        ("R5CT10", "android", "R5CT10", None),
+        ("192.168.1.7:5555", "android", "192.168.1.7:5555", None),
+        ("android:R5CT10@lab-3", "android", "R5CT10", "lab-3"),
+        ("android:[::1]:5555@me@lab-3", "android", "[::1]:5555", "me@lab-3"),
+        ("linux:me@rb5.local", "linux", "me", "me@rb5.local"),
+        ("virtual:alpha", "virtual", "alpha", None),
+        ("local", "local", "", None),
+    ],
+)
+def test_it_is_read(text: str, kind: str, serial: str, host: str | None) -> None:
+    spec = DeviceSpec.parse(text)
+    assert (spec.type, spec.serial, spec.host) == (kind, serial, host)
+    assert DeviceSpec.parse(str(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "android:",
+        "linux:-oProxyCommand=x",
+        "android:a;b",
+        "virtual:a/b",
+        "android:-s@h",
+        "a@-h",
+    ],
+)
+def test_what_could_be_an_option_or_a_command_is_refused(text: str) -> None:
+    with pytest.raises(DeviceSpecError):
+        DeviceSpec.parse(text)
+
+
+def test_an_unknown_type_is_named() -> None:
+    with pytest.raises(DeviceSpecError, match="the type is one of android, linux, local, virtual"):
+        DeviceSpec("ios", "x")  # type: ignore[arg-type]

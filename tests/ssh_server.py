@@ -1,0 +1,191 @@
+"""A real OpenSSH server on loopback: own port, own host key, own users' keys, as the current user.
+
+@pytest.fixture
+def ssh_server(tmp_path, new_port):
+    with running_ssh_server(tmp_path, new_port()) as server:
+        yield server
+"""
+
+import contextlib
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_START_TIMEOUT_S = 30.0
+
+
+@dataclass
+class SshServer:
+    """A running server, and a client configuration that reaches it as host `board`.
+
+    Attributes:
+        config: an `ssh_config`, with its known_hosts and the key that is let in beside it.
+        key: that key.
+    """
+
+    folder: Path
+    port: int
+    environment: Mapping[str, str]
+    _process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config"
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "id_ed25519"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.folder / "known_hosts"
+
+    @property
+    def authorized_keys(self) -> Path:
+        return self.folder / "authorized_keys"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "sshd.log"
+
+    def configure(self, *lines: str, host: str = "board") -> None:
+        """Add a host to the client's configuration that leads here, with extra lines."""
+        own = [
+            f"Host {host}",
+            "  HostName 127.0.0.1",
+            f"  Port {self.port}",
+            f"  User {getpass.getuser()}",
+            f"  IdentityFile {self.key}",
+            "  IdentitiesOnly yes",
+            f"  UserKnownHostsFile {self.known_hosts}",
+            "  GlobalKnownHostsFile none",
+        ]
+        # The first value of an option counts, so extra lines go before ours.
+        text = "\n".join([own[0], *(f"  {line}" for line in lines), *own[1:]])
+        before = self.config.read_text() if self.config.exists() else ""
+        self.config.write_text(f"{before}{text}\n")
+
+    def trust(self, host_key: Path | None = None) -> None:
+        """Have known_hosts say that this server has that key, by default the right one."""
+        public = (host_key or self.folder / "host_key").with_suffix(".pub").read_text().split()
+        self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {public[0]} {public[1]}\n")
+
+    def start(self) -> None:
+        """Start it, and wait until it greets."""
+        lines = [
+            f"Port {self.port}",
+            "ListenAddress 127.0.0.1",
+            f"HostKey {self.folder / 'host_key'}",
+            f"AuthorizedKeysFile {self.authorized_keys}",
+            "PidFile none",
+            "UsePAM no",
+            "StrictModes no",
+            "PermitRootLogin prohibit-password",
+            "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no",
+            "Subsystem sftp internal-sftp",
+            "MaxStartups 200",
+            "MaxSessions 200",
+            "LogLevel VERBOSE",
+        ]
+        if self.environment:
+            words = (f'"{name}={value}"' for name, value in self.environment.items())
+            lines.append(f"SetEnv {' '.join(words)}")
+        (self.folder / "sshd_config").write_text("\n".join(lines) + "\n")
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)  # as its service would; only root needs it
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [_sshd(), "-D", "-e", "-f", str(self.folder / "sshd_config")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._greets():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise TimeoutError(f"sshd does not start: {self.log.read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def _greets(self) -> bool:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.port), 1) as link,
+        ):
+            return link.recv(4) == b"SSH-"
+        return False
+
+    def drop_connections(self) -> None:
+        """Kill the processes that serve connections; the server listens on, commands run on."""
+        assert self._process is not None
+        _kill(pid for pid, name in _below(self._process.pid) if name == "sshd")
+
+    def stop(self, *, commands_too: bool = True) -> None:
+        """End it, with all its connections, and with what runs in them."""
+        if self._process is None:
+            return
+        below = _below(self._process.pid)
+        self._process.kill()
+        self._process.wait()
+        _kill(pid for pid, name in below if commands_too or name == "sshd")
+        self._process = None
+
+
+def make_key(path: Path, passphrase: str = "") -> Path:
+    """A new pair of keys."""
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    return path
+
+
+@contextlib.contextmanager
+def running_ssh_server(
+    folder: Path, port: int, environment: Mapping[str, str] | None = None
+) -> Iterator[SshServer]:
+    """A server whose files lie in `folder`; `environment` is set for what runs in it."""
+    server = SshServer(folder, port, environment or {})
+    _sshd()
+    make_key(folder / "host_key")
+    make_key(server.key)
+    shutil.copy(server.key.with_suffix(".pub"), server.authorized_keys)
+    server.trust()
+    server.configure()
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def _sshd() -> str:
+    found = shutil.which("sshd", path=os.defpath + ":/usr/sbin:/usr/local/sbin")
+    if found is None:
+        pytest.skip("needs an OpenSSH server (Debian: openssh-server)")
+    return found
+
+
+def _below(pid: int) -> list[tuple[int, str]]:
+    """All processes below one, with the names of their programs."""
+    command = ["ps", "-e", "-o", "pid=,ppid=,comm="]
+    rows = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    every = [(int(row.split()[0]), int(row.split()[1]), row.split()[2]) for row in rows]
+    found = [(pid, "")]
+    for one, _ in found:
+        found += [(child, name) for child, parent, name in every if parent == one]
+    return found[1:]
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
