@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Callable, Coroutine
 from enum import Enum, auto
 from typing import Any, cast
@@ -72,6 +73,7 @@ class Connection(asyncio.BufferedProtocol):
         self._streams: dict[int, Stream] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._next_id = 1
+        self._frozen = False
 
     @property
     def online(self) -> bool:
@@ -81,12 +83,19 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the peer's CNXN."""
         self._transport = cast("asyncio.Transport", transport)
+        # asyncio does so only for sockets made with an explicit protocol number. Without it, the
+        # end of every command waits 40 ms for the peer's delayed acknowledgement.
+        connected = self._transport.get_extra_info("socket")
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._frozen:
+            self._transport.pause_reading()
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End every stream; services see the end and clean up by themselves."""
         log.info("connection lost%s", f": {exc}" if exc else "")
         self._state = _State.CLOSED
+        self._frozen = False
         self._writable.set()
         for stream in list(self._streams.values()):
             stream.on_close()
@@ -100,6 +109,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         """The peer reads again."""
+        if self._frozen:
+            return
         self._writable.set()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
@@ -128,6 +139,18 @@ class Connection(asyncio.BufferedProtocol):
         """Send what is queued, then close."""
         if self._transport is not None:
             self._transport.close()
+
+    def freeze(self) -> None:
+        """Read nothing and send no payload any more, as a device that hangs."""
+        self._frozen = True
+        self._writable.clear()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def thaw(self) -> None:
+        """End a freeze."""
+        self._frozen = False
+        self.resume_writing()
 
     async def drained(self) -> None:
         """Wait until what is queued to be sent is below the high-water mark."""

@@ -13,12 +13,18 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.virtual.auth import user_key_files
 from harness.virtual.filesystem import NAMESPACE_ROOT
 from harness.virtual.namespace import NamespaceKind, enter_device_root, unshare
+from harness.virtual.processes import ProcessTable
+from harness.virtual.reaper import Reaper, prepare_loop
 from harness.virtual.record import DeviceRecord, load_record
 from harness.virtual.syscalls import set_parent_death_signal
+
+if TYPE_CHECKING:
+    from harness.virtual.device import Handles
 
 log = logging.getLogger(__name__)
 
@@ -38,36 +44,51 @@ def main() -> int:
     os.umask(_UMASK)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     _tell(options.ready_fd, {"pid": os.getpid()})
+    from harness.virtual.device import Handles
+
     record = load_record(options.folder)
     root = options.folder / "root"
+    handles = Handles.open(options.folder)
     if options.namespace is NamespaceKind.NONE:
-        return _serve(record, root, options.ready_fd, in_namespace=False)
+        return _serve(record, root, handles, options.ready_fd, in_namespace=False)
     unshare(options.namespace)
     inner = os.fork()
     if inner:
         os.close(options.ready_fd)
+        handles.control.close()
         return _supervise(inner)
     set_parent_death_signal(signal.SIGKILL)
     enter_device_root(root, options.folder / "mnt")
-    return _serve(record, NAMESPACE_ROOT, options.ready_fd, in_namespace=True)
+    return _serve(record, NAMESPACE_ROOT, handles, options.ready_fd, in_namespace=True)
 
 
-def _serve(record: DeviceRecord, root: Path, ready_fd: int, *, in_namespace: bool) -> int:
+def _serve(
+    record: DeviceRecord, root: Path, handles: "Handles", ready_fd: int, *, in_namespace: bool
+) -> int:
     from harness.virtual.device import Device
 
     def on_ready(port: int) -> None:
         _tell(ready_fd, {"port": port})
         os.close(ready_fd)
 
+    async def serve() -> None:
+        reaper = Reaper()
+        prepare_loop(reaper)
+        device = Device(
+            record,
+            root,
+            in_namespace=in_namespace,
+            key_files=user_key_files(os.environ, Path.home()),
+            processes=ProcessTable(reaper),
+            handles=handles,
+        )
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, device.shut_down)
+        await device.run(on_ready)
+
     os.chdir("/")
-    device = Device(
-        record,
-        root,
-        in_namespace=in_namespace,
-        daemon_pid=os.getpid(),
-        key_files=user_key_files(os.environ, Path.home()),
-    )
-    asyncio.run(device.run(on_ready))
+    asyncio.run(serve())
     return 0
 
 
@@ -77,7 +98,7 @@ def _supervise(inner: int) -> int:
     def forward(number: int, _frame: object) -> None:
         os.kill(inner, number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, forward)
     _, status = os.waitpid(inner, 0)
     return os.waitstatus_to_exitcode(status) & 0xFF

@@ -1,46 +1,60 @@
-"""A running device: boots, listens, reboots, shuts down."""
+"""A running device: boots, listens, reboots, loses power, shuts down."""
 
 import asyncio
-import enum
+import contextlib
 import logging
+import os
 import platform
-import signal
 import socket
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.virtual.auth import PublicKey, load_keys
 from harness.virtual.connection import Connection
+from harness.virtual.control import open_control, serve_control
+from harness.virtual.effects import DeviceEffects
 from harness.virtual.filesystem import DeviceFilesystem
+from harness.virtual.heat.heat import Heat
+from harness.virtual.heat.throttling import Throttler
+from harness.virtual.injection import Injector
+from harness.virtual.journal import EventJournal, open_journal
+from harness.virtual.listening import LOOPBACK, bind_again, bind_preferred, port_of
 from harness.virtual.namespace import show_boot_id
+from harness.virtual.power import SYNCED_NAME, lose_unsynced
 from harness.virtual.processes import ProcessTable
 from harness.virtual.properties import PropertyStore, banner, device_properties
 from harness.virtual.record import DeviceRecord
 from harness.virtual.services import FEATURES, Services
 from harness.virtual.shell import ShellHost
 from harness.virtual.storage import Storage
+from harness.virtual.switchboard import Switchboard
 from harness.virtual.sync.incoming import remove_partials
 from harness.virtual.sync.service import SyncHost
 from harness.virtual.userland import Userland
+from harness.virtual.wishes import RequestPipe, Wish, Wishes, WishKind
 
 log = logging.getLogger(__name__)
-
-LOOPBACK = "127.0.0.1"
 
 _ABIS = {"x86_64": "x86_64", "aarch64": "arm64-v8a"}
 _MAX_STRANGERS = 32
 _OFF_S = 1.0
 _FLUSH_S = 0.2
-_REBIND_PATIENCE_S = 30.0
-_THREADS = 16
 
 
-class _Wish(enum.Enum):
-    REBOOT = enum.auto()
-    SHUTDOWN = enum.auto()
+@dataclass(frozen=True, slots=True)
+class Handles:
+    """What a device has open in its folder, which a namespace may hide. The device closes it."""
+
+    control: socket.socket
+    journal: int
+
+    @classmethod
+    def open(cls, folder: Path) -> "Handles":
+        """Open them for the device in `folder`. Raises: OSError."""
+        return cls(open_control(folder), open_journal(folder))
 
 
 class Device:
@@ -57,29 +71,49 @@ class Device:
         root: Path,
         *,
         in_namespace: bool,
-        daemon_pid: int,
         key_files: list[Path],
+        processes: ProcessTable,
+        handles: Handles,
     ) -> None:
         self._record = record
         self._root = root
-        self._daemon_pid = daemon_pid
         self._key_files = key_files
+        self._handles = handles
+        self._processes = processes
         self._filesystem = DeviceFilesystem(root, in_namespace)
         self._properties = PropertyStore(root / "properties")
-        self._userland = Userland(self._filesystem, record.name, root / "properties")
-        self._storage = Storage(root / "data", record.storage_bytes)
-        self._processes = ProcessTable()
-        self._wishes: asyncio.Queue[_Wish] = asyncio.Queue()
+        self._userland = Userland(self._filesystem, record.name)
+        self._storage = Storage(
+            root / "data", record.storage_bytes, on_full=lambda: self._faults.full("a push")
+        )
+        self._wishes = Wishes()
         self._connections: list[Connection] = []
+        self._journal = EventJournal(handles.journal)
+        throttler = Throttler(processes)
+        effects = DeviceEffects(
+            self._connections, processes, throttler, self._storage, self._userland, self._wishes
+        )
+        self._faults = Injector(effects, self._journal)
+        self._heat = Heat(self._filesystem.sys, processes, throttler)
         self._banner = ""
         self._services = Services(
-            ShellHost(self._processes, self._userland.environment, self._storage.free_bytes),
-            SyncHost(self._filesystem, self._storage),
-            lambda: self._wishes.put_nowait(_Wish.REBOOT),
+            ShellHost(
+                processes,
+                self._userland.environment,
+                self._storage.free_bytes,
+                self._faults,
+                self._heat.look,
+            ),
+            SyncHost(self._filesystem, self._storage, self._faults),
+            lambda: self._wishes.add(Wish(WishKind.REBOOT)),
         )
 
+    def shut_down(self) -> None:
+        """Ask it to end, from its event loop."""
+        self._wishes.add(Wish(WishKind.SHUTDOWN))
+
     async def run(self, on_ready: Callable[[int], None]) -> None:
-        """Serve until SIGTERM or SIGINT; SIGUSR1 reboots.
+        """Serve until `shut_down`, or until the device shuts itself down.
 
         Args:
             on_ready: called once with the port, when the device has booted for the first time.
@@ -87,41 +121,68 @@ class Device:
         Raises:
             OSError: files cannot be written, or no port can be had.
         """
-        self._install_handlers()
-        remove_partials(self._root / "data")
-        self._boot("cold")
-        if self._filesystem.in_namespace:
-            show_boot_id(self._root / "boot_id")
-        server = await self._listen(_bind_preferred(self._record.port))
-        port = self._port_of(server)
-        on_ready(port)
+        switchboard = Switchboard(self._faults, self._heat, self._wishes)
+        control = await serve_control(self._handles.control, switchboard.handle)
+        requests = RequestPipe(self._root / "requests", self._wishes)
+        server: asyncio.Server | None = None
         try:
-            while await self._wishes.get() is _Wish.REBOOT:
-                log.info("rebooting")
-                await self._go_down(server)
-                await asyncio.sleep(_OFF_S)
-                while not self._wishes.empty():
-                    if self._wishes.get_nowait() is _Wish.SHUTDOWN:
-                        return
-                self._boot("reboot")
-                server = await self._listen(await _bind_again(port))
+            remove_partials(self._root / "data")
+            self._boot("cold")
+            if self._filesystem.in_namespace:
+                show_boot_id(self._root / "boot_id")
+            server = await self._listen(bind_preferred(self._record.port))
+            port = port_of(server)
+            on_ready(port)
+            while (reason := await self._serve(server)) is not None:
+                self._boot(reason)
+                server = await self._listen(await bind_again(port))
         finally:
             log.info("shutting down")
-            await self._go_down(server)
+            if server is not None:
+                await self._go_down(server)
+            control.close()
+            requests.close()
+            self._heat.switch_off()
+            os.close(self._handles.journal)
 
-    def _install_handlers(self) -> None:
+    async def _serve(self, server: asyncio.Server) -> str | None:
+        """Serve until the device is down; why it boots again, `None` if it does not."""
+        while True:
+            wish = await self._wishes.next()
+            if wish is None or wish.kind is WishKind.POWER_ON:
+                continue
+            if wish.kind is WishKind.SHUTDOWN:
+                return None
+            if wish.kind is WishKind.REBOOT:
+                log.info("rebooting")
+                await self._go_down(server)
+                return "reboot" if await self._stay_off(_OFF_S) else None
+            log.info("power cut")
+            await self._go_down(server, flush_s=0)
+            synced = self._root / "state" / SYNCED_NAME
+            data = self._root / "data"
+            lost = await asyncio.to_thread(lose_unsynced, data, synced, wish.unsynced_s)
+            await asyncio.to_thread(remove_partials, data)
+            self._journal.add("off", detail=f"lost {' '.join(lost)[:500]}" if lost else "")
+            return "power" if await self._stay_off(wish.off_s) else None
+
+    async def _stay_off(self, seconds: float) -> bool:
+        """Wait out the time, or for the power; whether the device is to boot then."""
         loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="disk"))
-        self._processes.install()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._wishes.put_nowait, _Wish.SHUTDOWN)
-        loop.add_signal_handler(signal.SIGUSR1, self._wishes.put_nowait, _Wish.REBOOT)
+        until = loop.time() + seconds
+        while True:
+            wish = await self._wishes.next(max(0.0, until - loop.time()))
+            if wish is None or wish.kind is WishKind.POWER_ON:
+                return True
+            if wish.kind is WishKind.SHUTDOWN:
+                return False
 
     def _boot(self, reason: str) -> None:
         for name in ("data/local/tmp", "sdcard", "system"):
             (self._root / name).mkdir(parents=True, exist_ok=True)
         (self._root / "boot_id").write_text(f"{uuid.uuid4()}\n", encoding="ascii")
-        self._userland.install(daemon_pid=self._daemon_pid, limit_bytes=self._record.storage_bytes)
+        self._userland.boot()
+        self._userland.show_limit(self._storage.limit_bytes)
         properties = device_properties(
             name=self._record.name,
             soc=self._record.soc,
@@ -136,27 +197,28 @@ class Device:
                 "ro.runtime.firstboot": str(time.time_ns() // 1_000_000),
             }
         )
+        self._journal.add("booted", detail=reason)
 
     async def _listen(self, listener: socket.socket) -> asyncio.Server:
         loop = asyncio.get_running_loop()
         self._properties.set("sys.boot_completed", "1")
         server = await loop.create_server(self._connect, sock=listener)
-        log.info("listening on %s:%d", LOOPBACK, self._port_of(server))
+        log.info("%s: listening on %s:%d", self._record.name, LOOPBACK, port_of(server))
         return server
-
-    @staticmethod
-    def _port_of(server: asyncio.Server) -> int:
-        return int(server.sockets[0].getsockname()[1])
 
     def _connect(self) -> Connection:
         strangers = [one for one in self._connections if not one.online]
         if len(strangers) >= _MAX_STRANGERS:
             strangers[0].abort()
-        connection = Connection(
-            self._banner, self._keys, self._services.open, self._connections.remove
-        )
+        connection = Connection(self._banner, self._keys, self._services.open, self._forget)
+        if self._faults.stalled:
+            connection.freeze()
         self._connections.append(connection)
         return connection
+
+    def _forget(self, connection: Connection) -> None:
+        with contextlib.suppress(ValueError):
+            self._connections.remove(connection)
 
     def _keys(self) -> list[PublicKey]:
         keys, refused = load_keys(self._key_files)
@@ -164,51 +226,18 @@ class Device:
             log.warning("key left out: %s", line)
         return keys
 
-    async def _go_down(self, server: asyncio.Server) -> None:
-        """Drop every connection and kill every process."""
+    async def _go_down(self, server: asyncio.Server, *, flush_s: float = _FLUSH_S) -> None:
+        """Drop every connection, after what they have to say, and kill every process."""
         server.close()
         connections = list(self._connections)
-        for connection in connections:
-            connection.close()
-        if connections:
-            await asyncio.sleep(_FLUSH_S)
+        if connections and flush_s:
+            for connection in connections:
+                connection.close()
+            await asyncio.sleep(flush_s)
         for connection in connections:
             connection.abort()
+        self._faults.release()
         await self._processes.kill_all()
         for connection in connections:
             await connection.finished()
         await self._processes.kill_all()
-
-
-def _bind(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((LOOPBACK, port))
-        listener.setblocking(False)  # noqa: FBT003 - the standard library's signature
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _bind_preferred(port: int | None) -> socket.socket:
-    """The port of last time if nobody else has taken it, else any."""
-    if port:
-        try:
-            return _bind(port)
-        except OSError as error:
-            log.warning("port %d cannot be had again: %s", port, error)
-    return _bind(0)
-
-
-async def _bind_again(port: int) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + _REBIND_PATIENCE_S
-    while True:
-        try:
-            return _bind(port)
-        except OSError:
-            if loop.time() > deadline:
-                raise
-        await asyncio.sleep(0.1)

@@ -40,6 +40,16 @@ class DeviceFilesystem:
         """The device's `/system/bin`, as its shell sees it."""
         return "/system/bin" if self.in_namespace else str(self.root / "system" / "bin")
 
+    @property
+    def sys(self) -> Path:
+        """Folder with what a phone has in `/sys`; `$QNNFARM_SYS_ROOT` names it."""
+        return self.root / "sys"
+
+    @property
+    def requests(self) -> Path:
+        """The FIFO by which commands on the device ask its process for something."""
+        return self.root / "requests"
+
     def resolve(self, path: str) -> str:
         """The path to open for a path of the device, which is taken from `/` if relative."""
         absolute = posixpath.join("/", path)

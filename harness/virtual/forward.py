@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.virtual.connection import Service
 from harness.virtual.filesystem import DeviceFilesystem
+from harness.virtual.injection import Activity, Injector
 from harness.virtual.stream import Stream, StreamClosedError
 
 _CHUNK = 256 * 1024
@@ -15,7 +16,7 @@ _CONNECT_TIMEOUT_S = 10.0
 _Connect = Coroutine[Any, Any, tuple[asyncio.StreamReader, asyncio.StreamWriter]]
 
 
-def open_forward(filesystem: DeviceFilesystem, name: bytes) -> Service | None:
+def open_forward(filesystem: DeviceFilesystem, faults: Injector, name: bytes) -> Service | None:
     """The service for the name of a socket on the device; `None` if it is not one."""
     kind, colon, address = name.decode("utf-8", "surrogateescape").partition(":")
     if not colon or not address:
@@ -26,35 +27,42 @@ def open_forward(filesystem: DeviceFilesystem, name: bytes) -> Service | None:
         port = int(address)
 
         async def tcp(stream: Stream) -> None:
-            await _bridge(stream, asyncio.open_connection("127.0.0.1", port))
+            await _bridge(stream, faults, asyncio.open_connection("127.0.0.1", port))
 
         return tcp
     if kind == "localabstract":
-        return _unix("\0" + address)
+        return _unix(faults, "\0" + address)
     if kind in {"localfilesystem", "local"}:
-        return _unix(filesystem.resolve(address))
+        return _unix(faults, filesystem.resolve(address))
     return None
 
 
-def _unix(path: str) -> Service:
+def _unix(faults: Injector, path: str) -> Service:
     async def unix(stream: Stream) -> None:
-        await _bridge(stream, asyncio.open_unix_connection(path))
+        await _bridge(stream, faults, asyncio.open_unix_connection(path))
 
     return unix
 
 
-async def _bridge(stream: Stream, connect: _Connect) -> None:
+async def _bridge(stream: Stream, faults: Injector, connect: _Connect) -> None:
+    try:
+        activity = await faults.begin("forward")
+    except StreamClosedError:
+        connect.close()
+        return
     try:
         reader, writer = await asyncio.wait_for(connect, _CONNECT_TIMEOUT_S)
     except (OSError, TimeoutError, ValueError):
+        activity.end()
         return
     tasks = {
-        asyncio.create_task(_to_socket(stream, writer)),
-        asyncio.create_task(_to_client(reader, stream)),
+        asyncio.create_task(_to_socket(stream, writer, activity)),
+        asyncio.create_task(_to_client(reader, stream, activity)),
     }
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        activity.end()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -63,14 +71,16 @@ async def _bridge(stream: Stream, connect: _Connect) -> None:
             await writer.wait_closed()
 
 
-async def _to_socket(stream: Stream, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
+async def _to_socket(stream: Stream, writer: asyncio.StreamWriter, activity: Activity) -> None:
+    with contextlib.suppress(OSError, StreamClosedError):
         while data := await stream.read():
+            await activity.passed(len(data))
             writer.write(data)
             await writer.drain()
 
 
-async def _to_client(reader: asyncio.StreamReader, stream: Stream) -> None:
+async def _to_client(reader: asyncio.StreamReader, stream: Stream, activity: Activity) -> None:
     with contextlib.suppress(OSError, StreamClosedError):
         while data := await reader.read(_CHUNK):
+            await activity.passed(len(data))
             await stream.write(data)

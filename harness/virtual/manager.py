@@ -12,7 +12,7 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -28,7 +28,11 @@ from harness.errors import (
     VirtualDeviceRecordError,
 )
 from harness.paths import state_dir
+from harness.virtual.commanding import DeviceCommands
+from harness.virtual.faults import Fault
 from harness.virtual.filesystem import DEVICE_FOLDERS
+from harness.virtual.heat.heat import HeatReading
+from harness.virtual.journal import Event
 from harness.virtual.launch import LOG_NAME, kill_tree, launch
 from harness.virtual.namespace import NamespaceKind
 from harness.virtual.probe import probe_namespace
@@ -73,6 +77,7 @@ def start(
     *,
     storage_bytes: int | None = None,
     namespace: NamespaceKind | None = None,
+    faults: Sequence[Fault] = (),
 ) -> VirtualDevice:
     """Start a device, made anew or with the files that it has; one that runs is left as it is.
 
@@ -81,6 +86,7 @@ def start(
         soc: part number of a SoC in the catalog.
         storage_bytes: limit for its `/data`; a device that exists keeps its own if not given.
         namespace: kind to use; by default the best that this machine grants.
+        faults: told to it once it listens, also where it ran already.
 
     Raises:
         VirtualDeviceNameError: the name cannot be used.
@@ -93,6 +99,7 @@ def start(
     with _locked(name):
         record = _wanted_record(folder, name, part, storage_bytes)
         if record.running:
+            DeviceCommands(name, folder).inject(*faults)
             return _view(folder, record)
         for own in DEVICE_FOLDERS:
             (folder / "root" / own).mkdir(parents=True, exist_ok=True)
@@ -110,6 +117,7 @@ def start(
             namespace=kind.value,
         )
         save_record(folder, record)
+        DeviceCommands(name, folder).inject(*faults)
         return _view(folder, record)
 
 
@@ -174,6 +182,43 @@ def remove(name: str) -> None:
         doomed = folder.with_name(f".{name}.{secrets.token_hex(4)}.removed")
         folder.rename(doomed)
         _delete_tree(doomed)
+
+
+def commands(name: str) -> DeviceCommands:
+    """The switches of a device, which need not run.
+
+    Raises:
+        VirtualDeviceNameError: the name cannot be used.
+        UnknownVirtualDeviceError: there is none of that name.
+        VirtualDeviceRecordError: its record cannot be read.
+    """
+    _load(name)
+    return DeviceCommands(name, _folder(name))
+
+
+def inject(name: str, *faults: Fault) -> None:
+    """Tell a running device faults. Raises as `commands`, and `VirtualDeviceControlError`."""
+    commands(name).inject(*faults)
+
+
+def faults(name: str) -> tuple[Fault, ...]:
+    """The faults that can still strike a running device. Raises as `inject`."""
+    return commands(name).faults()
+
+
+def clear(name: str) -> None:
+    """End every fault of a running device. Raises as `inject`."""
+    commands(name).clear()
+
+
+def events(name: str) -> tuple[Event, ...]:
+    """What befell a device, oldest first, running or not. Raises as `commands`."""
+    return commands(name).events()
+
+
+def heat(name: str, **changes: float) -> HeatReading | None:
+    """See `DeviceCommands.heat`. Raises as `inject`, and `HeatSettingError`."""
+    return commands(name).heat(**changes)
 
 
 def _wanted_record(folder: Path, name: str, soc: str, storage_bytes: int | None) -> DeviceRecord:

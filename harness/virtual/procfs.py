@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +13,8 @@ class ProcessStat:
     """Fields of `/proc/PID/stat` (proc_pid_stat(5)).
 
     Attributes:
+        terminal: device number of its controlling terminal, 0 for none.
+        cpu_s: seconds of CPU time that it used, with the children that it has waited for.
         started: clock ticks between the machine's boot and the start of the process; with the
             pid it names a process for good.
     """
@@ -21,6 +24,8 @@ class ProcessStat:
     parent: int
     group: int
     session: int
+    terminal: int
+    cpu_s: float
     started: int
 
     @property
@@ -36,9 +41,28 @@ def process_stat(pid: int) -> ProcessStat | None:
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()
+    parent, group, session, terminal = map(int, fields[1:5])
+    cpu_s = sum(map(int, fields[11:15])) / _TICKS_PER_S
     return ProcessStat(
-        pid, fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19])
+        pid, fields[0], parent, group, session, terminal, cpu_s, started=int(fields[19])
     )
+
+
+def command_line(pid: int) -> list[bytes]:
+    """The arguments of a process; empty for one that is gone, or a zombie."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
+    except OSError:
+        return []
+
+
+def has_variable(pid: int, assignment: bytes) -> bool:
+    """Whether a process was started with `NAME=value` in its environment."""
+    try:
+        variables = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return False
+    return assignment in variables.split(b"\0")
 
 
 def all_processes() -> list[ProcessStat]:

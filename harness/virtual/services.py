@@ -47,7 +47,7 @@ class Services:
         return (
             open_shell(self.shell, name)
             or open_sync(self.sync, name)
-            or open_forward(self.sync.filesystem, name)
+            or open_forward(self.sync.filesystem, self.sync.faults, name)
             or self._control(name)
         )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from harness.virtual.connection import Service
 from harness.virtual.descriptors import ReadEnd, WriteEnd, output_pipe
+from harness.virtual.injection import Activity, Injector
 from harness.virtual.processes import Child, ProcessTable, exit_code
 from harness.virtual.shell_protocol import (
     PacketKind,
@@ -33,15 +34,24 @@ _END_OF_FILE = b"\x04"
 _INPUT_GRACE_S = 1.0
 """How long a raw command may go on after the end of its input once its client is gone."""
 _CANNOT_EXECUTE = 126
+_RUN = b"run.sh"
+"""In the commands by which a runner is started."""
+_MAX_DETAIL = 200
 
 
 @dataclass(frozen=True, slots=True)
 class ShellHost:
-    """What shells need of their device."""
+    """What shells need of their device.
+
+    Attributes:
+        before_command: called when a command is about to start.
+    """
 
     processes: ProcessTable
     environment: Callable[[str], dict[str, str]]
     file_size_limit: Callable[[], int | None]
+    faults: Injector
+    before_command: Callable[[], None]
 
 
 def open_shell(host: ShellHost, name: bytes) -> Service | None:
@@ -57,13 +67,31 @@ class _Shell:
         self._outputs: list[tuple[PacketKind, ReadEnd]] = []
         self._input = WriteEnd(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
         self._terminal: int | None = None
+        self._activity: Activity | None = None
 
     async def serve(self, stream: Stream) -> None:
+        command = self._request.command or b""
+        kinds = ("shell", "run") if _RUN in command else ("shell",)
+        detail = command[:_MAX_DETAIL].decode("utf-8", "replace")
+        try:
+            self._activity = await self._host.faults.begin(*kinds, detail=detail)
+            await self._serve(stream)
+        except StreamClosedError:
+            pass
+        finally:
+            if self._activity is not None:
+                self._activity.end()
+            self._close()
+
+    async def _serve(self, stream: Stream) -> None:
+        self._host.before_command()
         try:
             child = self._start()
         except OSError as error:
             await self._refuse(stream, error)
             return
+        if self._activity is not None:
+            self._activity.pid = child.pid
         deliver = asyncio.create_task(self._deliver(stream, child))
         feed = asyncio.create_task(self._feed(stream))
         try:
@@ -74,7 +102,6 @@ class _Shell:
             if not deliver.done() or deliver.exception() is not None:
                 self._host.processes.hang_up(child)
             await _settle(deliver, feed)
-            self._close()
 
     def _start(self) -> Child:
         return self._start_on_terminal() if self._request.terminal else self._start_on_pipes()
@@ -90,7 +117,6 @@ class _Shell:
             stdout=stdout,
             stderr=stderr,
             environment=self._host.environment(self._request.term),
-            folder="/",
             file_size_limit=self._host.file_size_limit(),
         )
 
@@ -131,7 +157,6 @@ class _Shell:
                 await stream.write(pack_packet(PacketKind.EXIT, bytes([_CANNOT_EXECUTE])))
             else:
                 await stream.write(text)
-        self._close()
 
     async def _deliver(self, stream: Stream, child: Child) -> None:
         """Send all output, then the exit code."""
@@ -139,17 +164,20 @@ class _Shell:
             for kind, output in self._outputs:
                 pumps.create_task(self._pump(stream, kind, output))
         status = await asyncio.shield(child.exited)
+        await self._passed(0)
         if self._request.packets:
             await stream.write(pack_packet(PacketKind.EXIT, bytes([exit_code(status)])))
 
     async def _pump(self, stream: Stream, kind: PacketKind, output: ReadEnd) -> None:
         while data := await output.read():
+            await self._passed(len(data))
             await stream.write(pack_packet(kind, data) if self._request.packets else data)
 
     async def _feed(self, stream: Stream) -> None:
         """Hand input to the command; returns when the client has closed the stream."""
         if not self._request.packets:
             while data := await stream.read():
+                await self._passed(len(data))
                 await self._input.write(data)
             self._input.close()
             return
@@ -159,6 +187,7 @@ class _Shell:
                 await self._take(*await read_packet(reader))
 
     async def _take(self, kind: int, data: bytes) -> None:
+        await self._passed(len(data))
         if kind == PacketKind.STDIN:
             await self._input.write(data)
         elif kind == PacketKind.CLOSE_STDIN:
@@ -171,10 +200,15 @@ class _Shell:
             if size is not None:
                 fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, size)
 
+    async def _passed(self, count: int) -> None:
+        if self._activity is not None:
+            await self._activity.passed(count)
+
     def _close(self) -> None:
         self._input.close()
         for _, output in self._outputs:
             output.close()
+        self._outputs.clear()
 
 
 async def _settle(*tasks: asyncio.Task[None]) -> None:

@@ -8,6 +8,7 @@ can exceed the limit; a later push then fails.
 import errno
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _BLOCK = 4096
@@ -19,11 +20,21 @@ class Storage:
 
     Walking the folder is slow, so what was counted is used for two seconds and what arrives
     meanwhile is added to it. One object serves all pushes of a device.
+
+    Args:
+        on_full: called when something is refused.
+
+    Attributes:
+        limit_bytes: the limit that holds now; `None` for none.
     """
 
-    def __init__(self, data: Path, limit_bytes: int | None) -> None:
+    def __init__(
+        self, data: Path, limit_bytes: int | None, on_full: Callable[[], None] = lambda: None
+    ) -> None:
         self._data = data
+        self._made_with = limit_bytes
         self.limit_bytes = limit_bytes
+        self._on_full = on_full
         self._counted = 0
         self._counted_at = float("-inf")
 
@@ -32,6 +43,14 @@ class Storage:
         if self.limit_bytes is None:
             return None
         return max(0, self.limit_bytes - self._usage())
+
+    def squeeze(self, free: int | None) -> None:
+        """Let only so much more fit than lies there now; `None`: as much as it was made with."""
+        self.limit_bytes = self._made_with
+        if free is not None:
+            squeezed = folder_bytes(self._data) + free
+            made = self._made_with
+            self.limit_bytes = squeezed if made is None else min(made, squeezed)
 
     def claim(self, count: int) -> None:
         """Account for `count` bytes about to be written.
@@ -42,6 +61,9 @@ class Storage:
         if self.limit_bytes is None:
             return
         if self._usage() + count > self.limit_bytes:
+            self.recount()  # files may have gone meanwhile
+        if self._usage() + count > self.limit_bytes:
+            self._on_full()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._counted += count
 

@@ -1,6 +1,6 @@
-"""The device's own commands in `/system/bin`; all others come from the host.
+"""The device's own commands in `/system/bin`, and the environment of its shells.
 
-Small POSIX shell scripts, so that they start fast.
+All other commands come from the host.
 """
 
 import shlex
@@ -9,87 +9,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.virtual.android_scripts import SCRIPTS
 from harness.virtual.filesystem import DeviceFilesystem
 
 _HOST_PATH = "/usr/local/bin:/usr/bin:/bin"
 """No `sbin`: what administers the host has no business on a device."""
-
-_GETPROP = """\
-#!/bin/sh
-# getprop [NAME [DEFAULT]]
-cd {properties} || exit 1
-if [ $# -eq 0 ]; then
-    for key in *; do
-        read -r value <"$key"
-        printf '[%s]: [%s]\\n' "$key" "$value"
-    done
-    exit 0
-fi
-value=
-case $1 in */* | .*) ;; *) [ -f "$1" ] && read -r value <"$1" ;; esac
-printf '%s\\n' "${{value:-${{2-}}}}"
-"""
-
-_SETPROP = """\
-#!/bin/sh
-# setprop NAME VALUE
-[ $# -eq 2 ] || {{ echo 'usage: setprop NAME VALUE' >&2; exit 1; }}
-cd {properties} || exit 1
-fail() {{ echo "setprop: failed to set property '$1' to '$2'" >&2; exit 1; }}
-case $1 in '' | .* | *[!A-Za-z0-9_.:@-]*) fail "$@" ;; esac
-case $1 in ro.*) [ ! -e "$1" ] || fail "$@" ;; esac
-printf '%s\\n' "$2" | tr '\\n' ' ' | sed 's/ $//' >".$1.$$" && mv ".$1.$$" "$1" || fail "$@"
-case $1=$2 in
-sys.powerctl=reboot*) kill -USR1 {daemon} ;;
-sys.powerctl=shutdown*) kill -TERM {daemon} ;;
-esac
-"""
-
-_REBOOT = """\
-#!/bin/sh
-# reboot [-p]
-case ${{1-}} in
-'') kill -USR1 {daemon} ;;
--p) kill -TERM {daemon} ;;
-*) echo "reboot: this device has no $1" >&2; exit 1 ;;
-esac
-"""
-
-_UPTIME = """\
-#!/bin/sh
-# uptime: since this device booted, not its host
-read -r booted <{properties}/ro.runtime.firstboot
-seconds=$(($(date +%s) - booted / 1000))
-minutes=$((seconds / 60 % 60))
-printf ' %s up %d days, %2d:%02d\\n' "$(date +%H:%M:%S)" $((seconds / 86400)) \\
-    $((seconds / 3600 % 24)) $minutes
-"""
-
-_DUMPSYS = """\
-#!/bin/sh
-# dumpsys battery: there is none, and nothing else to dump
-[ "${{1-}}" = battery ] || {{ echo "Can't find service: ${{1-}}" >&2; exit 1; }}
-echo 'Current Battery Service state:'
-echo '  AC powered: true'
-echo '  USB powered: false'
-echo '  present: false'
-"""
-
-_DF = """\
-#!/bin/sh
-# df [-k] [-h] [PATH...]: the limit of this device for /data, the host's df for all else
-for last; do :; done
-case ${{last-}} in
-/data | /data/* | {data} | {data}/*) ;;
-*) for df in /usr/bin/df /bin/df; do [ -x $df ] && exec $df "$@"; done; exit 127 ;;
-esac
-used=$(du -sk {data} | cut -f1)
-total={total_kib}
-free=$((total - used)); [ $free -ge 0 ] || free=0
-echo 'Filesystem     1K-blocks     Used Available Use% Mounted on'
-printf '%-14s %9d %8d %9d %3d%% %s\\n' /dev/block/data $total $used $free \\
-    $((used * 100 / total)) /data
-"""
+_KEPT_STATE = ("synced",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,35 +23,42 @@ class Userland:
 
     filesystem: DeviceFilesystem
     host_name: str
-    properties: Path
 
-    def install(self, *, daemon_pid: int, limit_bytes: int | None) -> None:
-        """Write the commands anew; `daemon_pid` as the device's shell sees it."""
-        folder = self.filesystem.root / "system" / "bin"
+    def boot(self) -> None:
+        """Write the commands anew, and forget the state that ends with a boot."""
+        root = self.filesystem.root
+        state = root / "state"
+        state.mkdir(exist_ok=True)
+        for file in state.iterdir():
+            if file.name not in _KEPT_STATE:
+                file.unlink()
+        folder = root / "system" / "bin"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        values = {
-            "properties": shlex.quote(str(self.properties)),
-            "daemon": str(daemon_pid),
-            "data": shlex.quote(str(self.filesystem.root / "data")),
-            "total_kib": str(max(1, (limit_bytes or 0) // 1024)),
+        places = {
+            "properties": root / "properties",
+            "state": state,
+            "settings": root / "settings",
+            "sys": self.filesystem.sys,
+            "data": root / "data",
+            "requests": self.filesystem.requests,
         }
-        scripts = {
-            "getprop": _GETPROP,
-            "setprop": _SETPROP,
-            "reboot": _REBOOT,
-            "uptime": _UPTIME,
-            "dumpsys": _DUMPSYS,
-        }
-        if limit_bytes is not None:
-            scripts["df"] = _DF
-        for name, text in scripts.items():
-            _write_script(folder / name, text.format_map(values))
+        quoted = {name: shlex.quote(str(path)) for name, path in places.items()}
+        for name, text in SCRIPTS.items():
+            _write_script(folder / name, text.format_map(quoted))
         interpreter = shlex.quote(sys.executable)
         _write_script(folder / "python3", f'#!/bin/sh\nexec {interpreter} -s -S "$@"\n')
         (folder / "sh").symlink_to("/bin/sh")
         if toybox := shutil.which("toybox"):
             (folder / "toybox").symlink_to(toybox)
+
+    def show_limit(self, limit_bytes: int | None) -> None:
+        """Let `df` tell of a limit for `/data`, or of none."""
+        file = self.filesystem.root / "state" / "storage_kib"
+        if limit_bytes is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_text(f"{limit_bytes // 1024}\n", encoding="ascii")
 
     def environment(self, term: str) -> dict[str, str]:
         """All variables of a shell. Nothing comes from the daemon's own environment."""
@@ -139,6 +71,7 @@ class Userland:
             "LANG": "C.UTF-8",
             "LOGNAME": "shell",
             "PATH": f"{self.filesystem.tools}:{_HOST_PATH}",
+            "QNNFARM_SYS_ROOT": str(self.filesystem.sys),
             "SHELL": "/bin/sh",
             "TERM": term,
             "TMPDIR": temporary,

@@ -40,6 +40,14 @@ class IncomingFile:
             if written:
                 waiting[0] = waiting[0][written:]
 
+    def flip(self, flips: Sequence[tuple[int, int]]) -> None:
+        """Turn bits over, given as offsets and masks, as bad memory does. Raises: OSError."""
+        if self._partial is None:
+            return
+        for offset, mask in flips:
+            found = os.pread(self._descriptor, 1, offset)
+            os.pwrite(self._descriptor, bytes([found[0] ^ mask]), offset)
+
     def commit(self, mode: int, mtime: int) -> None:
         """Give it its mode (of which the permissions count), time and name. Raises: OSError."""
         if self._partial is None:
@@ -66,7 +74,7 @@ class IncomingFile:
                 return os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         make_parents(self._path)
         self._partial = partial_name(self._path)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(self._partial, flags, 0o600)
 
     def _close(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import AdbProtocolError
+from harness.virtual.injection import Activity
 from harness.virtual.storage import Storage
 from harness.virtual.stream import ExactReader, Stream
 from harness.virtual.sync import wire
@@ -25,7 +26,11 @@ class SendRequest:
 
 
 async def receive_file(
-    stream: Stream, reader: ExactReader, request: SendRequest, storage: Storage | None
+    stream: Stream,
+    reader: ExactReader,
+    request: SendRequest,
+    storage: Storage | None,
+    activity: Activity,
 ) -> bool:
     """Take a file or link and confirm it; false where that failed and the session is to end.
 
@@ -41,12 +46,13 @@ async def receive_file(
         if stat.S_ISLNK(request.mode):
             await _receive_link(data, request)
         else:
-            await _receive_bytes(data, request, storage)
+            await _receive_bytes(data, request, storage, activity)
     except OSError as error:
         await stream.write(wire.failure(error.strerror or str(error)))
         async for _ in data.batches():
             pass
         return False
+    await activity.passed(len(wire.SUCCESS))
     await stream.write(wire.SUCCESS)
     return True
 
@@ -85,14 +91,22 @@ class _Data:
                 parts, size = [], 0
 
 
-async def _receive_bytes(data: _Data, request: SendRequest, storage: Storage | None) -> None:
+async def _receive_bytes(
+    data: _Data, request: SendRequest, storage: Storage | None, activity: Activity
+) -> None:
     file: IncomingFile | None = None
     try:
         file = await asyncio.to_thread(IncomingFile, request.path)
+        received = 0
         async for parts in data.batches():
+            count = sum(len(part) for part in parts)
+            received += count
+            await activity.passed(count)
             if storage is not None:
-                storage.claim(sum(len(part) for part in parts))
+                storage.claim(count)
             await asyncio.to_thread(file.write, parts)
+        if flips := activity.damage(received):
+            await asyncio.to_thread(file.flip, flips)
         await asyncio.to_thread(file.commit, request.mode, data.mtime)
     finally:
         if file is not None:

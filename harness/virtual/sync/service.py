@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import os
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from harness.errors import AdbProtocolError
 from harness.virtual.connection import Service
 from harness.virtual.filesystem import DeviceFilesystem
+from harness.virtual.injection import Activity, Injector
 from harness.virtual.storage import Storage
 from harness.virtual.stream import ExactReader, Stream, StreamClosedError
 from harness.virtual.sync import listing, wire
@@ -21,6 +23,7 @@ class SyncHost:
 
     filesystem: DeviceFilesystem
     storage: Storage
+    faults: Injector
 
 
 def open_sync(host: SyncHost, name: bytes) -> Service | None:
@@ -54,16 +57,22 @@ class _Session:
         if ident in {b"SEND", b"SND2"}:
             return await self._receive(stream, reader, ident, name)
         path = self._resolve(name)
+        if ident in {b"RECV", b"RCV2"}:
+            if ident == b"RCV2":
+                _, flags = wire.RECV_SETUP.unpack(await reader.exactly(wire.RECV_SETUP.size))
+                _refuse_flags(flags)
+            async with self._activity("pull", path) as activity:
+                await transmit_file(stream, path, activity)
+            return True
+        async with self._activity("list", path):
+            return await self._look(stream, ident, path)
+
+    async def _look(self, stream: Stream, ident: bytes, path: str) -> bool:
         if ident in {b"STAT", b"LST2", b"STA2"}:
             await stream.write(await asyncio.to_thread(listing.stat_answer, ident, path))
         elif ident in {b"LIST", b"LIS2"}:
             version = 1 if ident == b"LIST" else 2
             await stream.write(await asyncio.to_thread(listing.list_answer, path, version))
-        elif ident in {b"RECV", b"RCV2"}:
-            if ident == b"RCV2":
-                _, flags = wire.RECV_SETUP.unpack(await reader.exactly(wire.RECV_SETUP.size))
-                _refuse_flags(flags)
-            await transmit_file(stream, path)
         else:
             raise AdbProtocolError(f"unknown sync request {ident!r}")
         return True
@@ -80,7 +89,16 @@ class _Session:
         request = SendRequest(self._resolve(name), mode)
         in_data = await asyncio.to_thread(self._host.filesystem.owns, request.path)
         storage = self._host.storage if in_data else None
-        return await receive_file(stream, reader, request, storage)
+        async with self._activity("push", request.path) as activity:
+            return await receive_file(stream, reader, request, storage, activity)
+
+    @contextlib.asynccontextmanager
+    async def _activity(self, kind: str, path: str) -> AsyncIterator[Activity]:
+        activity = await self._host.faults.begin(kind, detail=path)
+        try:
+            yield activity
+        finally:
+            activity.end()
 
     def _resolve(self, name: bytes) -> str:
         return self._host.filesystem.resolve(os.fsdecode(name))

@@ -5,6 +5,7 @@ import errno
 import os
 import stat
 
+from harness.virtual.injection import Activity
 from harness.virtual.stream import Stream
 from harness.virtual.sync import wire
 
@@ -39,7 +40,7 @@ class _Block:
         return memoryview(self._memory)[:used]
 
 
-async def transmit_file(stream: Stream, path: str) -> None:
+async def transmit_file(stream: Stream, path: str, activity: Activity) -> None:
     """Send a file, or say why not.
 
     Two blocks take turns: while one is on its way, the other is filled. A block is filled again
@@ -54,6 +55,7 @@ async def transmit_file(stream: Stream, path: str) -> None:
         blocks = (_Block(stream.max_payload), _Block(stream.max_payload))
         turn = 0
         while part := await asyncio.to_thread(blocks[turn].fill, descriptor):
+            await activity.passed(len(part))
             await stream.write(part)
             turn = 1 - turn
     except OSError as error:

@@ -16,6 +16,7 @@ from harness.errors import UnknownVirtualDeviceError
 from harness.virtual import manager
 from harness.virtual.manager import VirtualDevice
 from harness.virtual.namespace import NamespaceKind
+from harness.virtual.procfs import all_processes, command_line, process_stat
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
 _PATIENCE_S = 60
@@ -99,6 +100,28 @@ def start_device(adb: Adb) -> Iterator[Callable[..., VirtualDevice]]:
         with contextlib.suppress(UnknownVirtualDeviceError):
             manager.remove(device.name)
         adb("disconnect", device.serial)
+
+
+@pytest.fixture
+def stopped_share() -> Callable[[str], float]:
+    """The share of half a second for which the process with that argument is stopped."""
+
+    def share(argument: str) -> float:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not (found := _with_argument(argument)):
+            assert time.monotonic() < deadline
+        states = []
+        for _ in range(100):
+            stat = process_stat(found[0])
+            states.append(stat.state if stat else "gone")
+            time.sleep(0.005)
+        return states.count("T") / len(states)
+
+    return share
+
+
+def _with_argument(argument: str) -> list[int]:
+    return [p.pid for p in all_processes() if argument.encode() in command_line(p.pid)[:2]]
 
 
 @pytest.fixture(scope="session", params=["best", "none"])

@@ -1,0 +1,248 @@
+"""What a virtual device can be told to do wrong, as one line of text each: `drop:bytes=100000`.
+
+A fault strikes at an activity (`when`): a push, a pull, a listing, a shell command, a run (a shell
+command that calls `run.sh`; a run is a shell command too), a forwarded connection. `throttle` and
+`full` are states: they hold from the moment they are told until they are cleared.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar, Final, Literal, get_args
+
+from harness.errors import FaultSpecError
+
+When = Literal["any", "push", "pull", "list", "shell", "run", "forward"]
+RunnerSignal = Literal["KILL", "STOP"]
+
+ALWAYS: Final = 0
+"""The `count` of a fault that strikes until it is cleared."""
+
+_MAX_TEXT = 400
+_INTEGER = re.compile(r"\d{1,18}")
+_NUMBER = re.compile(r"(\d{1,12}(\.\d{1,9})?|inf)")
+_WORD = re.compile(r"[A-Za-z0-9_./+-]{1,80}")
+_INF = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault; `str()` gives the text that `parse_fault` reads.
+
+    Attributes:
+        when: the activities that it strikes at.
+        count: how often it strikes; `ALWAYS` until it is cleared.
+        seed: decides what is left to chance, such as which bytes are corrupted.
+
+    Raises:
+        FaultSpecError: a value that it cannot have.
+    """
+
+    kind: ClassVar[str] = ""
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}
+
+    when: When = "any"
+    count: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.when not in get_args(When):
+            raise FaultSpecError(str(self), f"`when` is one of {', '.join(get_args(When))}")
+        limits = {"count": (0.0, 1e6), "seed": (0.0, 2.0**63), **self.bounds}
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                reason = f"`{name}` is between {low:g} and {high:g}"
+                raise FaultSpecError(str(self), reason)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{field.name}={_format(getattr(self, field.name))}"
+            for field in sorted(fields(self), key=lambda field: field.name in _COMMON)
+            if getattr(self, field.name) != field.default
+        ]
+        return f"{self.kind}:{','.join(parts)}" if parts else self.kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop(Fault):
+    """The connections break once `bytes` have passed in activities that it strikes at."""
+
+    kind: ClassVar[str] = "drop"
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"bytes": (0, 1e15)}
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall(Fault):
+    """Nothing passes any more for `seconds`, by default until it is cleared; processes go on.
+
+    Attributes:
+        bytes: how much passes before, in activities that it strikes at.
+    """
+
+    kind: ClassVar[str] = "stall"
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "seconds": (0, _INF),
+        "bytes": (0, 1e15),
+    }
+    seconds: float = _INF
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrupt(Fault):
+    """The `file`-th file that arrives gets `flips` bits turned over, and is reported as received.
+
+    After it has struck it counts anew. An empty file cannot be corrupted; the next one is.
+    """
+
+    kind: ClassVar[str] = "corrupt"
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"file": (1, 1e6), "flips": (1, 1e4)}
+    when: When = "push"
+    file: int = 1
+    flips: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Full(Fault):
+    """A state: `/data` takes only `free` more bytes; deleting makes room. Strikes are refusals."""
+
+    kind: ClassVar[str] = "full"
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"free": (0, 1e15)}
+    when: When = "push"
+    count: int = ALWAYS
+    free: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reboot(Fault):
+    """The device reboots `after` seconds into an activity."""
+
+    kind: ClassVar[str] = "reboot"
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"after": (0, 1e6)}
+    after: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power(Fault):
+    """The power goes `after` seconds into an activity, without a goodbye.
+
+    Attributes:
+        off: seconds until it comes back; `inf` until it is switched on by command.
+        unsynced: files of `/data` changed in so many seconds before, and since the last `sync`
+            on the device, are empty afterwards.
+    """
+
+    kind: ClassVar[str] = "power"
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "after": (0, 1e6),
+        "off": (0, _INF),
+        "unsynced": (0, 1e6),
+    }
+    after: float = 0.0
+    off: float = 1.0
+    unsynced: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throttle(Fault):
+    """A state: the device's processes get 1/`factor` of their time."""
+
+    kind: ClassVar[str] = "throttle"
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "factor": (1, 100),
+        "count": (ALWAYS, ALWAYS),
+    }
+    count: int = ALWAYS
+    factor: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner(Fault):
+    """Processes of a command are killed, or hang, `after` seconds into it.
+
+    Attributes:
+        match: they are those, other than shells, with this text in their command line. Until
+            there is one, or the command ends, it is waited for.
+    """
+
+    kind: ClassVar[str] = "runner"
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"after": (0, 1e6)}
+    when: When = "run"
+    signal: RunnerSignal = "KILL"
+    after: float = 0.0
+    match: str = "genie"
+
+    def __post_init__(self) -> None:
+        if self.signal not in get_args(RunnerSignal):
+            raise FaultSpecError(str(self), "`signal` is KILL or STOP")
+        if not _WORD.fullmatch(self.match):
+            raise FaultSpecError(str(self), "`match` is a word")
+        Fault.__post_init__(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow(Fault):
+    """Every packet takes `ms` milliseconds more, and no more than `rate` bytes/s pass."""
+
+    kind: ClassVar[str] = "slow"
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "ms": (0, 1e6),
+        "rate": (1, _INF),
+        "count": (ALWAYS, ALWAYS),
+    }
+    count: int = ALWAYS
+    ms: float = 0.0
+    rate: float = _INF
+
+
+KINDS: Final[Mapping[str, type[Fault]]] = {
+    kind.kind: kind for kind in (Drop, Stall, Corrupt, Full, Reboot, Power, Throttle, Runner, Slow)
+}
+_COMMON = frozenset(field.name for field in fields(Fault))
+
+
+def parse_fault(text: str) -> Fault:
+    """Read `KIND` or `KIND:NAME=VALUE,...`.
+
+    >>> parse_fault("power:after=0.5,off=2,when=run")
+    Power(when='run', count=1, seed=0, after=0.5, off=2.0, unsynced=5.0)
+
+    Raises:
+        FaultSpecError: it is no fault.
+    """
+    if len(text) > _MAX_TEXT:
+        raise FaultSpecError(text, "too long")
+    name, colon, rest = text.strip().partition(":")
+    kind = KINDS.get(name)
+    if kind is None:
+        raise FaultSpecError(text, f"known are {', '.join(KINDS)}")
+    defaults = {field.name: field.default for field in fields(kind)}
+    given: dict[str, object] = {}
+    for part in rest.split(",") if colon else []:
+        key, equals, value = part.partition("=")
+        if key not in defaults or not equals or key in given:
+            raise FaultSpecError(text, f"{name} takes {', '.join(defaults)}, each once")
+        given[key] = _parse(text, key, value, defaults[key])
+    return kind(**given)  # type: ignore[arg-type]
+
+
+def _parse(text: str, key: str, value: str, like: object) -> object:
+    if isinstance(like, str) and _WORD.fullmatch(value):
+        return value
+    if isinstance(like, float) and _NUMBER.fullmatch(value):
+        return float(value)
+    if isinstance(like, int):
+        if key == "count" and value == "always":
+            return ALWAYS
+        if _INTEGER.fullmatch(value):
+            return int(value)
+    raise FaultSpecError(text, f"`{key}` cannot be {value!r}")
+
+
+def _format(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.9f}".rstrip("0").rstrip(".") if math.isfinite(value) else str(value)
+    return str(value)
