@@ -80,3 +80,18 @@ sweep() { # MARKER
     sleep 0.1
   done
 }
+
+# Runs a function while no other script does so, in the work root. The kernel lets go of the lock
+# when its holder dies. A device without flock has no lock: there, nothing is evicted.
+locked() { # FUNCTION [ARGUMENT...]
+  command -v flock >/dev/null 2>&1 || { "$@"; return; }
+  { flock 9 && "$@"; } 9>store/.lock
+}
+
+# Removes what deployments left in incoming/ and nothing was written to for so long.
+clean_incoming() { # MINUTES
+  find incoming -mindepth 1 -maxdepth 1 -type f -mmin "+$1" -exec rm -f {} + 2>/dev/null
+  for left in incoming/*/; do
+    if [ -d "$left" ] && [ -z "$(find "$left" -type f -mmin "-$1" 2>/dev/null)" ]; then rm -rf "$left"; fi
+  done
+}

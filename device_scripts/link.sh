@@ -38,6 +38,7 @@ mkdir "$building" 2>/dev/null || die 1 "cannot make $root/$building"
 trap 'rm -rf "$building"' EXIT
 trap 'exit 129' HUP INT TERM
 files=0
+used=''
 while IFS= read -r line; do
   sha=${line%% *}
   name=${line#* }
@@ -62,7 +63,11 @@ while IFS= read -r line; do
   [ ! -e "$building/$name" ] || refuse 2 "the name is given twice: $name"
   ln -s "$root/$content" "$building/$name" 2>/dev/null || refuse 1 "cannot link $name"
   files=$((files + 1))
+  used="$used $sha"
 done
 mv "$building" "$run" || refuse 1 "cannot make $root/$run"
+# The mtime of a memo is when the content was last used, for evict.sh; content itself must not change.
+# shellcheck disable=SC2086
+[ -z "$used" ] || (cd store/.memo && touch -c $used) 2>/dev/null
 printf 'run_dir=%s\n' "$root/$run"
 echo "qnnfarm-link files=$files"

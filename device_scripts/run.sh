@@ -5,6 +5,7 @@
 
 case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
 . "$here/common.sh" || exit 125
+case $here in /*) ;; *) here=$PWD/$here ;; esac
 
 grace_ticks=15 # of 0.2 s, between TERM and KILL
 out=''
@@ -81,6 +82,31 @@ stop_run() {
   signal_run KILL
 }
 
+# In a folder that telemetry.sh has armed, it samples this run, in the same clock.
+start_sampler() {
+  period=''
+  [ ! -f .qnnfarm/telemetry.period ] || read -r period <.qnnfarm/telemetry.period
+  valid_number "$period" || return 0
+  : | QNNFARM_RUN_ID=$marker sh "$here/telemetry.sh" \
+    sample "$run_dir" "$period" "$timeout_s" "$pid" $$ "$began_s" "$began_cs" >/dev/null 2>&1 &
+  sampler=$!
+}
+
+# It ends by itself when the command does; the wait is for its last line.
+end_sampler() {
+  [ -n "$sampler" ] || return 0
+  kill -s TERM "$sampler" 2>/dev/null
+  ticks=0
+  peak_of_run=$peak_kb
+  while [ "$ticks" -lt 25 ]; do
+    sample "$sampler"
+    [ "$alive" -eq 1 ] || break
+    sleep 0.02
+    ticks=$((ticks + 1))
+  done
+  peak_kb=$peak_of_run
+}
+
 interrupt() { # SIGNAL
   trap '' HUP INT TERM
   reason=$1
@@ -93,6 +119,7 @@ finish() {
   trap '' HUP INT TERM
   find_uptime
   [ "$own_group" -eq 0 ] || kill -s KILL -- "-$pid" 2>/dev/null
+  end_sampler
   sweep "$marker"
   status=137
   sample "$pid"
@@ -121,6 +148,7 @@ finish() {
 }
 
 pid=''
+sampler=''
 peak_kb=0
 reason=exited
 leftover=0
@@ -148,6 +176,7 @@ trap 'interrupt TERM' TERM
 find_start_time $$
 echo "$$ $start_time" >.qnnfarm/process
 [ -z "$early" ] || interrupt "$early"
+start_sampler
 
 ticks=0
 while :; do
@@ -163,6 +192,8 @@ while :; do
   # Finding the members is the dear part: every second, but more often at first, for short runs.
   if [ "$ticks" -lt 5 ] || [ $((ticks % 5)) -eq 0 ]; then
     members=$(marked_pids "$marker")
+    # shellcheck disable=SC2086
+    [ -z "$sampler" ] || echo $members >.qnnfarm/members
     blocks=$(stat -c %b "$log" 2>/dev/null)
     blocks_out=$(stat -c %b "$out" 2>/dev/null)
     if [ "${blocks:-0}" -gt $((max_log_mib * 2048)) ] || [ "${blocks_out:-0}" -gt $((max_log_mib * 2048)) ]; then
@@ -172,7 +203,7 @@ while :; do
     fi
   fi
   for member in $members; do
-    [ "$member" = "$pid" ] || sample "$member"
+    case $member in "$pid" | "$sampler") ;; *) sample "$member" ;; esac
   done
   sleep 0.2
   ticks=$((ticks + 1))

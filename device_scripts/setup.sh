@@ -35,7 +35,7 @@ chmod 0755 "$probe"
 ln -s probe "$probe.link" 2>/dev/null || die 1 "no symbolic links in $root"
 rm -f "$probe.link"
 
-for tool in cat chmod df find grep ln mkdir mv rm sha256sum sleep stat; do
+for tool in cat chmod df find grep ln mkdir mv readlink rm rmdir sha256sum sleep sort stat touch; do
   command -v "$tool" >/dev/null 2>&1 || die 1 "the device has no $tool"
 done
 
@@ -57,4 +57,5 @@ printf 'kernel=%s\n' "$(uname -r -m 2>/dev/null)"
 printf 'python3=%s\n' "$python"
 printf 'setsid=%s\n' "$(has setsid)"
 printf 'getprop=%s\n' "$(has getprop)"
+printf 'flock=%s\n' "$(has flock)"
 echo 'qnnfarm-setup ok=1'

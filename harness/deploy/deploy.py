@@ -8,8 +8,11 @@ from pathlib import Path
 from harness.deploy.budget import Budget
 from harness.deploy.deployment import DeployedFile, DeployFile, Deployment
 from harness.deploy.hashing import FileDigest, hash_files
+from harness.deploy.pipeline import Progress
+from harness.deploy.room import EvictionPolicy, Room, make_room
 from harness.deploy.scripts import ensure_scripts
-from harness.deploy.store import DeviceStore, Progress, StoreUsage
+from harness.deploy.store import DeviceStore
+from harness.deploy.usage import StoreUsage, read_usage
 from harness.devices.base import Device
 from harness.errors import HostFileError
 
@@ -33,8 +36,12 @@ def deploy(
     run_id: str,
     timeout_s: float = DEPLOY_TIMEOUT_S,
     on_progress: Progress | None = None,
+    policy: EvictionPolicy | None = None,
 ) -> Deployment:
     """Make a run folder on `device` that holds `files`, pushing what the device does not hold.
+
+    What an interrupted deployment had pushed whole is taken, not pushed again. Where room lacks,
+    contents of the store that no run and no deployment uses are evicted, if that is enough.
 
     Args:
         device: where to; other hosts may deploy to it at the same time.
@@ -42,10 +49,11 @@ def deploy(
         run_id: names the run folder, which must not exist: letters, digits, `.`, `_`, `-`.
         timeout_s: for all of it.
         on_progress: called with the bytes pushed so far and the bytes to push.
+        policy: how much room to leave, and how large the store may grow.
 
     Raises:
         HostFileError: a file cannot be read, or has a name that no run folder can hold.
-        DeviceFullError: what is missing does not fit.
+        DeviceFullError: what is missing does not fit, not even after an eviction.
         DeploymentCorruptError: a file arrived with another content.
         DeviceCommandError: the device lacks what is needed, or the run exists.
         DeviceLostError, DeviceTimeoutError: see `Device`.
@@ -54,12 +62,13 @@ def deploy(
     planned = _plan(files)
     contents = {item.digest: item.file.path for item in planned}
     scripts_dir = ensure_scripts(device, budget)
-    store = DeviceStore(device, scripts_dir, budget)
-    held = store.holds(list(contents))
-    missing = {d: path for d, path in contents.items() if d.sha256 not in held}
-    store.add(missing, on_progress)
-    run_dir = store.link(run_id, [(i.name, i.digest, i.file.executable) for i in planned])
+    with DeviceStore(device, scripts_dir, budget, policy or EvictionPolicy()) as store:
+        held = store.holds(list(contents))
+        missing = {d: path for d, path in contents.items() if d.sha256 not in held}
+        room = store.add(missing, on_progress)
+        run_dir = store.link(run_id, [(i.name, i.digest, i.file.executable) for i in planned])
     pushed_bytes = sum(digest.size for digest in missing)
+    adopted = {sha256 for sha256, answer in held.items() if answer == "adopted"}
     return Deployment(
         serial=device.serial,
         run_id=run_id,
@@ -71,6 +80,8 @@ def deploy(
         ),
         pushed_bytes=pushed_bytes,
         reused_bytes=sum(digest.size for digest in contents) - pushed_bytes,
+        resumed_bytes=sum(digest.size for digest in contents if digest.sha256 in adopted),
+        evicted_bytes=room.evicted_bytes if room else 0,
         elapsed_s=budget.elapsed_s,
     )
 
@@ -91,8 +102,22 @@ def remove_run(device: Device, run_id: str, *, timeout_s: float = 60.0) -> None:
 
 
 def store_usage(device: Device, *, timeout_s: float = 30.0) -> StoreUsage:
-    """What the content store of `device` holds."""
-    return DeviceStore(device, "", Budget(device.serial, "listing", timeout_s)).usage()
+    """What the content store of `device` holds, without hashing it."""
+    return read_usage(device, Budget(device.serial, "listing", timeout_s))
+
+
+def evict(device: Device, policy: EvictionPolicy, *, timeout_s: float = 60.0) -> Room:
+    """Bring the content store of `device` within `policy`, if what is not in use is enough.
+
+    What was used longest ago goes first. `Room.met` tells whether it was enough; if not, nothing
+    went.
+
+    Raises:
+        DeviceCommandError: the device lacks what is needed, or nothing was ever deployed to it.
+        DeviceLostError, DeviceTimeoutError: see `Device`.
+    """
+    budget = Budget(device.serial, "eviction", timeout_s)
+    return make_room(device, ensure_scripts(device, budget), budget, policy, 0)
 
 
 def _plan(files: Mapping[str, DeployFile | Path]) -> list[_Planned]:

@@ -39,7 +39,9 @@ class Deployment:
         scripts_dir: the folder on the device that holds `run.sh` and its siblings.
         run_dir: the run folder on the device: links into the store, by the files' names.
         pushed_bytes: a content that has several names is pushed, and counts, once.
-        reused_bytes: likewise.
+        reused_bytes: likewise; what the device held already.
+        resumed_bytes: the part of `reused_bytes` that an interrupted deployment had pushed.
+        evicted_bytes: what went from the device's store to make room.
         elapsed_s: from the first hash on the host to the finished run folder.
     """
 
@@ -51,6 +53,8 @@ class Deployment:
     pushed_bytes: int
     reused_bytes: int
     elapsed_s: float
+    resumed_bytes: int = 0
+    evicted_bytes: int = 0
 
     @property
     def pushed(self) -> tuple[str, ...]:

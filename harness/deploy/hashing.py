@@ -1,14 +1,19 @@
-"""The builder's memo of file hashes, with the harness's error."""
+"""Hashes of files: of this host's by the builder's memo, of a device's by its own `sha256sum`."""
 
+import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
 from buildlib.errors import InputFileError
 from buildlib.hashing_memo import FileDigest
 from buildlib.hashing_memo import hash_files as hash_files_of_builder
+from harness.devices.base import Device
 from harness.errors import HostFileError
 
-__all__ = ["FileDigest", "hash_files"]
+__all__ = ["FileDigest", "hash_files", "hashes_on"]
+
+_LINE = re.compile(r"([0-9a-f]{64})  (\S+)")
 
 
 def hash_files(paths: Iterable[Path], memo: Path | None = None) -> dict[Path, FileDigest]:
@@ -21,3 +26,19 @@ def hash_files(paths: Iterable[Path], memo: Path | None = None) -> dict[Path, Fi
         return hash_files_of_builder(paths, memo)
     except InputFileError as error:
         raise HostFileError(error.path, error.reason) from None
+
+
+def hashes_on(
+    device: Device, folder: str, names: Iterable[str], *, timeout_s: float
+) -> dict[str, str]:
+    """SHA-256 of files in a folder of a device, by their names; without those it cannot read.
+
+    Args:
+        names: plain ones, without white space.
+
+    Raises:
+        DeviceLostError, DeviceTimeoutError: see `Device`.
+    """
+    command = f"cd {shlex.quote(folder)} 2>/dev/null && sha256sum {shlex.join(names)}"
+    lines = device.shell(command, timeout_s=timeout_s, check=False).stdout.splitlines()
+    return {match[2]: match[1] for match in map(_LINE.fullmatch, lines) if match}

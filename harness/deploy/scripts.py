@@ -4,24 +4,25 @@ They live in `WORK_ROOT/scripts/DIGEST`, so that hosts with different versions o
 device. Before each use they are hashed on the device by its own `sha256sum`.
 """
 
+import contextlib
 import hashlib
-import re
 import secrets
 import shlex
 import tempfile
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 
 from harness.deploy.budget import Budget
+from harness.deploy.hashing import hashes_on
 from harness.devices.base import Device, PushItem
-from harness.errors import DeploymentCorruptError, DeviceFullError
+from harness.errors import DeploymentCorruptError, DeviceFullError, HarnessError
 
-_HASH_LINE = re.compile(r"([0-9a-f]{64})  (\S+\.sh)")
+_CLEAN_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ScriptSet:
     """The scripts of this installation.
 
@@ -31,12 +32,12 @@ class ScriptSet:
 
     texts: tuple[tuple[str, bytes], ...]
 
-    @property
+    @cached_property
     def hashes(self) -> dict[str, str]:
         """SHA-256 of each by its name."""
         return {name: hashlib.sha256(text).hexdigest() for name, text in self.texts}
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """What names the folder on the device: it changes when any of them does."""
         lines = "".join(f"{sha256}  {name}\n" for name, sha256 in self.hashes.items())
@@ -51,6 +52,20 @@ def installed_scripts() -> ScriptSet:
     return ScriptSet(tuple(sorted((entry.name, entry.read_bytes()) for entry in found)))
 
 
+def scripts_folder(work_root: str) -> str:
+    """Where the scripts lie on a device with that work root."""
+    return f"{work_root}/scripts/{installed_scripts().digest}"
+
+
+def intact(folder: str) -> str:
+    """A condition for a device's shell: `folder` holds the scripts, each as we have it."""
+    hashes = installed_scripts().hashes
+    names = shlex.join(hashes)
+    wanted = "\n".join(f"{sha256}  {name}" for name, sha256 in hashes.items())
+    found = f"$(exec 2>/dev/null; cd {shlex.quote(folder)} && exec sha256sum {names})"
+    return f'[ "{found}" = {shlex.quote(wanted)} ]'
+
+
 def ensure_scripts(device: Device, budget: Budget) -> str:
     """The folder on the device that holds the scripts, after they have been brought there.
 
@@ -59,7 +74,7 @@ def ensure_scripts(device: Device, budget: Budget) -> str:
         DeviceError: the device failed otherwise.
     """
     scripts = installed_scripts()
-    folder = f"{device.work_root}/scripts/{scripts.digest}"
+    folder = scripts_folder(device.work_root)
     if not _wrong(device, folder, scripts, budget):
         return folder
     _push(device, folder, scripts, budget)
@@ -72,16 +87,14 @@ def ensure_scripts(device: Device, budget: Budget) -> str:
 
 def _wrong(device: Device, folder: str, scripts: ScriptSet, budget: Budget) -> list[str]:
     """Names of the scripts that `folder` lacks or has with another content."""
-    command = f"cd {shlex.quote(folder)} 2>/dev/null && sha256sum *.sh"
-    output = device.shell(command, timeout_s=budget.left(), check=False).stdout
-    matches = filter(None, map(_HASH_LINE.fullmatch, output.splitlines()))
-    found = {match[2]: match[1] for match in matches}
+    found = hashes_on(device, folder, scripts.hashes, timeout_s=budget.left())
     return [name for name, sha256 in scripts.hashes.items() if found.get(name) != sha256]
 
 
 def _push(device: Device, folder: str, scripts: ScriptSet, budget: Budget) -> None:
-    # Each is moved into place by itself, so that a concurrent user never misses one.
-    arriving = f"{device.work_root}/scripts/.{secrets.token_hex(8)}"
+    # Each is moved into place by itself, so that a concurrent user never misses one. What an
+    # interruption leaves lies where deployments clear old things away.
+    arriving = f"{device.work_root}/incoming/scripts.{secrets.token_hex(8)}"
     with tempfile.TemporaryDirectory(prefix="qnnfarm-") as temporary:
         items = []
         for name, text in scripts.texts:
@@ -90,7 +103,11 @@ def _push(device: Device, folder: str, scripts: ScriptSet, budget: Budget) -> No
             items.append(PushItem(local, f"{arriving}/{name}", 0o755))
         try:
             device.push_many(items, timeout_s=budget.left())
-        except DeviceFullError:
+        except HarnessError as error:
+            with contextlib.suppress(HarnessError):
+                device.shell(["rm", "-rf", arriving], timeout_s=_CLEAN_TIMEOUT_S, check=False)
+            if not isinstance(error, DeviceFullError):
+                raise
             needed = sum(len(text) for _, text in scripts.texts)
             free = device.free_bytes(timeout_s=budget.left())
             raise DeviceFullError(device.serial, device.work_root, needed, free) from None

@@ -60,8 +60,29 @@ def test_verify_tells_ok_missing_and_bad_in_order(device: "DeviceShell") -> None
     done = device.run("verify.sh", device.work_root, stdin="".join(f"{s} {n}\n" for s, n in lines))
     answers = ["ok", "missing", "bad", "bad", "bad", "ok", "bad"]
     expected = [f"{a} {s}" for a, (s, _) in zip(answers, lines, strict=True)]
-    assert done.stdout.splitlines() == [*expected, "qnnfarm-verify ok=2 missing=1 bad=4"]
+    assert done.stdout.splitlines() == [*expected, "qnnfarm-verify ok=2 missing=1 bad=4 adopted=0"]
     assert done.returncode == 1
+
+
+def test_verify_looks_again_at_what_is_replaced_meanwhile(
+    device: "DeviceShell", tmp_path: Path
+) -> None:
+    """The tool that hashes first moves another copy over the file, as another deployment does."""
+    tools, once = tmp_path / "racing", tmp_path / "once"
+    shutil.copytree(device.environment["PATH"], tools, symlinks=True)
+    real = (tools / "sha256sum").readlink()
+    (tools / "sha256sum").unlink()
+    (tools / "sha256sum").write_text(
+        f"#!{device.shell}\n"
+        f'[ -e "{once}" ] || {{ : >"{once}"; cp "$1" "$1.new"; mv -f "$1.new" "$1"; }}\n'
+        f'exec "{real}" sha256sum "$@"\n'
+    )
+    (tools / "sha256sum").chmod(0o755)
+    good = put(device.work_root / "store", b"good")
+    device = replace(device, environment={"PATH": str(tools)})
+    done = device.run("verify.sh", device.work_root, stdin=f"{good} 4\n")
+    assert once.exists()
+    assert done.stdout.splitlines()[0] == f"ok {good}"
 
 
 def test_verify_hashes_again_only_what_changed(device: "DeviceShell", tmp_path: Path) -> None:
@@ -84,16 +105,20 @@ def test_verify_hashes_again_only_what_changed(device: "DeviceShell", tmp_path: 
         answer = device.run("verify.sh", device.work_root, stdin=wanted).stdout
         return [*count.read_text().split(), answer.splitlines()[-1]]
 
-    assert hashed() == [f"store/{first}", f"store/{second}", "qnnfarm-verify ok=2 missing=0 bad=0"]
-    assert hashed() == ["qnnfarm-verify ok=2 missing=0 bad=0"]
+    assert hashed() == [
+        f"store/{first}",
+        f"store/{second}",
+        "qnnfarm-verify ok=2 missing=0 bad=0 adopted=0",
+    ]
+    assert hashed() == ["qnnfarm-verify ok=2 missing=0 bad=0 adopted=0"]
     status = (store / first).stat()
     (store / first).write_bytes(b"FIRST")
     os.utime(store / first, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert hashed() == [f"store/{first}", "qnnfarm-verify ok=1 missing=0 bad=1"]
+    assert hashed() == [f"store/{first}", "qnnfarm-verify ok=1 missing=0 bad=1 adopted=0"]
     (store / first).write_bytes(b"first")
-    assert hashed() == [f"store/{first}", "qnnfarm-verify ok=2 missing=0 bad=0"]
+    assert hashed() == [f"store/{first}", "qnnfarm-verify ok=2 missing=0 bad=0 adopted=0"]
     (store / ".memo" / first).write_bytes(b"\0\xff\n" * 1000)
-    assert hashed() == [f"store/{first}", "qnnfarm-verify ok=2 missing=0 bad=0"]
+    assert hashed() == [f"store/{first}", "qnnfarm-verify ok=2 missing=0 bad=0 adopted=0"]
 
 
 def test_adopt_moves_good_contents_only(device: "DeviceShell") -> None:
@@ -102,11 +127,75 @@ def test_adopt_moves_good_contents_only(device: "DeviceShell") -> None:
     (incoming / good).chmod(0o600)
     (incoming / ("1" * 64)).write_bytes(b"half")
     done = device.run("verify.sh", "-a", device.work_root, stdin=f"{good} 4\n{'1' * 64} 4\n")
-    assert done.stdout.splitlines()[:2] == [f"ok {good}", f"bad {'1' * 64}"]
+    assert done.stdout.splitlines()[:2] == [f"adopted {good}", f"bad {'1' * 64}"]
     assert (store / good).read_bytes() == b"good"
     assert (store / good).stat().st_mode & 0o777 == 0o644
     assert [p.name for p in incoming.iterdir()] == ["1" * 64]
     assert not (store / ("1" * 64)).exists()
+
+
+def test_adopt_finds_what_waits_in_any_area(device: "DeviceShell") -> None:
+    incoming, store = device.work_root / "incoming", device.work_root / "store"
+    (incoming / "one").mkdir()
+    (incoming / "two").mkdir()
+    sha = put(incoming / "two", b"good")
+    (incoming / "one" / sha).write_bytes(b"evil")
+    (store / sha).mkdir()
+    plain = device.run("verify.sh", device.work_root, stdin=f"{sha} 4\n")
+    assert plain.stdout.splitlines()[0] == f"bad {sha}"
+    done = device.run("verify.sh", "-a", device.work_root, stdin=f"{sha} 4\n{'0' * 64} 4\n")
+    assert done.stdout.splitlines() == [
+        f"adopted {sha}",
+        f"missing {'0' * 64}",
+        "qnnfarm-verify ok=0 missing=1 bad=0 adopted=1",
+    ]
+    assert (store / sha).read_bytes() == b"good"
+    again = device.run("verify.sh", "-a", device.work_root, stdin=f"{sha} 4\n")
+    assert again.stdout.splitlines()[0] == f"ok {sha}"
+
+
+def test_verify_pins_what_it_is_asked_for(device: "DeviceShell") -> None:
+    sha = put(device.work_root / "store", b"good")
+    old = device.work_root / "incoming" / "old"
+    old.mkdir()
+    (old / "part").write_text("x")
+    os.utime(old / "part", (1_600_000_000, 1_600_000_000))
+    done = device.run("verify.sh", "-a", "-p", "area", device.work_root, stdin=f"{sha} 4\n")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"ok {sha}")
+    assert (device.work_root / "incoming/area/.wants").read_text() == f"{sha} 4\nend\n"
+    assert not old.exists()
+    for bad in ("../x", "", "a b"):
+        assert device.run("verify.sh", "-p", bad, device.work_root).returncode == 2
+
+
+def test_a_large_file_is_hashed_by_openssl_where_there_is_one(
+    device: "DeviceShell", tmp_path: Path
+) -> None:
+    tools, called = tmp_path / "more", tmp_path / "called"
+    shutil.copytree(device.environment["PATH"], tools, symlinks=True)
+    large, small = (put(device.work_root / "store", b"x" * size) for size in (10_000_000, 10))
+    device = replace(device, environment={"PATH": str(tools)})
+    for answer in (f"{large} *file", "not a hash", f"{'0' * 64} *file"):
+        shutil.rmtree(device.work_root / "store" / ".memo", ignore_errors=True)
+        (tools / "openssl").write_text(
+            f'#!{device.shell}\necho "$4" >>"{called}"\necho "{answer}"\n'
+        )
+        (tools / "openssl").chmod(0o755)
+        done = device.run("verify.sh", device.work_root, stdin=f"{large} 10000000\n{small} 10\n")
+        expected = "bad" if answer.startswith("0" * 64) else "ok"
+        assert done.stdout.splitlines()[:2] == [f"{expected} {large}", f"ok {small}"]
+    assert set(called.read_text().split()) == {f"store/{large}"}
+
+
+def test_link_tells_when_a_content_was_used(device: "DeviceShell") -> None:
+    store = device.work_root / "store"
+    sha = put(store, b"content")
+    assert device.run("verify.sh", device.work_root, stdin=f"{sha} 7\n").returncode == 0
+    os.utime(store / ".memo" / sha, (1, 1))
+    changed = (store / sha).stat().st_ctime_ns
+    assert device.run("link.sh", device.work_root, "r", stdin=f"{sha} f 0644\n").returncode == 0
+    assert (store / ".memo" / sha).stat().st_mtime > 1_700_000_000
+    assert (store / sha).stat().st_ctime_ns == changed
 
 
 @pytest.mark.parametrize(

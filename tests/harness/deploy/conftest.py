@@ -2,13 +2,20 @@
 
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from harness.adb.client import AdbServer
 from harness.deploy.deploy import remove_run
 from harness.devices.adb import AdbDevice
+from harness.virtual.manager import VirtualDevice
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from benchmarks.tcp_meter import TcpMeter
 
 
 @pytest.fixture
@@ -29,3 +36,19 @@ def random_file(tmp_path: Path) -> Callable[[int], Path]:
         return path
 
     return make
+
+
+@pytest.fixture
+def metered(
+    adb_server: AdbServer,
+    make_virtual_device: Callable[..., tuple[VirtualDevice, AdbDevice]],
+) -> Iterator[tuple[AdbDevice, TcpMeter]]:
+    """A device of the test's own, and what counts the bytes between it and the adb server."""
+    virtual, _ = make_virtual_device()
+    host, _, port = virtual.serial.rpartition(":")
+    adb_server.disconnect(virtual.serial)
+    with TcpMeter((host, int(port))) as meter:
+        serial = f"127.0.0.1:{meter.port}"
+        adb_server.connect(serial)
+        yield AdbDevice(adb_server, serial), meter
+        adb_server.disconnect(serial)

@@ -1,0 +1,78 @@
+"""Pushing contents while those that have arrived are hashed on the device."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from harness.deploy.batches import batches
+from harness.deploy.budget import Budget
+from harness.deploy.hashing import FileDigest
+from harness.devices.base import Device, PushItem
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes pushed so far and the bytes to push."""
+
+Shown = Callable[[str], AbstractContextManager[Progress]]
+"""Shows a deployment to the device of that serial, while the block lasts."""
+
+Verify = Callable[[Sequence[FileDigest]], None]
+"""Hashes contents on the device and moves the good ones into the store; raises for the others."""
+
+
+class Pipeline(AbstractContextManager["Pipeline"]):
+    """Pushes on the caller's thread; hashing on the device is waited for on another.
+
+    When the block is left by an error, a hashing under way is not waited for: it does no harm.
+    """
+
+    def __init__(self, device: Device, budget: Budget, verify: Verify) -> None:
+        self._device = device
+        self._budget = budget
+        self._verify = verify
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="verify")
+        self._verified: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._worker.shutdown(wait=error is None, cancel_futures=error is not None)
+
+    def push(
+        self, contents: Mapping[FileDigest, Path], folder: str, on_progress: Progress | None
+    ) -> None:
+        """Bring all of `contents` to `folder` on the device under their hashes, and verify them.
+
+        Raises:
+            DeploymentCorruptError: one arrived as something else; what follows is not pushed.
+            HarnessError: see `Device.push_many`.
+        """
+        total = sum(digest.size for digest in contents)
+        sent = 0
+
+        def progress(count: int) -> None:
+            nonlocal sent
+            sent += count
+            self._raise_failures()
+            if on_progress:
+                on_progress(sent, total)
+
+        for batch in batches(contents):
+            items = [PushItem(contents[d], f"{folder}/{d.sha256}") for d in batch]
+            self._device.push_many(items, timeout_s=self._budget.left(), on_progress=progress)
+            self._verified.append(self._worker.submit(self._verify, batch))
+        for verified in self._verified:
+            verified.result()
+
+    def _raise_failures(self) -> None:
+        for verified in self._verified:
+            if verified.done():
+                verified.result()

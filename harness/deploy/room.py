@@ -1,0 +1,110 @@
+"""Room on a device: what is asked for before a push, and the eviction that may give it."""
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from harness.deploy.budget import Budget
+from harness.devices.base import Device
+from harness.errors import DeviceCommandError, DeviceFullError
+
+_BLOCK = 4096
+_KIB_MAX = 999_999_999
+_FACT = re.compile(r"^(free|store|evictable)_kb=([0-9]{0,9})$", re.MULTILINE)
+_LAST = re.compile(r"^qnnfarm-evict evicted=([0-9]+) evicted_kb=([0-9]+) met=([01])$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionPolicy:
+    """What a deployment leaves to others on the device.
+
+    Attributes:
+        keep_free_bytes: stays free after the push.
+        max_store_bytes: what the content store may grow to; `None`: as far as there is room.
+    """
+
+    keep_free_bytes: int = 8 << 20
+    max_store_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a device has after the eviction, rounded to KiB.
+
+    Attributes:
+        free_bytes: `None` where the device does not tell.
+        evictable_bytes: what is in the store, and neither a run nor a deployment uses it.
+        evicted_files: what went, and how many bytes it had.
+        met: whether there is as much room as was asked for.
+    """
+
+    free_bytes: int | None
+    store_bytes: int
+    evictable_bytes: int
+    evicted_files: int
+    evicted_bytes: int
+    met: bool
+
+
+def bytes_on_disk(size: int) -> int:
+    """What a file of `size` bytes takes."""
+    return -(-size // _BLOCK) * _BLOCK
+
+
+def make_room(
+    device: Device, scripts_dir: str, budget: Budget, policy: EvictionPolicy, incoming_bytes: int
+) -> Room:
+    """Evict what was used longest ago until `incoming_bytes` more fit, if that helps.
+
+    What a run folder links to, and what a deployment under way wants, stays.
+
+    Raises:
+        DeviceCommandError: the device lacks what is needed.
+        DeviceLostError, DeviceTimeoutError: see `Device`.
+    """
+    limit = policy.max_store_bytes
+    words = [
+        "sh",
+        f"{scripts_dir}/evict.sh",
+        device.work_root,
+        str(_kib_up(policy.keep_free_bytes + incoming_bytes)),
+        "-" if limit is None else str(min(_KIB_MAX, max(0, limit - incoming_bytes) >> 10)),
+    ]
+    result = device.shell(words, timeout_s=budget.left(), check=False)
+    facts = dict(_FACT.findall(result.stdout))
+    last = _LAST.search(result.stdout)
+    if last is None or len(facts) != len(("free", "store", "evictable")):
+        log = result.stderr.strip() or result.stdout
+        raise DeviceCommandError(device.serial, shlex.join(words), result.exit_status, log)
+    too_big = limit is not None and incoming_bytes > limit
+    return Room(
+        free_bytes=int(facts["free"]) << 10 if facts["free"] else None,
+        store_bytes=int(facts["store"] or 0) << 10,
+        evictable_bytes=int(facts["evictable"] or 0) << 10,
+        evicted_files=int(last[1]),
+        evicted_bytes=int(last[2]) << 10,
+        met=last[3] == "1" and not too_big,
+    )
+
+
+def require_room(
+    device: Device, scripts_dir: str, budget: Budget, policy: EvictionPolicy, incoming_bytes: int
+) -> Room:
+    """As `make_room`.
+
+    Raises:
+        DeviceFullError: there is not enough room, and nothing was evicted.
+    """
+    room = make_room(device, scripts_dir, budget, policy, incoming_bytes)
+    if not room.met:
+        free = room.free_bytes
+        needed = incoming_bytes + policy.keep_free_bytes
+        limit = policy.max_store_bytes
+        if limit is not None and (free is None or free >= needed):
+            needed, free = incoming_bytes, max(0, limit - room.store_bytes)
+        raise DeviceFullError(device.serial, device.work_root, needed, free, room.evictable_bytes)
+    return room
+
+
+def _kib_up(size: int) -> int:
+    return min(_KIB_MAX, -(-size // 1024))
