@@ -1,0 +1,91 @@
+"""Whether a battery is in the window in which a run may be measured, and fit for it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from harness.telemetry.gate import POLL_S, Clock
+from harness.telemetry.readings import BatteryReading
+from harness.telemetry.records import ConditionRecord, Outcome
+
+_UNFIT = frozenset(
+    {
+        "Overheat", "Dead", "Over voltage", "Over current", "Unspecified failure", "Failure",
+        "Cold", "Warm", "Hot", "Calibration required",
+    }
+)  # fmt: skip
+"""What the kernel's power supply class says of batteries that should not be drained now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChargeWindow:
+    """The charge that a measured run may begin with.
+
+    Attributes:
+        min_percent: a phone that is nearly empty lowers its clocks.
+        max_percent: one that is nearly full heats, and some drop off USB.
+        charging: whether it must be charging (`True`), must not (`False`), or either (`None`).
+        max_wait_s: for the level or the charger to come into the window.
+    """
+
+    min_percent: float = 0.0
+    max_percent: float = 100.0
+    charging: bool | None = None
+    max_wait_s: float = 0.0
+
+
+def wait_for_charge(
+    read: Callable[[], BatteryReading], window: ChargeWindow, clock: Clock
+) -> Iterator[ConditionRecord]:
+    """Records of the battery's health and of its charge, once that is in the window or cannot be.
+
+    Only what can still come true is waited for: a level that is too low and no charger is final.
+    """
+    began = clock.now()
+    battery = read()
+    if not battery.present:
+        yield ConditionRecord("charge", "unavailable", "the device tells of no battery")
+        return
+    yield _health(battery)
+    first = battery.level_percent
+    while True:
+        waited = clock.now() - began
+        wrong, may_change = _judge(battery, window)
+        if wrong is None or not may_change or waited >= window.max_wait_s:
+            outcome: Outcome = "met" if wrong is None else "not-met"
+            level = battery.level_percent
+            yield ConditionRecord("charge", outcome, wrong or "", round(waited, 3), first, level)
+            return
+        clock.wait(min(5 * POLL_S, window.max_wait_s - waited))
+        battery = read()
+
+
+def _health(battery: BatteryReading) -> ConditionRecord:
+    said = battery.health
+    if said is None or said == "Unknown":
+        reason = "the device does not tell its battery's health"
+        return ConditionRecord("battery_health", "unavailable", reason, after=said)
+    if said in _UNFIT:
+        reason = f"the device says of its battery: {said}"
+        return ConditionRecord("battery_health", "not-met", reason, after=said)
+    return ConditionRecord("battery_health", "met", after=said)
+
+
+def _judge(battery: BatteryReading, window: ChargeWindow) -> tuple[str | None, bool]:
+    """What is wrong with the charge, and whether that may change by itself."""
+    level = battery.level_percent
+    if level is None:
+        return "the device tells no level any more", True
+    if level < window.min_percent:
+        # `None` is a device that does not tell; it may be charging.
+        reason = f"the level is {level:g} %, below {window.min_percent:g} %"
+        idle = battery.charging is False
+        return (f"{reason}, and it is not charging" if idle else reason), not idle
+    if level > window.max_percent:
+        reason = f"the level is {level:g} %, above {window.max_percent:g} %"
+        busy = battery.charging is True
+        return (f"{reason}, and it is charging: unplug it" if busy else reason), not busy
+    if window.charging is not None and battery.charging is not window.charging:
+        wanted = "charging" if window.charging else "not charging"
+        found = {True: "charging", False: "not charging", None: "not telling"}[battery.charging]
+        return f"it is {found}, and should be {wanted}", True
+    return None, False

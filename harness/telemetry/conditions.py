@@ -1,0 +1,178 @@
+"""The state of a device in which a run may be measured: brought about, waited for, restored."""
+
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.devices.base import Device
+from harness.errors import ConditionsError, ConditionsNotMetError, HarnessError, one_line
+from harness.telemetry.charge import ChargeWindow, wait_for_charge
+from harness.telemetry.gate import Clock, SystemClock, ThermalGate, wait_until_cool
+from harness.telemetry.prepare import Preparation
+from harness.telemetry.readings import Sensors
+from harness.telemetry.records import ConditionRecord
+
+Policy = Literal["fail", "continue"]
+
+_log = logging.getLogger(__name__)
+_GOVERNOR = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What is asked of a device before a measured run. The defaults ask for nothing to wait for.
+
+    Attributes:
+        max_temp_c: the hottest zone must be at or below it. With neither this nor `stable_s`
+            temperatures are not looked at.
+        stable_s: or, no zone may have moved by more than `stable_c` for so long.
+        max_wait_s: for the temperature.
+        zones: patterns of the zones that count, e.g. `("skin*", "battery")`.
+        charge: the window of the battery's charge; also asks for a healthy battery.
+        wake_lock: keep the device awake.
+        screen_off: turn the screen off, which warms the device.
+        fixed_performance: Android's sustained clocks (11 and later, where the vendor has them).
+        governor: of all CPUs, where that may be written.
+        policy: whether a temperature or charge that does not come about fails the run, or is
+            recorded only. What the device cannot do (no wake lock without root) is always only
+            recorded.
+
+    Raises:
+        ConditionsError: a value that cannot be asked for.
+    """
+
+    max_temp_c: float | None = None
+    stable_s: float | None = None
+    stable_c: float = 0.5
+    max_wait_s: float = 600.0
+    zones: tuple[str, ...] = ("*",)
+    charge: ChargeWindow | None = None
+    wake_lock: bool = True
+    screen_off: bool = False
+    fixed_performance: bool = False
+    governor: str | None = None
+    policy: Policy = "fail"
+
+    def __post_init__(self) -> None:
+        _check("max_temp_c", self.max_temp_c, 0, 120)
+        _check("stable_s", self.stable_s, 1, 3600)
+        _check("stable_c", self.stable_c, 0, 20)
+        _check("max_wait_s", self.max_wait_s, 0, 86400)
+        if self.policy not in {"fail", "continue"}:
+            raise ConditionsError("policy", "it is fail or continue")
+        if self.governor is not None and not _GOVERNOR.fullmatch(self.governor):
+            raise ConditionsError("governor", f"{self.governor!r} is no governor's name")
+        if not self.zones:
+            raise ConditionsError("zones", "at least one pattern is needed")
+        if self.charge is not None:
+            _check("charge.min_percent", self.charge.min_percent, 0, 100)
+            _check("charge.max_percent", self.charge.max_percent, 0, 100)
+            _check("charge.max_wait_s", self.charge.max_wait_s, 0, 86400)
+            if self.charge.min_percent > self.charge.max_percent:
+                raise ConditionsError("charge", "the lower level is above the upper one")
+
+    @property
+    def gate(self) -> ThermalGate | None:
+        """What is waited for before the run, if anything."""
+        if self.max_temp_c is None and self.stable_s is None:
+            return None
+        return ThermalGate(
+            self.max_temp_c, self.stable_s, self.stable_c, self.max_wait_s, self.zones
+        )
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """What `prepare.sh` is asked to change; the screen last, so that it stays off."""
+        wanted = {
+            "wake-lock": self.wake_lock,
+            "stay-awake": self.wake_lock,
+            "fixed-performance": self.fixed_performance,
+            f"governor={self.governor}": self.governor is not None,
+            "screen-off": self.screen_off,
+        }
+        return tuple(change for change, asked in wanted.items() if asked)
+
+
+@contextmanager
+def prepared(
+    device: Device,
+    scripts_dir: str,
+    conditions: Conditions,
+    *,
+    clock: Clock | None = None,
+    env: Mapping[str, str] | None = None,
+    on_restored: Callable[[Sequence[ConditionRecord]], None] | None = None,
+) -> Iterator[tuple[ConditionRecord, ...]]:
+    """Bring a device into the state for a measured run, and back when the block ends.
+
+    What is changed is undone whatever ends the block. When the device is gone by then, the notes
+    of what to undo stay on it, and the next preparation begins with them.
+
+    Args:
+        device: which; the caller holds it alone.
+        scripts_dir: our scripts on it.
+        conditions: what is asked for.
+        clock: the time; the host's when not given.
+        env: variables for the scripts on the device, e.g. another root than `/sys`.
+        on_restored: gets the records of the way back, at the end.
+
+    Raises:
+        ConditionsNotMetError: too hot or with the wrong charge, and the policy is to fail.
+        DeviceError: the device failed.
+    """
+    clock = clock or SystemClock()
+    preparation = Preparation(device, scripts_dir, env=env)
+    try:
+        records = list(preparation.apply(conditions.changes))
+        sensors = Sensors(device, scripts_dir, env=env)
+        for record in _gates(sensors, conditions, clock):
+            records.append(record)
+            if conditions.policy == "fail" and _fails(record):
+                raise ConditionsNotMetError(
+                    device.serial, record.name, record.reason, record.waited_s
+                )
+        yield tuple(records)
+    finally:
+        restored = _restore(preparation)
+        for record in restored:
+            if record.outcome == "not-restored":
+                _log.warning("device %s: %s: %s", device.serial, record.name, record.reason)
+        if on_restored is not None:
+            on_restored(restored)
+
+
+def _gates(sensors: Sensors, conditions: Conditions, clock: Clock) -> Iterator[ConditionRecord]:
+    """The charge first: what is asked of the temperature must hold when the run begins."""
+    if conditions.charge is not None:
+        yield from wait_for_charge(lambda: sensors.read().battery, conditions.charge, clock)
+    if conditions.gate is not None:
+        yield wait_until_cool(lambda: _temperatures(sensors), conditions.gate, clock)
+
+
+def _temperatures(sensors: Sensors) -> Mapping[str, float] | None:
+    reading = sensors.read()
+    return reading.temperatures if reading.has_sensors else None
+
+
+def _fails(record: ConditionRecord) -> bool:
+    """A board without a battery has no charge to be wrong; heat that cannot be seen is no pass."""
+    if record.name == "thermal_gate":
+        return record.outcome != "met"
+    return record.outcome == "not-met"
+
+
+def _restore(preparation: Preparation) -> tuple[ConditionRecord, ...]:
+    try:
+        return preparation.restore()
+    except HarnessError as error:
+        reason = f"left for the next preparation to undo: {one_line(str(error))}"
+        return (ConditionRecord("preparation", "not-restored", reason),)
+
+
+def _check(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not (math.isfinite(value) and low <= value <= high):
+        raise ConditionsError(name, f"{value:g} is not between {low:g} and {high:g}")

@@ -1,0 +1,163 @@
+"""Waiting until a device is cool, or as cool as it gets: sampled and decided, never slept."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+from harness.telemetry.records import ConditionRecord, Outcome
+
+POLL_S = 2.0
+_LOOKS = 3
+_FROZEN_S = 20.0
+_FROZEN_WHILE_OTHERS_MOVED_C = 3.0
+
+
+class Clock(Protocol):
+    """Time and waiting, so that tests need neither."""
+
+    def now(self) -> float:
+        """Seconds, from any beginning."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Let them pass."""
+        ...
+
+
+class SystemClock:
+    """The host's monotonic clock."""
+
+    def now(self) -> float:
+        """Seconds since the host booted."""
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class ThermalGate:
+    """When a device is cool enough.
+
+    Attributes:
+        max_temp_c: the hottest zone is at or below it; `None`: only being stable counts.
+        stable_s: or no zone moved more than `stable_c` for so long; `None`: only being below
+            counts.
+        max_wait_s: the limit.
+        zones: patterns of the names of the zones that count.
+    """
+
+    max_temp_c: float | None
+    stable_s: float | None
+    stable_c: float
+    max_wait_s: float
+    zones: tuple[str, ...] = ("*",)
+
+
+@dataclass
+class _History:
+    times: list[float] = field(default_factory=list)
+    readings: list[Mapping[str, float]] = field(default_factory=list)
+
+    def since(self, moment: float) -> list[Mapping[str, float]] | None:
+        """The readings from a moment on; `None` when they do not reach back to it."""
+        if not self.times or self.times[0] > moment:
+            return None
+        pairs = zip(self.times, self.readings, strict=True)
+        return [reading for at, reading in pairs if at >= moment]
+
+    def is_blind(self) -> bool:
+        """Whether the device has shown no temperature at all, and often enough to say so."""
+        return len(self.readings) >= _LOOKS and not any(self.readings)
+
+
+def wait_until_cool(
+    read: Callable[[], Mapping[str, float] | None], gate: ThermalGate, clock: Clock
+) -> ConditionRecord:
+    """Sample until the gate opens or its time is over; the record says which, and why.
+
+    Args:
+        read: degrees Celsius by zone, implausible ones left out already; `None` from a device
+            that has no sensor at all.
+        gate: what is waited for.
+        clock: the time.
+    """
+    began = clock.now()
+    history = _History()
+    first: float | None = None
+    while True:
+        moment = clock.now()
+        found = read()
+        if found is None:
+            reason = "the device has no temperature sensor"
+            return ConditionRecord("thermal_gate", "unavailable", reason)
+        reading = {zone: value for zone, value in found.items() if _counts(zone, gate.zones)}
+        history.times.append(moment)
+        history.readings.append(reading)
+        frozen = frozen_zones(history.times, history.readings)
+        alive = {zone: value for zone, value in reading.items() if zone not in frozen}
+        hottest = max(alive.values(), default=None)
+        first = hottest if first is None else first
+        waited = round(clock.now() - began, 3)
+        opened = _opens(history, alive, gate)
+        if opened is not None:
+            reason = opened + _ignored(frozen)
+            return ConditionRecord("thermal_gate", "met", reason, waited, first, hottest)
+        if waited >= gate.max_wait_s or history.is_blind():
+            reason = _why_not(alive, gate, waited) + _ignored(frozen)
+            outcome: Outcome = "not-met" if alive else "unavailable"
+            return ConditionRecord("thermal_gate", outcome, reason, waited, first, hottest)
+        clock.wait(min(POLL_S, gate.max_wait_s - waited))
+
+
+def frozen_zones(times: list[float], readings: list[Mapping[str, float]]) -> frozenset[str]:
+    """Zones that never changed while another moved by degrees: their sensors are stuck."""
+    if not times or times[-1] - times[0] < _FROZEN_S:
+        return frozenset()
+    everywhere = set.intersection(*(set(reading) for reading in readings))
+    spans = {zone: _span([reading[zone] for reading in readings]) for zone in everywhere}
+    if max(spans.values(), default=0.0) < _FROZEN_WHILE_OTHERS_MOVED_C:
+        return frozenset()
+    return frozenset(zone for zone, span in spans.items() if span == 0)
+
+
+def _opens(history: _History, alive: Mapping[str, float], gate: ThermalGate) -> str | None:
+    """Why the gate opens; `None` while it does not."""
+    if not alive:
+        return None
+    zone = max(alive, key=alive.__getitem__)
+    if gate.max_temp_c is not None and alive[zone] <= gate.max_temp_c:
+        return f"the hottest zone, {zone}, is at or below {gate.max_temp_c:g} C"
+    if gate.stable_s is None:
+        return None
+    window = history.since(history.times[-1] - gate.stable_s)
+    if window is None:
+        return None
+    spans = [_span([reading[z] for reading in window if z in reading]) for z in alive]
+    if max(spans) > gate.stable_c:
+        return None
+    return f"no zone moved more than {gate.stable_c:g} C in {gate.stable_s:g} s"
+
+
+def _why_not(alive: Mapping[str, float], gate: ThermalGate, waited: float) -> str:
+    if not alive:
+        return "no temperature that can be believed"
+    zone = max(alive, key=alive.__getitem__)
+    limit = "" if gate.max_temp_c is None else f" above {gate.max_temp_c:g} C"
+    stable = "" if gate.stable_s is None else ", and not stable either"
+    return f"not cooled: {zone} is at {alive[zone]:g} C{limit} after {waited:.0f} s{stable}"
+
+
+def _ignored(frozen: frozenset[str]) -> str:
+    return f"; ignored as stuck: {', '.join(sorted(frozen))}" if frozen else ""
+
+
+def _counts(zone: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(zone, pattern) for pattern in patterns)
+
+
+def _span(values: list[float]) -> float:
+    return max(values) - min(values) if values else 0.0

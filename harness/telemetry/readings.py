@@ -1,0 +1,131 @@
+"""One look at a device's sensors and battery, by `telemetry.sh once` and Android's own service."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.devices.base import Device
+from harness.devices.properties import parse_battery
+from harness.telemetry.protocol import Recording, parse_recording
+from harness.telemetry.thermal_service import ThermalService, parse_thermal_service
+from harness.telemetry.units import kind_of
+
+_HEALTH = {2: "Good", 3: "Overheat", 4: "Dead", 5: "Over voltage", 6: "Failure", 7: "Cold"}
+"""`BatteryManager.BATTERY_HEALTH_*`."""
+_CHARGING = {"Charging": True, "Full": False, "Discharging": False, "Not charging": False}
+
+
+@dataclass(frozen=True, slots=True)
+class BatteryReading:
+    """The battery; `None` for what the device does not tell.
+
+    Attributes:
+        health: as the kernel says it: `Good`, `Overheat`, `Dead`, ...
+    """
+
+    level_percent: float | None = None
+    charging: bool | None = None
+    health: str | None = None
+    temperature_c: float | None = None
+
+    @property
+    def present(self) -> bool:
+        """Whether there is a battery that tells anything."""
+        return self.level_percent is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A device at one moment.
+
+    Attributes:
+        temperatures: degrees Celsius by zone, of the zones that say what can be.
+        has_sensors: whether it has any that might say a temperature, now or later.
+    """
+
+    temperatures: Mapping[str, float]
+    battery: BatteryReading
+    has_sensors: bool = True
+
+
+class Sensors:
+    """Reads a device's sensors, each time anew.
+
+    Args:
+        device: whose.
+        scripts_dir: our scripts on it.
+        env: variables for the scripts, e.g. another root than `/sys`.
+    """
+
+    def __init__(
+        self, device: Device, scripts_dir: str, *, env: Mapping[str, str] | None = None
+    ) -> None:
+        self._device = device
+        self._command = ["sh", f"{scripts_dir}/telemetry.sh", "once"]
+        self._env = env
+
+    def read(self) -> Reading:
+        """What they say now.
+
+        Raises:
+            DeviceError: the device failed, or cannot run the script.
+        """
+        recording = parse_recording(self._device.shell(self._command, env=self._env).stdout)
+        battery = battery_of(recording)
+        if not battery.present:
+            # An unrooted phone may deny the files and tell by its service.
+            said = self._device.shell(["dumpsys", "battery"], check=False, env=self._env)
+            battery = battery_of_service(said.stdout)
+        temperatures = recording.latest("temp_c") or self._by_service()
+        if not temperatures and battery.temperature_c is not None:
+            temperatures = {"battery": battery.temperature_c}
+        files = (*recording.denied, *recording.silent)
+        has_zones = any(kind_of(name) == "temp_c" for name in recording.channels)
+        has_sensors = has_zones or any("thermal_zone" in name for name in files)
+        return Reading(temperatures, battery, bool(temperatures) or has_sensors)
+
+    def thermal_service(self) -> ThermalService:
+        """What Android's thermal service says; nothing where there is none.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+        said = self._device.shell(["dumpsys", "thermalservice"], check=False, env=self._env)
+        return parse_thermal_service(said.stdout if said.exit_status == 0 else "")
+
+    def _by_service(self) -> Mapping[str, float]:
+        return self.thermal_service().temperatures
+
+
+def battery_of(recording: Recording) -> BatteryReading:
+    """The battery by the files of the kernel; the temperature there is in tenths of a degree."""
+    words = recording.battery
+    level, tenths = _number(words.get("capacity")), _number(words.get("temp"))
+    return BatteryReading(
+        level_percent=level if level is not None and 0 <= level <= 100 else None,
+        charging=_CHARGING.get(words.get("status", "")),
+        health=words.get("health"),
+        temperature_c=_plausible(None if tenths is None else tenths / 10),
+    )
+
+
+def battery_of_service(output: str) -> BatteryReading:
+    """The battery by `dumpsys battery`."""
+    known = parse_battery(output)
+    if known is None or known.level_percent is None or not 0 <= known.level_percent <= 100:
+        return BatteryReading()
+    health = re.search(r"^\s*health: ([0-9])\s*$", output, re.MULTILINE)
+    return BatteryReading(
+        level_percent=known.level_percent,
+        charging=known.charging,
+        health=_HEALTH.get(int(health[1])) if health else None,
+        temperature_c=_plausible(known.temperature_c),
+    )
+
+
+def _plausible(celsius: float | None) -> float | None:
+    return celsius if celsius is not None and -30 <= celsius <= 90 else None
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text is not None and re.fullmatch("-?[0-9]{1,9}", text) else None

@@ -1,0 +1,122 @@
+"""Whether a device slowed itself down for heat during a run: a verdict with its reasons."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.store.records import TelemetrySeries
+from harness.telemetry.thermal_service import STATUS_NAMES
+from harness.telemetry.units import kind_of
+
+HOT_DIE_C = 70.0
+HOT_SURFACE_C = 42.0
+"""Where phones begin to slow down: inside a die, and where a hand touches."""
+_SURFACES = ("skin", "shell", "quiet", "xo", "batt", "usb")
+
+CAPPED_SHARE = 0.92
+"""Of the clock at the start: a step of a governor is smaller, a step of a thermal cap is larger."""
+_START_S = 3.0
+_WINDOW_S = 2.0
+_LEAST_SAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Throttling:
+    """The verdict.
+
+    Attributes:
+        throttled: `None` when nothing that was sampled can tell.
+        reasons: what it rests on.
+    """
+
+    throttled: bool | None
+    reasons: tuple[str, ...]
+
+
+def judge_throttling(
+    series: Sequence[TelemetrySeries], thermal_status: int | None = None
+) -> Throttling:
+    """Judge a run.
+
+    Heat shows in three ways: the kernel lowers what it allows (`cpu_cap_hz`), the clocks
+    themselves no longer reach what they reached at the start while something is hot, or Android
+    says so. Low clocks alone prove nothing: a CPU that waits for the NPU is slow too.
+
+    Args:
+        series: of one run.
+        thermal_status: of `dumpsys thermalservice` at its end, an index into `STATUS_NAMES`.
+    """
+    reasons = [reason for one in series if (reason := _lowered_cap(one))]
+    hot = _hot_times(series)
+    reasons += [reason for one in series if (reason := _capped_while_hot(one, hot))]
+    if thermal_status:
+        reasons.append(f"Android's thermal status is {STATUS_NAMES[min(thermal_status, 6)]}")
+    if reasons:
+        return Throttling(throttled=True, reasons=tuple(reasons))
+    kinds = {kind_of(one.channel) for one in series if len(_known(one)) >= _LEAST_SAMPLES}
+    tells = "cpu_cap_hz" in kinds or {"cpu_hz", "temp_c"} <= kinds or thermal_status is not None
+    if not tells:
+        return Throttling(
+            None, ("neither clocks with temperatures nor a thermal status are there",)
+        )
+    return Throttling(
+        throttled=False, reasons=("no clock was capped, and nothing says it was hot",)
+    )
+
+
+def _known(series: TelemetrySeries) -> list[tuple[float, float]]:
+    pairs = zip(series.t_s, series.values, strict=True)
+    return [(moment, value) for moment, value in pairs if value is not None]
+
+
+def _lowered_cap(series: TelemetrySeries) -> str | None:
+    """The kernel's own limit fell below what it was at the start."""
+    known = _known(series)
+    if kind_of(series.channel) != "cpu_cap_hz" or not known:
+        return None
+    start = known[0][1]
+    lowest_at, lowest = min(known, key=lambda pair: pair[1])
+    if lowest > CAPPED_SHARE * start:
+        return None
+    return (
+        f"{series.channel} fell from {start / 1e6:.0f} to {lowest / 1e6:.0f} MHz "
+        f"at {lowest_at:.1f} s"
+    )
+
+
+def _hot_times(series: Sequence[TelemetrySeries]) -> list[tuple[float, str, float]]:
+    """When which zone was hot."""
+    found = []
+    for one in series:
+        if kind_of(one.channel) != "temp_c":
+            continue
+        zone = one.channel.partition(":")[2]
+        surface = any(word in zone for word in _SURFACES)
+        limit = HOT_SURFACE_C if surface else HOT_DIE_C
+        found += [(moment, zone, value) for moment, value in _known(one) if value >= limit]
+    return sorted(found)
+
+
+def _capped_while_hot(
+    series: TelemetrySeries, hot: Sequence[tuple[float, str, float]]
+) -> str | None:
+    """Over whole windows while something is hot, a clock never reaches what it did at the start."""
+    known = _known(series)
+    if kind_of(series.channel) not in {"cpu_hz", "ddr_hz", "gpu_hz"} or not hot or not known:
+        return None
+    begin = known[0][0]
+    start = max(value for moment, value in known if moment <= begin + _START_S)
+    first_hot, zone, celsius = hot[0]
+    since = max(first_hot, begin + _START_S)
+    window = [(moment, value) for moment, value in known if since <= moment <= hot[-1][0] + 1.0]
+    if len(window) < _LEAST_SAMPLES or window[-1][0] - window[0][0] < _WINDOW_S:
+        return None
+    # Of the hot time, the last part: a cap comes after the heat.
+    tail = [value for moment, value in window if moment >= window[-1][0] - _WINDOW_S]
+    best = max(tail)
+    if len(tail) < _LEAST_SAMPLES or best > CAPPED_SHARE * start:
+        return None
+    return (
+        f"{series.channel} reached {start / 1e6:.0f} MHz at the start and no more than "
+        f"{best / 1e6:.0f} MHz at {window[-1][0]:.1f} s, with {zone} at {celsius:.0f} C "
+        f"since {first_hot:.1f} s"
+    )

@@ -1,0 +1,343 @@
+"""The sampler under a phone's shell and tools, over a folder that looks like a phone's sysfs."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.device_scripts.conftest import SCRIPTS, DeviceShell
+from tests.harness.telemetry.phone import make_sysfs
+
+Marked = Callable[[Path], list[int]]
+_END = re.compile(r"qnnfarm-telemetry end=(\w+) samples=(\d+) cpu_ticks=(\d+) elapsed_cs=(-?\d+)")
+
+
+@pytest.fixture
+def sysfs(device: DeviceShell, tmp_path: Path) -> Iterator[Path]:
+    root = make_sysfs(tmp_path / "a sysfs")
+    device.environment["QNNFARM_SYS_ROOT"] = str(root)
+    yield root
+    for path in root.rglob("*"):
+        if path.is_dir():
+            path.chmod(0o755)
+
+
+def arm(device: DeviceShell, period_cs: int = 10) -> Path:
+    run_dir = device.make_run()
+    done = device.run("telemetry.sh", "arm", run_dir, str(period_cs))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"qnnfarm-telemetry armed period_cs={period_cs}\n"
+    return run_dir
+
+
+def recorded(run_dir: Path) -> list[str]:
+    return (run_dir / ".qnnfarm/telemetry").read_text().splitlines()
+
+
+def end_of(run_dir: Path) -> tuple[str, ...]:
+    match = _END.fullmatch(recorded(run_dir)[-1])
+    assert match, recorded(run_dir)[-1]
+    return match.groups()
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 20) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def channels(lines: list[str]) -> dict[str, int]:
+    words = [line.split() for line in lines if line.startswith("channel ")]
+    return {name: int(number) for _, number, _, name in words}
+
+
+def test_once_tells_channels_values_and_battery(device: DeviceShell, sysfs: Path) -> None:
+    done = device.run("telemetry.sh", "once")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    names = channels(lines)
+    assert list(names.values()) == list(range(len(names)))
+    sample = next(line for line in lines if line.startswith("s ")).split()[3:]
+    value = {name: sample[number] for name, number in names.items() if number < len(sample)}
+    assert value["cpu_hz:0"] == "1804800"
+    assert value["cpu_cap_hz:6"] == "4320000"
+    assert value["ddr_hz"] == "4224000000"
+    assert value["battery_a"] == "-350000"
+    assert value["battery_v"] == "4012000"
+    assert value["temp_c:nsphvx-0"] == "36000"
+    assert "battery status Not charging" in lines
+    assert "battery capacity 81" in lines
+    assert lines[-1].startswith("qnnfarm-telemetry end=once ")
+
+
+def test_cpus_that_share_a_clock_are_one_channel(device: DeviceShell, sysfs: Path) -> None:
+    names = channels(device.run("telemetry.sh", "once").stdout.splitlines())
+    assert [name for name in names if name.startswith("cpu_hz:")] == ["cpu_hz:0", "cpu_hz:6"]
+
+
+def test_zones_of_limits_are_no_temperatures_and_the_npu_comes_first(
+    device: DeviceShell, sysfs: Path
+) -> None:
+    names = channels(device.run("telemetry.sh", "once").stdout.splitlines())
+    zones = [name.partition(":")[2] for name in names if name.startswith("temp_c:")]
+    assert zones[0] == "nsphvx-0"
+    assert not {"pm8550-bcl-lvl0", "soc"} & set(zones)
+    assert "zone9" in zones  # its type is no word that could stand in a line
+
+
+def test_of_many_zones_the_telling_ones_are_chosen(device: DeviceShell, sysfs: Path) -> None:
+    for number in range(20, 110):
+        folder = sysfs / f"class/thermal/thermal_zone{number}"
+        folder.mkdir()
+        (folder / "type").write_text(f"cpu-{number}\n" if number < 60 else f"aoss-{number}\n")
+        (folder / "temp").write_text("40000\n")
+    names = channels(device.run("telemetry.sh", "once").stdout.splitlines())
+    zones = [name.partition(":")[2] for name in names if name.startswith("temp_c:")]
+    assert len(zones) == 12
+    assert {"nsphvx-0", "skin-msm-therm", "xo-therm", "gpuss-0", "ddr", "battery"} <= set(zones)
+    assert sum(zone.startswith("cpu-") for zone in zones) >= 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user that may not read")
+def test_what_is_denied_is_told(device: DeviceShell, sysfs: Path) -> None:
+    for name in ("current_now", "voltage_now"):
+        (sysfs / "class/power_supply/battery" / name).chmod(0)
+    (sysfs / "class/thermal/thermal_zone1/temp").write_text("")
+    for folder in (sysfs, *sysfs.parents):
+        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):  # noqa: S108
+            folder.chmod(0o755)
+    done = subprocess.run(
+        device.command("telemetry.sh", "once"),
+        env=device.environment,
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert "denied class/power_supply/battery/current_now" in lines
+    assert "denied class/power_supply/battery/voltage_now" in lines
+    assert "silent class/thermal/thermal_zone1/temp" in lines
+    assert "battery_v" not in channels(lines)
+
+
+def test_a_run_is_sampled_from_its_begin_to_its_end(device: DeviceShell, sysfs: Path) -> None:
+    run_dir = arm(device)
+    temperature = sysfs / "class/thermal/thermal_zone1/temp"
+    script = f"import pathlib, time; held = bytearray(90 << 20); time.sleep(0.8); \
+pathlib.Path({str(temperature)!r}).write_text('61000'); time.sleep(0.8)"
+    done = device.run("run.sh", run_dir, "30", "log", "--", sys.executable, "-S", "-c", script)
+    assert done.returncode == 0, (run_dir / "log").read_text()
+    lines = recorded(run_dir)
+    reason, samples, _, _ = end_of(run_dir)
+    assert reason in {"exited", "stopped"}
+    taken = [line for line in lines if line.startswith("s ")]
+    assert len(taken) == int(samples) >= 3
+    times = [int(line.split()[1]) for line in taken]
+    assert times == sorted(times)
+    assert 0 <= times[0] < 500
+    names = channels(lines)
+    memory = [int(line.split(" / ")[0].split()[3 + names["rss_bytes"]]) for line in taken]
+    assert max(memory) * os.sysconf("SC_PAGESIZE") > 90 << 20
+    assert f"/ {names['rss_peak_bytes']} " in "\n".join(taken)
+    assert any(" 61000" in line for line in taken)
+
+
+def test_a_run_that_was_not_armed_is_not_sampled(device: DeviceShell, sysfs: Path) -> None:
+    run_dir = device.make_run()
+    assert device.run("run.sh", run_dir, "20", "log", "--", "true").returncode == 0
+    assert not (run_dir / ".qnnfarm/telemetry").exists()
+
+
+def test_the_memory_of_a_child_is_that_of_the_run(device: DeviceShell, sysfs: Path) -> None:
+    run_dir = arm(device)
+    script = "import time; held = bytearray(120 << 20); time.sleep(3)"
+    shell = f"exec 3>&1; '{sys.executable}' -S -c '{script}'; true"
+    assert device.run("run.sh", run_dir, "60", "log", "--", "sh", "-c", shell).returncode == 0
+    names = channels(recorded(run_dir))
+    taken = [line for line in recorded(run_dir) if line.startswith("s ")]
+    memory = [int(line.split(" / ")[0].split()[3 + names["rss_bytes"]]) for line in taken]
+    assert max(memory) * os.sysconf("SC_PAGESIZE") > 120 << 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_it_ends_with_run_sh(
+    device: DeviceShell, sysfs: Path, marked: Marked, number: signal.Signals
+) -> None:
+    run_dir = arm(device)
+    process = device.start("run.sh", run_dir, "60", "log", "--", "sleep", "311")
+    wait_for(lambda: len([x for x in _lines(run_dir) if x.startswith("s ")]) >= 2)
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    wait_for(lambda: recorded(run_dir)[-1].startswith("qnnfarm-telemetry "))
+    ends = {"stopped", "exited"} if number == signal.SIGTERM else {"orphaned"}
+    assert end_of(run_dir)[0] in ends
+    assert device.run("cleanup.sh", "-k", run_dir).returncode == 0
+    assert marked(run_dir) == []
+
+
+def _lines(run_dir: Path) -> list[str]:
+    try:
+        return recorded(run_dir)
+    except OSError:
+        return []
+
+
+def test_it_ends_with_a_run_that_is_killed_by_its_time_limit(
+    device: DeviceShell, sysfs: Path, marked: Marked
+) -> None:
+    run_dir = arm(device)
+    done = device.run("run.sh", run_dir, "1", "log", "--", "sleep", "312")
+    assert done.returncode == 124
+    assert "leftover=0" in done.stdout
+    assert end_of(run_dir)[0] in {"exited", "stopped"}
+    assert marked(run_dir) == []
+
+
+def sample_of(
+    device: DeviceShell, run_dir: Path, runner: "subprocess.Popen[bytes]", *, max_s: int
+) -> "subprocess.Popen[bytes]":
+    """The sampler as run.sh starts it, for a command and a parent of the test's own."""
+    began = Path("/proc/uptime").read_text().split()[0].split(".")
+    words = [str(max_s), str(runner.pid), str(os.getpid()), *began]
+    return subprocess.Popen(
+        device.command("telemetry.sh", "sample", run_dir, "5", *words),
+        env=device.environment,
+        stdin=subprocess.PIPE,
+    )
+
+
+def test_waiting_takes_no_process_where_a_shell_can(device: DeviceShell, sysfs: Path) -> None:
+    run_dir = arm(device)
+    with (
+        subprocess.Popen(["sleep", "60"]) as runner,
+        sample_of(device, run_dir, runner, max_s=60) as sampler,
+    ):
+        wait_for(lambda: sum(line.startswith("s ") for line in _lines(run_dir)) >= 3)
+        forks = "wait=fork" in recorded(run_dir)
+        runner.kill()
+        assert sampler.wait(timeout=20) == 0
+    # dash alone, with nothing but toybox beside it, has to fork, and samples less often for it.
+    assert forks == (Path(device.shell).name == "dash")
+    assert ("period_cs=25" in recorded(run_dir)) == forks
+    assert end_of(run_dir)[0] == "exited"
+
+
+def test_dash_hands_over_to_a_shell_that_can_wait(
+    device: DeviceShell, sysfs: Path, tmp_path: Path
+) -> None:
+    tools = tmp_path / "with mksh"
+    tools.mkdir()
+    (tools / "mksh").symlink_to("/usr/bin/mksh")
+    device.environment["PATH"] = f"{device.environment['PATH']}:{tools}"
+    done = subprocess.run(
+        device.command("telemetry.sh", "once"),
+        env=device.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert "wait=read" in done.stdout.splitlines()
+    assert "channel 0 kHz cpu_hz:0" in done.stdout
+
+
+def test_hostile_contents_stay_in_their_place(device: DeviceShell, sysfs: Path) -> None:
+    (sysfs / "class/thermal/thermal_zone1/type").write_text("a b\nchannel 0 kHz cpu_hz:9\n")
+    (sysfs / "class/thermal/thermal_zone2/type").write_text("$(touch owned)`id`;*\n")
+    (sysfs / "class/power_supply/battery/status").write_text("x" * 100_000)
+    (sysfs / "class/power_supply/battery/voltage_now").write_text("1 2 3 4\n")
+    done = device.run("telemetry.sh", "once")
+    lines = done.stdout.splitlines()
+    assert "channel 0 kHz cpu_hz:0" in lines
+    assert not any("cpu_hz:9" in line or "owned" in line for line in lines)
+    assert max(map(len, lines)) < 1100
+    names = channels(lines)
+    sample = next(line for line in lines if line.startswith("s ")).split()[3:]
+    assert sample[names["battery_v"]] == "1"
+    assert not list(Path.cwd().glob("owned"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["list"],
+        ["once", "x"],
+        ["arm", "RUN"],
+        ["arm", "RUN", "4"],
+        ["arm", "RUN", "6001"],
+        ["arm", "RUN", "1x"],
+        ["sample", "RUN", "10", "5"],
+        ["sample", "RUN", "10", "5", "1", "2", "3", "4"],
+        ["sample", "RUN", "10", "5", "$(id)", "2", "3", "4"],
+    ],
+)
+def test_wrong_use(device: DeviceShell, arguments: list[str]) -> None:
+    run_dir = device.make_run()
+    done = device.run("telemetry.sh", *(str(run_dir) if a == "RUN" else a for a in arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "usage: telemetry.sh" in done.stderr
+
+
+def test_arming_no_run_folder(device: DeviceShell) -> None:
+    done = device.run("telemetry.sh", "arm", device.work_root / "runs/none", "10")
+    assert done.returncode == 1
+    assert "no run folder" in done.stderr
+
+
+def test_it_is_among_the_scripts_that_are_deployed() -> None:
+    assert (SCRIPTS / "telemetry.sh").is_file()
+
+
+def test_it_ends_at_its_deadline(device: DeviceShell, sysfs: Path) -> None:
+    run_dir = arm(device)
+    with subprocess.Popen(["sleep", "60"]) as runner:
+        words = ["1", str(runner.pid), str(os.getpid()), "0", "0"]  # it began when the kernel did
+        done = device.run("telemetry.sh", "sample", run_dir, "5", *words, timeout_s=20)
+        runner.kill()
+    assert done.returncode == 0
+    assert end_of(run_dir)[0] == "deadline"
+
+
+@pytest.mark.parametrize(
+    ("constant", "value", "end"), [("dense_lines", 4, "exited"), ("max_bytes", 400, "full")]
+)
+def test_the_recording_of_a_long_run_is_bounded(
+    device: DeviceShell, sysfs: Path, tmp_path: Path, constant: str, value: int, end: str
+) -> None:
+    run_dir = arm(device)
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    text = (SCRIPTS / "telemetry.sh").read_text()
+    changed = re.sub(rf"^{constant}=\d+", f"{constant}={value}", text, flags=re.MULTILINE)
+    assert changed != text
+    (scripts / "telemetry.sh").write_text(changed.replace("thin_lines=3000", "thin_lines=3"))
+    (scripts / "common.sh").write_bytes((SCRIPTS / "common.sh").read_bytes())
+    began = Path("/proc/uptime").read_text().split()[0].split(".")
+    with subprocess.Popen(["sleep", "3"]) as runner:
+        words = ["60", str(runner.pid), str(os.getpid()), *began]
+        subprocess.run(
+            [device.shell, scripts / "telemetry.sh", "sample", run_dir, "5", *words],
+            env=device.environment,
+            stdin=subprocess.PIPE,
+            check=True,
+            timeout=30,
+        )
+    assert end_of(run_dir)[0] == end
+    times = [int(line.split()[1]) for line in recorded(run_dir) if line.startswith("s ")]
+    if end == "full":
+        assert len(times) < 10
+    else:
+        gaps = [after - before for before, after in pairwise(times)]
+        assert gaps[-1] >= 2 * min(gaps[0], gaps[1]) - 8
