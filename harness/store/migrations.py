@@ -4,14 +4,34 @@ import importlib.metadata
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from sqlalchemy import Connection, func, insert, inspect, select
+from sqlalchemy import Connection, func, insert, inspect, select, text
 
 from harness.errors import NewerSchemaError, NotAStoreError
 from harness.store import records, schema
 
 Migration = Callable[[Connection], None]
 
-MIGRATIONS: Mapping[int, Migration] = MappingProxyType({})
+_GROUPS_AND_CONDITIONS = (
+    "ALTER TABLE runs ADD COLUMN group_id VARCHAR(32) NOT NULL DEFAULT ''",
+    "ALTER TABLE runs ADD COLUMN session INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE runs ADD COLUMN label TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE runs ADD COLUMN conditions JSON NOT NULL DEFAULT '[]'",
+    "ALTER TABLE runs ADD COLUMN check_outcome VARCHAR(32) NOT NULL DEFAULT 'none'",
+    "ALTER TABLE runs ADD COLUMN check_reason TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE runs ADD COLUMN warmup_detected BOOLEAN",
+    "UPDATE runs SET group_id = id",
+    "CREATE INDEX runs_by_group ON runs (group_id, session)",
+)
+
+
+def _to_2(connection: Connection) -> None:
+    """Each run of before is a group of its own, nothing checked its output."""
+    for statement in _GROUPS_AND_CONDITIONS:
+        connection.execute(text(statement))
+    schema.telemetry.create(connection)
+
+
+MIGRATIONS: Mapping[int, Migration] = MappingProxyType({2: _to_2})
 """What turns schema n-1 into schema n, by n. Schema 1 is the first, so nothing leads to it."""
 
 

@@ -16,19 +16,23 @@ from harness.errors import (
     CorruptRunError,
     MetricValueError,
     NotAStoreError,
+    TelemetryRecordError,
     UnknownMetricError,
     UnknownRunError,
 )
-from harness.store import schema, writer
+from harness.store import packing, schema, writer
 from harness.store.records import (
     ContainerInfo,
     DeviceInfo,
     Measurement,
+    OutputCheck,
     PerplexityDefinition,
     Provenance,
+    RepetitionTelemetry,
     Run,
     RunKind,
     RunStatus,
+    TelemetrySeries,
     Workload,
 )
 
@@ -49,6 +53,7 @@ class RunFilter:
     soc: str | None = None
     emulator: bool | None = None
     container_sha256: str | None = None
+    group_id: str | None = None
     since: datetime | None = None
     newest: int | None = None
 
@@ -79,10 +84,51 @@ def get_run(connection: Connection, location: str, run_id: str) -> Run:
     return _run(location, rows[0], measured.get(run_id, ()))
 
 
+def telemetry(
+    connection: Connection, location: str, run_id: str
+) -> tuple[RepetitionTelemetry, ...]:
+    """A run's telemetry, warm-ups first, then in the order of repetitions.
+
+    Raises:
+        UnknownRunError: there is no run of that identifier.
+        CorruptRunError: what is stored cannot have been written by qnnfarm.
+    """
+    if connection.scalar(select(schema.runs.c.id).where(schema.runs.c.id == run_id)) is None:
+        raise UnknownRunError(location, run_id)
+    table = schema.telemetry
+    rows = connection.execute(
+        select(table)
+        .where(table.c.run_id == run_id)
+        .order_by(table.c.is_warmup.desc(), table.c.repetition)
+    )
+    try:
+        return tuple(
+            RepetitionTelemetry(row["repetition"], row["is_warmup"], _unpacked(row["samples"]))
+            for row in rows.mappings()
+        )
+    except TelemetryRecordError as error:
+        raise CorruptRunError(location, run_id, str(error)) from error
+
+
+def with_telemetry(connection: Connection, newest: int) -> frozenset[str]:
+    """The newest runs that have telemetry, so many at most."""
+    table, runs = schema.telemetry, schema.runs
+    has_some = select(table.c.run_id).where(table.c.run_id == runs.c.id).exists()
+    found = select(runs.c.id).where(has_some)
+    ordered = found.order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(newest)
+    return frozenset(connection.scalars(ordered))
+
+
+def _unpacked(samples: object) -> tuple[TelemetrySeries, ...]:
+    if not isinstance(samples, bytes):  # SQLite keeps what it is given, whatever the column says
+        raise TelemetryRecordError("*", "what is stored is damaged: it is no binary value")
+    return packing.unpack(samples)
+
+
 def _chosen(wanted: RunFilter) -> Select[Any]:
     table = schema.runs
     query = select(table).order_by(table.c.created_at.desc(), table.c.id.desc())
-    for column in ("kind", "model", "target", "soc", "emulator", "container_sha256"):
+    for column in ("kind", "model", "target", "soc", "emulator", "container_sha256", "group_id"):
         value = getattr(wanted, column)
         if value is not None:
             query = query.where(table.c[column] == value)
@@ -162,6 +208,12 @@ def _parse(row: RowMapping, measured: Sequence[RowMapping]) -> Run:
         workload=_workload(row),
         provenance=Provenance(**{name: row[name] for name in Provenance.model_fields}),
         generated_text=row["generated_text"],
+        group_id=row["group_id"],
+        session=row["session"],
+        label=row["label"],
+        conditions=row["conditions"],
+        check=OutputCheck(outcome=row["check_outcome"], reason=row["check_reason"]),
+        warmup_detected=row["warmup_detected"],
         measurements=tuple(
             Measurement(**{name: m[name] for name in Measurement.model_fields}) for m in measured
         ),

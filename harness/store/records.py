@@ -5,13 +5,17 @@ is either legal or an error. Text is kept as it came, except for what no databas
 `storable`).
 """
 
+import math
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from harness.errors import TelemetryRecordError
 from harness.store.metrics import find_metric
 
 RunKind = Literal["bench", "generate", "perplexity"]
@@ -20,8 +24,16 @@ Runner = Literal[
     "genie_t2t_run.py", "genie-t2t-run", "genie_app.py", "genie-app", "genie_perplexity.py"
 ]
 Positions = Literal["first_cl_minus_ar", "all"]
+CheckOutcome = Literal["none", "passed", "failed"]
 JsonScalar = str | int | float | bool | None
 
+MOST_SAMPLES = 4_000_000
+"""Samples of one repetition in all series together: 30 channels at 10 Hz for some three hours."""
+MOST_SERIES = 1024
+LONGEST_CHANNEL = 200
+MOST_CONDITIONS = 64
+
+_LONGEST_RUN_S = 1e7
 _UNSTORABLE = {0: "\N{REPLACEMENT CHARACTER}"} | dict.fromkeys(
     range(0xD800, 0xE000), "\N{REPLACEMENT CHARACTER}"
 )
@@ -43,6 +55,19 @@ def _in_utc(moment: datetime) -> datetime:
 
 StorableText = Annotated[str, BeforeValidator(storable)]
 UtcMoment = Annotated[datetime, AfterValidator(_in_utc)]
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("a number that JSON does not have")
+    return value
+
+
+RunId = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\Z")]
+Condition = Mapping[
+    StorableText, Annotated[JsonScalar, BeforeValidator(_finite), BeforeValidator(storable)]
+]
+"""What was done to a device, or waited for, before a run: JSON scalars by name."""
 Sha256 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\Z")]
 Count = Annotated[int, Field(ge=0)]
 Versions = Mapping[StorableText, StorableText]
@@ -184,15 +209,84 @@ class Provenance(Record):
     git_dirty: bool | None = None
 
 
+class OutputCheck(Record):
+    """Whether a run's output was seen to be right; its speeds are good for nothing otherwise.
+
+    Attributes:
+        outcome: `none` when there was nothing to check against.
+        reason: against what it was checked, or why it failed, in words.
+    """
+
+    outcome: CheckOutcome = "none"
+    reason: StorableText = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetrySeries:
+    """What one sensor gave during one repetition.
+
+    Attributes:
+        channel: what was sampled: `temp_c:cpu-0-0`, `cpu_hz:7`, `rss_bytes`.
+        unit: of the values: `degC`, `Hz`, `bytes`, `A`, `V`.
+        t_s: seconds since the runner began, never falling; below 0 before it.
+        values: as many; None where the sensor gave nothing.
+
+    Raises:
+        TelemetryRecordError: names the channel and what is wrong with it.
+    """
+
+    channel: str
+    unit: str
+    t_s: tuple[float, ...]
+    values: tuple[float | None, ...]
+
+    def __post_init__(self) -> None:
+        for name in (self.channel, self.unit):
+            if storable(name) != name or not name.isprintable() or len(name) > LONGEST_CHANNEL:
+                raise TelemetryRecordError(self.channel, "its name or unit is no plain short text")
+        if not self.channel:
+            raise TelemetryRecordError(self.channel, "it has no name")
+        if len(self.t_s) != len(self.values):
+            reason = f"{len(self.t_s)} times for {len(self.values)} values"
+            raise TelemetryRecordError(self.channel, reason)
+        if not all(math.isfinite(value) for value in self.values if value is not None):
+            raise TelemetryRecordError(self.channel, "a value is not finite")
+        if not all(math.isfinite(moment) and abs(moment) <= _LONGEST_RUN_S for moment in self.t_s):
+            raise TelemetryRecordError(self.channel, "a time is not one within a run")
+        if any(after < before for before, after in pairwise(self.t_s)):
+            raise TelemetryRecordError(self.channel, "its time runs backwards")
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionTelemetry:
+    """All series of one repetition, counted as measurements are."""
+
+    repetition: int
+    is_warmup: bool
+    series: tuple[TelemetrySeries, ...]
+
+
 class Run(Record):
     """One container x device x workload.
 
     A run without a result stays in the store with its `error`, so that gaps are visible. A run that
     is read back as `interrupted` lost its writer: the process died before it could say how the run
     ended.
+
+    Attributes:
+        group_id: shared by the runs that belong together: the sessions of one cell, or both sides
+            of a comparison.
+        session: which session of the group it was, from 0.
+        label: what tells the members of a group apart: `A`, `B`, a cell's name.
+        conditions: what was done to the device, or waited for, before it.
+        check: whether its output was seen to be right.
+        warmup_detected: whether warm-up was seen to end; None where its length was given.
     """
 
-    id: Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\Z")] = Field(default_factory=new_run_id)
+    id: RunId = Field(default_factory=new_run_id)
+    group_id: RunId = Field(default_factory=new_run_id)
+    session: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    label: StorableText = ""
     created_at: UtcMoment = Field(default_factory=now)
     finished_at: UtcMoment | None = None
     kind: RunKind
@@ -203,6 +297,9 @@ class Run(Record):
     workload: Workload
     provenance: Provenance
     generated_text: StorableText | None = None
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=MOST_CONDITIONS)] = ()
+    check: OutputCheck = OutputCheck()
+    warmup_detected: bool | None = None
     measurements: tuple[Measurement, ...] = ()
 
     @model_validator(mode="after")
@@ -211,6 +308,8 @@ class Run(Record):
             raise ValueError("a failed run needs its error")
         if self.status == "done" and self.error:
             raise ValueError("a run that is done has no error")
+        if self.status == "done" and self.check.outcome == "failed":
+            raise ValueError("a run whose output check failed is not done")
         return self
 
     def values(self, metric: str, *, warmup: bool = False) -> tuple[float, ...]:

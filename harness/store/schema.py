@@ -4,6 +4,8 @@ Portable SQLAlchemy Core types only: SQLite is the default, PostgreSQL works by 
 
 History of `SCHEMA_VERSION`:
     1  runs, measurements, schema version.
+    2  groups of runs (sessions, comparisons), conditions, output checks, warm-up detection;
+       telemetry.
 
 To change the tables: change them here, raise `SCHEMA_VERSION`, add a line above and a migration
 from the last version to `harness/store/migrations.py`.
@@ -22,6 +24,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -29,7 +32,7 @@ from sqlalchemy import (
     TypeDecorator,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -115,8 +118,17 @@ runs = Table(
     Column("git_dirty", Boolean),
     # What it gave, beside its measurements.
     Column("generated_text", Text),
+    # How it was measured.
+    Column("group_id", String(32), nullable=False),
+    Column("session", Integer, nullable=False),
+    Column("label", Text, nullable=False),
+    Column("conditions", JSON, nullable=False),
+    Column("check_outcome", String(32), nullable=False),
+    Column("check_reason", Text, nullable=False),
+    Column("warmup_detected", Boolean),
     CheckConstraint("status <> 'failed' OR error IS NOT NULL", name="failed_runs_have_an_error"),
     Index("runs_by_subject", "model", "target", "created_at"),
+    Index("runs_by_group", "group_id", "session"),
 )
 
 measurements = Table(
@@ -127,4 +139,13 @@ measurements = Table(
     Column("is_warmup", Boolean, primary_key=True),
     Column("repetition", Integer, primary_key=True, autoincrement=False),
     Column("value", Double, nullable=False),
+)
+
+telemetry = Table(
+    "telemetry",
+    metadata,
+    Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
+    Column("is_warmup", Boolean, primary_key=True),
+    Column("repetition", Integer, primary_key=True, autoincrement=False),
+    Column("samples", LargeBinary, nullable=False),  # see harness/store/packing.py
 )

@@ -1,17 +1,30 @@
 """The results store: where runs and measurements are kept."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from harness.errors import NotAStoreError
-from harness.store import engine, migrations, read, write
+from pydantic import TypeAdapter
+
+from harness.errors import NotAStoreError, OlderSchemaError, StoreUnavailableError
+from harness.store import engine, migrations, read, schema, write
 from harness.store.read import RunFilter
-from harness.store.records import Measurement, Run, RunStatus, now
+from harness.store.records import (
+    CheckOutcome,
+    Condition,
+    Measurement,
+    OutputCheck,
+    RepetitionTelemetry,
+    Run,
+    RunStatus,
+    TelemetrySeries,
+    now,
+)
 
 _EVERYTHING = RunFilter()
+_CONDITIONS: TypeAdapter[tuple[Condition, ...]] = TypeAdapter(tuple[Condition, ...])
 
 
 class RunRecorder:
@@ -41,6 +54,30 @@ class RunRecorder:
             )
         )
 
+    def add_telemetry(
+        self, series: Sequence[TelemetrySeries], *, repetition: int, is_warmup: bool = False
+    ) -> None:
+        """Keep what the sensors gave during one repetition; nothing is kept of no series."""
+        if series:
+            self._store.add_telemetry(
+                self.run.id, series, repetition=repetition, is_warmup=is_warmup
+            )
+
+    def add_conditions(self, conditions: Iterable[Condition]) -> None:
+        """Keep what was done to the device, or waited for, before the run."""
+        self._store.add_conditions(self.run.id, tuple(conditions))
+
+    def set_check(self, outcome: CheckOutcome, reason: str = "") -> None:
+        """Keep what came of the check of the output; a run whose check failed must fail."""
+        self._store.set_check(self.run.id, OutputCheck(outcome=outcome, reason=reason))
+
+    def settle_warmup(self, warmups: int, *, detected: bool) -> None:
+        """Of the repetitions kept as warm-ups, let only the first `warmups` stay warm-ups.
+
+        While warm-up is being detected, every repetition is kept as one; this is said at the end.
+        """
+        self._store.settle_warmup(self.run.id, warmups=warmups, detected=detected)
+
 
 class ResultsStore:
     """Runs and measurements in one database.
@@ -63,24 +100,25 @@ class ResultsStore:
         """Open a SQLite file by its path, or any database by its SQLAlchemy URL.
 
         With `create`, a missing database is made, an older one is migrated, and the running runs of
-        processes that are gone become interrupted. Without, the database is only read.
+        processes that are gone become interrupted. Without, the database is only read; but an
+        older one is migrated all the same, as it could not be read otherwise.
 
         Raises:
             MissingStoreError: nothing is there, and `create` is off.
             NotAStoreError: it is some other file or database, or damaged.
             NewerSchemaError: a newer qnnfarm wrote it.
+            OlderSchemaError: an older one wrote it, and it can be read only.
             StoreLockedError: another process holds it for longer than `busy_timeout_s`.
             StoreUnavailableError: it cannot be reached.
         """
         database = engine.open_database(location, create=create, busy_timeout_s=busy_timeout_s)
         try:
             if create:
-                with database.writing() as connection:
-                    migrations.prepare(connection, database.location)
-                    write.mark_interrupted(connection)
-                database.use_wal()
+                _prepare(database)
             else:
-                _require_readable(database)
+                found = _require_readable(database)
+                if found < schema.SCHEMA_VERSION:
+                    _migrate(location, found, busy_timeout_s)
         except BaseException:
             database.close()
             raise
@@ -130,6 +168,65 @@ class ResultsStore:
         """
         with self._database.writing() as connection:
             write.add_library_versions(connection, self.location, run_id, versions)
+
+    def add_telemetry(
+        self,
+        run_id: str,
+        series: Sequence[TelemetrySeries],
+        *,
+        repetition: int,
+        is_warmup: bool = False,
+    ) -> None:
+        """Add one repetition's telemetry to a run that has begun.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            RunConflictError: the run is finished, or the repetition's telemetry is there already.
+            TelemetryRecordError: a channel is there twice, or there is too much of it.
+        """
+        with self._database.writing() as connection:
+            write.add_telemetry(
+                connection,
+                self.location,
+                run_id,
+                series,
+                repetition=repetition,
+                is_warmup=is_warmup,
+            )
+
+    def add_conditions(self, run_id: str, conditions: Sequence[Condition]) -> None:
+        """Add to the conditions of a run that has begun.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            RunConflictError: the run is finished, or would have too many conditions.
+            ValueError: a condition is not made of JSON scalars.
+        """
+        checked = _CONDITIONS.validate_python(tuple(conditions))
+        with self._database.writing() as connection:
+            write.add_conditions(connection, self.location, run_id, checked)
+
+    def set_check(self, run_id: str, check: OutputCheck) -> None:
+        """Say what came of the check of a run's output.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            RunConflictError: the run is finished.
+        """
+        with self._database.writing() as connection:
+            write.set_check(connection, self.location, run_id, check)
+
+    def settle_warmup(self, run_id: str, *, warmups: int, detected: bool) -> None:
+        """Make measured repetitions of all warm-ups from number `warmups` on.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            RunConflictError: the run is finished, or has such measured repetitions already.
+        """
+        with self._database.writing() as connection:
+            write.settle_warmup(
+                connection, self.location, run_id, warmups=warmups, detected=detected
+            )
 
     def finish_run(
         self,
@@ -203,6 +300,21 @@ class ResultsStore:
         with self._database.reading() as connection:
             return read.get_run(connection, self.location, run_id)
 
+    def telemetry(self, run_id: str) -> tuple[RepetitionTelemetry, ...]:
+        """A run's telemetry, warm-ups first, then in the order of repetitions.
+
+        Raises:
+            UnknownRunError: there is no run of that identifier.
+            CorruptRunError: what is stored cannot have been written by qnnfarm.
+        """
+        with self._database.reading() as connection:
+            return read.telemetry(connection, self.location, run_id)
+
+    def with_telemetry(self, newest: int) -> frozenset[str]:
+        """The newest runs that have telemetry, so many at most."""
+        with self._database.reading() as connection:
+            return read.with_telemetry(connection, newest)
+
     def close(self) -> None:
         """Give up the connections."""
         self._database.close()
@@ -219,9 +331,29 @@ class ResultsStore:
         self.close()
 
 
-def _require_readable(database: engine.Database) -> None:
+def _prepare(database: engine.Database) -> None:
+    with database.writing() as connection:
+        migrations.prepare(connection, database.location)
+        write.mark_interrupted(connection)
+    database.use_wal()
+
+
+def _require_readable(database: engine.Database) -> int:
     with database.reading() as connection:
         version = migrations.find_version(connection, database.location)
-        if version is None:
-            raise NotAStoreError(database.location, "it is empty")
-        migrations.check_version(database.location, version)
+    if version is None:
+        raise NotAStoreError(database.location, "it is empty")
+    migrations.check_version(database.location, version)
+    return version
+
+
+def _migrate(location: str | Path, found: int, busy_timeout_s: float) -> None:
+    writable = engine.open_database(location, create=True, busy_timeout_s=busy_timeout_s)
+    try:
+        _prepare(writable)
+    except StoreUnavailableError as error:
+        raise OlderSchemaError(
+            writable.location, found, schema.SCHEMA_VERSION, error.reason
+        ) from error
+    finally:
+        writable.close()

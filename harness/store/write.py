@@ -8,8 +8,17 @@ from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from harness.errors import RunConflictError, UnknownRunError
-from harness.store import schema, writer
-from harness.store.records import Measurement, Run, RunStatus, storable
+from harness.store import packing, schema, writer
+from harness.store.records import (
+    MOST_CONDITIONS,
+    Condition,
+    Measurement,
+    OutputCheck,
+    Run,
+    RunStatus,
+    TelemetrySeries,
+    storable,
+)
 
 _UNFINISHED = ("running", "interrupted")
 
@@ -57,6 +66,91 @@ def add_library_versions(
             reason = f"it has version {found[name]} of {name}, not {version}"
             raise RunConflictError(location, run_id, reason)
     connection.execute(update(schema.runs).where(this_run).values(library_versions=found))
+
+
+def add_telemetry(
+    connection: Connection,
+    location: str,
+    run_id: str,
+    series: Sequence[TelemetrySeries],
+    *,
+    repetition: int,
+    is_warmup: bool,
+) -> None:
+    """Add one repetition's telemetry to a run that is not finished.
+
+    Raises:
+        UnknownRunError: there is no such run.
+        RunConflictError: the run is finished, or the repetition's telemetry is there already.
+        TelemetryRecordError: a channel is there twice, or there is too much of it.
+    """
+    _require_unfinished(connection, location, run_id)
+    row = {"run_id": run_id, "is_warmup": is_warmup, "repetition": repetition}
+    try:
+        connection.execute(insert(schema.telemetry).values(**row, samples=packing.pack(series)))
+    except IntegrityError as error:
+        reason = "telemetry of that repetition is there already"
+        raise RunConflictError(location, run_id, reason) from error
+
+
+def add_conditions(
+    connection: Connection, location: str, run_id: str, conditions: Sequence[Condition]
+) -> None:
+    """Add to the conditions of a run that is not finished.
+
+    Raises:
+        UnknownRunError: there is no such run.
+        RunConflictError: the run is finished, or has too many conditions.
+    """
+    _require_unfinished(connection, location, run_id)
+    column, this_run = schema.runs.c.conditions, schema.runs.c.id == run_id
+    found = [*connection.execute(select(column).where(this_run)).scalar_one(), *conditions]
+    if len(found) > MOST_CONDITIONS:
+        raise RunConflictError(location, run_id, f"more than {MOST_CONDITIONS} conditions")
+    connection.execute(update(schema.runs).where(this_run).values(conditions=found))
+
+
+def set_check(connection: Connection, location: str, run_id: str, check: OutputCheck) -> None:
+    """Say what came of the check of a run's output.
+
+    Raises:
+        UnknownRunError: there is no such run.
+        RunConflictError: the run is finished.
+    """
+    _require_unfinished(connection, location, run_id)
+    connection.execute(
+        update(schema.runs)
+        .where(schema.runs.c.id == run_id)
+        .values(check_outcome=check.outcome, check_reason=check.reason)
+    )
+
+
+def settle_warmup(
+    connection: Connection, location: str, run_id: str, *, warmups: int, detected: bool
+) -> None:
+    """Make measured repetitions of all warm-ups from number `warmups` on.
+
+    Raises:
+        UnknownRunError: there is no such run.
+        RunConflictError: the run is finished, or has such measured repetitions already.
+    """
+    _require_unfinished(connection, location, run_id)
+    try:
+        for table in (schema.measurements, schema.telemetry):
+            connection.execute(
+                update(table)
+                .where(table.c.run_id == run_id, table.c.is_warmup.is_(True))
+                .where(table.c.repetition >= warmups)
+                .values(is_warmup=False, repetition=table.c.repetition - warmups)
+            )
+    except IntegrityError as error:
+        reason = "it has measured repetitions already"
+        raise RunConflictError(location, run_id, reason) from error
+    connection.execute(
+        update(schema.runs)
+        .where(schema.runs.c.id == run_id)
+        .values(warmup=warmups, warmup_detected=detected)
+    )
 
 
 def finish_run(
@@ -134,7 +228,11 @@ def _row(run: Run) -> dict[str, Any]:
     return {
         **run.model_dump(
             include={"id", "created_at", "finished_at", "kind", "status", "error", "generated_text"}
+            | {"group_id", "session", "label", "warmup_detected"}
         ),
+        "conditions": [dict(condition) for condition in run.conditions],
+        "check_outcome": run.check.outcome,
+        "check_reason": run.check.reason,
         **container.model_dump(include={"model", "target", "cl", "n_splits"}),
         "container_sha256": container.sha256,
         "ars": list(container.ars),

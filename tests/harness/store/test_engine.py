@@ -174,23 +174,27 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("INSERT INTO qnnfarm_schema VALUES (99, '2030-01-01 00:00:00', '9')")
     for create in (False, True):
-        with pytest.raises(NewerSchemaError, match="schema 99, newer than the 1"):
+        with pytest.raises(NewerSchemaError, match="schema 99, newer than the 2"):
             ResultsStore.open(path, create=create)
 
 
 def test_an_older_schema_is_migrated_once(tmp_path: Path) -> None:
     database = engine.open_database(tmp_path / "results.db", create=True)
     steps: list[int] = []
-    later = {2: lambda _connection: steps.append(2), 3: lambda _connection: steps.append(3)}
+    first, second = schema.SCHEMA_VERSION + 1, schema.SCHEMA_VERSION + 2
+    later = {
+        first: lambda _connection: steps.append(first),
+        second: lambda _connection: steps.append(second),
+    }
     with database.writing() as connection:
         migrations.prepare(connection, "db")
     for _ in range(2):
         with database.writing() as connection:
-            migrations.prepare(connection, "db", supported=3, migrations=later)
+            migrations.prepare(connection, "db", supported=second, migrations=later)
     with database.reading() as connection:
-        assert migrations.find_version(connection, "db") == 3
+        assert migrations.find_version(connection, "db") == second
     database.close()
-    assert steps == [2, 3]
+    assert steps == [first, second]
 
 
 def test_every_version_has_its_migration() -> None:

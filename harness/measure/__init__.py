@@ -1,0 +1,1 @@
+"""What samples say: warm-up, stability, comparison. No device, no database."""

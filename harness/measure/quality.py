@@ -1,0 +1,34 @@
+"""When a perplexity says that the output is right: how far it may be from its host references."""
+
+from collections.abc import Mapping
+
+DEVICE, FLOAT, QUANTIZED = "perplexity", "perplexity_float", "perplexity_quantized_cpu"
+LIMITS: Mapping[str, float] = {FLOAT: 0.03, QUANTIZED: 0.01}
+"""How far the device's perplexity may be from the same model in float, and quantized on the CPU."""
+_IN_WORDS: Mapping[str, str] = {FLOAT: "in float", QUANTIZED: "quantized on the CPU"}
+
+
+def distance(values: Mapping[str, float], reference: str) -> float | None:
+    """How far the device is from a reference, as a part of it; None without one of the two."""
+    device, other = values.get(DEVICE), values.get(reference)
+    return None if device is None or not other else device / other - 1
+
+
+def faults(values: Mapping[str, float]) -> tuple[str, ...]:
+    """What is wrong with a device's perplexity beside its references, in words."""
+    found = []
+    for reference, limit in LIMITS.items():
+        away = distance(values, reference)
+        if away is not None and abs(away) > limit:
+            words = _IN_WORDS[reference]
+            found.append(
+                f"Perplexity on the device is {away:+.1%} from the same model {words}, "
+                f"more than {limit:.0%}"
+            )
+    return tuple(found)
+
+
+def is_vouched(values: Mapping[str, float]) -> bool:
+    """Whether the device's perplexity stands beside a reference, and near it."""
+    beside = any(distance(values, reference) is not None for reference in LIMITS)
+    return beside and not faults(values)

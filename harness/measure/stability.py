@@ -1,0 +1,131 @@
+"""How far a number can be trusted: a grade with its reasons.
+
+The unit of sampling is the session. Repetitions of one session share a process start, a temperature
+and a place on the scheduler, and their spread is tiny beside the spread between sessions
+(pytorch/executorch#8603), so that many repetitions of one session say little.
+
+The score follows pytorch/executorch#10982: 50 parts for the coefficient of variation, 25 for
+largest over smallest, 25 for the tail of the repetitions; a coefficient of variation of 10 % scores
+nothing. The other two score nothing from 1.5 on, pyperf's limit for a suspicious extreme.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Grade = Literal["A", "B", "C", "D", "F", "?"]
+
+FEWEST_SESSIONS = 3
+CV_LIMIT = 0.10
+RATIO_LIMIT = 1.5
+TAIL = 0.99
+_LETTERS: tuple[Grade, ...] = ("A", "B", "C", "D", "F")
+_LEAST_SCORES = (90.0, 75.0, 60.0, 40.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stability:
+    """How stable a cell is.
+
+    Attributes:
+        grade: `A` to `D`, `F`; `?` while it cannot be told.
+        score: 0 to 100, before doubts lower the grade; None for `?`.
+        reasons: what it rests on, and what lowered it, in words.
+    """
+
+    grade: Grade
+    score: float | None
+    reasons: tuple[str, ...]
+
+
+def grade(
+    sessions: Sequence[Sequence[float]],
+    *,
+    throttled: int = 0,
+    ungated: int = 0,
+    unsettled: int = 0,
+    fewest_sessions: int = FEWEST_SESSIONS,
+) -> Stability:
+    """Grade one metric of one cell.
+
+    Args:
+        sessions: measured repetitions of each session, warm-ups left out.
+        throttled: sessions in which clocks were seen to fall.
+        ungated: sessions that did not wait for a temperature, or gave up waiting.
+        unsettled: sessions in which warm-up was not seen to end.
+        fewest_sessions: below them the grade is `?`.
+
+    Raises:
+        ValueError: a value is not finite or below 0.
+    """
+    measured = [values for values in sessions if values]
+    everything = [value for values in measured for value in values]
+    if not all(math.isfinite(value) and value >= 0 for value in everything):
+        raise ValueError("only finite values from 0 on can be graded")
+    if len(measured) < fewest_sessions:
+        told = _counted(len(measured), "session")
+        missing = f"{told} of at least {fewest_sessions}: spread between sessions is unknown"
+        return Stability("?", None, (missing,))
+    score, reasons = _score(measured, everything)
+    letter = sum(score < least for least in _LEAST_SCORES)
+    doubts = (
+        (throttled, "throttled"),
+        (ungated, "not gated by temperature"),
+        (unsettled, "without a seen end of warm-up"),
+    )
+    for number, words in doubts:
+        if number:
+            letter += 1
+            told = f"{number} of {_counted(len(measured), 'session')}"
+            reasons.append(f"{told} {words}: one grade lower")
+    return Stability(_LETTERS[min(letter, len(_LETTERS) - 1)], score, tuple(reasons))
+
+
+def _score(
+    sessions: Sequence[Sequence[float]], everything: Sequence[float]
+) -> tuple[float, list[str]]:
+    middles = [statistics.median(values) for values in sessions]
+    mean = statistics.fmean(middles)
+    cv = statistics.stdev(middles) / mean if mean else 0.0 if len({*middles}) == 1 else math.inf
+    extremes = _ratio(max(middles), min(middles))
+    tail = _tail(everything)
+    score = (
+        50 * _part(cv / CV_LIMIT)
+        + 25 * _part((extremes - 1) / (RATIO_LIMIT - 1))
+        + 25 * _part((tail - 1) / (RATIO_LIMIT - 1))
+    )
+    return score, [
+        f"sessions vary by {cv:.1%} (coefficient of variation of {len(middles)} sessions)",
+        f"best session over worst {extremes:.2f}, tail of repetitions over median {tail:.2f}",
+    ]
+
+
+def _part(distance: float) -> float:
+    return max(0.0, 1.0 - distance)
+
+
+def _tail(values: Sequence[float]) -> float:
+    """The farther of p99/p50 and p50/p1: the bad tail of a rate is the low one."""
+    ordered = sorted(values)
+    middle = statistics.median(ordered)
+    low, high = _quantile(ordered, 1 - TAIL), _quantile(ordered, TAIL)
+    return max(_ratio(high, middle), _ratio(middle, low))
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float:
+    place = part * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def _ratio(large: float, small: float) -> float:
+    if small:
+        return large / small
+    return math.inf if large else 1.0
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
