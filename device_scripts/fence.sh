@@ -1,0 +1,142 @@
+#!/bin/sh
+# Keeps late holders of a lease away from a device that went to another.
+#   fence.sh WORK_ROOT claim TOKEN [ID [QUIET]]   raise the fence, end what earlier holders left
+#   fence.sh WORK_ROOT sweep TOKEN                end what this holder left
+# README.md beside this file: how it works, output, exit codes.
+
+case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
+. "$here/common.sh" || exit 125
+
+[ $# -ge 3 ] && [ $# -le 5 ] || die 2 'usage: fence.sh WORK_ROOT claim|sweep TOKEN [ID [QUIET]]'
+case $1 in
+  /*) root=${1%/} ;;
+  *) die 2 "the work root must be an absolute path: $1" ;;
+esac
+token=$3
+known=${4:-}
+quiet=${5:-}
+is_token() { # TEXT; nine digits stay within 32 bits
+  valid_number "$1" && [ "${#1}" -le 9 ]
+}
+is_token "$token" && [ "${token#0}" = "$token" ] ||
+  die 2 "the token must be a number from 1 to 999999999: $token"
+valid_number "${quiet:-0}" || die 2 "the token of a quiet lease must be a number: $quiet"
+fence=$root/fence
+
+# Sets highest: the greatest token that was ever claimed here, 0 if none was.
+find_highest() {
+  highest=0
+  for file in "$fence"/[0-9]*; do
+    number=${file##*/}
+    if is_token "$number" && [ "$number" -gt "$highest" ]; then
+      highest=$number
+    fi
+  done
+}
+
+refuse() {
+  find_highest
+  echo "qnnfarm-fence refused=$highest"
+  exit 3
+}
+
+# The commands of holders carry this in their environment; it is unlike that of any other device
+# that shares the kernel.
+read_id() {
+  id=''
+  read -r id 2>/dev/null <"$fence/id"
+  valid_run_id "$id" && [ "${#id}" -ge 32 ]
+}
+
+# Prints the PID of every process of a holder that may not be: with `claim` of all but ours.
+held_pids() {
+  for held in $(grep -lsF -e "QNNFARM_FENCE=$id." /proc/[0-9]*/environ 2>/dev/null); do
+    if [ "$mode" = sweep ]; then
+      grep -qsF -e "QNNFARM_FENCE=$id.$token." "$held" 2>/dev/null || continue
+    elif grep -qsF -e "QNNFARM_FENCE=$id.$token." "$held" 2>/dev/null; then
+      continue
+    fi
+    held=${held#/proc/}
+    echo "${held%/environ}"
+  done
+}
+
+mode=$2
+look=0
+case $mode in
+  claim)
+    if [ -n "$known" ]; then
+      read_id
+      if [ "$id" != "$known" ]; then
+        echo 'qnnfarm-fence other'
+        exit 4
+      fi
+    fi
+    # cleanup.sh takes only a folder with a store for a work root.
+    [ -d "$fence" ] && [ -d "$root/store" ] || mkdir -p "$fence" "$root/store" 2>/dev/null ||
+      die 1 "cannot make the folder $fence"
+    [ ! -L "$fence" ] || die 1 "a symbolic link is no fence: $fence"
+    if ! read_id; then
+      (set -C; cat /proc/sys/kernel/random/uuid >"$fence/id") 2>/dev/null
+      # Cut off while it was written, or on a disk that was full.
+      read_id || cat /proc/sys/kernel/random/uuid 2>/dev/null >"$fence/id"
+      read_id || die 1 "cannot write to $fence: full or read-only"
+    fi
+    # Of claims at the same time exactly the greatest stays: each makes its file first and looks
+    # then, so of any two at least the later one sees the other.
+    : 2>/dev/null >"$fence/$token" || die 1 "cannot write to $fence: full or read-only"
+    find_highest
+    if [ "$highest" -gt "$token" ]; then
+      rm -f "$fence/$token"
+      refuse
+    fi
+    former=none
+    for file in "$fence"/[0-9]*; do
+      number=${file##*/}
+      # A greater one may have come since we looked: it ends us, not we it.
+      if is_token "$number" && [ "$number" -ge "$token" ]; then continue; fi
+      if [ "$former" = none ]; then former=$number; else former=several; fi
+      rm -f "$file"
+    done
+    [ -e "$fence/$token" ] || refuse
+    # Its claim ended what was there before, and it ran nothing.
+    [ "$former" = "$quiet" ] || look=1
+    ;;
+  sweep)
+    read_id && [ -e "$fence/$token" ] || refuse
+    look=1
+    ;;
+  *) die 2 "claim or sweep, not $mode" ;;
+esac
+
+# Runs first: run.sh ends its own in the kind way. Then commands that have no run.
+ended=0
+left=0
+for run_dir in "$root"/runs/*; do
+  [ -d "$run_dir" ] && [ ! -L "$run_dir" ] && valid_run_id "${run_dir##*/}" || continue
+  [ "$mode" = claim ] || [ -f "$run_dir/.qnnfarm/process" ] || continue
+  # Another claim may be at it too: what counts is that the folder is gone.
+  sh "$here/cleanup.sh" "$run_dir" >/dev/null 2>&1
+  if [ -e "$run_dir" ]; then left=$((left + 1)); else ended=$((ended + 1)); fi
+done
+# A folder that was being made when its maker was cut off.
+if [ "$mode" = claim ]; then
+  for unmade in "$root"/runs/.[!.]*; do
+    if [ -d "$unmade" ] && [ ! -L "$unmade" ]; then rm -rf "$unmade"; fi
+  done
+fi
+held=''
+rounds=0
+while [ "$look" -eq 1 ]; do
+  held=$(held_pids)
+  [ -n "$held" ] && [ "$rounds" -lt 50 ] || break
+  for pid in $held; do
+    [ "$pid" = $$ ] || kill -s KILL "$pid" 2>/dev/null
+  done
+  rounds=$((rounds + 1))
+  [ "$rounds" -eq 1 ] || sleep 0.1
+done
+[ -z "$held" ] || left=$((left + 1))
+[ -e "$fence/$token" ] || refuse
+echo "qnnfarm-fence token=$token id=$id ended=$ended left=$left"
+[ "$left" -eq 0 ]

@@ -1,0 +1,1 @@
+"""Who may use which device, and in what state devices are."""

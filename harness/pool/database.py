@@ -1,0 +1,217 @@
+"""The file of the ledger: SQLite in WAL mode, opened, versioned, and its failures named."""
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+
+from harness.errors import DamagedLedgerError, LedgerError, NewerLedgerError
+from harness.paths import state_dir
+
+FORMAT = 2
+_APPLICATION_ID = 0x716E6670
+_BUSY_S = 30.0
+_RETRY_S = 0.01
+
+_TABLES = """
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
+INSERT INTO counters VALUES ('token', 0), ('facts', 0);
+CREATE TABLE devices (
+    key TEXT PRIMARY KEY, name TEXT NOT NULL, spec TEXT NOT NULL,
+    state TEXT NOT NULL, reason TEXT NOT NULL, since REAL NOT NULL,
+    leases INTEGER NOT NULL DEFAULT 0,
+    attempts INTEGER NOT NULL DEFAULT 0, due REAL NOT NULL DEFAULT 0,
+    fence TEXT NOT NULL DEFAULT '', root TEXT NOT NULL DEFAULT '',
+    quiet INTEGER NOT NULL DEFAULT 0,
+    soc TEXT NOT NULL DEFAULT '', hexagon TEXT NOT NULL DEFAULT '', free_bytes INTEGER
+) STRICT;
+CREATE TABLE addresses (spec TEXT PRIMARY KEY, key TEXT NOT NULL) STRICT;
+CREATE TABLE leases (
+    key TEXT PRIMARY KEY, token INTEGER NOT NULL, purpose TEXT NOT NULL, granted REAL NOT NULL,
+    failure TEXT NOT NULL DEFAULT '',
+    pid INTEGER NOT NULL, started INTEGER NOT NULL, boot TEXT NOT NULL, namespace TEXT NOT NULL,
+    label TEXT NOT NULL, beat REAL NOT NULL, ttl REAL NOT NULL
+) STRICT;
+CREATE TABLE tickets (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, candidates TEXT NOT NULL, count INTEGER NOT NULL,
+    token INTEGER,
+    pid INTEGER NOT NULL, started INTEGER NOT NULL, boot TEXT NOT NULL, namespace TEXT NOT NULL,
+    label TEXT NOT NULL, beat REAL NOT NULL, ttl REAL NOT NULL
+) STRICT;
+CREATE TABLE evidence (
+    id INTEGER PRIMARY KEY, key TEXT NOT NULL, at REAL NOT NULL, lease INTEGER NOT NULL,
+    kind TEXT NOT NULL, weight REAL NOT NULL, text TEXT NOT NULL, settled INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX evidence_by_key ON evidence (key, lease);
+CREATE TABLE history (
+    id INTEGER PRIMARY KEY, key TEXT NOT NULL, at REAL NOT NULL, what TEXT NOT NULL,
+    text TEXT NOT NULL
+) STRICT;
+CREATE INDEX history_by_key ON history (key, id);
+"""
+
+_MIGRATIONS: MappingProxyType[int, str] = MappingProxyType(
+    {
+        1: """
+        ALTER TABLE devices ADD COLUMN root TEXT NOT NULL DEFAULT '';
+        ALTER TABLE devices ADD COLUMN quiet INTEGER NOT NULL DEFAULT 0;
+        INSERT INTO counters VALUES ('facts', 0);
+        """
+    }
+)
+"""From a format to the next."""
+
+
+def default_path() -> Path:
+    """The ledger of this user on this host, which all pools share."""
+    return state_dir() / "pool.db"
+
+
+class Database:
+    """One connection, which the threads of this process take turns to use for short transactions.
+
+    A child made by `fork` gets a connection of its own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._pid = 0
+        self._connection: sqlite3.Connection | None = None
+
+    def close(self) -> None:
+        """Close the file. It is opened again when it is used again."""
+        with self._lock:
+            if self._connection is not None and self._pid == os.getpid():
+                self._connection.close()
+            self._connection = None
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that alone may write; all of it happens, or nothing.
+
+        Raises:
+            LedgerError: the file cannot be used.
+        """
+        with self._lock, self._named():
+            connection = self._open()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """One consistent view of the ledger.
+
+        Raises:
+            LedgerError: the file cannot be used.
+        """
+        with self._lock, self._named():
+            connection = self._open()
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+
+    def version(self) -> int:
+        """A number that changes when another process has changed the ledger."""
+        with self._lock, self._named():
+            return int(self._open().execute("PRAGMA data_version").fetchone()[0])
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is not None and self._pid == os.getpid():
+            return self._connection
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        connection = sqlite3.connect(
+            self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.row_factory = sqlite3.Row
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection, self._pid = connection, os.getpid()
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        # Held by anything that is no ledger of ours, the file is left as it is.
+        application, found, tables = _identity(connection)
+        if application != _APPLICATION_ID and (application or found or tables):
+            raise DamagedLedgerError(str(self.path), "it is some other database")
+        if found > FORMAT:
+            raise NewerLedgerError(str(self.path), found)
+        _use_wal(connection)
+        # What a power cut may take back are leases, which it ends anyway.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        if found < FORMAT:
+            self._bring_up_to_date(connection)
+
+    def _bring_up_to_date(self, connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            found = connection.execute("PRAGMA user_version").fetchone()[0]
+            scripts = (
+                [_TABLES] if not found else [_MIGRATIONS[number] for number in range(found, FORMAT)]
+            )
+            if found < FORMAT:
+                for statement in filter(str.strip, "".join(scripts).split(";")):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {FORMAT}")
+                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise LedgerError(str(self.path), str(error)) from None
+        except sqlite3.DatabaseError as error:
+            raise DamagedLedgerError(str(self.path), str(error)) from None
+        except OSError as error:
+            raise LedgerError(str(self.path), error.strerror or str(error)) from None
+
+
+def _identity(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """Application id, version and number of tables: all of one moment, as others may make the file.
+
+    Read one by one they could be of before and after, which is how a stranger's file looks.
+    """
+    connection.execute("BEGIN")
+    try:
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    finally:
+        connection.execute("ROLLBACK")
+    return application, version, tables
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Change to WAL; where several do that at once, SQLite refuses all but one without waiting."""
+    deadline = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            return

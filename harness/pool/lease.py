@@ -1,0 +1,168 @@
+"""A lease: devices for one holder, until it releases them or ends."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from harness.deploy.budget import Budget
+from harness.errors import (
+    DeviceError,
+    HarnessError,
+    LeaseLostError,
+    WrongUseError,
+)
+from harness.pool.clock import Clock
+from harness.pool.evidence import judge, on_the_way
+from harness.pool.heart import Heart
+from harness.pool.leased_device import LeasedDevice
+from harness.pool.ledger import Ledger
+
+_SWEEP_S = 30.0
+
+
+class Lease:
+    """Devices of a pool, held until `release` (or the end of a `with` block, or of the process).
+
+    At the end of a `with` block, a `HarnessError` that leaves it is reported.
+    """
+
+    def __init__(
+        self, ledger: Ledger, clock: Clock, heart: Heart, token: int, on_end: Callable[[], None]
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._heart = heart
+        self._token = token
+        self._process = os.getpid()
+        self._on_end = on_end
+        self._devices: tuple[LeasedDevice, ...] = ()
+        self._lost = ""
+        self._released = False
+        self._reported: list[HarnessError] = []
+        self._ending = threading.Lock()
+
+    def begin(self, devices: Sequence[LeasedDevice]) -> None:
+        """Take the devices, whose fences hold the token."""
+        self._devices = tuple(devices)
+
+    def __repr__(self) -> str:
+        return f"Lease({', '.join(d.member for d in self._devices)}; token {self._token})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, HarnessError) and not isinstance(error, LeaseLostError):
+            self.report(error)
+        if error is not None:
+            for device in self._devices:
+                device.dirty = True
+        self.release()
+
+    @property
+    def token(self) -> int:
+        """The fencing token: higher than that of any earlier lease."""
+        return self._token
+
+    @property
+    def devices(self) -> tuple[LeasedDevice, ...]:
+        """All that are leased."""
+        return self._devices
+
+    @property
+    def device(self) -> LeasedDevice:
+        """The only one.
+
+        Raises:
+            WrongUseError: there are several.
+        """
+        if len(self._devices) != 1:
+            raise WrongUseError(f"the lease has {len(self._devices)} devices: use `devices`")
+        return self._devices[0]
+
+    def check(self) -> None:
+        """Say whether the lease still holds, by this process's own clock alone.
+
+        Raises:
+            LeaseLostError: it does not.
+        """
+        if self._released:
+            raise self._error("it was released")
+        if os.getpid() != self._process:
+            raise self._error("it belongs to the process that this one was forked from")
+        if self._lost:
+            raise self._error(self._lost)
+        if self._clock.boottime() >= self._heart.until(self._token):
+            raise self.lose("it was taken back, or this process slept longer than its heartbeat")
+
+    def lose(self, reason: str) -> LeaseLostError:
+        """The lease is lost for good; gives the error to raise."""
+        self._lost = self._lost or reason
+        self._heart.drop(self._token)
+        return self._error(self._lost)
+
+    def report(self, failure: HarnessError) -> None:
+        """Tell the pool of a failure: what it says of the device decides what comes next.
+
+        A device that has to be reached anew is recovered after the release; one with too many
+        failures is quarantined. Failures that say nothing of the device change nothing.
+        """
+        if any(failure is known for known in self._reported):
+            return
+        self._reported.append(failure)
+        judgement = judge(failure)
+        for device in self._concerned(failure):
+            if judgement.weight or judgement.recover:
+                self._ledger.report(device.key, self._token, judgement)
+
+    def release(self) -> None:
+        """Give the devices back; fine if that was done, or if the lease is lost.
+
+        What was cut off on a device is ended there first. If that fails the device is recovered
+        before the next holder gets it.
+        """
+        with self._ending:
+            if self._released:
+                return
+            try:
+                for device in self._devices:
+                    if device.dirty and not self._lost:
+                        self._sweep(device)
+            finally:
+                self._heart.drop(self._token)
+                self._released = True
+                self._ledger.release(
+                    self._token,
+                    [device.key for device in self._devices],
+                    unused=[d.key for d in self._devices if not d.used],
+                )
+                self._on_end()
+
+    def _sweep(self, device: LeasedDevice) -> None:
+        budget = Budget(device.serial, "cleaning up after a lease", _SWEEP_S)
+        try:
+            device.fence.sweep(device.unleased, budget)
+        except LeaseLostError as error:
+            self._lost = error.reason
+        except HarnessError as error:
+            judgement = replace(judge(error), recover=True)
+            self._ledger.report(device.key, self._token, judgement)
+
+    def _concerned(self, failure: HarnessError) -> Sequence[LeasedDevice]:
+        if isinstance(failure, DeviceError) and len(self._devices) > 1:
+            return [device for device in self._devices if device.serial == failure.serial]
+        if len(self._devices) == 1 or on_the_way(failure):
+            return self._devices
+        return ()
+
+    def _error(self, reason: str) -> LeaseLostError:
+        names = ", ".join(device.member for device in self._devices)
+        return LeaseLostError(names, self._token, reason)

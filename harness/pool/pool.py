@@ -1,0 +1,287 @@
+"""A pool of devices: who may use which, across the processes of this host."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from harness.devices.spec import DeviceSpec
+from harness.errors import (
+    HarnessError,
+    MemberStateError,
+    one_line,
+)
+from harness.pool.acquire import Acquisition
+from harness.pool.base import MemberState, MemberStatus, Requirement
+from harness.pool.changes import Changes
+from harness.pool.claims import Claims
+from harness.pool.clock import Clock, SystemClock
+from harness.pool.config import PoolConfig, load_config
+from harness.pool.database import Database, default_path
+from harness.pool.evidence import QuarantineRule
+from harness.pool.heart import Heart
+from harness.pool.lease import Lease
+from harness.pool.ledger import HistoryEntry, Ledger
+from harness.pool.members import Member, members_from, members_of
+from harness.pool.opening import DeviceOpener, Opener, survey
+from harness.pool.owner import this_process
+from harness.pool.roster import Roster
+from harness.pool.rows import DeviceRow
+from harness.pool.states import Event
+from harness.pool.upkeep import Upkeep
+
+VARIABLE = "QNNFARM_POOL"
+FILE_NAME = "pool.yaml"
+_SURVEY_S = 30.0
+_SURVEYS = 16
+
+
+class Pool:
+    """Devices, and the ledger that all pools of this user on this host share.
+
+    It may be used by several threads. Use it as a context manager, or call `close`; leases that
+    are still held then go on until they are released or the process ends.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        config: PoolConfig,
+        opener: Opener,
+        *,
+        clock: Clock | None = None,
+        ledger_path: Path | None = None,
+    ) -> None:
+        self.config = config
+        self._opener = opener
+        self._clock = clock or SystemClock()
+        self._database = Database(ledger_path or default_path())
+        rule = QuarantineRule(config.quarantine.limit, config.quarantine.window)
+        self.ledger = Ledger(self._database, self._clock, ttl_s=config.lease.ttl_s, rule=rule)
+        self._roster = Roster(self.ledger, members)
+        self._heart = Heart(self.ledger)
+        self._changes = Changes()
+        self._claims = Claims(self.ledger, opener, timeout_s=config.lease.claim_timeout_s)
+        self.upkeep = Upkeep(
+            self.ledger,
+            self._clock,
+            self._heart,
+            opener,
+            config,
+            self._claims,
+            self._changes.notify,
+        )
+        self.ledger.reconcile()
+        self.survey()
+
+    @classmethod
+    def open(cls, config: Path | None = None) -> Self:
+        """The pool of a file: `config`, `$QNNFARM_POOL`, or `pool.yaml` in the working folder.
+
+        Where there is none, all devices of the adb server.
+
+        Raises:
+            PoolConfigError: the file cannot be used.
+            AdbServerError: the adb server cannot be reached or started.
+            LedgerError: the ledger cannot be used.
+        """
+        named = os.environ.get(VARIABLE)
+        path = config or (Path(named) if named else None)
+        if path is None and Path(FILE_NAME).is_file():
+            path = Path(FILE_NAME)
+        loaded = PoolConfig() if path is None else load_config(path)
+        opener = DeviceOpener(loaded)
+        try:
+            members = members_of(loaded, opener.discover, str(path or "the adb server"))
+            return cls(members, loaded, opener)
+        except BaseException:
+            opener.close()
+            raise
+
+    @classmethod
+    def of(cls, specs: Sequence[DeviceSpec]) -> Self:
+        """A pool of just these devices, with nothing configured.
+
+        Raises:
+            DeviceSpecError: one is given twice.
+            LedgerError: the ledger cannot be used.
+        """
+        config = PoolConfig()
+        return cls(members_from(specs), config, DeviceOpener(config))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop what runs in the background, and let go of connections."""
+        self.upkeep.close()
+        self._opener.close()
+        if not self._heart.beating:
+            self._database.close()
+
+    def members(self) -> list[MemberStatus]:
+        """All devices as they are now, in the order of the configuration."""
+        self.ledger.reconcile()
+        return self._roster.statuses()
+
+    def survey(self) -> None:
+        """Look for the devices that are not known to be there, and ask them who they are."""
+        rows = self._roster.rows()
+        unsure = [
+            member
+            for name, member in self._roster.members.items()
+            if name not in rows or rows[name].state is MemberState.ABSENT
+        ]
+        self._look(unsure)
+
+    def probe(self) -> list[MemberStatus]:
+        """Ask every device that nobody holds who it is, then give all as `members` does."""
+        rows = self._roster.rows()
+        self._look(
+            [
+                member
+                for name, member in self._roster.members.items()
+                if name not in rows or rows[name].lease is None
+            ]
+        )
+        return self.members()
+
+    def acquire(
+        self,
+        requirement: Requirement,
+        *,
+        timeout_s: float | None = None,
+        purpose: str = "",
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Lease:
+        """Wait for devices, first come first served.
+
+        Args:
+            timeout_s: how long; `None` waits for ever.
+            purpose: for people who look who holds a device.
+            cancelled: whether to give up; asked by this thread several times a second while it
+                waits, which keeps its place in the queue.
+
+        Raises:
+            RequirementError: no device of the pool could ever meet it.
+            LeaseTimeoutError: none was free in time, or before it was cancelled.
+            LedgerError: the ledger cannot be used.
+        """
+        acquisition = Acquisition(
+            self.ledger,
+            self._clock,
+            self._heart,
+            self._claims,
+            this_process(),
+        )
+        self._keep_up()
+        return acquisition.run(
+            requirement,
+            lambda: self._roster.meeting(requirement),
+            timeout_s=timeout_s,
+            purpose=one_line(purpose, 120),
+            changes=self._changes,
+            while_waiting=self._keep_up,
+            cancelled=cancelled,
+        )
+
+    def drain(self, name: str, reason: str) -> MemberState:
+        """Give a device to nobody any more; who holds it now may finish."""
+        return self._event(name, Event.DRAIN, one_line(reason) or "drained")
+
+    def undrain(self, name: str) -> MemberState:
+        """Take back a drain.
+
+        Raises:
+            MemberStateError: it is not drained.
+        """
+        state = self._row(name).state
+        if state is not MemberState.DRAINING:
+            raise MemberStateError(name, state, "only what is drained can be undrained")
+        return self._event(name, Event.UNDRAIN, "undrained")
+
+    def release(self, name: str, *, token: int | None = None) -> bool:
+        """Take a device from its holder: from the one that holds `token`, by default whoever does.
+
+        Gives whether that was so: what a new owner holds meanwhile is not touched.
+        """
+        lease = self._row(name).lease
+        if lease is None:
+            return False
+        released = self.ledger.release(
+            token or lease.token, [lease.key], f"taken from {lease.holder}"
+        )
+        self._changes.notify()
+        return bool(released)
+
+    def unquarantine(self, name: str) -> MemberState:
+        """Try a quarantined device now, without waiting: it is ready if its probation run passes.
+
+        Raises:
+            MemberStateError: it is not in quarantine.
+        """
+        state = self._row(name).state
+        if state is not MemberState.QUARANTINED:
+            raise MemberStateError(name, state, "it is not in quarantine")
+        self.upkeep.work(self._roster.member(name), self._roster.key(name), force=True)
+        return self._row(name).state
+
+    def recover(self, name: str) -> MemberState:
+        """Take a device through the steps of recovery now, whatever is believed of it.
+
+        Raises:
+            MemberStateError: somebody holds it, or it is drained or in quarantine.
+        """
+        row = self._row(name)
+        if row.lease is not None or row.state in {MemberState.LEASED, MemberState.PROBATION}:
+            raise MemberStateError(name, row.state, "it is in use; release it first")
+        if row.state in {MemberState.DRAINING, MemberState.QUARANTINED}:
+            wish = "undrain" if row.state is MemberState.DRAINING else "unquarantine"
+            raise MemberStateError(name, row.state, f"{wish} it instead")
+        self._event(name, Event.FAILED, "recovery was asked for")
+        self.upkeep.work(self._roster.member(name), self._roster.key(name), force=True)
+        return self._row(name).state
+
+    def history(self, name: str) -> list[HistoryEntry]:
+        """What happened to a device, oldest first."""
+        return self.ledger.history(self._roster.key(name))
+
+    def _keep_up(self) -> None:
+        self.upkeep.start(self._roster.by_key())
+
+    def _look(self, members: Sequence[Member]) -> None:
+        if not members:
+            return
+        with ThreadPoolExecutor(min(len(members), _SURVEYS)) as threads:
+            for name, key in threads.map(self._look_for, members):
+                self._roster.learn(name, key)
+
+    def _look_for(self, member: Member) -> tuple[str, str]:
+        spec = str(member.spec)
+        try:
+            reached = survey(member, self._opener.open(member), timeout_s=_SURVEY_S)
+        except HarnessError as error:
+            reason = one_line(str(error))
+            return member.name, self.ledger.register_absent(member.name, spec, reason)
+        self.ledger.register_found(reached.key, member.name, spec, reached.facts)
+        return member.name, reached.key
+
+    def _event(self, name: str, event: Event, reason: str) -> MemberState:
+        state = self.ledger.event(self._roster.key(name), event, reason)
+        self._changes.notify()
+        return state
+
+    def _row(self, name: str) -> DeviceRow:
+        key = self._roster.key(name)
+        self.ledger.reconcile()
+        return self.ledger.devices([key])[key]

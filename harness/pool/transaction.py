@@ -1,0 +1,216 @@
+"""What the ledger does inside one transaction: the steps that its operations are made of."""
+
+import json
+import sqlite3
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from harness.pool.base import MemberState
+from harness.pool.clock import Clock
+from harness.pool.evidence import QuarantineRule
+from harness.pool.owner import Owner
+from harness.pool.queue import Claim, serve
+from harness.pool.rows import OWNER_COLUMNS, Facts, LeaseRow, owner_of, owner_values
+from harness.pool.states import Event, after
+
+_HISTORY = 200
+OWNER_SLOTS = "?, ?, ?, ?, ?, ?, ?"
+
+
+class Transaction:
+    """One transaction that may write; its steps happen together with it, or not at all."""
+
+    def __init__(
+        self, db: sqlite3.Connection, clock: Clock, ttl_s: float, rule: QuarantineRule
+    ) -> None:
+        self.db = db
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._rule = rule
+
+    # Devices
+
+    def point(self, spec: str, key: str) -> None:
+        """From now on an address means that device."""
+        self.db.execute(
+            "INSERT INTO addresses VALUES (?, ?) ON CONFLICT (spec) DO UPDATE SET key = ?",
+            (spec, key, key),
+        )
+        self.facts_changed()
+
+    def ensure(self, key: str, name: str, spec: str, state: MemberState, reason: str) -> None:
+        """A device is in the ledger; one that is new there begins in `state`."""
+        added = self.db.execute(
+            "INSERT OR IGNORE INTO devices (key, name, spec, state, reason, since)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (key, name, spec, state, reason, self._clock.now()),
+        ).rowcount
+        if added:
+            self.note(key, "added", f"{state}: {reason}")
+
+    def forget_nameless(self, key: str, spec: str) -> None:
+        """Drop what stood for a device while nobody knew which one it is."""
+        if key == spec:
+            self.db.execute("DELETE FROM devices WHERE key = ? AND state = 'absent'", (key,))
+
+    def set_facts(self, key: str, name: str, spec: str, facts: Facts) -> None:
+        """What a device said of itself."""
+        self.db.execute(
+            "UPDATE devices SET name = ?, spec = ?, soc = ?, hexagon = ?, free_bytes = ?"
+            " WHERE key = ?",
+            (name, spec, facts.soc, facts.hexagon, facts.free_bytes, key),
+        )
+        self.facts_changed()
+
+    def facts_changed(self) -> None:
+        """Who remembers addresses or facts of devices has to read them again."""
+        self.db.execute("UPDATE counters SET value = value + 1 WHERE name = 'facts'")
+
+    def state(self, key: str) -> MemberState:
+        """The state of a device."""
+        row = self.db.execute("SELECT state FROM devices WHERE key = ?", (key,)).fetchone()
+        return MemberState(row["state"])
+
+    def move(self, key: str, event: Event, reason: str) -> None:
+        """Let `event` happen; where it cannot in the device's state, nothing changes."""
+        row = self.db.execute("SELECT state FROM devices WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            return
+        state = MemberState(row["state"])
+        then = after(state, event)
+        if then is None or (then is state and event is not Event.FAILED):
+            return
+        if then is state is MemberState.DRAINING:
+            self.note(key, event, reason)
+            return
+        self.db.execute(
+            "UPDATE devices SET state = ?, reason = ?, since = ? WHERE key = ?",
+            (then, reason, self._clock.now(), key),
+        )
+        self.note(key, event, f"{state} -> {then}: {reason}")
+
+    def note(self, key: str, what: str, text: str) -> None:
+        """Write something into a device's history, which forgets the oldest for it."""
+        self.db.execute(
+            "INSERT INTO history (key, at, what, text) VALUES (?, ?, ?, ?)",
+            (key, self._clock.now(), what, text[:1000]),
+        )
+        self.db.execute(
+            "DELETE FROM history WHERE key = ? AND id <= (SELECT id FROM history WHERE key = ?"
+            " ORDER BY id DESC LIMIT 1 OFFSET ?)",
+            (key, key, _HISTORY),
+        )
+
+    def undrain(self, key: str, reason: str) -> MemberState:
+        """Take back a person's wish; gives the state that is right without it."""
+        self.move(key, Event.UNDRAIN, reason)
+        lease = self.db.execute("SELECT * FROM leases WHERE key = ?", (key,)).fetchone()
+        if lease is not None and self.state(key) is MemberState.READY:
+            self.move(key, Event.GRANTED, f"held by {lease['label']}")
+        else:
+            self.distrust(key)
+        return self.state(key)
+
+    def distrust(self, key: str) -> None:
+        """Quarantine a device that would be ready if its evidence were not over the limit."""
+        leases = self.db.execute("SELECT leases FROM devices WHERE key = ?", (key,)).fetchone()
+        if leases is None:
+            return
+        rows = self.db.execute(
+            "SELECT lease, weight, kind FROM evidence WHERE key = ? AND settled = 0"
+            " AND weight > 0 ORDER BY id",
+            (key,),
+        ).fetchall()
+        total = self._rule.exceeded(((row["lease"], row["weight"]) for row in rows), leases[0])
+        if total is not None and self.state(key) is MemberState.READY:
+            kinds = ", ".join(dict.fromkeys(row["kind"] for row in rows))
+            reason = f"failures weigh {total:g} in its last {self._rule.window} leases ({kinds})"
+            self.db.execute("UPDATE devices SET due = 0, attempts = 0 WHERE key = ?", (key,))
+            self.move(key, Event.DISTRUSTED, reason)
+
+    # The queue and leases
+
+    def turn(self, ticket: int) -> Sequence[str] | None:
+        """The devices that a ticket is served with now; `None` if it is not its turn."""
+        free = self._keys(
+            "SELECT key FROM devices WHERE state = 'ready' AND key NOT IN (SELECT key FROM leases)"
+        )
+        if not free:
+            return None
+        there = self._keys("SELECT key FROM devices WHERE state IN ('ready', 'leased')")
+        claims = (
+            Claim(row["id"], _candidates(row["candidates"]), row["count"])
+            for row in self.db.execute(
+                "SELECT id, candidates, count FROM tickets WHERE token IS NULL ORDER BY id"
+            )
+        )
+        return serve(claims, free, there - free).get(ticket)
+
+    def next_token(self) -> int:
+        """A token that is higher than all before it."""
+        row = self.db.execute(
+            "UPDATE counters SET value = value + 1 WHERE name = 'token' RETURNING value"
+        ).fetchall()
+        return int(row[0]["value"])
+
+    def lease(self, key: str, token: int, owner: Owner, purpose: str) -> LeaseRow:
+        """Grant a device that is ready."""
+        self.db.execute("UPDATE devices SET leases = leases + 1 WHERE key = ?", (key,))
+        self.move(key, Event.GRANTED, f"held by {owner.label}")
+        return self.insert_lease(key, token, owner, purpose)
+
+    def insert_lease(self, key: str, token: int, owner: Owner, purpose: str) -> LeaseRow:
+        """Write down who holds a device."""
+        beat, granted = self._clock.boottime(), self._clock.now()
+        self.db.execute(
+            f"INSERT INTO leases (key, token, purpose, granted, {OWNER_COLUMNS})"  # noqa: S608
+            f" VALUES (?, ?, ?, ?, {OWNER_SLOTS})",
+            (key, token, purpose, granted, *owner_values(owner, beat, self._ttl_s)),
+        )
+        return LeaseRow(key, token, purpose, granted, owner, beat, self._ttl_s)
+
+    def bury(self, gone: Callable[[Owner], bool]) -> None:
+        """End what belongs to processes that are gone, and repair what contradicts itself."""
+        owners = self.db.execute(
+            "SELECT pid, started, boot, namespace, label FROM leases"
+            " UNION SELECT pid, started, boot, namespace, label FROM tickets"
+        ).fetchall()
+        for row in owners:
+            owner = owner_of(row)
+            if gone(owner):
+                who = owner.pid, owner.started, owner.boot, owner.namespace, owner.label
+                self._end(
+                    "pid = ? AND started = ? AND boot = ? AND namespace = ? AND label = ?",
+                    who,
+                    lambda row: f"{row['label']} is gone",
+                )
+        # A beat from the future is of another boot whose id could not be read.
+        now = self._clock.boottime()
+        self._end(
+            "NOT (beat <= ? AND ? < beat + ttl)",
+            (now, now),
+            lambda row: f"{row['label']} gave no sign of life for {row['ttl']:g} s",
+        )
+        for row in self.db.execute(
+            "SELECT key FROM devices WHERE state IN ('leased', 'probation')"
+            " AND key NOT IN (SELECT key FROM leases)"
+        ).fetchall():
+            self.move(row["key"], Event.EXPIRED, "it was held by nobody")
+        self.db.execute("DELETE FROM leases WHERE key NOT IN (SELECT key FROM devices)")
+
+    def _end(self, which: str, values: Sequence[object], why: Callable[[sqlite3.Row], str]) -> None:
+        """End the tickets and the leases of which a condition is true."""
+        self.db.execute(f"DELETE FROM tickets WHERE {which}", values)  # noqa: S608 - all ours
+        for row in self.db.execute(
+            f"DELETE FROM leases WHERE {which} RETURNING key, label, ttl",  # noqa: S608
+            values,
+        ).fetchall():
+            self.move(row["key"], Event.EXPIRED, why(row))
+
+    def _keys(self, query: str) -> set[str]:
+        return {row[0] for row in self.db.execute(query)}
+
+
+@lru_cache(maxsize=4096)
+def _candidates(text: str) -> tuple[str, ...]:
+    return tuple(json.loads(text))

@@ -1,0 +1,173 @@
+"""Recovery and probation of devices, in the background of whoever waits for one."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from harness.errors import AdbServerError, HarnessError, LeaseLostError, one_line
+from harness.pool.claims import Claims
+from harness.pool.clock import Clock
+from harness.pool.config import PoolConfig
+from harness.pool.fence import HigherTokenError
+from harness.pool.heart import Heart
+from harness.pool.lease import Lease
+from harness.pool.ledger import Ledger
+from harness.pool.members import Member
+from harness.pool.opening import Opener, Reached
+from harness.pool.owner import this_process
+from harness.pool.probation import Probation, standard_probation
+from harness.pool.recovery import Recovery
+from harness.pool.rows import LeaseRow
+from harness.pool.states import Event
+
+log = logging.getLogger(__name__)
+
+_MOST_AT_ONCE = 8
+
+
+class Upkeep:
+    """Works on the devices of one pool that are not ready, each under a lease of its own.
+
+    So no two processes work on one device, and what a process that ends leaves undone is done by
+    the next that waits.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        heart: Heart,
+        opener: Opener,
+        config: PoolConfig,
+        claims: Claims,
+        changed: Callable[[], None],
+        *,
+        probation: Probation = standard_probation,
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._heart = heart
+        self._opener = opener
+        self._config = config
+        self._claims = claims
+        self._changed = changed
+        self.probation = probation
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._busy: set[str] = set()
+
+    def start(self, members: Mapping[str, Member]) -> None:
+        """Begin what is due, in threads that end with it."""
+        for key in self._ledger.due() & members.keys():
+            with self._lock:
+                if key in self._busy or len(self._busy) >= _MOST_AT_ONCE:
+                    continue
+                self._busy.add(key)
+            threading.Thread(
+                target=self._in_thread,
+                args=(members[key], key),
+                name=f"qnnfarm-upkeep-{members[key].name}",
+                daemon=True,
+            ).start()
+
+    def close(self) -> None:
+        """Give up what has not begun; a step that runs is not cut off."""
+        self._stop.set()
+
+    def work(self, member: Member, key: str, *, force: bool = False) -> None:
+        """Recover a device, or try it, if that is due and nobody else does it."""
+        row = self._ledger.begin_work(key, this_process(), force=force)
+        if row is None:
+            return
+        self._heart.add(row.token, 1, row.beat + row.ttl)
+        try:
+            if row.purpose == "probation":
+                self._probation(member, row)
+            else:
+                self._recovery(member, row)
+        except BaseException:
+            event = Event.NOT_PASSED if row.purpose == "probation" else Event.GAVE_UP
+            self._ledger.end_work(key, row.token, event, "it was interrupted")
+            raise
+        finally:
+            self._heart.drop(row.token)
+            self._changed()
+
+    def _in_thread(self, member: Member, key: str) -> None:
+        try:
+            self.work(member, key)
+        except HarnessError as error:
+            log.warning("upkeep of %s: %s", member.name, error)
+        finally:
+            with self._lock:
+                self._busy.discard(key)
+
+    def _recovery(self, member: Member, row: LeaseRow) -> None:
+        device = self._ledger.devices([row.key])[row.key]
+        recovery = Recovery(
+            member,
+            row.key,
+            self._opener,
+            self._config,
+            lambda reached: self._prove(member, row, reached),
+            lambda: self._server_in_use(row),
+            lambda step, text: self._ledger.note(row.key, f"recovery: {step}", text),
+            self._stop.is_set,
+        )
+        try:
+            reached = recovery.run(gently=not (device.leases or device.facts.soc))
+        except HarnessError as error:
+            wait = 0.0 if self._stop.is_set() else self._config.recovery.backoff(device.attempts)
+            reason = one_line(str(error))
+            self._ledger.end_work(row.key, row.token, Event.GAVE_UP, reason, retry_in_s=wait)
+            return
+        if reached.key != row.key:
+            reason = f"another device answers at {member.spec}"
+            wait = self._config.recovery.backoff(device.attempts)
+            self._ledger.end_work(row.key, row.token, Event.GAVE_UP, reason, retry_in_s=wait)
+        else:
+            self._ledger.end_work(row.key, row.token, Event.RECOVERED, "it answers again")
+        self._ledger.register_found(reached.key, member.name, str(member.spec), reached.facts)
+
+    def _probation(self, member: Member, row: LeaseRow) -> None:
+        device = self._ledger.devices([row.key])[row.key]
+        token = row.token
+        lease = Lease(self._ledger, self._clock, self._heart, token, self._changed)
+        try:
+            try:
+                held = self._claims.claim(token, row.key, member)
+            except HigherTokenError as error:
+                token = self._higher(row, error)
+                lease = Lease(self._ledger, self._clock, self._heart, token, self._changed)
+                held = self._claims.claim(token, row.key, member)
+            leased = held.under(lease)
+            lease.begin([leased])
+            self.probation(leased)
+        except AdbServerError as error:  # says nothing of the device: it is tried again at once
+            reason = one_line(str(error))
+            self._ledger.end_work(row.key, token, Event.NOT_PASSED, reason, retry_in_s=1.0)
+        except (HarnessError, HigherTokenError) as error:
+            wait = self._config.quarantine.backoff(device.attempts)
+            reason = f"its probation run failed: {one_line(str(error))}"
+            self._ledger.end_work(row.key, token, Event.NOT_PASSED, reason, retry_in_s=wait)
+        else:
+            self._ledger.end_work(row.key, token, Event.PASSED, "it passed its probation run")
+        finally:
+            self._heart.drop(token)
+
+    def _higher(self, row: LeaseRow, error: HigherTokenError) -> int:
+        token = self._ledger.raise_token(row.token, int(error.args[0]))
+        if token is None:
+            raise LeaseLostError(row.key, row.token, "it was taken back")
+        self._heart.rename(row.token, token)
+        return token
+
+    def _prove(self, member: Member, row: LeaseRow, reached: Reached) -> None:
+        """A device that answers must let itself be claimed, too."""
+        if reached.key == row.key:
+            with suppress(HigherTokenError):
+                self._claims.claim(row.token, row.key, member)
+
+    def _server_in_use(self, row: LeaseRow) -> bool:
+        return self._ledger.in_use(besides=row.key)

@@ -1,0 +1,296 @@
+import os
+import re
+import shlex
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.pool.fence import LOST_STATUS, Fence
+
+if TYPE_CHECKING:
+    from tests.device_scripts.conftest import DeviceShell
+
+_LINE = re.compile(r"qnnfarm-fence token=(\d+) id=([0-9a-f-]{36}) ended=(\d+) left=0\n")
+
+
+def claim(device: "DeviceShell", token: int, *known: str) -> Fence:
+    done = device.run("fence.sh", device.work_root, "claim", str(token), *known)
+    match = _LINE.fullmatch(done.stdout)
+    assert match, (done.stdout, done.stderr)
+    assert (done.returncode, int(match[1])) == (0, token)
+    return Fence(str(device.work_root), token, match[2], "", int(match[3]))
+
+
+def guarded(device: "DeviceShell", fence: Fence, command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [device.shell, "-c", fence.guarded(command)],
+        env=device.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until(path: Path) -> None:
+    end = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} does not appear"
+        time.sleep(0.02)
+
+
+def test_the_fence_rises_and_never_falls(device: "DeviceShell") -> None:
+    first = claim(device, 7)
+    assert claim(device, 7) == first
+    second = claim(device, 100)
+    assert second.id == first.id
+    done = device.run("fence.sh", device.work_root, "claim", "99")
+    assert (done.returncode, done.stdout) == (3, "qnnfarm-fence refused=100\n")
+    assert sorted(path.name for path in (device.work_root / "fence").iterdir()) == ["100", "id"]
+
+
+def test_commands_of_a_former_holder_do_not_run(device: "DeviceShell", tmp_path: Path) -> None:
+    old = claim(device, 1)
+    written = tmp_path / "written"
+    write = f"echo x >{shlex.quote(str(written))}; echo out; echo err >&2; exit 5"
+    process = guarded(device, old, write)
+    assert process.communicate() == ("out\n", "err\n")
+    assert process.returncode == 5
+    written.unlink()
+    claim(device, 2)
+    late = guarded(device, old, write)
+    _, stderr = late.communicate()
+    assert old.was_lost(late.returncode, stderr)
+    assert not written.exists()
+
+
+def test_a_command_may_end_with_the_same_status(device: "DeviceShell") -> None:
+    fence = claim(device, 1)
+    process = guarded(device, fence, f"exit {LOST_STATUS}")
+    _, stderr = process.communicate()
+    assert process.returncode == LOST_STATUS
+    assert not fence.was_lost(process.returncode, stderr)
+
+
+def test_hostile_commands_and_stdin_arrive_unchanged(device: "DeviceShell") -> None:
+    fence = claim(device, 1)
+    process = guarded(
+        device, fence, "cat; printf '<%s>' \"$QNNFARM_FENCE\" 'a'\\''b' '$(id)' \"`echo c`\""
+    )
+    stdout, _ = process.communicate("in 'put' $x\n")
+    assert stdout == f"in 'put' $x\n<{fence.id}.1.><a'b><$(id)><c>"
+
+
+def test_a_claim_kills_commands_that_passed_the_fence_before(
+    device: "DeviceShell", tmp_path: Path
+) -> None:
+    old = claim(device, 1)
+    begun, late = tmp_path / "begun", tmp_path / "late"
+    script = f": >{shlex.quote(str(begun))}; sleep 60; : >{shlex.quote(str(late))}"
+    process = guarded(device, old, script)
+    left = guarded(device, old, f"setsid sleep 61 >/dev/null 2>&1 & : >{shlex.quote(str(begun))}2")
+    wait_until(begun)
+    wait_until(tmp_path / "begun2")
+    left.communicate()
+    claim(device, 2)
+    process.communicate(timeout=20)
+    assert process.returncode == -9
+    assert not late.exists()
+    assert not running(old)
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_only_behind_a_quiet_lease_there_is_nothing_to_look_for(
+    device: "DeviceShell", *, between: bool
+) -> None:
+    quiet = claim(device, 1)
+    stray = subprocess.Popen(
+        [device.shell, "-c", "sleep 62; :"],
+        env=device.environment | {"QNNFARM_FENCE": f"{quiet.id}.1."},
+    )
+    try:
+        while not running(quiet):
+            time.sleep(0.02)
+        if between:  # somebody else had it meanwhile, and may have left something
+            (device.work_root / "fence" / "2").touch()
+        claim(device, 3, quiet.id, "1")
+        assert bool(running(quiet)) is not between
+        claim(device, 4, quiet.id, "1")
+        assert not running(quiet)
+    finally:
+        stray.kill()
+        stray.wait()
+
+
+def running(fence: Fence) -> list[str]:
+    mark = f"QNNFARM_FENCE={fence.id}.{fence.token}.".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes():
+                found.append(folder.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_a_claim_ends_the_runs_of_a_former_holder(device: "DeviceShell") -> None:
+    old = claim(device, 1)
+    run_dir = device.make_run("late run")
+    run_dir.rename(device.work_root / "runs" / "late")
+    run_dir = device.work_root / "runs" / "late"
+    script = shlex.join(
+        [*device.command("run.sh", run_dir, "60", "log", "--", "sh", "-c", "sleep 62")]
+    )
+    process = guarded(device, old, script)
+    wait_until(run_dir / ".qnnfarm" / "process")
+    device.make_run("empty")
+    new = claim(device, 2)
+    assert new.ended == 2
+    process.communicate(timeout=20)
+    assert not run_dir.exists()
+    assert not running(old)
+
+
+def test_a_claim_removes_run_folders_that_were_never_finished(device: "DeviceShell") -> None:
+    first = claim(device, 1)
+    runs = device.work_root / "runs"
+    (runs / ".run-1.4242" / "lib").mkdir(parents=True)
+    (runs / ".link").symlink_to(device.work_root / "fence")
+    done = device.run("fence.sh", device.work_root, "sweep", "1")
+    assert done.returncode == 0
+    assert (runs / ".run-1.4242").is_dir()  # it may be ours
+    assert claim(device, 2).id == first.id
+    assert [path.name for path in runs.iterdir()] == [".link"]
+
+
+def test_the_processes_of_other_devices_on_the_same_kernel_live_on(
+    device: "DeviceShell", tmp_path: Path
+) -> None:
+    fence = claim(device, 5)
+    process = guarded(
+        device, fence, f": >{shlex.quote(str(tmp_path / 'begun'))}; read -r word; echo $word"
+    )
+    wait_until(tmp_path / "begun")
+    other = tmp_path / "other"
+    (other / "runs").mkdir(parents=True)
+    done = device.run("fence.sh", other, "claim", "9")
+    assert done.returncode == 0
+    assert process.communicate("alive\n", timeout=20) == ("alive\n", "")
+
+
+def test_a_sweep_ends_what_the_holder_left(device: "DeviceShell", tmp_path: Path) -> None:
+    fence = claim(device, 3)
+    process = guarded(device, fence, f": >{shlex.quote(str(tmp_path / 'begun'))}; sleep 63")
+    wait_until(tmp_path / "begun")
+    done = device.run("fence.sh", device.work_root, "sweep", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+    process.communicate(timeout=20)
+    assert process.returncode == -9
+    claim(device, 4)
+    done = device.run("fence.sh", device.work_root, "sweep", "3")
+    assert (done.returncode, done.stdout) == (3, "qnnfarm-fence refused=4\n")
+
+
+def test_of_claims_at_the_same_time_the_greatest_stays(device: "DeviceShell") -> None:
+    tokens = [11, 19, 12, 18, 13, 17]
+
+    def one(token: int) -> int:
+        return device.run("fence.sh", device.work_root, "claim", str(token)).returncode
+
+    with ThreadPoolExecutor(len(tokens)) as threads:
+        codes = dict(zip(tokens, threads.map(one, tokens), strict=True))
+    assert codes[19] == 0
+    assert set(codes.values()) <= {0, 3}
+    names = {path.name for path in (device.work_root / "fence").iterdir()}
+    assert names == {"19", "id"}
+
+
+def test_a_greater_claim_that_comes_between_two_looks_is_kept(device: "DeviceShell") -> None:
+    # The trace's prompt is evaluated before each command: here it makes the file of another claim
+    # right after this one has seen that it is the greatest.
+    script, *arguments = device.command("fence.sh", device.work_root, "claim", "12")[1:]
+    prompt = """${highest:+$(case $highest${former+x} in 12) : >"$fence/19" ;; esac)}"""
+    subprocess.run(
+        [device.shell, "-x", script, *arguments],
+        env={**device.environment, "PS4": prompt},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    names = {path.name for path in (device.work_root / "fence").iterdir()}
+    assert "19" in names
+    done = device.run("fence.sh", device.work_root, "claim", "19")
+    assert done.returncode == 0
+
+
+def test_another_or_a_wiped_device_is_not_touched(device: "DeviceShell") -> None:
+    fence = claim(device, 1)
+    assert claim(device, 2, fence.id).token == 2
+    run_dir = device.make_run()
+    done = device.run("fence.sh", device.work_root, "claim", "3", "0" * 36)
+    assert (done.returncode, done.stdout) == (4, "qnnfarm-fence other\n")
+    assert run_dir.exists()
+    wiped = device.work_root.parent / "wiped"
+    done = device.run("fence.sh", wiped, "claim", "3", fence.id)
+    assert (done.returncode, done.stdout) == (4, "qnnfarm-fence other\n")
+    assert not wiped.exists()
+
+
+def test_a_half_written_id_is_written_anew(device: "DeviceShell") -> None:
+    (device.work_root / "fence").mkdir()
+    (device.work_root / "fence" / "id").write_text("0123")
+    assert len(claim(device, 1).id) == 36
+
+
+def test_links_in_the_folder_of_runs_are_not_followed(
+    device: "DeviceShell", tmp_path: Path
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    (device.work_root / "runs" / "link").symlink_to(precious)
+    claim(device, 1)
+    assert (precious / "file").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["ROOT", "claim"],
+        ["ROOT", "claim", "0"],
+        ["ROOT", "claim", "01"],
+        ["ROOT", "claim", "1x"],
+        ["ROOT", "claim", "-1"],
+        ["ROOT", "claim", "1000000000"],
+        ["ROOT", "claim", "$(touch owned)"],
+        ["ROOT", "drop", "1"],
+        ["relative", "claim", "1"],
+        ["ROOT", "claim", "1", "id", "more"],
+        ["ROOT", "claim", "1", "id", "1", "more"],
+    ],
+)
+def test_wrong_use(device: "DeviceShell", arguments: list[str]) -> None:
+    words = [str(device.work_root) if word == "ROOT" else word for word in arguments]
+    done = device.run("fence.sh", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert not (device.work_root / "fence").exists()
+    assert not Path("owned").exists()
+
+
+def test_a_work_root_that_cannot_be_written(device: "DeviceShell") -> None:
+    if os.geteuid() == 0:
+        root = device.work_root.parent / "file"
+        root.touch()
+    else:
+        root = device.work_root
+        root.chmod(0o500)
+    done = device.run("fence.sh", root, "claim", "1")
+    assert done.returncode == 1
+    assert "cannot make the folder" in done.stderr

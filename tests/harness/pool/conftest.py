@@ -1,0 +1,83 @@
+"""A ledger whose clock and processes the test turns and ends."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from harness.pool.database import Database
+from harness.pool.evidence import QuarantineRule
+from harness.pool.ledger import Ledger
+from harness.pool.owner import Owner
+from harness.pool.rows import Facts
+
+TTL_S = 30.0
+
+
+@dataclass
+class HandClock:
+    """Both clocks, turned by hand."""
+
+    time: float = 1000.0
+
+    def boottime(self) -> float:
+        return self.time
+
+    def now(self) -> float:
+        return 1_700_000_000.0 + self.time
+
+
+@dataclass
+class Bench:
+    """A ledger with its surroundings."""
+
+    path: Path
+    clock: HandClock = field(default_factory=HandClock)
+    dead: set[int] = field(default_factory=set)
+    rule: QuarantineRule = field(default_factory=QuarantineRule)
+
+    def __post_init__(self) -> None:
+        self.database = Database(self.path)
+        self.ledger = Ledger(
+            self.database,
+            self.clock,
+            ttl_s=TTL_S,
+            rule=self.rule,
+            gone=lambda owner: owner.pid in self.dead,
+        )
+
+    def add(self, *names: str) -> None:
+        for name in names:
+            self.ledger.register_found(name, name, f"spec:{name}", Facts("SM8750", "v79", 1 << 30))
+
+    def state(self, key: str) -> str:
+        return str(self.ledger.devices([key])[key].state)
+
+    def reason(self, key: str) -> str:
+        return self.ledger.devices([key])[key].reason
+
+
+def process(pid: int) -> Owner:
+    return Owner(pid, 1, "boot", "ns", f"process {pid}")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path / "pool.db")
+    yield made
+    made.database.close()
+
+
+@pytest.fixture
+def grab(bench: Bench) -> Callable[..., int]:
+    """Takes devices for a process, and gives the token."""
+
+    def take(pid: int, *keys: str) -> int:
+        ticket = bench.ledger.enqueue(process(pid), keys, len(keys))
+        rows = bench.ledger.try_grant(ticket, process(pid))
+        assert rows is not None
+        bench.ledger.settle(ticket)
+        return rows[0].token
+
+    return take

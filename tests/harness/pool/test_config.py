@@ -1,0 +1,160 @@
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.devices.spec import DeviceSpec
+from harness.errors import HarnessError, PoolConfigError, RecoveryStepError
+from harness.pool.config import PoolConfig, load_config, parse_config
+from harness.pool.members import Member, members_of
+from harness.pool.recovery import fill, run_command
+
+_DOC = Path(__file__).parents[3] / "docs" / "pool.md"
+
+_WHOLE = """\
+devices:
+  - name: bench-phone
+    type: android
+    identifier: R5CX12345@lab1
+    tags: [bench, sm8750]
+    power_cycle: [uhubctl, -l, "1-1", -a, cycle]
+  - {name: board, type: linux, identifier: user@board}
+  - {name: v1, type: virtual, identifier: v1, soc: SM8750}
+  - {discover: adb, tags: [found], exclude: [emulator-5554]}
+hosts:
+  lab1: {adb_port: 5038, adb_server_ours: true}
+adb_server: {ours: true}
+recovery:
+  steps: [reconnect, reboot]
+  power_cycle: [hub, "{serial}", "--name={name}"]
+  backoff_s: 5
+quarantine: {limit: 2, window: 5}
+lease: {ttl_s: 20}
+"""
+
+
+def test_a_whole_file() -> None:
+    config = parse_config(_WHOLE)
+    assert config.hosts["lab1"].adb_port == 5038
+    assert config.recovery.steps == ("reconnect", "reboot")
+    found = [DeviceSpec("android", serial) for serial in ("S1", "emulator-5554")]
+    members = members_of(config, lambda _: found, "pool.yaml")
+    assert [member.name for member in members] == ["bench-phone", "board", "v1", "S1"]
+    assert members[0].spec.host == "lab1"
+    assert members[3].tags == {"found"}
+
+
+def test_an_empty_file_is_all_devices_of_the_adb_server() -> None:
+    assert parse_config("") == parse_config("# nothing\n") == PoolConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "said"),
+    [
+        ("devices: [}", 1, "", "expected"),
+        ("devices:\n  - {type: phone, identifier: x}", 2, "devices[0].type", "android"),
+        ("devices:\n  - type: android\n    identifier: 'a b'", 2, "devices[0]", "SERIAL"),
+        ("devices:\n  - type: android\n    tags: [ok, 'not ok']", 3, "devices[0].tags", "match"),
+        ("devices: []", 1, "devices", "name a device"),
+        ("devices:\n  - {discover: adb, name: x}", 2, "devices[0]", "of their own"),
+        ("devices:\n  - {name: x}", 2, "devices[0]", "either"),
+        ("\nleases: {}", 2, "leases", "Extra"),
+        ("lease:\n  ttl_s: -1", 2, "lease.ttl_s", "greater"),
+        ("lease:\n  ttl_s: .nan", 2, "lease.ttl_s", "finite|greater"),
+        ("recovery: {power_cycle: rm -rf /}", 1, "recovery.power_cycle", "tuple"),
+        ("recovery:\n  steps: [reboot, reboot]", 2, "recovery.steps", "twice"),
+        ("recovery:\n  steps: [burn]", 2, "recovery.steps[0]", "reconnect"),
+        ("adb_server: {ours: true}\nadb_server: {ours: false}", 2, "adb_server", "twice"),
+        ("a: &x [1]\nb: *x", 2, "", "aliases"),
+        ("- 1", 1, "", "no mapping"),
+        ("!!python/object/apply:os.system ['true']", None, "", "could not determine"),
+        ("[" * 5000, None, "", "deep|expected"),
+    ],
+)
+def test_what_is_wrong_is_said_with_line_and_key(
+    text: str, line: int | None, key: str, said: str
+) -> None:
+    with pytest.raises(PoolConfigError, match=said) as caught:
+        parse_config(text, "lab/pool.yaml")
+    assert line is None or caught.value.line == line
+    assert caught.value.key.startswith(key)
+    assert str(caught.value).startswith("lab/pool.yaml")
+    assert str(caught.value).isprintable()
+
+
+def test_two_devices_of_one_name(tmp_path: Path) -> None:
+    twice = (
+        "devices:\n - {type: android, identifier: A}\n - {name: A, type: virtual, identifier: B}"
+    )
+    with pytest.raises(PoolConfigError, match="two devices are named A"):
+        members_of(parse_config(twice), lambda _: [], "pool.yaml")
+    same = "devices:\n - {name: x, type: local}\n - {name: y, type: local}"
+    with pytest.raises(PoolConfigError, match="given twice"):
+        members_of(parse_config(same), lambda _: [], "pool.yaml")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a: b\x00", b"#" * (1 << 20) + b"\n"])
+def test_what_is_no_text_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_bytes(content)
+    with pytest.raises(PoolConfigError):
+        load_config(path)
+    with pytest.raises(PoolConfigError):
+        load_config(tmp_path / "missing.yaml")
+    with pytest.raises(PoolConfigError):
+        load_config(tmp_path)
+
+
+_leaf = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["adb", "virtual", "android", "reboot", "-x", "$(id)", "a\nb", "\x1b[31m"])
+)
+_keys = st.sampled_from(
+    [*PoolConfig.model_fields, "name", "type", "identifier", "discover", "tags", "steps", "soc"]
+) | st.text(max_size=8)
+_values = st.recursive(
+    _leaf, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_keys, inner, max_size=4)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(_keys, _values, max_size=5).map(yaml.safe_dump) | st.text())
+def test_any_file_is_a_pool_or_one_line(text: str) -> None:
+    said = ""
+    try:
+        members_of(parse_config(text), lambda _: [], "pool.yaml")
+    except HarnessError as error:
+        said = str(error)
+    assert not said or said.isprintable()
+
+
+@given(st.text(min_size=1).filter(lambda text: "\0" not in text))
+def test_the_words_of_a_command_stay_words(hostile: str) -> None:
+    member = Member(hostile, DeviceSpec("android", "S1"))
+    words = fill(["hub", "{name}", "--serial={serial}", "{key}{name}", "{other}"], member, "{name}")
+    assert words == ["hub", hostile, "--serial=S1", "{name}" + hostile, "{other}"]
+
+
+def test_a_users_command_is_run_without_a_shell(tmp_path: Path) -> None:
+    hostile = f"$(touch {tmp_path}/owned); 'x"
+    run_command(["touch", "--", str(tmp_path / hostile.replace("/", "_"))], 20)
+    assert not (tmp_path / "owned").exists()
+    with pytest.raises(RecoveryStepError, match="status 3: no such port"):
+        run_command(["sh", "-c", "echo no such port >&2; exit 3"], 20)
+    with pytest.raises(RecoveryStepError, match="cannot be run"):
+        run_command([str(tmp_path / "missing")], 20)
+    with pytest.raises(RecoveryStepError, match="longer than"):
+        run_command(["sleep", "30"], 0.1)
+
+
+def test_the_documented_file_can_be_used() -> None:
+    blocks = _DOC.read_text(encoding="utf-8").split("```yaml\n")[1:]
+    assert blocks
+    for block in blocks:
+        parse_config(block.partition("```")[0])

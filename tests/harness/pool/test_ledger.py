@@ -1,0 +1,371 @@
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.errors import DamagedLedgerError, LeaseLostError, LedgerError, NewerLedgerError
+from harness.pool.database import FORMAT, Database
+from harness.pool.evidence import Judgement
+from harness.pool.rows import Facts, KnownFence
+from harness.pool.states import Event
+from tests.harness.pool.conftest import TTL_S, Bench, process
+
+Grab = Callable[..., int]
+LOST = Judgement("DeviceLostError", 1.0, recover=True, text="it went away")
+BAD_RUN = Judgement("RunnerError", 1.0, recover=False, text="the runner crashed")
+
+
+def test_first_come_first_served(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    held = grab(1, "a")
+    tickets = [bench.ledger.enqueue(process(pid), ["a"], 1) for pid in (2, 3, 4)]
+    assert [bench.ledger.try_grant(t, process(9)) for t in tickets] == [None] * 3
+    bench.ledger.release(held, ["a"])
+    assert bench.ledger.try_grant(tickets[2], process(4)) is None
+    assert bench.ledger.try_grant(tickets[1], process(3)) is None
+    rows = bench.ledger.try_grant(tickets[0], process(2))
+    assert rows is not None
+    assert rows[0].token > held
+
+
+def test_several_devices_come_together_under_one_token(bench: Bench, grab: Grab) -> None:
+    bench.add("a", "b", "c")
+    held = grab(1, "c")
+    ticket = bench.ledger.enqueue(process(2), ["a", "b", "c"], 3)
+    assert bench.ledger.try_grant(ticket, process(2)) is None
+    assert bench.state("a") == "ready"
+    bench.ledger.release(held, ["c"])
+    rows = bench.ledger.try_grant(ticket, process(2)) or []
+    assert sorted(row.key for row in rows) == ["a", "b", "c"]
+    assert len({row.token for row in rows}) == 1
+
+
+def test_a_stream_of_small_requests_does_not_starve_a_big_one(bench: Bench) -> None:
+    bench.add("a", "b", "c")
+    keys = ["a", "b", "c"]
+    waiting = [(bench.ledger.enqueue(process(n), keys, 1), process(n)) for n in range(10, 13)]
+    running = []
+    for ticket, owner in waiting:
+        rows = bench.ledger.try_grant(ticket, owner)
+        assert rows
+        bench.ledger.settle(ticket)
+        running.append(rows[0])
+    big = bench.ledger.enqueue(process(1), keys, 3)
+    small = [(bench.ledger.enqueue(process(n), keys, 1), process(n)) for n in range(20, 40)]
+    for row in running:
+        bench.ledger.release(row.token, [row.key])
+        for ticket, owner in small:
+            assert bench.ledger.try_grant(ticket, owner) is None
+    assert len(bench.ledger.try_grant(big, process(1)) or []) == 3
+
+
+def test_a_release_never_takes_what_a_new_owner_holds(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    old = grab(1, "a")
+    bench.clock.time += TTL_S + 1
+    new = grab(2, "a")
+    assert bench.ledger.release(old, ["a"]) == frozenset()
+    assert bench.ledger.holds(new, "a")
+    assert bench.ledger.report("a", old, LOST) is False
+    assert bench.ledger.end_work("a", old, Event.RECOVERED, "") is False
+
+
+def test_a_lease_lives_as_long_as_its_heart_beats(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    token = grab(1, "a")
+    for _ in range(5):
+        bench.clock.time += TTL_S - 1
+        assert bench.ledger.heartbeat({token: 1})[token] == bench.clock.time + TTL_S
+    bench.clock.time += TTL_S
+    # Nobody took it yet, but nobody may think that it still is leased: it is not revived.
+    assert bench.ledger.heartbeat({token: 1}) == {token: None}
+    bench.ledger.reconcile()
+    assert bench.state("a") == "ready"
+    assert "no sign of life" in bench.reason("a")
+
+
+def test_the_device_of_a_killed_holder_is_free_at_once(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    grab(1, "a")
+    ticket = bench.ledger.enqueue(process(2), ["a"], 1)
+    assert bench.ledger.try_grant(ticket, process(2)) is None
+    bench.dead.add(1)
+    assert bench.ledger.try_grant(ticket, process(2))
+
+
+def test_a_dead_process_blocks_no_place_in_the_queue(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    held = grab(1, "a")
+    bench.ledger.enqueue(process(2), ["a"], 1)
+    ticket = bench.ledger.enqueue(process(3), ["a"], 1)
+    bench.dead.add(2)
+    bench.ledger.release(held, ["a"])
+    assert bench.ledger.try_grant(ticket, process(3))
+
+
+def test_a_waiting_process_that_slept_is_told(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    grab(1, "a")
+    ticket = bench.ledger.enqueue(process(2), ["a"], 1)
+    bench.clock.time += TTL_S
+    bench.ledger.reconcile()
+    with pytest.raises(LeaseLostError):
+        bench.ledger.try_grant(ticket, process(2))
+
+
+def test_a_ticket_whose_device_failed_goes_back_to_its_place(bench: Bench) -> None:
+    bench.add("a")
+    first = bench.ledger.enqueue(process(1), ["a"], 1)
+    second = bench.ledger.enqueue(process(2), ["a"], 1)
+    rows = bench.ledger.try_grant(first, process(1)) or []
+    bench.ledger.release(rows[0].token, ["a"])
+    bench.ledger.put_back(first)
+    assert bench.ledger.try_grant(second, process(2)) is None
+    assert bench.ledger.try_grant(first, process(1))
+
+
+def test_tokens_only_rise_also_past_what_a_device_knows(bench: Bench, grab: Grab) -> None:
+    bench.add("a", "b")
+    first = grab(1, "a")
+    raised = bench.ledger.raise_token(first, 5000)
+    assert raised == 5001
+    assert bench.ledger.holds(5001, "a")
+    assert grab(2, "b") == 5002
+    assert bench.ledger.raise_token(first, 9000) is None
+
+
+def test_a_drained_device_is_finished_but_not_granted(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    token = grab(1, "a")
+    assert bench.ledger.event("a", Event.DRAIN, "battery") == "draining"
+    assert bench.ledger.holds(token, "a")
+    assert bench.ledger.event("a", Event.UNDRAIN, "") == "leased"
+    bench.ledger.event("a", Event.DRAIN, "battery")
+    bench.ledger.release(token, ["a"])
+    assert (bench.state("a"), bench.reason("a")) == ("draining", "battery")
+    ticket = bench.ledger.enqueue(process(2), ["a"], 1)
+    assert bench.ledger.try_grant(ticket, process(2)) is None
+    bench.ledger.event("a", Event.UNDRAIN, "")
+    assert bench.ledger.try_grant(ticket, process(2))
+
+
+def test_a_failure_leads_to_recovery_after_the_release(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    token = grab(1, "a")
+    assert bench.ledger.report("a", token, LOST)
+    assert bench.state("a") == "leased"
+    bench.ledger.release(token, ["a"])
+    assert (bench.state("a"), bench.reason("a")) == ("recovering", "it went away")
+    work = bench.ledger.begin_work("a", process(2))
+    assert work is not None
+    assert work.purpose == "recovery"
+    assert bench.ledger.begin_work("a", process(3), force=True) is None
+    bench.ledger.end_work("a", work.token, Event.RECOVERED, "it answers")
+    assert bench.state("a") == "ready"
+
+
+def test_recovery_backs_off_and_is_done_by_another_when_its_process_dies(
+    bench: Bench, grab: Grab
+) -> None:
+    bench.add("a")
+    token = grab(1, "a")
+    bench.ledger.report("a", token, LOST)
+    bench.ledger.release(token, ["a"])
+    assert bench.ledger.begin_work("a", process(2))
+    bench.dead.add(2)
+    work = bench.ledger.begin_work("a", process(3))
+    assert work is not None
+    bench.ledger.end_work("a", work.token, Event.GAVE_UP, "dead", retry_in_s=100)
+    assert bench.state("a") == "absent"
+    assert bench.ledger.begin_work("a", process(3)) is None
+    bench.clock.time += 101
+    assert bench.ledger.begin_work("a", process(3))
+
+
+def _fail(bench: Bench, grab: Grab, judgement: Judgement = BAD_RUN) -> None:
+    token = grab(1, "a")
+    bench.ledger.report("a", token, judgement)
+    bench.ledger.release(token, ["a"])
+
+
+def test_quarantine_takes_failures_in_several_leases(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    token = grab(1, "a")
+    for _ in range(10):  # a lease that fails again and again is one bad lease
+        bench.ledger.report("a", token, BAD_RUN)
+    bench.ledger.release(token, ["a"])
+    assert bench.state("a") == "ready"
+    _fail(bench, grab)
+    assert bench.state("a") == "ready"
+    _fail(bench, grab)
+    assert bench.state("a") == "quarantined"
+    assert "RunnerError" in bench.reason("a")
+
+
+def test_old_failures_leave_the_window(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    for _ in range(6):
+        _fail(bench, grab)
+        for _ in range(5):
+            bench.ledger.release(grab(1, "a"), ["a"])
+    assert bench.state("a") == "ready"
+
+
+def test_a_repaired_device_is_not_quarantined_again_for_what_was_before(
+    bench: Bench, grab: Grab
+) -> None:
+    bench.add("a")
+    for _ in range(3):
+        _fail(bench, grab)
+    work = bench.ledger.begin_work("a", process(2))
+    assert work is not None
+    assert (work.purpose, bench.state("a")) == ("probation", "probation")
+    bench.ledger.end_work("a", work.token, Event.PASSED, "passed")
+    assert bench.state("a") == "ready"
+    assert bench.ledger.devices(["a"])["a"].failures == ()
+    _fail(bench, grab)
+    _fail(bench, grab)
+    assert bench.state("a") == "ready"
+    _fail(bench, grab)
+    assert bench.state("a") == "quarantined"
+
+
+def test_draining_does_not_end_quarantine(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    for _ in range(3):
+        _fail(bench, grab)
+    bench.ledger.event("a", Event.DRAIN, "look at it")
+    assert bench.ledger.event("a", Event.UNDRAIN, "") == "quarantined"
+
+
+def test_a_failed_probation_and_a_killed_one_lead_back_to_quarantine(
+    bench: Bench, grab: Grab
+) -> None:
+    bench.add("a")
+    for _ in range(3):
+        _fail(bench, grab)
+    work = bench.ledger.begin_work("a", process(2))
+    assert work is not None
+    bench.ledger.end_work("a", work.token, Event.NOT_PASSED, "bad file", retry_in_s=60)
+    assert bench.state("a") == "quarantined"
+    assert bench.ledger.begin_work("a", process(2)) is None
+    assert bench.ledger.begin_work("a", process(2), force=True)
+    bench.dead.add(2)
+    bench.ledger.reconcile()
+    assert bench.state("a") == "quarantined"
+
+
+def test_what_says_nothing_of_the_device_does_not_count(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    for _ in range(10):
+        _fail(bench, grab, Judgement("AdbServerError", 0.0, recover=False, text="server died"))
+    assert bench.state("a") == "ready"
+
+
+def test_a_device_that_was_nameless_while_absent_gets_its_key(bench: Bench) -> None:
+    key = bench.ledger.register_absent("phone", "android:S1", "not there")
+    assert bench.state(key) == "absent"
+    bench.ledger.register_found("hardware:X", "phone", "android:S1", Facts("SM8750"))
+    assert bench.state("hardware:X") == "ready"
+    assert bench.ledger.devices([key]) == {}
+    assert bench.ledger.register_absent("phone", "android:S1", "unplugged") == "hardware:X"
+    assert (bench.state("hardware:X"), bench.reason("hardware:X")) == ("absent", "unplugged")
+
+
+def test_contradictions_are_repaired(bench: Bench, grab: Grab) -> None:
+    bench.add("a", "b")
+    grab(1, "a")
+    with bench.database.writing() as db:
+        db.execute("DELETE FROM leases")
+    bench.ledger.reconcile()
+    assert (bench.state("a"), bench.reason("a")) == ("ready", "it was held by nobody")
+
+
+def test_history_says_what_happened_and_stays_short(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    for _ in range(150):
+        bench.ledger.release(grab(1, "a"), ["a"])
+    entries = bench.ledger.history("a")
+    assert len(entries) == 200
+    assert entries[-1].text == "leased -> ready: released"
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a database at all", b"SQLite format 3\x00" + b"\xff" * 600]
+)
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "pool.db"
+    path.write_bytes(content)
+    with pytest.raises(DamagedLedgerError) as caught:
+        Database(path).version()
+    assert str(path) in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert path.read_bytes() == content
+
+
+def test_another_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "pool.db"
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE precious (x)")
+    other.commit()
+    other.close()
+    before = path.read_bytes()
+    with pytest.raises(DamagedLedgerError, match="some other database"):
+        Database(path).version()
+    assert path.read_bytes() == before
+
+
+def test_a_newer_ledger_is_left_alone(bench: Bench) -> None:
+    bench.add("a")
+    with bench.database.writing() as db:
+        db.execute(f"PRAGMA user_version = {FORMAT + 1}")
+    bench.database.close()
+    with pytest.raises(NewerLedgerError, match="newer qnnfarm"):
+        bench.ledger.reconcile()
+
+
+def test_a_ledger_of_the_first_format_is_brought_up_to_date(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    token = grab(1, "a")
+    with bench.database.writing() as db:
+        db.execute("ALTER TABLE devices DROP COLUMN root")
+        db.execute("ALTER TABLE devices DROP COLUMN quiet")
+        db.execute("DELETE FROM counters WHERE name = 'facts'")
+        db.execute("UPDATE devices SET fence = 'known'")
+        db.execute("PRAGMA user_version = 1")
+    bench.database.close()
+    assert bench.ledger.fence_of("a") == KnownFence("known")
+    assert bench.ledger.facts_version() == 0
+    bench.ledger.set_free_bytes("a", 1)
+    assert bench.ledger.facts_version() == 1
+    assert bench.ledger.release(token, ["a"], unused=["a"]) == {"a"}
+    assert bench.ledger.fence_of("a").quiet == token
+
+
+def test_a_late_release_makes_no_lease_quiet(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    late = grab(1, "a")
+    bench.ledger.release(late, ["a"])
+    grab(2, "a")
+    bench.ledger.release(late, ["a"], unused=["a"])
+    assert bench.ledger.fence_of("a").quiet == 0
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LedgerError):
+        Database(tmp_path / "file" / "pool.db").version()
+
+
+def test_a_transaction_that_fails_changes_nothing(bench: Bench) -> None:
+    bench.add("a")
+
+    def fail() -> None:
+        with bench.database.writing() as db:
+            db.execute("DELETE FROM devices")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert bench.state("a") == "ready"

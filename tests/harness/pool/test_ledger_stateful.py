@@ -1,0 +1,231 @@
+"""Whatever processes do, and whenever they die or sleep, no device has two holders."""
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from harness.errors import LeaseLostError
+from harness.pool.base import MemberState
+from harness.pool.evidence import Judgement
+from harness.pool.rows import LeaseRow
+from harness.pool.states import Event
+from tests.harness.pool.conftest import TTL_S, Bench, process
+
+_KEYS = ("a", "b", "c", "d")
+_keys = st.sampled_from(_KEYS)
+_pids = st.integers(1, 5)
+_BAD = Judgement("RunnerError", 1.0, recover=False, text="crashed")
+_LOST = Judgement("DeviceLostError", 1.0, recover=True, text="went away")
+
+
+@dataclass
+class Believed:
+    """A lease as its holder sees it, by its own clock alone."""
+
+    token: int
+    pid: int
+    keys: set[str]
+    until: float
+    work: bool = False
+
+
+@dataclass
+class Waiting:
+    pid: int
+    candidates: list[str]
+    count: int
+    until: float
+
+
+@dataclass
+class Model:
+    leases: list[Believed] = field(default_factory=list)
+    waiting: dict[int, Waiting] = field(default_factory=dict)
+    highest: int = 0
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.bench = Bench(Path(self.folder.name) / "pool.db")
+        self.bench.add(*_KEYS)
+        self.model = Model()
+        self.next_pid = 100
+
+    def teardown(self) -> None:
+        if hasattr(self, "bench"):
+            self.bench.database.close()
+            self.folder.cleanup()
+
+    def alive(self, pid: int) -> bool:
+        return pid not in self.bench.dead
+
+    def believers(self, key: str) -> list[Believed]:
+        now = self.bench.clock.time
+        return [
+            lease
+            for lease in self.model.leases
+            if key in lease.keys and lease.until > now and self.alive(lease.pid)
+        ]
+
+    def granted(self, rows: list[LeaseRow], pid: int, *, work: bool = False) -> None:
+        for row in rows:
+            assert not self.believers(row.key), "two holders"
+        assert rows[0].token > self.model.highest, "tokens must rise"
+        self.model.highest = rows[0].token
+        until = rows[0].beat + rows[0].ttl
+        self.model.leases.append(
+            Believed(rows[0].token, pid, {row.key for row in rows}, until, work)
+        )
+
+    @rule(pid=_pids, wanted=st.sets(_keys, min_size=1), count=st.integers(1, 3))
+    def ask(self, pid: int, wanted: set[str], count: int) -> None:
+        if self.alive(pid):
+            count = min(count, len(wanted))
+            keys = sorted(wanted)
+            ticket = self.bench.ledger.enqueue(process(pid), keys, count)
+            until = self.bench.clock.time + TTL_S
+            self.model.waiting[ticket] = Waiting(pid, keys, count, until)
+
+    @precondition(lambda self: self.model.waiting)
+    @rule(data=st.data())
+    def poll(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.model.waiting)))
+        asked = self.model.waiting[ticket]
+        if not self.alive(asked.pid):
+            return
+        self.bench.ledger.reconcile()
+        free = self.free()
+        try:
+            rows = self.bench.ledger.try_grant(ticket, process(asked.pid))
+        except LeaseLostError:
+            assert self.bench.clock.time >= asked.until
+            del self.model.waiting[ticket]
+            return
+        asked.until = self.bench.clock.time + TTL_S
+        if not rows:
+            return
+        keys = {row.key for row in rows}
+        assert len(keys) == asked.count
+        assert keys <= free & set(asked.candidates)
+        self.nobody_was_passed_over(ticket, free, keys)
+        self.granted(rows, asked.pid)
+        self.bench.ledger.settle(ticket)
+        del self.model.waiting[ticket]
+
+    def free(self) -> set[str]:
+        rows = self.bench.ledger.devices(_KEYS)
+        return {k for k, row in rows.items() if row.state is MemberState.READY and not row.lease}
+
+    def nobody_was_passed_over(self, ticket: int, free: set[str], taken: set[str]) -> None:
+        """The oldest that waits could not be served before, or still can be now."""
+        now = self.bench.clock.time
+        older = [
+            asked
+            for number, asked in sorted(self.model.waiting.items())
+            if number < ticket and asked.until > now and self.alive(asked.pid)
+        ]
+        if older:
+            oldest = older[0]
+            if len(free & set(oldest.candidates)) >= oldest.count:
+                assert len((free - taken) & set(oldest.candidates)) >= oldest.count
+
+    @precondition(lambda self: self.model.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(self.model.leases))
+        others = {key: [b.token for b in self.believers(key)] for key in _KEYS}
+        self.bench.ledger.release(lease.token, sorted(lease.keys))
+        self.model.leases.remove(lease)
+        for key, tokens in others.items():
+            for token in tokens:
+                if token != lease.token:
+                    assert self.bench.ledger.holds(token, key), "it took another's"
+
+    @precondition(lambda self: self.model.leases)
+    @rule(data=st.data())
+    def beat(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(self.model.leases))
+        if not self.alive(lease.pid):
+            return
+        until = self.bench.ledger.heartbeat({lease.token: len(lease.keys)})[lease.token]
+        if until is None:
+            assert lease.until <= self.bench.clock.time
+            self.model.leases.remove(lease)
+        else:
+            lease.until = until
+
+    @precondition(lambda self: self.model.leases)
+    @rule(data=st.data(), judgement=st.sampled_from([_BAD, _LOST]))
+    def report(self, data: st.DataObject, judgement: Judgement) -> None:
+        lease = data.draw(st.sampled_from(self.model.leases))
+        for key in lease.keys:
+            self.bench.ledger.report(key, lease.token, judgement)
+
+    @rule(key=_keys, pid=_pids, force=st.booleans())
+    def begin_work(self, key: str, pid: int, force: bool) -> None:
+        if self.alive(pid):
+            row = self.bench.ledger.begin_work(key, process(pid), force=force)
+            if row is not None:
+                self.granted([row], pid, work=True)
+
+    @precondition(lambda self: any(lease.work for lease in self.model.leases))
+    @rule(data=st.data(), good=st.booleans())
+    def end_work(self, data: st.DataObject, good: bool) -> None:
+        lease = data.draw(st.sampled_from([lease for lease in self.model.leases if lease.work]))
+        (key,) = lease.keys
+        probation = self.bench.state(key) == "probation"
+        good_event, bad_event = (
+            (Event.PASSED, Event.NOT_PASSED) if probation else (Event.RECOVERED, Event.GAVE_UP)
+        )
+        self.bench.ledger.end_work(
+            key, lease.token, good_event if good else bad_event, "it ended", retry_in_s=50
+        )
+        self.model.leases.remove(lease)
+
+    @rule(key=_keys)
+    def drain(self, key: str) -> None:
+        self.bench.ledger.event(key, Event.DRAIN, "a wish")
+
+    @rule(key=_keys)
+    def undrain(self, key: str) -> None:
+        if self.bench.state(key) == "draining":
+            self.bench.ledger.event(key, Event.UNDRAIN, "a wish")
+
+    @rule(seconds=st.sampled_from([1.0, 10.0, TTL_S - 1, TTL_S, 100.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.bench.clock.time += seconds
+
+    @rule(pid=_pids)
+    def die(self, pid: int) -> None:
+        self.bench.dead.add(pid)
+
+    @invariant()
+    def everything_is_whole(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        self.bench.ledger.reconcile()
+        for key, row in self.bench.ledger.devices(_KEYS).items():
+            assert row.reason
+            assert len(self.believers(key)) <= 1
+            for lease in self.believers(key):
+                assert self.bench.ledger.holds(lease.token, key)
+            if row.state is MemberState.LEASED:
+                assert row.lease is not None
+            if row.state in {MemberState.READY, MemberState.QUARANTINED, MemberState.ABSENT}:
+                assert row.lease is None
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestLedger = LedgerMachine.TestCase

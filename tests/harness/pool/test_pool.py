@@ -1,0 +1,519 @@
+"""Pools of real virtual devices behind the real adb server."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from harness.adb.client import AdbServer
+from harness.devices.base import CommandResult, Device
+from harness.devices.shell_device import ShellDevice
+from harness.devices.spec import DeviceSpec
+from harness.errors import (
+    DeviceCommandError,
+    DeviceTimeoutError,
+    LeaseLostError,
+    LeaseTimeoutError,
+    MemberStateError,
+    PromptTooLongError,
+    RequirementError,
+    RunnerError,
+    UnknownMemberError,
+)
+from harness.pool.base import MemberState, Requirement
+from harness.pool.config import PoolConfig, parse_config
+from harness.pool.leased_device import LeasedDevice
+from harness.pool.members import Member
+from harness.pool.opening import DeviceOpener
+from harness.pool.pool import Pool
+from harness.virtual import manager
+
+ANY = Requirement()
+OpenPool = Callable[..., Pool]
+
+
+@pytest.fixture(scope="module")
+def names(adb_server: AdbServer) -> Iterator[tuple[str, str]]:
+    pair = f"p{secrets.token_hex(3)}", f"q{secrets.token_hex(3)}"
+    serials = []
+    for name in pair:
+        virtual = manager.start(name, "SM8750")
+        adb_server.connect(virtual.serial)
+        serials.append(virtual.serial)
+    yield pair
+    for name, serial in zip(pair, serials, strict=True):
+        manager.remove(name)
+        adb_server.disconnect(serial)
+
+
+@pytest.fixture
+def open_pool(names: tuple[str, str], tmp_path: Path) -> Iterator[OpenPool]:
+    """Opens pools that share a ledger of the test's own."""
+    opened = []
+
+    def make(config: str = "", *, count: int = 2, ledger: Path | None = None) -> Pool:
+        loaded = parse_config(config)
+        members = [
+            Member(name, DeviceSpec("virtual", name), frozenset({f"tag{number}", "all"}))
+            for number, name in enumerate(names[:count])
+        ]
+        pool = Pool(
+            members, loaded, DeviceOpener(loaded), ledger_path=ledger or tmp_path / "pool.db"
+        )
+        opened.append(pool)
+        return pool
+
+    yield make
+    for pool in opened:
+        pool.close()
+
+
+@pytest.fixture
+def pool(open_pool: OpenPool) -> Pool:
+    return open_pool()
+
+
+def states(pool: Pool) -> list[str]:
+    return [member.state.value for member in pool.members()]
+
+
+def test_a_lease_is_a_device_for_one_holder(pool: Pool, open_pool: OpenPool) -> None:
+    wanted = Requirement(soc="SM8750", hexagon="v79", type="virtual", tags=frozenset({"tag0"}))
+    with pool.acquire(wanted, timeout_s=30, purpose="a test") as lease:
+        device = lease.device
+        assert device.shell(["echo", "a b"]).stdout == "a b\n"
+        assert device.type == "virtual"
+        first = pool.members()[0]
+        assert (first.state, first.token) == (MemberState.LEASED, lease.token)
+        assert first.holder.endswith(f"(pid {os.getpid()}): a test")
+        assert first.name == device.member
+        with pytest.raises(LeaseTimeoutError, match="a test") as caught:
+            open_pool().acquire(wanted, timeout_s=0.1)
+        assert str(caught.value).isprintable()
+    assert states(pool) == ["ready", "ready"]
+    with pytest.raises(LeaseLostError, match="it was released"):
+        device.shell("true")
+    lease.release()
+
+
+def test_one_device_under_two_names_is_leased_once(
+    names: tuple[str, str], adb_server: AdbServer
+) -> None:
+    serial = manager.get(names[0]).serial
+    with (
+        Pool.of([DeviceSpec("virtual", names[0])]) as by_name,
+        Pool.of([DeviceSpec("android", serial)]) as by_serial,
+        by_name.acquire(ANY, timeout_s=15),
+        pytest.raises(LeaseTimeoutError),
+    ):
+        by_serial.acquire(ANY, timeout_s=0.1)
+    with (
+        Pool.of([DeviceSpec("virtual", names[0]), DeviceSpec("android", serial)]) as both,
+        pytest.raises(RequirementError, match="one and the same"),
+    ):
+        both.acquire(Requirement(count=2), timeout_s=1)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (Requirement(soc="SM8650"), "none has the SoC SM8650"),
+        (Requirement(hexagon="v75"), "architecture v75"),
+        (Requirement(type="linux"), "the type linux"),
+        (Requirement(name="nobody"), "the name nobody"),
+        (Requirement(tags=frozenset({"all", "gpu"})), "the tag gpu"),
+        (Requirement(min_free_bytes=1 << 60), "free bytes"),
+        (Requirement(count=3), "there are 2"),
+        (Requirement(tags=frozenset({"tag0"}), count=2), "with the tag tag0"),
+    ],
+)
+def test_what_no_device_could_ever_meet_is_said_at_once(
+    pool: Pool, wanted: Requirement, said: str
+) -> None:
+    with pytest.raises(RequirementError, match=said):
+        pool.acquire(wanted)
+
+
+def test_several_devices_all_or_none(pool: Pool) -> None:
+    with pool.acquire(Requirement(count=2), timeout_s=15) as lease:
+        assert {device.shell("echo x").stdout for device in lease.devices} == {"x\n"}
+        assert len({device.serial for device in lease.devices}) == 2
+        assert states(pool) == ["leased", "leased"]
+    with (
+        pool.acquire(Requirement(tags=frozenset({"tag1"})), timeout_s=15),
+        pytest.raises(LeaseTimeoutError),
+    ):
+        pool.acquire(Requirement(count=2), timeout_s=0.2)
+    assert states(pool) == ["ready", "ready"]
+
+
+def test_threads_of_a_process_wait_for_each_other(open_pool: OpenPool) -> None:
+    pool = open_pool(count=1)
+    inside, worst = [], []
+
+    def work() -> None:
+        with pool.acquire(ANY, timeout_s=20) as lease:
+            inside.append(lease.token)
+            worst.append(len(inside))
+            lease.device.shell("true")
+            inside.remove(lease.token)
+
+    threads = [threading.Thread(target=work) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert worst == [1] * 5
+
+
+class _Sleeper:
+    """A lease whose holder does not know yet what happened while it slept."""
+
+    def check(self) -> None:
+        pass
+
+    def lose(self, reason: str) -> LeaseLostError:
+        return LeaseLostError("sleeper", 0, reason)
+
+
+def asleep(device: LeasedDevice) -> LeasedDevice:
+    return LeasedDevice(device.member, device.key, device.unleased, device.fence, _Sleeper())
+
+
+def test_a_late_holder_is_refused_by_the_device(open_pool: OpenPool, tmp_path: Path) -> None:
+    old, new = open_pool(count=1), open_pool(count=1)
+    late = old.acquire(ANY, timeout_s=15)
+    device = asleep(late.device)
+    root = device.work_root
+    device.shell(["mkdir", "-p", f"{root}/late"])
+    local = tmp_path / "file"
+    local.write_bytes(b"x" * 1000)
+    assert new.release(late.device.member)
+    with new.acquire(ANY, timeout_s=15) as lease:
+        assert lease.token > late.token
+        said: list[bytes] = []
+        for touch in (
+            lambda: device.shell(f"echo late >{root}/late/shell"),
+            lambda: device.stream("echo late", on_output=said.append, timeout_s=20),
+            lambda: device.push(local, f"{root}/late/push"),
+            lambda: device.push_many([]),
+            lambda: device.forward("tcp:1"),
+            device.reboot,
+        ):
+            with pytest.raises(LeaseLostError, match="went to another"):
+                touch()
+        assert b"late" not in b"".join(said)
+        assert lease.device.shell(["ls", f"{root}/late"]).stdout == ""
+        boot = lease.device.boot_id()
+        late.release()
+        assert old.ledger.holds(lease.token, lease.device.key)
+        assert lease.device.boot_id() == boot
+
+
+_HOLDER = """
+import sys
+from pathlib import Path
+from harness.devices.spec import DeviceSpec
+from harness.errors import LeaseLostError
+from harness.pool.base import Requirement
+from harness.pool.config import parse_config
+from harness.pool.members import Member
+from harness.pool.opening import DeviceOpener
+from harness.pool.pool import Pool
+
+name, ledger, ttl = sys.argv[1:]
+config = parse_config("lease: {ttl_s: " + ttl + "}")
+member = Member(name, DeviceSpec("virtual", name))
+pool = Pool([member], config, DeviceOpener(config), ledger_path=Path(ledger))
+lease = pool.acquire(Requirement(), timeout_s=60, purpose="holder")
+device = lease.device
+device.shell("mkdir -p " + device.work_root + "/runs/held")
+print(lease.token, flush=True)
+if sys.stdin.readline().strip() == "run":
+    device.shell("echo started >" + device.work_root + "/started; sleep 120", timeout_s=200)
+try:
+    device.shell("echo late >" + device.work_root + "/late-write")
+    print("wrote", flush=True)
+except LeaseLostError as error:
+    print("lost", flush=True)
+"""
+
+
+def hold(name: str, ledger: Path, ttl: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, name, str(ledger), str(ttl)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_suspended_holder_loses_the_device_and_finds_out(
+    names: tuple[str, str], open_pool: OpenPool, tmp_path: Path
+) -> None:
+    holder = hold(names[0], tmp_path / "pool.db", 1)
+    assert holder.stdout is not None
+    token = int(holder.stdout.readline())
+    pool = open_pool(count=1)
+    os.kill(holder.pid, signal.SIGSTOP)
+    with pool.acquire(ANY, timeout_s=20) as lease:
+        assert lease.token > token
+        assert lease.device.shell(["ls", f"{lease.device.work_root}/runs"]).stdout == ""
+        os.kill(holder.pid, signal.SIGCONT)
+        said, _ = holder.communicate("go\n", timeout=60)
+        assert said == "lost\n"
+        gone = f"[ ! -e {lease.device.work_root}/late-write ]"
+        assert lease.device.shell(gone).exit_status == 0
+
+
+def test_kill_9_frees_the_device_and_ends_what_ran_on_it(
+    names: tuple[str, str], open_pool: OpenPool, tmp_path: Path
+) -> None:
+    holder = hold(names[0], tmp_path / "pool.db", 3600)
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    holder.stdin.write("run\n")
+    holder.stdin.flush()
+    with Pool.of([DeviceSpec("virtual", names[0])]) as looking:
+        device = DeviceOpener(PoolConfig()).open(Member("x", looking.members()[0].spec))
+    started = f"n=0; while [ ! -e {device.work_root}/started ] && [ $n -lt 200 ]; do sleep 0.1;"
+    device.shell(f"{started} n=$((n+1)); done; rm {device.work_root}/started", timeout_s=60)
+    holder.kill()
+    holder.communicate()
+    with open_pool(count=1).acquire(ANY, timeout_s=20) as lease:
+        ours = f"QNNFARM_FENCE={lease.device.fence.id}."
+        script = f"grep -lsF {ours} /proc/[0-9]*/environ | wc -l"
+        # Its own pipeline: the shell that the guard started, and what that started.
+        found = lease.device.unleased.shell(script, check=False).stdout.strip()
+        assert found == "0"
+
+
+def test_a_wiped_device_is_known_again(open_pool: OpenPool) -> None:
+    pool = open_pool(count=1)
+    with pool.acquire(ANY, timeout_s=15) as lease:
+        device, root = lease.device.unleased, lease.device.work_root
+        before = lease.device.fence.id
+        device.shell(["rm", "-rf", root])
+        with pytest.raises(LeaseLostError):
+            lease.device.shell("true")
+    with pool.acquire(ANY, timeout_s=15) as lease:
+        assert lease.device.fence.id != before
+        assert lease.device.shell("echo y").stdout == "y\n"
+
+
+def test_a_device_that_is_known_is_claimed_in_one_command(
+    open_pool: OpenPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_pool(count=1).acquire(ANY, timeout_s=15) as lease:
+        assert lease.device.shell("echo used").stdout == "used\n"
+    asked: list[object] = []
+    shell = ShellDevice.shell
+
+    def counted(device: ShellDevice, command: str, **options: object) -> CommandResult:
+        asked.append(command)
+        return shell(device, command, **options)  # type: ignore[arg-type]
+
+    other = open_pool(count=1)
+    monkeypatch.setattr(ShellDevice, "shell", counted)
+    with other.acquire(ANY, timeout_s=15) as lease:
+        assert len(asked) == 1
+        assert lease.device.work_root == lease.device.unleased.work_root
+
+
+def test_changed_scripts_are_found_before_they_run(open_pool: OpenPool) -> None:
+    pool = open_pool(count=1)
+    with pool.acquire(ANY, timeout_s=15) as lease:
+        device, root = lease.device.unleased, lease.device.work_root
+        script = f"{lease.device.fence.scripts}/fence.sh"
+        device.shell(f"echo ': >{root}/owned' >>{script}")
+    with pool.acquire(ANY, timeout_s=15) as lease:
+        assert "owned" not in device.shell(["ls", root]).stdout
+        assert "owned" not in device.shell(["cat", script]).stdout
+
+
+def test_only_a_lease_under_which_nothing_was_done_is_quiet(open_pool: OpenPool) -> None:
+    pool = open_pool(count=1)
+    with pool.acquire(ANY, timeout_s=15) as lease:
+        key = lease.device.key
+    assert pool.ledger.fence_of(key).quiet == lease.token
+    with pool.acquire(ANY, timeout_s=15) as used:
+        used.device.shell("setsid sleep 73 >/dev/null 2>&1 &")
+    assert pool.ledger.fence_of(key).quiet == lease.token
+    with pool.acquire(ANY, timeout_s=15) as lease:
+        mark = f"QNNFARM_FENCE={lease.device.fence.id}.{used.token}."
+        count = f"grep -lsF {mark} /proc/[0-9]*/environ | wc -l"
+        assert lease.device.unleased.shell(count, check=False).stdout.strip() == "0"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_cannot_use_the_lease(open_pool: OpenPool) -> None:
+    with open_pool(count=1).acquire(ANY, timeout_s=15) as lease:
+        child = os.fork()
+        if not child:
+            try:
+                lease.device.shell("true")
+            except LeaseLostError as error:
+                os._exit("forked" in error.reason)
+            os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        assert lease.device.shell("echo mine").stdout == "mine\n"
+
+
+def test_who_waits_can_give_up_and_keeps_the_place_until_then(open_pool: OpenPool) -> None:
+    pool = open_pool(count=1)
+    given_up = threading.Event()
+
+    def wait() -> str:
+        try:
+            pool.acquire(ANY, cancelled=given_up.is_set)
+        except LeaseTimeoutError as error:
+            return str(error)
+        return "granted"
+
+    with pool.acquire(ANY, timeout_s=15, purpose="first"), ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(wait)
+        while not pool.ledger.queue():
+            time.sleep(0.01)
+        given_up.set()
+        assert "first" in waiting.result(timeout=30)
+    assert pool.ledger.queue() == []
+    assert states(pool) == ["ready"]
+
+
+def test_a_device_remembers_more_than_a_new_ledger(open_pool: OpenPool, tmp_path: Path) -> None:
+    pool = open_pool()
+    for _ in range(3):
+        with pool.acquire(Requirement(count=2), timeout_s=15) as lease:
+            highest = lease.token
+    with open_pool(ledger=tmp_path / "new.db").acquire(Requirement(count=2), timeout_s=15) as lease:
+        assert lease.token > highest
+        assert [device.fence.token for device in lease.devices] == [lease.token] * 2
+        assert lease.devices[1].shell("echo z").stdout == "z\n"
+
+
+def test_what_the_holder_does_wrong_does_not_count(open_pool: OpenPool) -> None:
+    pool = open_pool(count=1)
+    for _ in range(4):
+        with pytest.raises(DeviceCommandError) as caught, pool.acquire(ANY, timeout_s=15) as lease:
+            lease.device.shell("exit 3")
+        assert caught.value.command == "exit 3"
+    with pool.acquire(ANY, timeout_s=15) as lease:
+        lease.report(PromptTooLongError(10, 5, 3, 8))
+    assert (states(pool), pool.members()[0].failures) == (["ready"], ())
+
+
+def test_a_timeout_names_the_command_and_leaves_no_process(open_pool: OpenPool) -> None:
+    pool = open_pool(count=1)
+    with pool.acquire(ANY, timeout_s=15) as lease:
+        with pytest.raises(DeviceTimeoutError) as caught:
+            lease.device.shell("echo begun; setsid sleep 71", timeout_s=1)
+        assert caught.value.action == "`echo begun; setsid sleep 71`"
+        device, mark = lease.device.unleased, f"QNNFARM_FENCE={lease.device.fence.id}."
+    count = device.shell(f"grep -lsF {mark} /proc/[0-9]*/environ | wc -l", check=False).stdout
+    assert count.strip() == "0"
+    assert states(pool) == ["ready"]
+
+
+def _fail(pool: Pool) -> None:
+    with pool.acquire(ANY, timeout_s=15) as lease:
+        lease.report(RunnerError(lease.device.serial, "genie", "crashed", 139, ""))
+
+
+def test_quarantine_ends_with_a_probation_run(open_pool: OpenPool) -> None:
+    pool = open_pool(count=1)
+    for _ in range(3):
+        _fail(pool)
+    (member,) = pool.members()
+    assert member.state is MemberState.QUARANTINED
+    assert len(member.failures) == 3
+    with pool.acquire(ANY, timeout_s=60):  # whoever waits sees to it
+        pass
+    assert states(pool) == ["ready"]
+    said = [entry.text for entry in pool.history(member.name)]
+    assert "probation -> ready: it passed its probation run" in said
+
+
+def test_a_device_that_fails_its_probation_stays_in_quarantine(
+    open_pool: OpenPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = open_pool(count=1)
+    name = pool.members()[0].name
+
+    def corrupting(device: Device) -> None:
+        device.shell("echo 0 >nowhere/at/all")
+
+    for _ in range(3):
+        _fail(pool)
+    passing = pool.upkeep.probation
+    pool.upkeep.probation = corrupting
+    assert pool.unquarantine(name) is MemberState.QUARANTINED
+    assert "its probation run failed" in pool.members()[0].reason
+    with pytest.raises(LeaseTimeoutError, match="quarantined"):
+        pool.acquire(ANY, timeout_s=0.2)
+    pool.upkeep.probation = passing
+    assert pool.unquarantine(name) is MemberState.READY
+    with pytest.raises(MemberStateError, match="not in quarantine"):
+        pool.unquarantine(name)
+
+
+def test_people_drain_release_and_ask_for_what_is_not_there(open_pool: OpenPool) -> None:
+    pool = open_pool(count=1)
+    name = pool.members()[0].name
+    lease = pool.acquire(ANY, timeout_s=15)
+    assert pool.drain(name, "swollen\nbattery") is MemberState.DRAINING
+    lease.check()
+    assert pool.release(name, token=lease.token + 1) is False
+    lease.device.shell("true")
+    lease.release()
+    assert pool.members()[0].reason == "swollen battery"
+    with pytest.raises(LeaseTimeoutError, match="swollen battery"):
+        pool.acquire(ANY, timeout_s=0.1)
+    with pytest.raises(MemberStateError, match="undrain it instead"):
+        pool.recover(name)
+    assert pool.undrain(name) is MemberState.READY
+    with pytest.raises(MemberStateError):
+        pool.undrain(name)
+    assert pool.release(name) is False
+    for act in (pool.undrain, pool.release, pool.recover, pool.unquarantine, pool.history):
+        with pytest.raises(UnknownMemberError, match="nobody"):
+            act("nobody")
+
+
+def test_devices_that_are_not_there_are_absent_and_waited_for(
+    adb_server: AdbServer, tmp_path: Path
+) -> None:
+    specs: Sequence[DeviceSpec] = [DeviceSpec("android", "nosuch"), DeviceSpec("virtual", "nosuch")]
+    config = PoolConfig()
+    members = [Member(str(spec.type), spec) for spec in specs]
+    with Pool(members, config, DeviceOpener(config), ledger_path=tmp_path / "p.db") as pool:
+        assert states(pool) == ["absent", "absent"]
+        with pytest.raises(LeaseTimeoutError, match="absent"):
+            pool.acquire(ANY, timeout_s=0.2)
+
+
+def test_the_state_of_a_pool_is_json_for_programs(pool: Pool) -> None:
+    first = pool.members()[0]
+    assert json.loads(json.dumps(first.state)) == "ready"
+
+
+def test_space_that_vanished_meanwhile_is_not_the_devices_fault(open_pool: OpenPool) -> None:
+    pool = open_pool(count=1)
+    spec = str(pool.members()[0].spec)
+    key = pool.ledger.keys_of([spec])[spec]
+    pool.ledger.set_free_bytes(key, 1 << 62)
+    with pytest.raises(RequirementError, match="free bytes"):
+        pool.acquire(Requirement(min_free_bytes=1 << 60), timeout_s=30)
+    (member,) = pool.members()
+    assert (member.state, member.failures) == (MemberState.READY, ())
+    assert member.free_bytes is not None
+    assert member.free_bytes < 1 << 60

@@ -1,0 +1,183 @@
+"""Several processes at one ledger: nobody is served twice, out of order, or after death."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.pool.clock import SystemClock
+from harness.pool.database import Database
+from harness.pool.evidence import QuarantineRule
+from harness.pool.ledger import Ledger
+from harness.pool.owner import this_process
+from harness.pool.rows import Facts
+
+_PROGRAM = """
+import json, os, sys, time
+from pathlib import Path
+from harness.pool.clock import SystemClock
+from harness.pool.database import Database
+from harness.pool.evidence import QuarantineRule
+from harness.pool.ledger import Ledger
+from harness.pool.owner import this_process
+
+folder, action, ttl, count, rounds = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:6])
+ledger = Ledger(Database(folder / "pool.db"), SystemClock(), ttl_s=ttl, rule=QuarantineRule())
+me = this_process()
+for _ in range(rounds):
+    ticket = ledger.enqueue(me, ["a", "b", "c"][: int(sys.argv[6])], count)
+    while not (rows := ledger.try_grant(ticket, me)):
+        time.sleep(0.005)
+    ledger.settle(ticket)
+    token, keys = rows[0].token, [row.key for row in rows]
+    for key in keys:  # a second holder would fail here
+        os.close(os.open(folder / f"held-{key}", os.O_CREAT | os.O_EXCL))
+    if action == "hold":
+        print(token, flush=True)
+        sys.stdin.read()
+        print(json.dumps(ledger.heartbeat({token: len(keys)})[token]), flush=True)
+        sys.exit()
+    for key in keys:
+        (folder / f"held-{key}").unlink()
+    assert ledger.release(token, keys) == set(keys)
+    print(json.dumps([ticket, token]), flush=True)
+"""
+
+
+def start(
+    folder: Path, action: str, *, ttl: int = 30, count: int = 1, rounds: int = 1, devices: int = 3
+) -> subprocess.Popen[str]:
+    words = [str(folder), action, str(ttl), str(count), str(rounds), str(devices)]
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    made = Ledger(Database(tmp_path / "pool.db"), SystemClock(), ttl_s=30, rule=QuarantineRule())
+    for key in "abc":
+        made.register_found(key, key, f"spec:{key}", Facts())
+    return made
+
+
+def test_processes_contend_and_all_are_served_once(tmp_path: Path, ledger: Ledger) -> None:
+    processes = [start(tmp_path, "run", count=n % 3 + 1, rounds=12) for n in range(5)]
+    served = []
+    for process in processes:
+        said, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        served += [json.loads(line) for line in said.splitlines()]
+    assert len(served) == 5 * 12
+    tokens = [token for _, token in served]
+    assert len(set(tokens)) == len(tokens)
+    assert {str(row.state) for row in ledger.devices("abc").values()} == {"ready"}
+    assert ledger.queue() == []
+
+
+def test_of_one_device_the_grants_come_in_the_order_of_the_tickets(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    processes = [start(tmp_path, "run", rounds=12, devices=1) for _ in range(4)]
+    served = []
+    for process in processes:
+        said, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        served += [json.loads(line) for line in said.splitlines()]
+    by_ticket = [token for _, token in sorted(served)]
+    assert by_ticket == sorted(by_ticket)
+
+
+def wait_for_grant(ledger: Ledger, ticket: int, *, timeout_s: float = 30) -> int:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        rows = ledger.try_grant(ticket, this_process())
+        if rows:
+            return rows[0].token
+        time.sleep(0.02)
+    raise TimeoutError
+
+
+def test_kill_9_of_a_holder_frees_its_devices(tmp_path: Path, ledger: Ledger) -> None:
+    holder = start(tmp_path, "hold", ttl=3600, count=3)
+    assert holder.stdout is not None
+    token = int(holder.stdout.readline())
+    ticket = ledger.enqueue(this_process(), ["a", "b", "c"], 3)
+    assert ledger.try_grant(ticket, this_process()) is None
+    holder.kill()
+    holder.wait()
+    rows = ledger.try_grant(ticket, this_process())  # at once: an hour's TTL is not waited for
+    assert rows is not None
+    assert rows[0].token > token
+    holder.communicate()
+
+
+def test_a_suspended_holder_loses_its_lease_and_is_told(tmp_path: Path, ledger: Ledger) -> None:
+    holder = start(tmp_path, "hold", ttl=1, devices=1)
+    assert holder.stdout is not None
+    token = int(holder.stdout.readline())
+    os.kill(holder.pid, signal.SIGSTOP)
+    ticket = ledger.enqueue(this_process(), ["a"], 1)
+    assert wait_for_grant(ledger, ticket) > token
+    os.kill(holder.pid, signal.SIGCONT)
+    said, _ = holder.communicate("", timeout=30)
+    assert json.loads(said) is None
+    assert ledger.devices(["a"])["a"].lease is not None
+
+
+def test_a_killed_process_in_a_transaction_leaves_the_ledger_whole(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    program = """
+import os, signal, sys
+from pathlib import Path
+from harness.pool.database import Database
+with Database(Path(sys.argv[1])).writing() as db:
+    db.execute("DELETE FROM devices")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    words = [sys.executable, "-c", program, str(tmp_path / "pool.db")]
+    done = subprocess.run(words, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert set(ledger.devices("abc")) == set("abc")
+
+
+def test_many_processes_make_the_ledger_at_once(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from pathlib import Path
+from harness.pool.database import Database
+
+for number in range(40):
+    path, (gate, start) = Path(sys.argv[1], f"{number}.db"), os.pipe()
+    children = []
+    for _ in range(5):
+        child = os.fork()
+        if not child:
+            os.close(start)
+            os.read(gate, 1)  # all begin when it closes
+            try:
+                with Database(path).writing() as db:
+                    db.execute("UPDATE counters SET value = value + 1 WHERE name = 'token'")
+            except BaseException as error:
+                print(repr(error), flush=True)
+            os._exit(0)
+        children.append(child)
+    os.close(start)
+    os.close(gate)
+    for child in children:
+        os.waitpid(child, 0)
+    with Database(path).reading() as db:
+        print(db.execute("SELECT value FROM counters WHERE name = 'token'").fetchone()[0])
+"""
+    words = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n")[:-1] == ["5"] * 40

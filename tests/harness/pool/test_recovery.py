@@ -1,0 +1,249 @@
+"""Recovery of real virtual devices, step by step."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.adb.client import AdbServer
+from harness.adb.server import ensure_server, resolve_server
+from harness.devices.base import Device, DeviceProperties
+from harness.devices.spec import DeviceSpec
+from harness.errors import AdbServerError, DeviceError, DeviceLostError, DeviceTimeoutError
+from harness.pool.base import MemberState, Requirement
+from harness.pool.config import parse_config
+from harness.pool.members import Member
+from harness.pool.opening import DeviceOpener
+from harness.pool.owner import this_process
+from harness.pool.pool import Pool
+from harness.pool.rows import Facts
+from harness.virtual import manager
+from harness.virtual.faults import Reboot
+from tests.conftest import kill_server
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeDevice
+
+ANY = Requirement()
+
+
+class HungUntilReboot(DeviceOpener):
+    """Reaches a device whose properties do not come before it was rebooted."""
+
+    boot: str | None = None
+
+    def open(self, member: Member) -> Device:
+        device = super().open(member)
+        if self.boot is None or device.boot_id() != self.boot:
+            return device
+        return _Hung(device)  # type: ignore[return-value]
+
+
+class _Hung:
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._device, name)
+
+    def properties(self, *, timeout_s: float = 30.0) -> DeviceProperties:
+        raise DeviceTimeoutError(self._device.serial, "properties", timeout_s)
+
+
+@pytest.fixture
+def virtual(make_virtual_device: "MakeDevice") -> manager.VirtualDevice:
+    return make_virtual_device()[0]
+
+
+MakePool = Callable[..., Pool]
+
+
+@pytest.fixture
+def make_pool(virtual: manager.VirtualDevice, tmp_path: Path) -> Iterator[MakePool]:
+    made = []
+
+    def make(text: str = "", opener: type[DeviceOpener] = DeviceOpener, *, kind: str = "") -> Pool:
+        config = parse_config(text)
+        spec = DeviceSpec("virtual", virtual.name)
+        if kind == "android":
+            spec = DeviceSpec("android", virtual.serial)
+        pool = Pool([Member("dut", spec)], config, opener(config), ledger_path=tmp_path / "p.db")
+        made.append(pool)
+        return pool
+
+    yield make
+    for pool in made:
+        pool.close()
+
+
+def steps(pool: Pool) -> list[str]:
+    return [e.what for e in pool.history("dut") if e.what.startswith("recovery: ")]
+
+
+def use(pool: Pool, act: Callable[[], object]) -> None:
+    with pool.acquire(ANY, timeout_s=30) as lease:
+        lease.device.shell("true")
+        act()
+        lease.device.shell("true")
+
+
+def lose(pool: Pool, act: Callable[[], object]) -> None:
+    with pytest.raises(DeviceError):
+        use(pool, act)
+
+
+def test_a_lost_connection_is_made_anew(
+    make_pool: MakePool, virtual: manager.VirtualDevice, adb_server: AdbServer
+) -> None:
+    pool = make_pool(kind="android")
+    lose(pool, lambda: adb_server.disconnect(virtual.serial))
+    assert pool.members()[0].state is MemberState.RECOVERING
+    with pool.acquire(ANY, timeout_s=30) as lease:
+        assert lease.device.shell("echo back").stdout == "back\n"
+    assert steps(pool)
+
+
+def test_a_device_that_lost_power_is_started_again(
+    make_pool: MakePool, virtual: manager.VirtualDevice
+) -> None:
+    pool = make_pool()
+    lose(pool, lambda: manager.stop(virtual.name))
+    assert pool.recover("dut") is MemberState.READY
+    with pool.acquire(ANY, timeout_s=30) as lease:
+        assert lease.device.shell("echo back").stdout == "back\n"
+
+
+def test_a_device_that_boots_gets_the_time_for_it(
+    make_pool: MakePool, virtual: manager.VirtualDevice
+) -> None:
+    pool = make_pool("adb_server: {ours: true}", kind="android")
+    lose(pool, lambda: manager.inject(virtual.name, Reboot(when="shell")))
+    assert pool.recover("dut") is MemberState.READY
+    assert steps(pool) in (["recovery: look"], ["recovery: reconnect"])
+
+
+def test_a_restarted_adb_server_is_connected_to_others_again(
+    monkeypatch: pytest.MonkeyPatch,
+    free_adb_port: int,
+    make_pool: MakePool,
+    make_virtual_device: "MakeDevice",
+) -> None:
+    monkeypatch.setenv("ADB_SERVER_SOCKET", f"tcp:127.0.0.1:{free_adb_port}")
+    bystander, _ = make_virtual_device()
+    ensure_server().connect(bystander.serial)
+    text = "{adb_server: {ours: true}, recovery: {steps: [adb_server], return_timeout_s: 1}}"
+    pool = make_pool(text, HungUntilReboot)
+    with pool.acquire(ANY, timeout_s=30) as lease:
+        HungUntilReboot.boot = lease.device.boot_id()
+        lease.report(DeviceLostError(lease.device.serial, "a run", "offline"))
+    try:
+        assert pool.recover("dut") is MemberState.ABSENT
+    finally:
+        HungUntilReboot.boot = None
+    assert resolve_server().state(bystander.serial) == "device"
+
+
+def test_another_device_in_its_place_is_not_taken_for_it(
+    make_pool: MakePool, virtual: manager.VirtualDevice
+) -> None:
+    pool = make_pool()
+    with pool.acquire(ANY, timeout_s=30) as lease:
+        before = lease.device.key
+    manager.remove(virtual.name)
+    manager.start(virtual.name, virtual.soc)
+    with pool.acquire(ANY, timeout_s=60) as lease:
+        assert lease.device.shell("echo new").stdout == "new\n"
+        assert lease.device.key != before
+        assert lease.device.properties().hardware_serial == lease.device.key.removeprefix(
+            "hardware:"
+        )
+
+
+def test_a_device_that_hangs_is_rebooted(make_pool: MakePool) -> None:
+    text = "recovery: {steps: [reconnect, adb_server, reboot], return_timeout_s: 1}"
+    pool = make_pool(text, HungUntilReboot)
+    with pool.acquire(ANY, timeout_s=30) as lease:
+        boot = lease.device.boot_id()
+        lease.report(DeviceTimeoutError(lease.device.serial, "a run", 1))
+    HungUntilReboot.boot = boot
+    try:
+        assert pool.recover("dut") is MemberState.READY
+    finally:
+        HungUntilReboot.boot = None
+    assert steps(pool) == [f"recovery: {s}" for s in ("reconnect", "adb_server", "reboot")]
+    said = {e.what: e.text for e in pool.history("dut")}
+    assert "does not say that it is ours" in said["recovery: adb_server"]
+    with pool.acquire(ANY, timeout_s=30) as lease:
+        assert lease.device.boot_id() != boot
+
+
+def test_a_users_command_cycles_the_power_and_failures_back_off(
+    make_pool: MakePool, virtual: manager.VirtualDevice, tmp_path: Path
+) -> None:
+    log = tmp_path / "cycled"
+    text = f"""
+recovery:
+  steps: [power_cycle]
+  power_cycle: [sh, -c, 'echo "$1 $2" >>{log}', sh, "{{name}}", "{{serial}}"]
+  return_timeout_s: 0.5
+  backoff_s: 1000
+"""
+    pool = make_pool(text, kind="android")
+    lose(pool, lambda: manager.stop(virtual.name))
+    assert pool.recover("dut") is MemberState.ABSENT
+    assert log.read_text() == f"dut {virtual.serial}\n"
+    assert pool.members()[0].reason.startswith("power_cycle: ")
+    row = pool.ledger.devices([f"android:{virtual.serial}", *_keys(pool)])
+    assert {found.attempts for found in row.values()} == {1}
+    pool.upkeep.work(Member("dut", DeviceSpec("android", virtual.serial)), _keys(pool)[0])
+    assert log.read_text() == f"dut {virtual.serial}\n"  # it is not due
+
+
+def _keys(pool: Pool) -> list[str]:
+    return list(pool.ledger.keys_of([str(pool.members()[0].spec)]).values())
+
+
+def test_the_death_of_the_adb_server_is_not_the_devices(
+    monkeypatch: pytest.MonkeyPatch,
+    free_adb_port: int,
+    virtual: manager.VirtualDevice,
+    make_pool: MakePool,
+) -> None:
+    monkeypatch.setenv("ADB_SERVER_SOCKET", f"tcp:127.0.0.1:{free_adb_port}")
+    pool = make_pool()
+    for _ in range(2):
+        with pytest.raises(AdbServerError):
+            use(pool, lambda: kill_server(resolve_server().address))
+        (member,) = pool.members()
+        assert member.state is MemberState.RECOVERING
+        assert member.failures == ()
+        assert "adb server" in member.reason
+    with pool.acquire(ANY, timeout_s=30) as lease:
+        assert lease.device.shell("echo back").stdout == "back\n"
+
+
+def test_an_adb_server_of_ours_is_restarted_but_not_under_others(
+    monkeypatch: pytest.MonkeyPatch,
+    free_adb_port: int,
+    make_pool: MakePool,
+) -> None:
+    monkeypatch.setenv("ADB_SERVER_SOCKET", f"tcp:127.0.0.1:{free_adb_port}")
+    text = "{adb_server: {ours: true}, recovery: {steps: [adb_server], return_timeout_s: 1}}"
+    pool = make_pool(text, HungUntilReboot)
+    with pool.acquire(ANY, timeout_s=30) as lease:
+        boot = lease.device.boot_id()
+        lease.report(DeviceLostError(lease.device.serial, "a run", "offline"))
+    HungUntilReboot.boot = boot
+    try:
+        assert pool.recover("dut") is MemberState.ABSENT
+        assert "took longer" in pool.members()[0].reason
+        pool.ledger.register_found("other", "other", "android:other", Facts())
+        me = this_process()
+        ticket = pool.ledger.enqueue(me, ["other"], 1)
+        assert pool.ledger.try_grant(ticket, me)
+        assert pool.recover("dut") is MemberState.ABSENT
+        assert "devices that are in use" in pool.members()[0].reason
+    finally:
+        HungUntilReboot.boot = None
+    assert pool.recover("dut") is MemberState.READY
