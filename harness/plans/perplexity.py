@@ -1,9 +1,9 @@
 """Perplexity of a container on a device, beside references that the host computed."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from harness.runtimes.base import PerplexityResult, Runtime
+from harness.runtimes.base import PerplexityResult, Runtime, Window
 from harness.store.records import (
     ContainerInfo,
     DeviceInfo,
@@ -13,6 +13,19 @@ from harness.store.records import (
     Workload,
 )
 from harness.store.store import ResultsStore
+
+
+def perplexity_workload(runtime: Runtime, text: str, windows: Sequence[Window]) -> Workload:
+    """What the store keeps of scoring `windows` of `text`."""
+    return Workload(
+        runner=runtime.perplexity_runner,
+        dataset_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        perplexity=PerplexityDefinition(
+            positions=runtime.positions,
+            windows=len(windows),
+            tokens=sum(len(window.scored) for window in windows),
+        ),
+    )
 
 
 def run_perplexity(
@@ -41,15 +54,7 @@ def run_perplexity(
         container=container,
         device=device,
         provenance=provenance,
-        workload=Workload(
-            runner=runtime.perplexity_runner,
-            dataset_sha256=hashlib.sha256(text.encode()).hexdigest(),
-            perplexity=PerplexityDefinition(
-                positions=runtime.positions,
-                windows=len(windows),
-                tokens=sum(len(window.scored) for window in windows),
-            ),
-        ),
+        workload=perplexity_workload(runtime, text, windows),
     )
     with store.recording(run) as recorder:
         recorder.add_library_versions(runtime.versions())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from harness.deploy.deployment import Deployment
-from harness.store.records import Positions, Runner
+from harness.store.records import Positions, Runner, TelemetrySeries
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,12 @@ class GenerationResult:
     Attributes:
         metrics: by key of `harness.store.metrics`, in that metric's unit.
         text: what was generated, without the prompt.
+        telemetry: what was sampled on the device meanwhile, if that was asked for.
     """
 
     text: str
     metrics: Mapping[str, float]
+    telemetry: tuple[TelemetrySeries, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,28 @@
 
 import contextlib
 import functools
+import hashlib
 import shlex
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buildlib.container.container import GenAIContainer
-from harness.deploy.deploy import deploy, remove_run
+from harness.deploy.deploy import DEPLOY_TIMEOUT_S, deploy, remove_run
 from harness.deploy.deployment import Deployment
-from harness.deploy.store import Progress
-from harness.devices.base import Device, DeviceProperties
-from harness.errors import HarnessError, PromptTooLongError, RunnerError, RuntimeOutputError
+from harness.deploy.hashing import hashes_on
+from harness.deploy.pipeline import Progress, Shown
+from harness.devices.base import Device, DeviceProperties, PushItem
+from harness.errors import (
+    DeploymentCorruptError,
+    HarnessError,
+    PromptTooLongError,
+    RunnerError,
+    RuntimeOutputError,
+)
 from harness.runtimes.base import GenerationRequest, GenerationResult, PerplexityResult, Window
 from harness.runtimes.files import check_fit, device_files
 from harness.runtimes.genie_output import generated_text
@@ -24,6 +33,7 @@ from harness.runtimes.run_line import RunOutcome, parse_run_line
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.runtimes.windows import cut_windows
 from harness.store.records import Positions, Runner
+from harness.telemetry.sampler import Sampling, sampling
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -35,6 +45,10 @@ _PYTHON = ("env", "PYTHONPATH=.", "python3")
 _MARGIN_S = 30.0  # for adb and run.sh around the runner's own time limit
 
 
+def _in_silence(_serial: str) -> AbstractContextManager[Progress]:
+    return contextlib.nullcontext(lambda _sent, _total: None)
+
+
 class GenieRuntime:
     """A container on a device, run by Genie; `Runtime`.
 
@@ -43,6 +57,9 @@ class GenieRuntime:
         properties: what the device said of itself.
         container: what to run.
         timeout_s: for one process of the runner.
+        deploy_timeout_s: for bringing container and runner there.
+        telemetry_hz: how often `generate` samples the device meanwhile; `None`: not at all.
+        shown: shows the deployment; `None`: it goes on in silence.
 
     Raises:
         RuntimeChoiceError: the container is not for this device.
@@ -59,24 +76,35 @@ class GenieRuntime:
         container: GenAIContainer,
         *,
         timeout_s: float = 300.0,
+        deploy_timeout_s: float = DEPLOY_TIMEOUT_S,
+        telemetry_hz: float | None = None,
+        shown: Shown | None = None,
     ) -> None:
         check_fit(container, properties)
         self._device = device
         self._container = container
         self._files = device_files(container, properties)
         self._timeout_s = timeout_s
+        self._deploy_timeout_s = deploy_timeout_s
+        self._telemetry_hz = telemetry_hz
+        self._shown = shown or _in_silence
         self._run_id = f"run-{uuid.uuid4().hex}"
         self._deployment: Deployment | None = None
         self._touched = False
         self._queries = 0
 
-    def prepare(self, on_progress: Progress | None = None) -> Deployment:
+    def prepare(self) -> Deployment:
         """Put container, libraries and runner on the device, once; what is there is not pushed."""
         if self._deployment is None:
             self._touched = True  # from here on, also when the deployment is interrupted
-            self._deployment = deploy(
-                self._device, self._files, run_id=self._run_id, on_progress=on_progress
-            )
+            with self._shown(self._device.serial) as on_progress:
+                self._deployment = deploy(
+                    self._device,
+                    self._files,
+                    run_id=self._run_id,
+                    timeout_s=self._deploy_timeout_s,
+                    on_progress=on_progress,
+                )
         return self._deployment
 
     def clean(self) -> None:
@@ -103,6 +131,7 @@ class GenieRuntime:
 
         Raises:
             PromptTooLongError: prompt and answer do not fit into the context.
+            DeploymentCorruptError: the query arrived as another.
             RunnerError: the runner crashed, hung or refused.
             RuntimeOutputError: it answered what cannot be an answer.
         """
@@ -127,14 +156,15 @@ class GenieRuntime:
             "--profile",
             profile,
         ]
-        outcome = self._run(command, self._timeout_s)
+        with self._sampled() as samples:
+            outcome = self._run(command, self._timeout_s)
         output = self._fetch("output.txt")
         text = generated_text(output, self._device.serial)
         metrics = parse_profile(self._fetch(profile), self._device.serial)
         metrics["peak_rss_bytes"] = float(outcome.peak_rss_bytes)
         if request.token_ids is not None:
             text = self._decode(text)
-        return GenerationResult(text, metrics)
+        return GenerationResult(text, metrics, samples.series)
 
     def check_room(self, prompt_tokens: int, new_tokens: int) -> None:
         """Refuse what Genie would refuse: it fills no prefill call's past beyond CL - AR tokens.
@@ -211,13 +241,23 @@ class GenieRuntime:
         return load_tokenizer(self._container.files["tokenizer.json"])
 
     def _send(self, inputs: Mapping[str, str]) -> None:
-        """Write a query's inputs into the run folder: configuration, which is never reused."""
+        """Write a query's inputs into the run folder: configuration, which is never reused.
+
+        Raises:
+            DeploymentCorruptError: one arrived as something else, which would be answered as well.
+        """
         run_dir = self.prepare().run_dir
+        sent = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in inputs.items()}
         with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
-            for name, content in inputs.items():
-                local = Path(folder) / name
-                local.write_bytes(content.encode())
-                self._device.push(local, f"{run_dir}/{name}", timeout_s=60.0)
+            items = [PushItem(Path(folder) / name, f"{run_dir}/{name}") for name in inputs]
+            for item, text in zip(items, inputs.values(), strict=True):
+                item.local.write_bytes(text.encode())
+            self._device.push_many(items, timeout_s=60.0)
+        arrived = hashes_on(self._device, run_dir, sent, timeout_s=60.0)
+        for name, sha256 in sent.items():
+            if arrived.get(name) != sha256:
+                found = arrived.get(name, "")
+                raise DeploymentCorruptError(self._device.serial, name, sha256, found)
 
     def _run(self, command: Sequence[str], timeout_s: float) -> RunOutcome:
         """Run a command in the run folder, and turn any end but a good one into an error."""
@@ -241,6 +281,14 @@ class GenieRuntime:
                 self._log_tail(),
             )
         return outcome
+
+    def _sampled(self) -> AbstractContextManager[Sampling]:
+        if self._telemetry_hz is None:
+            return contextlib.nullcontext(Sampling())
+        deployment = self.prepare()
+        return sampling(
+            self._device, deployment.scripts_dir, deployment.run_dir, hz=self._telemetry_hz
+        )
 
     def _log_tail(self) -> str:
         run_dir = self.prepare().run_dir

@@ -16,6 +16,8 @@ from buildlib.reference.scored import onnx_perplexity
 from buildlib.toolchains.ort_qnn import OrtQnnToolchain
 from harness.devices.adb import AdbDevice
 from harness.errors import (
+    DeploymentCorruptError,
+    DeviceTimeoutError,
     PromptTooLongError,
     RunnerError,
     RuntimeChoiceError,
@@ -23,6 +25,8 @@ from harness.errors import (
 )
 from harness.runtimes.base import GenerationRequest
 from harness.runtimes.genie import GenieRuntime
+from harness.virtual import manager
+from harness.virtual.faults import Corrupt, Stall
 from suites.models import tiny_llama
 
 PROMPT = "In the beginning God created the heaven and the earth. And God said,"
@@ -62,6 +66,31 @@ def test_greedy_text_equals_the_host_loop_over_the_same_graphs(
     assert result.text == tokenizer.decode(ids)
     assert result.metrics["prompt_tokens"] == 1 + len(prompt)  # bos
     assert result.metrics["generated_tokens"] == 24
+
+
+@pytest.mark.parametrize("file", [1, 2])
+def test_a_query_that_arrives_as_another_is_not_asked(runtime: GenieRuntime, file: int) -> None:
+    runtime.prepare()
+    manager.inject("shared", Corrupt(file=file))
+    try:
+        with pytest.raises(DeploymentCorruptError):
+            runtime.generate(GenerationRequest(2, prompt=PROMPT))
+    finally:
+        manager.clear("shared")
+
+
+def test_a_deployment_to_a_device_that_stalls_ends_in_its_time(
+    virtual_device: AdbDevice, container: GenAIContainer
+) -> None:
+    device = virtual_device
+    runtime = GenieRuntime(device, device.properties(), container, deploy_timeout_s=0.5)
+    manager.inject("shared", Stall(seconds=3, when="shell"))
+    try:
+        with pytest.raises(DeviceTimeoutError):
+            runtime.prepare()
+    finally:
+        manager.clear("shared")
+        runtime.clean()
 
 
 def test_a_run_gives_every_figure(runtime: GenieRuntime) -> None:

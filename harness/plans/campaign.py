@@ -1,0 +1,158 @@
+"""A plan on its way: its cells, its journal, its store and its pool, opened together."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import MissingStoreError, PlanFileError, WrongUseError
+from harness.plans.cells import Cell
+from harness.plans.device_runner import Containers, DeviceCellRunner
+from harness.plans.journal import Journal, journal_path
+from harness.plans.matrix import expand, resolve, select
+from harness.plans.outcome import CellResult, Summary
+from harness.plans.plan_file import CommandWork, Plan, load_plan
+from harness.plans.scheduler import MatrixOptions, run_matrix
+from harness.plans.seams import Observer
+from harness.pool.pool import Pool
+from harness.store.records import new_run_id
+from harness.store.store import ResultsStore
+from harness.telemetry.sampler import DEFAULT_HZ
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """A plan that is about to be run, or is going on.
+
+    Attributes:
+        runner: `None` where it is only looked at, and there is no database yet.
+        lost: cells that ran when an earlier run of the plan died.
+        location: of the results.
+    """
+
+    plan: Plan
+    cells: tuple[Cell, ...]
+    journal: Journal
+    runner: DeviceCellRunner | None
+    pool_file: Path | None
+    pool: Pool | None
+    done: dict[str, CellResult]
+    lost: int
+    location: str
+
+    @property
+    def done_before(self) -> int:
+        """Number of cells that earlier runs of the plan have done."""
+        return len(self.done)
+
+    def is_done(self, cell: Cell) -> bool:
+        """Whether an earlier run has done it."""
+        return cell.key in self.done
+
+    def run(self, *, max_parallel: int | None = None, observer: Observer | None = None) -> Summary:
+        """Run what is not done; see `run_matrix`.
+
+        Raises:
+            ValueError: it was opened to be looked at only, and there is no database yet.
+        """
+        if self.runner is None:
+            raise ValueError("this plan was not begun")
+        options = MatrixOptions(
+            max_parallel, self.plan.timeouts.lease_s, f"qnnfarm run {self.plan.name}"
+        )
+        with ExitStack() as stack:
+            pool = self.pool or stack.enter_context(Pool.open(self.pool_file))
+            return run_matrix(
+                self.cells,
+                pool,
+                self.runner,
+                self.journal,
+                options=options,
+                observer=observer,
+                finished=lambda cell: self.done.get(cell.key),
+            )
+
+
+@contextmanager
+def open_campaign(
+    plan_file: Path,
+    *,
+    db: str | None = None,
+    pool_file: Path | None = None,
+    only: Sequence[str] = (),
+    fresh: bool = False,
+    begin: bool = True,
+) -> Iterator[Campaign]:
+    """Read a plan and what became of it until now.
+
+    Args:
+        db: instead of the plan's; relative to the working folder.
+        pool_file: instead of the plan's.
+        only: patterns of the labels of the cells that matter.
+        fresh: forget what was done.
+        begin: whether it is going to be run; else nothing is written.
+
+    Raises:
+        PlanFileError: the plan cannot be used.
+        WrongUseError: no cell has such a label.
+        PlanBusyError: another process runs it.
+    """
+    plan = load_plan(plan_file)
+    location = db if db is not None else _db_of(plan, plan_file)
+    if pool_file is None and plan.pool is not None:
+        pool_file = resolve(plan_file, plan.pool)
+    with ExitStack() as stack:
+        pool = None
+        if any(entry.count == "all" for entry in plan.devices):
+            pool = stack.enter_context(Pool.open(pool_file))
+        containers = Containers()
+        cells = expand(
+            plan,
+            plan_file,
+            identify=lambda path: containers.load(path).metadata.container_sha256,
+            members=lambda: pool.members() if pool is not None else (),
+        )
+        cells = select(cells, only)
+        if not cells:
+            raise WrongUseError(f"no cell of {plan_file} matches {' or '.join(only)}")
+        try:
+            store = stack.enter_context(ResultsStore.open(location, create=begin))
+        except MissingStoreError:
+            if begin:
+                raise
+            path = journal_path(plan.name, plan_file, location)
+            yield Campaign(plan, cells, Journal(path), None, pool_file, pool, {}, 0, location)
+            return
+        path = journal_path(plan.name, plan_file, store.location)
+        journal = stack.enter_context(Journal(path))
+        if begin:
+            journal.begin(plan.name, new_run_id(), fresh=fresh)
+        runner = DeviceCellRunner(
+            store,
+            containers,
+            journal.campaign,
+            resolve=lambda path: resolve(plan_file, path),
+            runner_s=plan.timeouts.runner_s,
+            conditions=None if plan.conditions == "none" else plan.conditions.conditions(),
+            telemetry_hz=DEFAULT_HZ if plan.telemetry else None,
+        )
+        found = {} if fresh else {c.key: _finished(c, journal, runner) for c in cells}
+        done = {key: result for key, result in found.items() if result is not None}
+        lost = sum(key not in done for key in journal.lost() & found.keys())
+        yield Campaign(plan, cells, journal, runner, pool_file, pool, done, lost, store.location)
+
+
+def _finished(cell: Cell, journal: Journal, runner: DeviceCellRunner) -> CellResult | None:
+    """What earlier runs of the plan have of a cell; the store knows all but plain commands."""
+    known = journal.remembered(cell.key)
+    if known is None:
+        return None
+    if isinstance(cell.work, CommandWork):
+        return known.result if known.status == "done" else None
+    return runner.finished(cell)
+
+
+def _db_of(plan: Plan, plan_file: Path) -> str:
+    if plan.db is None:
+        raise PlanFileError(str(plan_file), "db", "name a results database here, or by --db")
+    return plan.db if "://" in plan.db else str(resolve(plan_file, plan.db))

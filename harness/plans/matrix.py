@@ -1,0 +1,256 @@
+"""A plan's cells: containers x devices x workloads x sessions."""
+
+import fnmatch
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.errors import PlanFileError
+from harness.plans.cells import Cell, make_cell
+from harness.plans.eligibility import meets
+from harness.plans.plan_file import (
+    BenchWork,
+    CommandWork,
+    DeviceEntry,
+    PerplexityWork,
+    Plan,
+    Work,
+)
+from harness.pool.base import MemberStatus, Requirement
+
+MOST_CELLS = 100_000
+_LARGEST_TEXT = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerIdentity:
+    """A container as the matrix knows it: where it lies, and its content hash."""
+
+    path: Path
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    label: str
+    requirement: Requirement
+    replica: int
+    spread: bool
+
+
+def expand(
+    plan: Plan,
+    path: Path,
+    *,
+    identify: Callable[[Path], str],
+    members: Callable[[], Sequence[MemberStatus]],
+) -> tuple[Cell, ...]:
+    """All cells of a plan, in the order in which it names them.
+
+    Args:
+        path: the plan's file; paths in the plan are relative to its folder.
+        identify: gives a container's content hash.
+        members: the pool's devices; asked only where a plan wants each of them (`count: all`).
+
+    Raises:
+        PlanFileError: a label is there twice, a file cannot be read, a match matches nothing, or
+            there are no cells, or far too many.
+        BuildError: a container is not whole.
+    """
+    return tuple(_Expansion(plan, path, identify, members).cells())
+
+
+def select(cells: Sequence[Cell], patterns: Sequence[str]) -> tuple[Cell, ...]:
+    """The cells whose label matches one of the patterns (`*`, `?`, `[...]`), or is it."""
+    if not patterns:
+        return tuple(cells)
+    return tuple(
+        cell
+        for cell in cells
+        if any(cell.label == p or fnmatch.fnmatchcase(cell.label, p) for p in patterns)
+    )
+
+
+class _Expansion:
+    def __init__(
+        self,
+        plan: Plan,
+        path: Path,
+        identify: Callable[[Path], str],
+        members: Callable[[], Sequence[MemberStatus]],
+    ) -> None:
+        self._plan = plan
+        self._path = path
+        self._identify = identify
+        self._members = members
+
+    def cells(self) -> Iterator[Cell]:
+        plan = self._plan
+        works = self._labelled("workloads", [w.label or w.kind for w in plan.workloads])
+        devices = self._labelled("devices", [d.label or _device_label(d) for d in plan.devices])
+        paths = [self._resolve(c.path) for c in plan.containers]
+        containers = self._labelled(
+            "containers",
+            [c.label or p.name for c, p in zip(plan.containers, paths, strict=True)],
+        )
+        if not paths and any(not isinstance(work, CommandWork) for work in plan.workloads):
+            raise self._error("containers", "a plan whose workloads run a model names containers")
+        identities = [
+            ContainerIdentity(path, self._identify(path))
+            for path in paths
+            if any(not isinstance(work, CommandWork) for work in plan.workloads)
+        ]
+        contents = [self._content(i, work) for i, work in enumerate(plan.workloads)]
+        places = [
+            list(self._places(i, label, entry))
+            for i, (label, entry) in enumerate(zip(devices, plan.devices, strict=True))
+        ]
+        combinations = [
+            (c, d, w)
+            for w, work in enumerate(plan.workloads)
+            for c in ([-1] if isinstance(work, CommandWork) else range(len(paths)))
+            for d in range(len(devices))
+        ]
+        names = [
+            (containers[c] if c >= 0 else "", devices[d], works[w]) for c, d, w in combinations
+        ]
+        kept = self._kept(names)
+        total = sum(
+            len(places[d]) * plan.workloads[w].sessions
+            for (_, d, w), keep in zip(combinations, kept, strict=True)
+            if keep
+        )
+        if not 0 < total <= MOST_CELLS:
+            amount = "no cell" if not total else f"{total:,} cells, more than {MOST_CELLS:,}"
+            raise self._error("", f"the plan comes to {amount}")
+        for (c, d, w), name, keep in zip(combinations, names, kept, strict=True):
+            if keep:
+                identity = identities[c] if c >= 0 else None
+                yield from self._sessions(name, plan.workloads[w], contents[w], identity, places[d])
+
+    def _sessions(
+        self,
+        name: tuple[str, str, str],
+        work: Work,
+        content: str,
+        container: ContainerIdentity | None,
+        places: Sequence[_Place],
+    ) -> Iterator[Cell]:
+        for session in range(work.sessions):
+            for place in places:
+                words = [name[0], place.label, name[2]]
+                label = "/".join(word for word in words if word)
+                yield make_cell(
+                    f"{label}#{session + 1}" if work.sessions > 1 else label,
+                    work,
+                    place.requirement,
+                    container=container.path if container else None,
+                    container_sha256=container.sha256 if container else "",
+                    content=content,
+                    conditions=self._conditions(work),
+                    session=session,
+                    replica=place.replica,
+                    spread=place.spread,
+                    retries=self._plan.retries,
+                    timeout_s=self._plan.timeouts.cell_s,
+                )
+
+    def _conditions(self, work: Work) -> Mapping[str, object]:
+        """What a benchmark's number depends on; nothing else is measured under conditions."""
+        asked = self._plan.conditions
+        if asked == "none" or not isinstance(work, BenchWork):
+            return {}
+        return asked.model_dump(mode="json")
+
+    def _places(self, number: int, label: str, entry: DeviceEntry) -> Iterator[_Place]:
+        requirement = Requirement(
+            soc=entry.soc,
+            hexagon=entry.hexagon,
+            type=entry.type,
+            name=entry.name,
+            tags=frozenset(entry.tags),
+            min_free_bytes=entry.min_free_bytes,
+        )
+        if entry.count == "all":
+            named = sorted(m.name for m in self._members() if meets(requirement, m))
+            if not named:
+                raise self._error(f"devices[{number}]", f"the pool has none: {requirement}")
+            for name in named:
+                yield _Place(f"{label}@{name}", replace(requirement, name=name), 0, spread=False)
+        elif entry.count == 1:
+            yield _Place(label, requirement, 0, spread=False)
+        else:
+            for replica in range(entry.count):
+                yield _Place(f"{label}@{replica + 1}", requirement, replica, spread=True)
+
+    def _kept(self, names: Sequence[tuple[str, str, str]]) -> list[bool]:
+        """Which combinations run: what is excluded does not, unless it is included again."""
+        for key, matches in (("exclude", self._plan.exclude), ("include", self._plan.include)):
+            for number, match in enumerate(matches):
+                if not any(match.matches(*name) for name in names):
+                    raise self._error(f"{key}[{number}]", "it matches no combination of the plan")
+        return [
+            not any(match.matches(*name) for match in self._plan.exclude)
+            or any(match.matches(*name) for match in self._plan.include)
+            for name in names
+        ]
+
+    def _content(self, number: int, work: Work) -> str:
+        """Hash of the file that a workload reads; empty where it reads none."""
+        key, name = "", None
+        if isinstance(work, PerplexityWork):
+            key, name = "text", work.text
+        elif isinstance(work, BenchWork):
+            key, name = "reference_tokens", work.reference_tokens
+        if name is None:
+            return ""
+        where = f"workloads[{number}].{key}"
+        try:
+            with self._resolve(name).open("rb") as source:
+                content = source.read(_LARGEST_TEXT + 1)
+            content.decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._error(where, f"cannot read {name}: {error}") from error
+        if len(content) > _LARGEST_TEXT:
+            raise self._error(where, f"{name} is larger than {_LARGEST_TEXT} bytes")
+        return hashlib.sha256(content).hexdigest()
+
+    def _labelled(self, key: str, labels: Sequence[str]) -> Sequence[str]:
+        """The labels; one given by the plan twice is an error, one of ours gets a number."""
+        given: Mapping[str, int] = Counter(labels)
+        for number, label in enumerate(labels):
+            if given[label] > 1:
+                where = f"{key}[{number}].label"
+                raise self._error(where, f"there are several with the label {label}: give each one")
+        return labels
+
+    def _resolve(self, path: str) -> Path:
+        return resolve(self._path, path)
+
+    def _error(self, key: str, reason: str) -> PlanFileError:
+        return PlanFileError(str(self._path), key, reason)
+
+
+def resolve(plan_file: Path, path: str) -> Path:
+    """A path of a plan: relative to the plan's folder."""
+    return (plan_file.parent / Path(path).expanduser()).absolute()
+
+
+def cell_as_mapping(cell: Cell) -> Mapping[str, object]:
+    """A cell for programs."""
+    return {
+        "cell": cell.label,
+        "key": cell.key,
+        "kind": cell.work.kind,
+        "container": str(cell.container) if cell.container else None,
+        "container_sha256": cell.affinity or None,
+        "requirement": str(cell.requirement),
+        "session": cell.session,
+    }
+
+
+def _device_label(entry: DeviceEntry) -> str:
+    words = [entry.name, entry.soc, entry.hexagon, entry.type, *entry.tags]
+    return "+".join(word for word in words if word) or "any"

@@ -1,0 +1,178 @@
+"""How cells end, and what they come to together."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from harness.errors import (
+    AdbServerError,
+    ConditionsNotMetError,
+    DeploymentCorruptError,
+    DeviceCommandError,
+    DeviceConnectError,
+    DeviceFullError,
+    DeviceLostError,
+    DeviceTimeoutError,
+    DeviceTransferError,
+    DeviceUnauthorizedError,
+    HostError,
+    NoDeviceError,
+    NoDeviceForCellError,
+    OutputCheckError,
+    PoolError,
+    RunnerError,
+    RuntimeOutputError,
+    TelemetryRecordError,
+    one_line,
+)
+from harness.plans.cells import Cell
+from harness.plans.plan_file import CommandWork, Retries, Work
+
+EXIT_DONE, EXIT_FAILED, EXIT_NOTHING_MEASURED = 0, 1, 4
+
+
+class FailureClass(StrEnum):
+    """Whose fault a failure is, which says whether trying again can help."""
+
+    DEVICE = "device"
+    RUNNER = "runner"
+    OUTPUT = "output"
+    USE = "use"
+    """The plan asks for what cannot be: never tried again."""
+
+    def retries(self, limits: Retries) -> int:
+        """How often a plan tries again after failures of this class."""
+        return 0 if self is FailureClass.USE else int(getattr(limits, self.value))
+
+
+_DEVICE_FAILURES = (
+    AdbServerError, ConditionsNotMetError, DeploymentCorruptError, DeviceConnectError,
+    DeviceFullError, DeviceLostError, DeviceTimeoutError, DeviceTransferError,
+    DeviceUnauthorizedError, HostError, NoDeviceError, NoDeviceForCellError, PoolError,
+)  # fmt: skip
+_OUTPUT_FAILURES = (OutputCheckError, RuntimeOutputError, TelemetryRecordError)
+
+
+def classify(error: Exception, work: Work) -> FailureClass:
+    """Whose fault an error raised on purpose is."""
+    if isinstance(error, DeviceCommandError):
+        # Commands of ours, such as those that deploy, fail for what is wrong with the device.
+        return FailureClass.OUTPUT if isinstance(work, CommandWork) else FailureClass.DEVICE
+    if isinstance(error, _DEVICE_FAILURES):
+        return FailureClass.DEVICE
+    if isinstance(error, RunnerError):
+        return FailureClass.RUNNER
+    if isinstance(error, _OUTPUT_FAILURES):
+        return FailureClass.OUTPUT
+    return FailureClass.USE
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a try did not succeed.
+
+    Attributes:
+        error: name of the error's class.
+        reason: its text, one line.
+    """
+
+    kind: FailureClass
+    error: str
+    reason: str
+
+    @classmethod
+    def of(cls, error: Exception, work: Work) -> "Failure":
+        """From an error raised on purpose."""
+        return cls(classify(error, work), type(error).__name__, one_line(str(error), 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """What a cell that succeeded gave.
+
+    Attributes:
+        run_id: of the results store; `None` for a plain command, which measures nothing.
+        summary: for people, a few words: `prefill 12.3 tokens/s`.
+        values: of the metrics, their means.
+    """
+
+    run_id: str | None = None
+    summary: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+CellStatus = Literal["done", "failed", "interrupted", "left"]
+
+
+@dataclass(frozen=True, slots=True)
+class CellOutcome:
+    """How a cell ended.
+
+    Attributes:
+        status: `left`: it was not begun.
+        resumed: whether an earlier run of the plan had done it.
+        device: the pool's name of the last device that it ran on.
+        failures: of all tries, oldest first, with their devices; those before a success as well.
+        duration_s: of the last try, with deployment and clean-up.
+    """
+
+    cell: Cell
+    status: CellStatus = "left"
+    resumed: bool = False
+    device: str = ""
+    result: CellResult = CellResult()
+    failures: tuple[tuple[str, Failure], ...] = ()
+    duration_s: float = 0.0
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it failed."""
+        return self.failures[-1][1] if self.status == "failed" and self.failures else None
+
+    def as_mapping(self) -> Mapping[str, object]:
+        """For programs."""
+        return {
+            "cell": self.cell.label,
+            "key": self.cell.key,
+            "kind": self.cell.work.kind,
+            "status": self.status,
+            "resumed": self.resumed,
+            "device": self.device or None,
+            "run_id": self.result.run_id,
+            "values": dict(self.result.values),
+            "duration_s": round(self.duration_s, 3),
+            "failures": [
+                {"device": device or None, **dataclasses.asdict(failure)}
+                for device, failure in self.failures
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A plan's run: every cell's outcome, in the plan's order.
+
+    Attributes:
+        elapsed_s: of this run, from the first request for a device to the last release.
+    """
+
+    outcomes: Sequence[CellOutcome]
+    elapsed_s: float
+    interrupted: bool
+
+    def count(self, status: CellStatus) -> int:
+        """Number of cells that ended so."""
+        return sum(outcome.status == status for outcome in self.outcomes)
+
+    @property
+    def exit_code(self) -> int:
+        """0 all done; 4 nothing could be measured for want of working devices; else 1."""
+        if self.count("done") == len(self.outcomes):
+            return EXIT_DONE
+        failures = [o.failure for o in self.outcomes if o.status == "failed"]
+        only_devices = all(f is not None and f.kind is FailureClass.DEVICE for f in failures)
+        if failures and only_devices and not self.count("done"):
+            return EXIT_NOTHING_MEASURED
+        return EXIT_FAILED

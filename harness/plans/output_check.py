@@ -1,0 +1,202 @@
+"""Whether a run's output is right: a fast machine that prints garbage has no speed."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from harness.errors import WrongUseError
+from harness.measure import quality
+from harness.runtimes.tokenizer import load_tokenizer
+from harness.store.read import RunFilter
+from harness.store.records import ContainerInfo, DeviceInfo, OutputCheck, Run
+from harness.store.store import ResultsStore
+
+_LARGEST_FILE = 4 << 20
+_MOST_TOKENS = 1 << 20
+_SHOWN = 20
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_AS_BEFORE = "the same text as the group's first session"
+_SEPARATORS = re.compile(r"[\s,;\[\]]+")
+
+
+class Expectation(Protocol):
+    """What the output of a greedy query should be."""
+
+    def judge(self, text: str) -> OutputCheck:
+        """Whether a generated text is as expected."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceTokens:
+    """The tokens that a right container would generate.
+
+    Attributes:
+        prefixes: the text of the first token, of the first two, and so on.
+        source: where they come from, for people.
+    """
+
+    prefixes: tuple[str, ...]
+    source: str
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], tokenizer: Path, source: str) -> "ReferenceTokens":
+        """The tokens with the tokenizer that they belong to.
+
+        Raises:
+            WrongUseError: they are no tokens of that tokenizer.
+        """
+        encoder = load_tokenizer(tokenizer)
+        size = encoder.get_vocab_size(with_added_tokens=True)
+        strange = next((token for token in token_ids if not 0 <= token < size), None)
+        if strange is not None or not token_ids:
+            what = "no tokens" if strange is None else f"token {strange}, of {size}"
+            raise WrongUseError(f"{source} holds {what}: name the tokens of this container")
+        decoded = (encoder.decode(list(token_ids[:end])) for end in range(1, len(token_ids) + 1))
+        return cls(tuple(decoded), source)
+
+    def judge(self, text: str) -> OutputCheck:
+        """The text has to begin with all of them; the first token that differs is named."""
+        place = next(
+            (number for number, prefix in enumerate(self.prefixes) if not _agree(text, prefix)),
+            None if text else 0,
+        )
+        if place is None:
+            return OutputCheck(outcome="passed", reason=f"the tokens of {self.source}")
+        before = self.prefixes[place - 1] if place else ""
+        wanted = self.prefixes[-1][len(before) :][:_SHOWN]
+        got = text[len(before) :][:_SHOWN]
+        reason = (
+            f"it differs from {self.source} at token {place + 1}: {got!r} where {wanted!r} "
+            "was to come"
+        )
+        return OutputCheck(outcome="failed", reason=reason)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceText:
+    """The text of an earlier session: agreeing with it is worth as much as that session's check."""
+
+    text: str
+    check: OutputCheck
+
+    def judge(self, text: str) -> OutputCheck:
+        """Compare word for word: sampling is greedy."""
+        if text == self.text:
+            if self.check.outcome == "passed":
+                return OutputCheck(outcome="passed", reason=_AS_BEFORE)
+            return OutputCheck(reason=f"{_AS_BEFORE}, whose output nothing checked")
+        place = next(
+            (n for n, (a, b) in enumerate(zip(text, self.text, strict=False)) if a != b),
+            min(len(text), len(self.text)),
+        )
+        wanted, got = self.text[place : place + _SHOWN], text[place : place + _SHOWN]
+        reason = (
+            f"it differs from the group's first session at character {place + 1}: {got!r} where "
+            f"{wanted!r} was to come"
+        )
+        return OutputCheck(outcome="failed", reason=reason)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownQuality:
+    """A verdict on the container that was there before the run: its perplexity."""
+
+    check: OutputCheck
+
+    def judge(self, text: str) -> OutputCheck:
+        """The perplexity's verdict on every text but an empty one."""
+        if not text:
+            return OutputCheck(outcome="failed", reason="it is empty")
+        return self.check
+
+
+def judge(expectations: Sequence[Expectation], text: str) -> OutputCheck:
+    """All expectations together: one failure fails, and what passed is named."""
+    found = [expectation.judge(text) for expectation in expectations]
+    failed = next((check for check in found if check.outcome == "failed"), None)
+    if failed is not None:
+        return failed
+    passed = [check.reason for check in found if check.outcome == "passed"]
+    if passed:
+        return OutputCheck(outcome="passed", reason="; ".join(dict.fromkeys(passed)))
+    return next(iter(found), OutputCheck())
+
+
+def read_tokens(path: Path) -> tuple[int, ...]:
+    """Token ids from a file: numbers with blanks or commas between, or a JSON list.
+
+    Raises:
+        WrongUseError: it cannot be read, or holds something else.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FILE + 1)
+        words = [word for word in _SEPARATORS.split(content.decode("ascii")) if word]
+    except (OSError, UnicodeDecodeError) as error:
+        raise WrongUseError(f"cannot read the reference tokens {path}: {error}") from error
+    if len(content) > _LARGEST_FILE or not words or len(words) > _MOST_TOKENS:
+        raise WrongUseError(f"{path} holds no tokens, or too many")
+    strange = next((word for word in words if not re.fullmatch(r"[0-9]{1,9}", word)), None)
+    if strange is not None:
+        raise WrongUseError(f"{path} holds {strange[:20]!r}, which is no token id")
+    return tuple(int(word) for word in words)
+
+
+def stored_quality(
+    store: ResultsStore,
+    container: ContainerInfo,
+    device: DeviceInfo,
+    *,
+    max_perplexity: float | None = None,
+) -> KnownQuality | None:
+    """What the newest stored perplexity of this container on this kind of device says of it.
+
+    Without a bound it counts only beside the references of the host; None where nothing counts.
+    """
+    wanted = RunFilter(
+        kind="perplexity",
+        status="done",
+        container_sha256=container.sha256,
+        soc=device.soc,
+        emulator=device.emulator,
+    )
+    for run in reversed(store.list_runs(wanted)):
+        values = _last_values(run)
+        if quality.DEVICE not in values:
+            continue
+        if max_perplexity is not None:
+            return KnownQuality(_bounded(values[quality.DEVICE], max_perplexity))
+        faults = quality.faults(values)
+        if faults:
+            return KnownQuality(OutputCheck(outcome="failed", reason="; ".join(faults)))
+        if quality.is_vouched(values):
+            reason = f"perplexity {values[quality.DEVICE]:.3f} is near its host reference"
+            return KnownQuality(OutputCheck(outcome="passed", reason=reason))
+    return None
+
+
+def bounded_quality(perplexity: float, max_perplexity: float) -> KnownQuality:
+    """What a perplexity that was just measured says, beside a bound."""
+    return KnownQuality(_bounded(perplexity, max_perplexity))
+
+
+def _bounded(perplexity: float, bound: float) -> OutputCheck:
+    if perplexity <= bound:
+        reason = f"perplexity {perplexity:.3f} is at most {bound:g}"
+        return OutputCheck(outcome="passed", reason=reason)
+    reason = f"its perplexity is {perplexity:.3f}, above the bound of {bound:g}"
+    return OutputCheck(outcome="failed", reason=reason)
+
+
+def _last_values(run: Run) -> dict[str, float]:
+    keys = (quality.DEVICE, *quality.LIMITS)
+    found = {key: run.values(key) for key in keys}
+    return {key: values[-1] for key, values in found.items() if values}
+
+
+def _agree(text: str, prefix: str) -> bool:
+    """Whether the text begins so; a token may end within a character, which decodes to U+FFFD."""
+    return text.startswith(prefix.rstrip(_REPLACEMENT))

@@ -1,0 +1,313 @@
+"""`PLAN.yaml`: what to run where, checked before anything runs. Its guide is docs/plans.md."""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from harness.devices.spec import DeviceType
+from harness.errors import ConditionsError, PlanFileError
+from harness.telemetry.charge import ChargeWindow
+from harness.telemetry.conditions import Conditions
+
+_LARGEST_FILE = 1 << 20
+Label = Annotated[str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,63}\Z")]
+Word = Annotated[str, Field(min_length=1, max_length=128, pattern=r"\A[^\x00-\x20\x7f]+\Z")]
+NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\Z")]
+Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
+Sessions = Annotated[int, Field(ge=1, le=1000)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, regex_engine="python-re")
+
+
+class ContainerEntry(_Part):
+    """A container of the matrix; without a label, its folder's name is the label."""
+
+    path: NonEmpty
+    label: Label | None = None
+
+
+class DeviceEntry(_Part):
+    """Which devices a cell may run on.
+
+    Attributes:
+        count: each cell runs on so many different devices; `all`: on each that the pool has.
+    """
+
+    label: Label | None = None
+    soc: Word | None = None
+    hexagon: Word | None = None
+    type: DeviceType | None = None
+    name: Word | None = None
+    tags: tuple[Word, ...] = Field((), strict=False)
+    min_free_bytes: Annotated[int, Field(ge=0)] = 0
+    count: Annotated[int, Field(ge=1, le=10_000)] | Literal["all"] = 1
+
+
+class BenchWork(_Part):
+    """Repetitions of one prompt, as `qnnfarm bench` does them.
+
+    Attributes:
+        warmup: so many repetitions before; `auto`: until the values are steady, at most
+            `most_warmups`.
+        reference_tokens: a file of the token ids that a right output begins with.
+        max_perplexity: a container of a higher perplexity has no speed. It is taken from the
+            database, or measured first.
+    """
+
+    kind: Literal["bench"]
+    label: Label | None = None
+    prompt_tokens: Annotated[int, Field(ge=2)] = 64
+    new_tokens: Annotated[int, Field(ge=1)] = 16
+    repetitions: Annotated[int, Field(ge=1, le=10_000)] = 3
+    warmup: Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] = "auto"
+    most_warmups: Annotated[int, Field(ge=0, le=10_000)] = 3
+    reference_tokens: NonEmpty | None = None
+    max_perplexity: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    sessions: Sessions = 1
+
+
+class PerplexityWork(_Part):
+    """The perplexity of a text file.
+
+    Attributes:
+        windows: only the first so many windows of the context length.
+        max: the bound above which the container counts as broken.
+    """
+
+    kind: Literal["perplexity"]
+    label: Label | None = None
+    text: NonEmpty
+    windows: Annotated[int, Field(ge=1)] | None = None
+    max: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    sessions: Sessions = 1
+
+
+class GenerateWork(_Part):
+    """One prompt, answered greedily.
+
+    Attributes:
+        expect: a text that the answer must hold.
+    """
+
+    kind: Literal["generate"]
+    label: Label | None = None
+    prompt: NonEmpty
+    max_tokens: Annotated[int, Field(ge=1)] = 32
+    expect: NonEmpty | None = None
+    sessions: Sessions = 1
+
+
+class CommandWork(_Part):
+    """A plain command on the device, without a container.
+
+    Attributes:
+        command: its words; no shell reads them unless they name one.
+    """
+
+    kind: Literal["command"]
+    label: Label | None = None
+    command: Annotated[tuple[NonEmpty, ...], Field(min_length=1, strict=False)]
+    sessions: Sessions = 1
+
+    @model_validator(mode="after")
+    def _is_a_program(self) -> Self:
+        first = self.command[0]
+        if first.startswith("-") or "=" in first:
+            raise ValueError(f"the first word names a program, not {first[:80]!r}")
+        return self
+
+
+Work = Annotated[
+    BenchWork | PerplexityWork | GenerateWork | CommandWork, Field(discriminator="kind")
+]
+
+
+class Retries(_Part):
+    """How often a cell is tried again, by what went wrong; each counts by itself.
+
+    Attributes:
+        device: the device or the way to it failed: again, on another device if there is one.
+        runner: the program on the device crashed or hung.
+        output: it answered what cannot be right, or a command failed.
+    """
+
+    device: Annotated[int, Field(ge=0, le=100)] = 2
+    runner: Annotated[int, Field(ge=0, le=100)] = 1
+    output: Annotated[int, Field(ge=0, le=100)] = 0
+
+
+class Timeouts(_Part):
+    """In seconds.
+
+    Attributes:
+        cell_s: for one try of one cell.
+        runner_s: for one process of the runner on the device.
+        lease_s: for how long cells wait while no device at all is free for them.
+    """
+
+    cell_s: Seconds = 3600.0
+    runner_s: Seconds = 300.0
+    lease_s: Seconds = 3600.0
+
+
+class ChargeEntry(_Part):
+    """See `ChargeWindow`."""
+
+    min_percent: float = 0.0
+    max_percent: float = 100.0
+    charging: bool | None = None
+    max_wait_s: float = 0.0
+
+
+class ConditionsEntry(_Part):
+    """See `Conditions`. As they stand here they are those of `qnnfarm bench`."""
+
+    max_temp_c: float | None = 45.0
+    stable_s: float | None = 20.0
+    stable_c: float = 0.5
+    max_wait_s: float = 180.0
+    zones: Annotated[tuple[NonEmpty, ...], Field(strict=False)] = ("*",)
+    charge: ChargeEntry | None = None
+    wake_lock: bool = True
+    screen_off: bool = True
+    fixed_performance: bool = False
+    governor: str | None = None
+    policy: Literal["fail", "continue"] = "continue"
+
+    @model_validator(mode="after")
+    def _can_be_asked_for(self) -> Self:
+        try:
+            self.conditions()
+        except ConditionsError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def conditions(self) -> Conditions:
+        """The same for the telemetry."""
+        plain = {name: getattr(self, name) for name in type(self).model_fields if name != "charge"}
+        charge = None if self.charge is None else ChargeWindow(**dict(self.charge))
+        return Conditions(**plain, charge=charge)
+
+
+class Match(_Part):
+    """Combinations by the labels of their parts; what is not named matches all."""
+
+    container: str | None = None
+    device: str | None = None
+    workload: str | None = None
+
+    @model_validator(mode="after")
+    def _names_something(self) -> Self:
+        if not (self.container or self.device or self.workload):
+            raise ValueError("name a container, a device or a workload by its label")
+        return self
+
+    def matches(self, container: str, device: str, workload: str) -> bool:
+        """Whether a combination is meant."""
+        pairs = ((self.container, container), (self.device, device), (self.workload, workload))
+        return all(wanted is None or wanted == label for wanted, label in pairs)
+
+
+class Plan(_Part):
+    """A whole plan. Paths in it are relative to its file.
+
+    Attributes:
+        conditions: under which benchmarks begin; `none` measures devices as they are.
+        telemetry: whether devices are sampled while they generate.
+    """
+
+    name: Label
+    db: NonEmpty | None = None
+    pool: NonEmpty | None = None
+    containers: tuple[ContainerEntry, ...] = Field((), strict=False)
+    devices: Annotated[tuple[DeviceEntry, ...], Field(min_length=1, strict=False)] = (
+        DeviceEntry(tags=()),
+    )
+    workloads: Annotated[tuple[Work, ...], Field(min_length=1, strict=False)]
+    exclude: tuple[Match, ...] = Field((), strict=False)
+    include: tuple[Match, ...] = Field((), strict=False)
+    retries: Retries = Retries()
+    timeouts: Timeouts = Timeouts()
+    conditions: ConditionsEntry | Literal["none"] = ConditionsEntry()
+    telemetry: bool = True
+
+
+def load_plan(path: Path) -> Plan:
+    """Read and check a plan.
+
+    Raises:
+        PlanFileError: names the file, the key, and what is wrong there.
+    """
+    try:
+        with path.open("rb") as source:
+            text = source.read(_LARGEST_FILE + 1)
+    except OSError as error:
+        raise PlanFileError(str(path), "", f"cannot be read: {error.strerror or error}") from error
+    if len(text) > _LARGEST_FILE:
+        raise PlanFileError(str(path), "", f"it is larger than {_LARGEST_FILE} bytes")
+    try:
+        content = yaml.load(text, _StrictLoader)  # noqa: S506  (a SafeLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise PlanFileError(str(path), "", f"it is no YAML: {error}") from error
+    except RecursionError as error:
+        raise PlanFileError(str(path), "", "it is nested too deeply") from error
+    if not isinstance(content, dict):
+        raise PlanFileError(str(path), "", "a plan is a mapping of keys: name, workloads, ...")
+    try:
+        return Plan.model_validate(content)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        key = _key(found[0]["loc"])
+        reasons = [_reason(each) for each in found if _key(each["loc"]) == key]
+        raise PlanFileError(str(path), key, ", or ".join(dict.fromkeys(reasons))) from error
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    """`("workloads", 1, "bench", "new_tokens")` as a user finds it: `workloads[1].new_tokens`."""
+    # Between the keys pydantic names the variant of a union: `workloads.1.bench.warmup.int`.
+    variants = {("workloads", 2), ("workloads", 4), ("conditions", 1), ("devices", 3)}
+    words: list[str] = []
+    for place, part in enumerate(location):
+        if isinstance(part, int) and words:
+            words[-1] += f"[{part}]"
+        elif isinstance(part, int) or (location[0], place) not in variants:
+            words.append(str(part))
+    return ".".join(words)
+
+
+def _reason(error: ErrorDetails) -> str:
+    """Pydantic's words, where there are none that say more to the author of a plan."""
+    match error["type"]:
+        case "extra_forbidden":
+            return "there is no such key"
+        case "missing":
+            return "it is missing"
+        case "tuple_type":
+            return "a list is wanted"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return "a mapping of keys is wanted"
+        case _:
+            return error["msg"].removeprefix("Value error, ")
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that is there twice: one of both values would silently be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable) or key in seen:
+                mark = key_node.start_mark
+                problem = f"the key {str(key)[:80]!r} is there twice, or cannot be a key"
+                raise yaml.constructor.ConstructorError(None, None, problem, mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)

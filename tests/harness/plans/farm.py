@@ -1,0 +1,149 @@
+"""A pool in memory and a runner by hand: the scheduler's seams, without devices."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self, cast
+
+from harness.devices.spec import DeviceSpec
+from harness.errors import HarnessError, LeaseTimeoutError, RequirementError
+from harness.plans.cells import Cell, make_cell
+from harness.plans.eligibility import meets
+from harness.plans.guard import Guard
+from harness.plans.outcome import CellResult
+from harness.plans.plan_file import CommandWork, Retries
+from harness.plans.seams import LeasedDevice
+from harness.pool.base import MemberState, MemberStatus, Requirement
+
+
+class HandDevice:
+    """Only what the scheduler itself asks of a device: who it is."""
+
+    def __init__(self, member: str) -> None:
+        self.member = member
+        self.serial = f"serial-of-{member}"
+
+
+class HandLease:
+    def __init__(self, pool: "HandPool", member: str) -> None:
+        self._pool = pool
+        self.device = cast("LeasedDevice", HandDevice(member))
+
+    def report(self, failure: HarnessError) -> None:
+        self._pool.reports.append((self.device.member, type(failure).__name__))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.give_back(self.device.member)
+
+
+class HandPool:
+    """First come first served is left to the real one; here it is only never twice."""
+
+    def __init__(self, members: Sequence[MemberStatus]) -> None:
+        self._members = {member.name: member for member in members}
+        self._held: set[str] = set()
+        self._changed = threading.Condition()
+        self.reports: list[tuple[str, str]] = []
+        self.leases = 0
+        self.purposes: set[str] = set()
+        self.most_held = 0
+
+    @property
+    def held(self) -> set[str]:
+        return set(self._held)
+
+    def members(self) -> list[MemberStatus]:
+        return list(self._members.values())
+
+    def acquire(
+        self, requirement: Requirement, *, purpose: str = "", cancelled: Callable[[], bool]
+    ) -> HandLease:
+        wanted = [m.name for m in self._members.values() if meets(requirement, m)]
+        if not wanted:
+            raise RequirementError(str(requirement), "none is such")
+        began = time.monotonic()
+        with self._changed:
+            while not (free := [name for name in wanted if name not in self._held]):
+                if cancelled():
+                    waited_s = time.monotonic() - began
+                    raise LeaseTimeoutError(str(requirement), waited_s, "all are held")
+                self._changed.wait(0.02)
+            self._held.add(free[0])
+            self.leases += 1
+            self.purposes.add(purpose)
+            self.most_held = max(self.most_held, len(self._held))
+            return HandLease(self, free[0])
+
+    def give_back(self, member: str) -> None:
+        with self._changed:
+            self._held.remove(member)
+            self._changed.notify_all()
+
+
+def members(
+    *names: str, soc: str = "SM8750", tags: frozenset[str] = frozenset()
+) -> list[MemberStatus]:
+    return [
+        MemberStatus(name, DeviceSpec("android", name), tags, MemberState.READY, "", 0.0, soc=soc)
+        for name in names
+    ]
+
+
+def cells(
+    count: int,
+    requirement: Requirement | None = None,
+    *,
+    container: str = "",
+    retries: Retries | None = None,
+    timeout_s: float = 3600.0,
+    first: int = 0,
+) -> list[Cell]:
+    return [
+        make_cell(
+            f"cell-{container}{number}",
+            CommandWork(kind="command", command=("echo", str(number))),
+            requirement or Requirement(),
+            container_sha256=container,
+            retries=retries,
+            timeout_s=timeout_s,
+        )
+        for number in range(first, first + count)
+    ]
+
+
+class HandRunner:
+    """Runs `action(cell, member, guard)`; sees to it that no device has two cells at once."""
+
+    def __init__(self, action: Callable[[Cell, str, Guard], object] = lambda *_: None) -> None:
+        self._action = action
+        self._lock = threading.Lock()
+        self._busy: set[str] = set()
+        self.ran: list[tuple[str, str]] = []
+        self.collisions = 0
+
+    @property
+    def tries(self) -> Counter[str]:
+        return Counter(label for label, _ in self.ran)
+
+    def run(self, cell: Cell, device: LeasedDevice, guard: Guard) -> CellResult:
+        member = device.member
+        with self._lock:
+            self.collisions += member in self._busy
+            self._busy.add(member)
+            self.ran.append((cell.label, member))
+        try:
+            self._action(cell, member, guard)
+        finally:
+            with self._lock:
+                self._busy.discard(member)
+        return CellResult(summary=f"{cell.label} ran")

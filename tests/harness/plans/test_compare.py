@@ -1,0 +1,52 @@
+"""A against B on a real virtual device: in turns, on one device a pair, under one group."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from buildlib.container.container import GenAIContainer
+from harness.devices.adb import AdbDevice
+from harness.errors import WrongUseError
+from harness.measure.comparison import Verdict
+from harness.measure.groups import check_gated, judge_runs
+from harness.plans.bench import BenchPlan, Spread
+from harness.plans.compare import Side, run_comparison
+from harness.store.read import RunFilter
+from harness.store.store import ResultsStore
+
+
+def test_sides_take_turns_on_the_same_device(
+    virtual_device: AdbDevice, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    held: list[int] = []
+
+    @contextmanager
+    def devices(number: int) -> Iterator[AdbDevice]:
+        held.append(number)
+        yield virtual_device
+
+    container = GenAIContainer.load(tiny_bundle)
+    plan = BenchPlan(prompt_tokens=4, new_tokens=2, repetitions=1, warmup=0)
+    side = Side(container, plan.session_of(container))
+    with ResultsStore.open(tmp_path / "results.db") as store:
+        spread = Spread(devices=devices, store=store, telemetry_hz=None)
+        with pytest.raises(WrongUseError, match="at least 1"):
+            run_comparison(spread, side, side, sessions=0)
+        runs = run_comparison(spread, side, side, sessions=2)
+        stored = store.list_runs(RunFilter(group_id=runs[0].group_id))
+    assert held == [0, 1]
+    assert [(run.session, run.label) for run in runs] == [(0, "A"), (0, "B"), (1, "B"), (1, "A")]
+    assert {run.id for run in stored} == {run.id for run in runs}
+    compared = judge_runs(runs)
+    assert compared.verdict is Verdict.NOT_ENOUGH_DATA
+    for _, found in compared.metrics:
+        assert found.pairs == 2
+        assert found.ratio is not None
+
+
+def test_only_what_has_a_better_side_can_be_judged() -> None:
+    assert check_gated(["ttft_s", "ttft_s"]) == ("ttft_s",)
+    with pytest.raises(WrongUseError, match="neither"):
+        check_gated(["prompt_tokens"])

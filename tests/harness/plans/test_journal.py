@@ -1,0 +1,191 @@
+"""The journal of a plan: what it remembers, also after a crash in the middle of a line."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import DeviceLostError, JournalError, PlanBusyError
+from harness.plans.cells import Cell
+from harness.plans.journal import Journal, journal_path
+from harness.plans.outcome import CellOutcome, CellResult, Failure
+from tests.harness.plans.farm import cells
+
+ONE, TWO = "1" * 32, "2" * 32
+
+
+def outcome(cell: Cell, duration_s: float = 2.5) -> CellOutcome:
+    result = CellResult("f" * 32, "as fast as ever", {"decode_tokens_per_s": 12.5})
+    return CellOutcome(cell, "done", device="pixel", result=result, duration_s=duration_s)
+
+
+def write(path: Path) -> list[Cell]:
+    """A journal of three cells: done, failed, and cut off."""
+    done, failed, _ = todo = cells(3)
+    failure = Failure.of(DeviceLostError("s", "a push", "closed"), failed.work)
+    with Journal(path) as journal:
+        journal.begin("plan", ONE, fresh=False)
+        for cell in todo:
+            journal.cell_begun(cell.key, "pixel")
+        journal.cells_ended(
+            [outcome(done), CellOutcome(failed, "failed", failures=(("pixel", failure),))]
+        )
+    return todo
+
+
+def test_a_later_run_knows_what_became_of_each_cell(tmp_path: Path) -> None:
+    done, failed, lost = write(tmp_path / "j.jsonl")
+    with Journal(tmp_path / "j.jsonl") as journal:
+        journal.begin("plan", TWO, fresh=False)
+        assert journal.campaign == ONE
+        known = journal.remembered(done.key)
+        assert known is not None
+        assert (known.status, known.device, known.result) == (
+            "done", "pixel", outcome(done).result,
+        )  # fmt: skip
+        again = journal.remembered(failed.key)
+        assert again is not None
+        assert again.status == "failed"
+        assert journal.lost() == {lost.key}
+        assert journal.remembered("0" * 64) is None
+        assert journal.expected_s(done.key, done.group) == 2.5
+        assert journal.expected_s("another session", done.group) == 2.5
+        assert journal.expected_s(failed.key, failed.group) is None
+
+
+def test_a_fresh_start_forgets_results_and_keeps_durations(tmp_path: Path) -> None:
+    done, *_ = write(tmp_path / "j.jsonl")
+    with Journal(tmp_path / "j.jsonl") as journal:
+        journal.begin("plan", TWO, fresh=True)
+        assert journal.campaign == TWO
+        assert journal.remembered(done.key) is None
+    with Journal(tmp_path / "j.jsonl") as journal:
+        assert journal.campaign == TWO
+        assert journal.remembered(done.key) is None
+        assert journal.lost() == set()
+        assert journal.expected_s(done.key, done.group) == 2.5
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_cut_anywhere_it_holds_all_lines_before(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("journal") / "j.jsonl"
+    write(path)
+    content = path.read_bytes()
+    cut = data.draw(st.integers(0, len(content)))
+    path.write_bytes(content[:cut])
+    lines = content[:cut].count(b"\n")
+    with Journal(path) as journal:
+        journal.begin("plan", TWO, fresh=False)
+        assert journal.campaign == (ONE if lines else TWO)
+        journal.cell_begun("e" * 64, "pixel")
+    kept = path.read_bytes().splitlines()
+    assert len(kept) == max(lines, 1) + 1
+    assert all(json.loads(line) for line in kept)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["nonsense", "[]", '{"event": "party"}', '{"event": "ended", "cell": "x"}', "[" * 100_000,
+     '{"event": "plan", "format": 1, "campaign": "../x"}',
+     '{"event": "ended", "cell": "c", "group": "g", "status": "odd", "run_id": null}'],
+)  # fmt: skip
+def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "j.jsonl"
+    write(path)
+    with path.open("a") as sink:
+        sink.write(line + "\n")
+    with pytest.raises(JournalError, match="line 7 is damaged"):
+        Journal(path).__enter__()
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    path.write_text('{"event": "plan", "format": 2, "campaign": "' + ONE + '"}\n')
+    with pytest.raises(JournalError, match="update qnnfarm"):
+        Journal(path).__enter__()
+
+
+def test_one_process_has_it_at_a_time_and_a_killed_one_no_longer(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    code = (
+        "import sys, pathlib; from harness.plans.journal import Journal\n"
+        "with Journal(pathlib.Path(sys.argv[1])): print('has it', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        cwd=Path(__file__).parents[3],
+    ) as holder:  # fmt: skip
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "has it\n"
+        with pytest.raises(PlanBusyError, match="another `qnnfarm run`"):
+            Journal(path).__enter__()
+        holder.kill()
+        holder.wait(timeout=30)
+    with Journal(path):
+        pass
+
+
+def test_many_threads_share_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An fsync that begins after a line was written covers it, whoever asked for it."""
+    todo, path = cells(40), tmp_path / "j.jsonl"
+    syncing, syncs = threading.Event(), []
+    real = os.fsync
+
+    def slow(descriptor: int) -> None:
+        syncs.append(path.stat().st_size)
+        if len(syncs) == 2:  # the first is the beginning of the plan
+            assert syncing.wait(60)
+        real(descriptor)
+
+    with Journal(path) as journal:
+        monkeypatch.setattr(os, "fsync", slow)
+        journal.begin("plan", ONE, fresh=False)
+        threads = [
+            threading.Thread(target=journal.cells_ended, args=([outcome(cell)],)) for cell in todo
+        ]
+        for thread in threads:
+            thread.start()
+        while path.read_bytes().count(b"\n") < 41:
+            threading.Event().wait(0.01)
+        syncing.set()
+        for thread in threads:
+            thread.join()
+    assert len(syncs) == 3
+    assert syncs[-1] == path.stat().st_size
+    with Journal(path) as journal:
+        assert all(journal.remembered(cell.key) for cell in todo)
+
+
+def test_text_from_outside_stays_on_its_line(tmp_path: Path) -> None:
+    (cell,) = cells(1)
+    hostile = replace(outcome(cell), result=CellResult(summary='a\nb","\x00\ud800'))
+    with Journal(tmp_path / "j.jsonl") as journal:
+        journal.begin("plan", ONE, fresh=False)
+        journal.cells_ended([hostile])
+    with Journal(tmp_path / "j.jsonl") as journal:
+        known = journal.remembered(cell.key)
+    assert known is not None
+    assert known.result == hostile.result
+
+
+def test_another_database_or_file_has_another_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path))
+    one = journal_path("nightly", tmp_path / "a.yaml", "x.db")
+    assert one.parent == tmp_path / "plans"
+    assert one.name.startswith("nightly-")
+    assert one == journal_path("nightly", tmp_path / "a.yaml", "x.db")
+    assert one != journal_path("nightly", tmp_path / "b.yaml", "x.db")
+    assert one != journal_path("nightly", tmp_path / "a.yaml", "y.db")

@@ -1,0 +1,158 @@
+"""From a plan to its cells: which, in what order, and what makes a cell another one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import PlanFileError
+from harness.plans.cells import Cell
+from harness.plans.matrix import cell_as_mapping, expand, select
+from harness.plans.plan_file import Plan
+from tests.harness.plans.farm import members
+
+Expand = Callable[..., tuple[Cell, ...]]
+BENCH = {"kind": "bench"}
+COMMAND = {"kind": "command", "command": ["true"]}
+
+
+@pytest.fixture
+def cells_of(tmp_path: Path) -> Expand:
+    def make(sha256: str = "a" * 64, **keys: object) -> tuple[Cell, ...]:
+        plan = Plan.model_validate({"name": "p", "workloads": [BENCH], **keys})
+        return expand(
+            plan,
+            tmp_path / "plan.yaml",
+            identify=lambda path: f"{path.name}-{sha256}",
+            members=lambda: members("pixel", "board") + members("old", soc="SM8650"),
+        )
+
+    return make
+
+
+def labels(cells: tuple[Cell, ...]) -> list[str]:
+    return [cell.label for cell in cells]
+
+
+TWO = [{"path": "a"}, {"path": "b"}]
+
+
+def test_it_is_the_product_of_containers_devices_and_workloads(cells_of: Expand) -> None:
+    cells = cells_of(
+        containers=TWO,
+        devices=[{"soc": "SM8750"}, {"label": "old", "soc": "SM8650"}],
+        workloads=[{**BENCH, "sessions": 2}, COMMAND],
+    )
+    assert sorted(labels(cells)) == sorted(
+        [f"{c}/{d}/bench#{s}" for c in "ab" for d in ("SM8750", "old") for s in (1, 2)]
+        + ["SM8750/command", "old/command"]
+    )
+    assert len({cell.key for cell in cells}) == len(cells)
+    groups = {cell.group for cell in cells if cell.work.kind == "bench"}
+    assert len(groups) == 4
+
+
+def test_exclude_leaves_out_and_include_brings_back(cells_of: Expand) -> None:
+    cells = cells_of(
+        containers=TWO,
+        workloads=[BENCH, {**BENCH, "label": "long", "new_tokens": 64}],
+        exclude=[{"container": "a"}],
+        include=[{"container": "a", "workload": "long"}],
+    )
+    assert labels(cells) == ["b/any/bench", "a/any/long", "b/any/long"]
+
+
+def test_each_device_of_the_pool_gets_a_cell_of_its_own(cells_of: Expand) -> None:
+    cells = cells_of(containers=TWO[:1], devices=[{"soc": "SM8750", "count": "all"}])
+    assert labels(cells) == ["a/SM8750@board/bench", "a/SM8750@pixel/bench"]
+    assert [cell.requirement.name for cell in cells] == ["board", "pixel"]
+
+
+def test_several_devices_are_replicas_that_keep_apart(cells_of: Expand) -> None:
+    cells = cells_of(containers=TWO[:1], devices=[{"soc": "SM8750", "count": 3}])
+    assert labels(cells) == [f"a/SM8750@{n}/bench" for n in (1, 2, 3)]
+    assert len({cell.key for cell in cells}) == 3
+    assert len({cell.spread for cell in cells}) == 1
+    assert cells[0].spread
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"sha256": "b" * 64},
+        {"workloads": [{**BENCH, "new_tokens": 17}]},
+        {"devices": [{"soc": "SM8750"}]},
+        {"conditions": "none"},
+        {"conditions": {"max_temp_c": 30.0}},
+    ],
+)
+def test_what_changes_a_measurement_makes_another_cell(
+    cells_of: Expand, changed: dict[str, Any]
+) -> None:
+    before, after = cells_of(containers=TWO[:1]), cells_of(**{"containers": TWO[:1], **changed})
+    assert {cell.key for cell in before}.isdisjoint(cell.key for cell in after)
+
+
+def test_what_changes_none_does_not(cells_of: Expand) -> None:
+    before = cells_of(containers=TWO[:1])
+    after = cells_of(
+        containers=TWO,
+        workloads=[COMMAND, {**BENCH, "label": "renamed", "sessions": 2}],
+        retries={"device": 0},
+        timeouts={"cell_s": 5.0},
+    )
+    assert {cell.key for cell in before} < {cell.key for cell in after}
+
+
+def test_the_text_counts_by_its_content(cells_of: Expand, tmp_path: Path) -> None:
+    keys = {"containers": TWO[:1], "workloads": [{"kind": "perplexity", "text": "t.txt"}]}
+    (tmp_path / "t.txt").write_text("one")
+    first = cells_of(**keys)
+    (tmp_path / "t.txt").write_text("two")
+    second = cells_of(**keys)
+    (tmp_path / "t.txt").write_text("one")
+    assert first[0].key != second[0].key
+    assert first == cells_of(**keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "reason"),
+    [
+        ({}, "containers", "names containers"),
+        ({"containers": [{"path": "x/a"}, {"path": "y/a"}]}, "containers[0].label", "several"),
+        ({"containers": TWO, "workloads": [BENCH, BENCH]}, "workloads[0].label", "several"),
+        ({"containers": TWO, "exclude": [{"workload": "bunch"}]}, "exclude[0]", "no combination"),
+        ({"containers": TWO, "exclude": [{"workload": "bench"}]}, "", "no cell"),
+        ({"containers": TWO, "devices": [{"tags": ["x"], "count": "all"}]}, "devices[0]", "none"),
+        ({"containers": TWO, "devices": [{"count": 10_000}],
+          "workloads": [{**BENCH, "sessions": 1000}]}, "", "more than"),
+        ({"containers": TWO, "workloads": [{"kind": "perplexity", "text": "no.txt"}]},
+         "workloads[0].text", "no.txt"),
+        ({"containers": TWO, "workloads": [{**BENCH, "reference_tokens": "no.txt"}]},
+         "workloads[0].reference_tokens", "no.txt"),
+    ],
+)  # fmt: skip
+def test_a_matrix_that_cannot_be_is_refused(
+    cells_of: Expand, keys: dict[str, Any], key: str, reason: str
+) -> None:
+    with pytest.raises(PlanFileError) as caught:
+        cells_of(**keys)
+    assert caught.value.key == key
+    assert reason in caught.value.reason
+
+
+def test_cells_are_chosen_by_patterns_of_their_labels(cells_of: Expand) -> None:
+    cells = cells_of(containers=TWO, workloads=[{**BENCH, "sessions": 2}])
+    assert labels(select(cells, ["a/*"])) == ["a/any/bench#1", "a/any/bench#2"]
+    assert labels(select(cells, ["b/any/bench#2"])) == ["b/any/bench#2"]
+    assert select(cells, []) == cells
+    assert select(cells, ["c/*"]) == ()
+
+
+def test_a_cell_for_programs(cells_of: Expand) -> None:
+    cell = cells_of(containers=TWO[:1], devices=[{"soc": "SM8750"}])[0]
+    shown = cell_as_mapping(cell)
+    assert shown["cell"] == "a/SM8750/bench"
+    assert shown["requirement"] == "soc=SM8750"
+    assert str(shown["container"]).endswith("/a")

@@ -1,0 +1,160 @@
+"""What counts as a right output, and where a wrong one first differs."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.errors import WrongUseError
+from harness.plans.output_check import (
+    ReferenceText,
+    ReferenceTokens,
+    judge,
+    read_tokens,
+    stored_quality,
+)
+from harness.runtimes.tokenizer import encode, load_tokenizer
+from harness.store.records import Measurement, OutputCheck, Run
+from harness.store.store import ResultsStore
+from suites.models import tiny_llama
+from tests.harness.store.conftest import _make_run
+
+TOKENIZER = tiny_llama.folder() / "tokenizer.json"
+SENTENCE = "And the LORD said unto Moses, Go, and say unto the children of Israel"
+PASSED = OutputCheck(outcome="passed", reason="the tokens of x")
+
+
+def reference(text: str) -> ReferenceTokens:
+    return ReferenceTokens.of(encode(load_tokenizer(TOKENIZER), text), TOKENIZER, "x")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ResultsStore]:
+    with ResultsStore.open(tmp_path / "results.db") as opened:
+        yield opened
+
+
+def test_the_right_text_passes_and_may_go_on() -> None:
+    expected = reference(SENTENCE)
+    decoded = expected.prefixes[-1]
+    assert expected.judge(decoded) == PASSED
+    assert expected.judge(decoded + " and more").outcome == "passed"
+
+
+@pytest.mark.parametrize("wrong", ["", "!", "And", "\N{REPLACEMENT CHARACTER}" * 9])
+def test_garbage_and_what_stops_early_fails(wrong: str) -> None:
+    found = reference(SENTENCE).judge(wrong)
+    assert found.outcome == "failed"
+    assert "it differs from x at token" in found.reason
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_the_first_wrong_token_is_named(data: st.DataObject) -> None:
+    expected = reference(SENTENCE)
+    place = data.draw(st.integers(0, len(expected.prefixes) - 1))
+    before = expected.prefixes[place - 1] if place else ""
+    found = expected.judge(before + "\x01#")
+    assert f"at token {place + 1}:" in found.reason
+
+
+def test_tokens_of_another_model_are_wrong_use() -> None:
+    for ids in ((10**6,), (-1,), ()):
+        with pytest.raises(WrongUseError, match="tokens of this container"):
+            ReferenceTokens.of(ids, TOKENIZER, "x")
+
+
+def test_agreeing_with_a_session_is_worth_what_that_was_worth() -> None:
+    assert ReferenceText("a", PASSED).judge("a").outcome == "passed"
+    assert ReferenceText("a", OutputCheck()).judge("a").outcome == "none"
+    found = ReferenceText("abcd", PASSED).judge("abXd")
+    assert (found.outcome, "at character 3: 'Xd'" in found.reason) == ("failed", True)
+    assert ReferenceText("ab", PASSED).judge("abc").outcome == "failed"
+
+
+def test_one_failure_outweighs_all() -> None:
+    right, wrong = ReferenceText("a", PASSED), ReferenceText("b", PASSED)
+    assert judge((right, wrong), "a").outcome == "failed"
+    assert judge((right, ReferenceText("a", OutputCheck())), "a").outcome == "passed"
+    assert judge((), "a").outcome == "none"
+
+
+@pytest.mark.parametrize("content", ["1 2 3", "[1, 2, 3]", "1,2,3\n", "[\n 1,\n 2,\n 3\n]\n"])
+def test_files_of_tokens(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(content)
+    assert read_tokens(path) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"one", b"1.5", b"-1", b"1 \xff", b"9" * 30, b'{"a": 1}']
+)
+def test_files_of_something_else(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tokens"
+    path.write_bytes(content)
+    with pytest.raises(WrongUseError):
+        read_tokens(path)
+    with pytest.raises(WrongUseError):
+        read_tokens(tmp_path)
+
+
+def perplexity(*values: float, **changes: object) -> Run:
+    keys = ("perplexity", "perplexity_float", "perplexity_quantized_cpu")
+    measured = [
+        Measurement(metric=key, value=value) for key, value in zip(keys, values, strict=False)
+    ]
+    return _make_run(kind="perplexity", status="done", measurements=measured, **changes)
+
+
+Write = Callable[[Run], None]
+
+
+@pytest.mark.parametrize(
+    ("values", "bound", "outcome"),
+    [
+        ((25.5, 25.4), None, "passed"),
+        ((30.0, 25.4), None, "failed"),
+        ((25.5, 25.4, 28.0), None, "failed"),
+        ((25.5,), None, None),
+        ((25.5,), 26.0, "passed"),
+        ((25.5,), 25.0, "failed"),
+    ],
+)
+def test_a_stored_perplexity_vouches_for_its_container(
+    store: ResultsStore, values: tuple[float, ...], bound: float | None, outcome: str | None
+) -> None:
+    run = perplexity(*values)
+    store.write_run(run)
+    found = stored_quality(store, run.container, run.device, max_perplexity=bound)
+    assert (None if found is None else found.judge("text").outcome) == outcome
+    if outcome == "passed":
+        assert found is not None
+        assert found.judge("").outcome == "failed"
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("container", {"sha256": "0" * 64}),
+        ("device", {"soc": "SM8650"}),
+        ("device", {"emulator": False}),
+    ],
+)
+def test_the_perplexity_of_something_else_says_nothing(
+    store: ResultsStore, part: str, change: dict[str, object]
+) -> None:
+    run = perplexity(25.5, 25.4)
+    store.write_run(run)
+    other = run.model_copy(update={part: getattr(run, part).model_copy(update=change)})
+    assert stored_quality(store, other.container, other.device) is None
+
+
+def test_the_newest_perplexity_counts(store: ResultsStore) -> None:
+    older, newer = perplexity(25.5, 25.4), perplexity(90.0, 25.4)
+    store.write_run(older)
+    store.write_run(newer)
+    found = stored_quality(store, newer.container, newer.device)
+    assert found is not None
+    assert found.judge("text").outcome == "failed"

@@ -1,0 +1,164 @@
+"""A plan's file: what it may say, and how it is told what is wrong with it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from harness.errors import PlanFileError
+from harness.plans.plan_file import BenchWork, CommandWork, Plan, load_plan
+from harness.telemetry.conditions import Conditions
+
+
+def load(folder: Path, text: str) -> Plan:
+    path = folder / "plan.yaml"
+    path.write_text(text)
+    return load_plan(path)
+
+
+def test_what_a_plan_leaves_out_has_a_default(tmp_path: Path) -> None:
+    plan = load(tmp_path, "name: nightly\nworkloads: [{kind: bench}]\n")
+    assert plan.workloads == (BenchWork(kind="bench"),)
+    assert (plan.retries.device, plan.retries.runner, plan.retries.output) == (2, 1, 0)
+    assert [device.count for device in plan.devices] == [1]
+    assert plan.conditions != "none"
+    assert plan.conditions.conditions() == Conditions(
+        max_temp_c=45, stable_s=20, max_wait_s=180, screen_off=True, policy="continue"
+    )
+
+
+def test_a_whole_plan_is_read(tmp_path: Path) -> None:
+    plan = load(
+        tmp_path,
+        """
+name: nightly
+db: postgresql://lab@db/results
+pool: pool.yaml
+containers:
+  - path: ../containers/tiny
+    label: tiny
+devices:
+  - {soc: SM8750, tags: [lab-a, rack-2], count: all}
+workloads:
+  - {kind: bench, prompt_tokens: 128, warmup: 2, sessions: 3, max_perplexity: 12}
+  - {kind: perplexity, text: held.txt, windows: 4, max: 12.5}
+  - {kind: generate, prompt: "Hello\\nworld", expect: hello}
+  - {kind: command, command: [sh, -c, "echo $(id)"]}
+exclude: [{container: tiny, workload: generate}]
+retries: {device: 5}
+timeouts: {cell_s: 60, lease_s: 5}
+conditions: {max_temp_c: 38, charge: {min_percent: 20}, policy: fail}
+telemetry: false
+""",
+    )
+    assert plan.devices[0].tags == ("lab-a", "rack-2")
+    assert plan.timeouts.cell_s == 60
+    assert plan.workloads[3] == CommandWork(kind="command", command=("sh", "-c", "echo $(id)"))
+    assert plan.conditions != "none"
+    charge = plan.conditions.conditions().charge
+    assert charge is not None
+    assert charge.min_percent == 20
+
+
+MINIMAL = "name: x\nworkloads: [{kind: bench}]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "reason"),
+    [
+        ("name: x\n", "workloads", "it is missing"),
+        (MINIMAL + "colour: red\n", "colour", "there is no such key"),
+        (MINIMAL + "devices: [{sco: SM8750}]\n", "devices[0].sco", "there is no such key"),
+        (MINIMAL + "devices: [{count: 0}]\n", "devices[0].count", "or Input should be 'all'"),
+        (MINIMAL + "devices: [{tags: a b}]\n", "devices[0].tags", "a list is wanted"),
+        (MINIMAL + "retries: {device: -1}\n", "retries.device", "greater than or equal to 0"),
+        (MINIMAL + "timeouts: {cell_s: .inf}\n", "timeouts.cell_s", "finite"),
+        (MINIMAL + "conditions: {max_temp_c: 900}\n", "conditions", "900 is not between"),
+        (MINIMAL + "conditions: {warm: true}\n", "conditions.warm", "there is no such key"),
+        (MINIMAL + "exclude: [{}]\n", "exclude[0]", "name a container"),
+        ("name: x\nworkloads: [{kind: bench}, {kind: bench, new_tokens: 0}]\n",
+         "workloads[1].new_tokens", "greater than or equal to 1"),
+        ("name: x\nworkloads: [{kind: bench, prompt_tokens: '64'}]\n",
+         "workloads[0].prompt_tokens", "valid integer"),
+        ("name: x\nworkloads: [{kind: bunch}]\n", "workloads[0]", "'bunch'"),
+        ("name: x\nworkloads: [{kind: command, command: rm -rf /}]\n",
+         "workloads[0].command", "a list is wanted"),
+        ("name: x\nworkloads: [{kind: command, command: [A=b, ls]}]\n",
+         "workloads[0]", "names a program"),
+        ("name: x\nworkloads: [{kind: command, command: ['a\\0b']}]\n".replace("\\0", "\\x00")
+         .replace("'", '"'), "workloads[0].command[0]", "match pattern"),
+        ("name: ../x\nworkloads: [{kind: bench}]\n", "name", "match pattern"),
+        (MINIMAL + "name: y\n", "", "'name' is there twice"),
+        ("- a\n- b\n", "", "a plan is a mapping"),
+        ("name: [\n", "", "it is no YAML"),
+        ("!!python/object/apply:os.system [ls]\n", "", "it is no YAML"),
+        ("[" * 5000, "", "nested too deeply"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_by_file_and_key(
+    tmp_path: Path, text: str, key: str, reason: str
+) -> None:
+    with pytest.raises(PlanFileError) as caught:
+        load(tmp_path, text)
+    assert caught.value.key == key
+    assert reason in caught.value.reason
+    assert str(caught.value).startswith(str(tmp_path / "plan.yaml"))
+    assert str(caught.value).isprintable()
+    assert caught.value.exit_code == 2
+
+
+def test_a_plan_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlanFileError, match="No such file"):
+        load_plan(tmp_path / "plan.yaml")
+
+
+def test_a_file_of_any_size_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    with path.open("wb") as sink:
+        sink.truncate(1 << 40)
+    with pytest.raises(PlanFileError, match="larger than"):
+        load_plan(path)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates()
+KEYS = st.sampled_from([*Plan.model_fields, *BenchWork.model_fields, "command", "path"]) | SCALARS
+TREES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=20
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from(list(Plan.model_fields)), TREES))
+@example({"name": "x", "workloads": [{"kind": ["bench"]}]})
+@example({"name": "x", "workloads": {"kind": "bench"}})
+def test_any_yaml_is_a_plan_or_an_error_of_one_line(
+    tmp_path_factory: pytest.TempPathFactory, content: dict[str, object]
+) -> None:
+    folder = tmp_path_factory.mktemp("plan")
+    said = ""
+    try:
+        load(folder, yaml.safe_dump(content, allow_unicode=True))
+    except PlanFileError as error:
+        said = str(error)
+    assert not said or said.isprintable()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=200))
+def test_any_text_is_a_plan_or_an_error_of_one_line(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    path = tmp_path_factory.mktemp("plan") / "plan.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(PlanFileError) as caught:
+        load_plan(path)
+    assert str(caught.value).isprintable()
+
+
+def test_the_example_plans_can_be_used() -> None:
+    found = sorted((Path(__file__).parents[3] / "suites" / "plans").glob("*.yaml"))
+    assert found
+    for path in found:
+        load_plan(path)

@@ -1,0 +1,253 @@
+"""`qnnfarm run` from end to end: real devices, a real container, and what a crash leaves."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.devices.adb import AdbDevice
+from harness.errors import StoreError
+from harness.pool.base import MemberState
+from harness.pool.pool import Pool
+from harness.store.read import RunFilter
+from harness.store.store import ResultsStore
+from harness.virtual import manager
+
+MakeDevice = Callable[..., tuple[manager.VirtualDevice, AdbDevice]]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+class Lab:
+    """Two devices of a test's own, a pool file that names them, and plans in a folder."""
+
+    def __init__(
+        self, folder: Path, devices: list[tuple[manager.VirtualDevice, AdbDevice]]
+    ) -> None:
+        self.folder = folder
+        self.devices = [device for _, device in devices]
+        self.virtual = [virtual for virtual, _ in devices]
+        self.db = folder / "results.db"
+        lines = ["devices:"]
+        for device in self.devices:
+            lines += ["  - type: android", f"    identifier: {device.serial}"]
+        (folder / "pool.yaml").write_text("\n".join(lines) + "\n")
+
+    def plan(self, **keys: object) -> Path:
+        path = self.folder / "plan.yaml"
+        content = {"name": "lab", "db": "results.db", "pool": "pool.yaml", **keys}
+        path.write_text(json.dumps(content))  # JSON is YAML
+        return path
+
+    def runs(self) -> list[tuple[str, str]]:
+        """Label and status of each run; none while there is no database yet."""
+        with contextlib.suppress(StoreError), ResultsStore.open(self.db, create=False) as store:
+            return [(run.label, run.status) for run in store.list_runs(RunFilter())]
+        return []
+
+    def processes(self, device: AdbDevice, word: str) -> list[str]:
+        script = 'for p in /proc/[0-9]*; do tr "\\0" " " <$p/cmdline; echo; done 2>/dev/null'
+        lines = device.shell(script, check=False).stdout.splitlines()
+        return [line for line in lines if word in line and "cmdline" not in line]
+
+
+@pytest.fixture
+def lab(tmp_path: Path, make_virtual_device: MakeDevice) -> Lab:
+    return Lab(tmp_path, [make_virtual_device(), make_virtual_device()])
+
+
+@pytest.fixture
+def start(adb_environment: Path) -> Iterator[Start]:
+    """Starts `qnnfarm run ARGUMENT...`; ends what a test leaves."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str | Path) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, "-m", "harness.cli", "run", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"COLUMNS": "160"},
+            cwd=adb_environment,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[dict[str, object], str]:
+    out, err = process.communicate(timeout=120)
+    return json.loads(out) if out.startswith("{") else {"text": out}, err
+
+
+def by_label(answer: dict[str, object]) -> dict[str, dict[str, object]]:
+    cells = answer["cells"]
+    assert isinstance(cells, list)
+    return {cell["cell"]: cell for cell in cells}
+
+
+def wait_for(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+SLOW = {"kind": "command", "label": "slow", "command": ["sleep", "613"]}
+QUICK = {"kind": "command", "label": "quick", "command": ["echo", "it's $HOME"]}
+
+
+def test_a_matrix_of_all_kinds_of_work_is_measured(
+    lab: Lab, start: Start, tiny_bundle: Path
+) -> None:
+    text = lab.folder / "text.txt"
+    text.write_text("In the beginning God created the heaven and the earth. " * 60)
+    plan = lab.plan(
+        containers=[{"path": str(tiny_bundle), "label": "tiny"}],
+        devices=[{"soc": "SM8750", "label": "phone"}],
+        workloads=[
+            {"kind": "bench", "prompt_tokens": 16, "new_tokens": 4, "repetitions": 1,
+             "warmup": 0, "sessions": 2},
+            {"kind": "perplexity", "text": "text.txt", "windows": 1},
+            {"kind": "generate", "prompt": "In the beginning", "max_tokens": 4},
+            {"kind": "generate", "label": "wrong", "prompt": "In the beginning", "max_tokens": 4,
+             "expect": "Klaatu barada nikto"},
+            QUICK,
+        ],
+    )  # fmt: skip
+    answer, err = finish(start(plan, "--json"))
+    cells = by_label(answer)
+    assert {label: cell["status"] for label, cell in cells.items()} == {
+        "tiny/phone/bench#1": "done",
+        "tiny/phone/bench#2": "done",
+        "tiny/phone/perplexity": "done",
+        "tiny/phone/generate": "done",
+        "tiny/phone/wrong": "failed",
+        "phone/quick": "done",
+    }, err
+    assert answer["exit_code"] == 1
+    wrong = cells["tiny/phone/wrong"]["failures"]
+    assert [failure["error"] for failure in wrong] == ["OutputCheckError"]  # type: ignore[attr-defined]
+    assert "prefill_tokens_per_s" in cells["tiny/phone/bench#1"]["values"]  # type: ignore[operator]
+    with ResultsStore.open(lab.db, create=False) as store:
+        runs = store.list_runs(RunFilter())
+    assert sorted(run.status for run in runs) == ["done"] * 4 + ["failed"]
+    bench = [run for run in runs if run.kind == "bench"]
+    assert len({run.group_id for run in bench}) == 1
+    assert [run.session for run in sorted(bench, key=lambda r: r.session)] == [0, 1]
+    for device in lab.devices:
+        listed = device.shell(["ls", f"{device.work_root}/runs"], check=False).stdout
+        assert listed.split() == []
+
+    # Again: what is done is not repeated, what failed is tried again.
+    answer, err = finish(start(plan, "--json"))
+    assert "5 of 6 cells are done" in err
+    resumed = {label: cell["resumed"] for label, cell in by_label(answer).items()}
+    assert resumed.pop("tiny/phone/wrong") is False
+    assert set(resumed.values()) == {True}
+    assert len(lab.runs()) == 6
+
+
+def test_after_a_kill_it_goes_on_and_repeats_nothing(
+    lab: Lab, start: Start, tiny_bundle: Path
+) -> None:
+    plan = lab.plan(
+        containers=[{"path": str(tiny_bundle), "label": "tiny"}],
+        workloads=[
+            {"kind": "bench", "prompt_tokens": 16, "new_tokens": 4, "repetitions": 1,
+             "warmup": 0, "sessions": 3},
+        ],
+        conditions="none",
+        telemetry=False,
+    )  # fmt: skip
+    process = start(plan, "--max-parallel", "1")
+    wait_for(lambda: {"done", "running"} <= {status for _, status in lab.runs()}, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=30)
+    before = lab.runs()
+    assert sum(status == "interrupted" for _, status in before) == 1
+
+    answer, err = finish(start(plan, "--json"))
+    assert answer["exit_code"] == 0, err
+    done = sum(status == "done" for _, status in before)
+    assert f"going on: {done} of 3 cells are done, 1 were cut off and run again" in err
+    after = lab.runs()
+    assert sorted(label for label, status in after if status == "done") == [
+        f"tiny/any/bench#{n}" for n in range(1, 4)
+    ]
+    assert sum(status == "interrupted" for _, status in after) == 1
+
+
+def test_an_interrupt_leaves_no_process_and_no_lease(lab: Lab, start: Start) -> None:
+    plan = lab.plan(workloads=[{**SLOW, "sessions": 4}])
+    dry, _ = finish(start(plan, "--dry-run"))
+    assert "any/slow#4" in str(dry["text"])
+    assert not lab.db.exists()
+    process = start(plan)
+    wait_for(lambda: all(lab.processes(d, "sleep 613") for d in lab.devices), process)
+    second = start(plan)
+    _, err = second.communicate(timeout=120)
+    assert second.returncode == 1
+    assert "another `qnnfarm run` works on this plan" in err
+
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "4 left" in out
+    assert "the same command runs what is not done" in out
+    assert "stopping" in err
+    for device in lab.devices:
+        assert lab.processes(device, "sleep 613") == []
+    with Pool.open(lab.folder / "pool.yaml") as pool:
+        assert [(m.state, m.holder) for m in pool.members()] == [(MemberState.READY, "")] * 2
+
+
+def test_an_interrupt_of_a_benchmark_is_stored_as_such_and_cleaned(
+    lab: Lab, start: Start, tiny_bundle: Path
+) -> None:
+    plan = lab.plan(
+        containers=[{"path": str(tiny_bundle)}],
+        workloads=[{"kind": "bench", "label": "long", "repetitions": 500, "warmup": 0}],
+        conditions="none",
+        telemetry=False,
+    )
+    process = start(plan)
+    wait_for(lambda: any(lab.processes(d, "genie_t2t_run.py") for d in lab.devices), process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert [status for _, status in lab.runs()] == ["interrupted"]
+    for device in lab.devices:
+        assert lab.processes(device, "genie_t2t_run.py") == []
+        listed = device.shell(["ls", f"{device.work_root}/runs"], check=False).stdout
+        assert listed.split() == []
+
+
+def test_a_device_that_goes_away_costs_no_cell(lab: Lab, start: Start) -> None:
+    gate = "while [ ! -e /data/local/tmp/go ]; do sleep 0.1; done; echo went"
+    plan = lab.plan(
+        workloads=[{"kind": "command", "label": "gate", "command": ["sh", "-c", gate],
+                    "sessions": 4}],
+    )  # fmt: skip
+    process = start(plan, "--json")
+    wait_for(lambda: all(lab.processes(d, "/data/local/tmp/go") for d in lab.devices), process)
+    manager.stop(lab.virtual[0].name)
+    lab.devices[1].shell(["touch", "/data/local/tmp/go"])
+    answer, err = finish(process)
+    assert answer["exit_code"] == 0, err
+    cells = by_label(answer)
+    assert len({cell["device"] for cell in cells.values()}) == 1
+    lost = [failure for cell in cells.values() for failure in cell["failures"]]  # type: ignore[attr-defined]
+    assert len(lost) == 1
+    assert "retry" in err

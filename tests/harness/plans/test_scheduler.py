@@ -1,0 +1,318 @@
+"""The scheduler over a pool and a runner by hand: what runs where, how often, and how it ends."""
+
+import _thread
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import (
+    DeviceCommandError,
+    DeviceLostError,
+    HarnessError,
+    RunnerError,
+    RuntimeOutputError,
+    StoreUnavailableError,
+)
+from harness.plans.cells import Cell, make_cell
+from harness.plans.guard import Guard
+from harness.plans.journal import Journal
+from harness.plans.outcome import CellResult, FailureClass, Summary
+from harness.plans.plan_file import CommandWork, Retries
+from harness.plans.scheduler import MatrixOptions, run_matrix
+from harness.pool.base import Requirement
+from tests.harness.plans.farm import HandPool, HandRunner, cells, members
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "plan.jsonl") as journal:
+        journal.begin("plan", "0" * 32, fresh=False)
+        yield journal
+
+
+def statuses(summary: Summary) -> dict[str, str]:
+    return {outcome.cell.label: outcome.status for outcome in summary.outcomes}
+
+
+def test_every_cell_runs_once_and_no_lease_stays(journal: Journal) -> None:
+    pool, runner = HandPool(members(*"abcd")), HandRunner()
+    todo = cells(100)
+    summary = run_matrix(todo, pool, runner, journal)
+    assert summary.exit_code == 0
+    assert [o.cell for o in summary.outcomes] == todo
+    assert set(runner.tries.values()) == {1}
+    assert len(runner.ran) == 100
+    assert runner.collisions == 0
+    assert pool.held == set()
+    journal.close()
+    with Journal(journal.path) as again:
+        known = [again.remembered(cell.key) for cell in todo]
+    assert all(k is not None and k.status == "done" for k in known)
+
+
+def test_devices_are_used_side_by_side_up_to_the_limit(journal: Journal) -> None:
+    together = threading.Barrier(3)
+    pool = HandPool(members(*"abcde"))
+    runner = HandRunner(lambda *_: together.wait(30))
+    options = MatrixOptions(max_parallel=3)
+    summary = run_matrix(cells(9), pool, runner, journal, options=options)
+    assert summary.exit_code == 0
+    assert pool.most_held == 3
+
+
+def test_a_device_stays_leased_for_its_next_cells(journal: Journal) -> None:
+    pool = HandPool(members("a"))
+    run_matrix(cells(50), pool, HandRunner(), journal)
+    assert pool.leases == 1
+
+
+def test_a_cell_that_lost_its_device_is_run_on_another(journal: Journal) -> None:
+    def fails_on_a(cell: Cell, member: str, _guard: Guard) -> None:
+        if member == "a":
+            raise DeviceLostError("serial-of-a", "a push", "closed")
+
+    pool, runner = HandPool(members("a", "b")), HandRunner(fails_on_a)
+    summary = run_matrix(cells(6), pool, runner, journal)
+    assert summary.exit_code == 0
+    assert {outcome.device for outcome in summary.outcomes} == {"b"}
+    failed_on_a = [label for label, member in runner.ran if member == "a"]
+    assert len(failed_on_a) == len(set(failed_on_a))
+    assert pool.reports == [("a", "DeviceLostError")] * len(failed_on_a)
+    retried = [o for o in summary.outcomes if o.failures]
+    assert {o.failures[0][0] for o in retried} <= {"a"}
+
+
+def test_with_one_device_alone_it_is_tried_again_there(journal: Journal) -> None:
+    count = itertools.count()
+
+    def fails_once(*_: object) -> None:
+        if next(count) == 0:
+            raise DeviceLostError("serial-of-a", "a push", "closed")
+
+    summary = run_matrix(cells(1), HandPool(members("a")), HandRunner(fails_once), journal)
+    assert statuses(summary) == {"cell-0": "done"}
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (DeviceLostError("s", "a push", "closed"), 3),
+        (RunnerError("s", "genie", "crashed", 139, ""), 2),
+        (RuntimeOutputError("s", "garbage", ""), 1),
+        (DeviceCommandError("s", "false", 1, ""), 1),
+    ],
+    ids=lambda value: getattr(type(value), "__name__", str(value)),
+)
+def test_tries_depend_on_whose_fault_it_is(
+    journal: Journal, error: HarnessError, tries: int
+) -> None:
+    def fails(cell: Cell, *_: object) -> None:
+        if cell.label == "cell-1":
+            raise error
+
+    runner = HandRunner(fails)
+    summary = run_matrix(cells(3), HandPool(members(*"abc")), runner, journal)
+    assert runner.tries["cell-1"] == tries
+    assert statuses(summary) == {"cell-0": "done", "cell-1": "failed", "cell-2": "done"}
+    assert summary.exit_code == 1
+    failed = summary.outcomes[1]
+    assert [f.error for _, f in failed.failures] == [type(error).__name__] * tries
+
+
+def test_a_kind_of_device_that_is_not_there_fails_its_cells_alone(journal: Journal) -> None:
+    todo = cells(3) + cells(2, Requirement(soc="SM8650"), first=3)
+    summary = run_matrix(todo, HandPool(members("a")), HandRunner(), journal)
+    assert list(statuses(summary).values()) == ["done"] * 3 + ["failed"] * 2
+    failure = summary.outcomes[-1].failure
+    assert failure is not None
+    assert (failure.kind, failure.error) == (FailureClass.DEVICE, "RequirementError")
+    assert "SM8650" in failure.reason
+    assert summary.exit_code == 1
+
+
+def test_nothing_measured_for_want_of_devices_is_told_from_failures(journal: Journal) -> None:
+    def lost(*_: object) -> None:
+        raise DeviceLostError("s", "a push", "closed")
+
+    pool = HandPool(members("a"))
+    assert run_matrix(cells(2), pool, HandRunner(lost), journal).exit_code == 4
+    nobody = cells(2, Requirement(soc="SM8650"))
+    assert run_matrix(nobody, pool, HandRunner(), journal).exit_code == 4
+
+
+def test_no_device_free_in_time_fails_the_cells(journal: Journal) -> None:
+    pool = HandPool(members("a"))
+    with pool.acquire(Requirement(), cancelled=lambda: False):
+        options = MatrixOptions(lease_s=0.01)
+        summary = run_matrix(cells(2), pool, HandRunner(), journal, options=options)
+    assert [o.failure.error for o in summary.outcomes if o.failure] == ["NoDeviceForCellError"] * 2
+    assert summary.exit_code == 4
+
+
+def test_a_cell_that_waits_again_begins_to_wait_then(journal: Journal) -> None:
+    pool = HandPool(members("a"))
+    tries = itertools.count()
+
+    def lost_at_last(cell: Cell, member: str, guard: Guard) -> None:
+        if not next(tries):
+            time.sleep(1.5)  # longer than cells wait for a device
+            raise DeviceLostError("s", "a push", "closed")
+
+    options = MatrixOptions(lease_s=1.0)
+    summary = run_matrix(cells(1), pool, HandRunner(lost_at_last), journal, options=options)
+    assert [failure.error for _, failure in summary.outcomes[0].failures] == ["DeviceLostError"]
+    assert summary.exit_code == 0
+
+
+def spread(count: int) -> list[Cell]:
+    work = CommandWork(kind="command", command=("true",))
+    return [
+        make_cell(f"r@{n}", work, Requirement(soc="SM8750"), replica=n, spread=True)
+        for n in range(count)
+    ]
+
+
+def test_replicas_go_onto_different_devices(journal: Journal) -> None:
+    runner = HandRunner()
+    summary = run_matrix(spread(4), HandPool(members(*"abcd")), runner, journal)
+    assert summary.exit_code == 0
+    assert {member for _, member in runner.ran} == set("abcd")
+
+
+def test_more_replicas_than_devices_fail_with_the_reason(journal: Journal) -> None:
+    summary = run_matrix(spread(3), HandPool(members(*"ab")), HandRunner(), journal)
+    assert sorted(statuses(summary).values()) == ["done", "done", "failed"]
+    failure = next(o.failure for o in summary.outcomes if o.failure)
+    assert "lower its `count`" in failure.reason
+
+
+def test_what_is_finished_is_not_run_again(journal: Journal) -> None:
+    todo = cells(4)
+    before = {todo[1].key: CellResult(run_id="f" * 32, summary="as before")}
+    runner = HandRunner()
+    summary = run_matrix(
+        todo,
+        HandPool(members("a")),
+        runner,
+        journal,
+        finished=lambda cell: before.get(cell.key),
+    )
+    assert runner.tries == {"cell-0": 1, "cell-2": 1, "cell-3": 1}
+    assert [o.resumed for o in summary.outcomes] == [False, True, False, False]
+    assert summary.outcomes[1].result.summary == "as before"
+    assert summary.exit_code == 0
+
+
+def test_a_cell_that_takes_too_long_is_ended_and_tried_elsewhere(journal: Journal) -> None:
+    def hangs_on_a(cell: Cell, member: str, guard: Guard) -> None:
+        if member == "a":
+            ended = threading.Event()
+            with guard.ending(ended.set):
+                assert ended.wait(60)
+                guard.check()
+
+    todo = cells(1, Requirement(), timeout_s=0.05)
+    pool, runner = HandPool(members("a", "b")), HandRunner(hangs_on_a)
+    summary = run_matrix(todo, pool, runner, journal)
+    (outcome,) = summary.outcomes
+    assert (outcome.status, outcome.device) == ("done", "b")
+    assert outcome.failures[0][1].error == "DeviceTimeoutError"
+
+
+def test_an_interrupt_ends_what_runs_and_leaves_the_rest(journal: Journal) -> None:
+    started = threading.Barrier(2)
+
+    def interrupted(cell: Cell, member: str, guard: Guard) -> None:
+        ended = threading.Event()
+        with guard.ending(ended.set):
+            if started.wait(30) == 0:
+                _thread.interrupt_main()
+            assert ended.wait(60)
+            guard.check()
+
+    pool, runner = HandPool(members("a", "b")), HandRunner(interrupted)
+    summary = run_matrix(cells(5), pool, runner, journal)
+    assert summary.interrupted
+    assert sorted(statuses(summary).values()) == ["interrupted"] * 2 + ["left"] * 3
+    assert len(runner.ran) == 2
+    assert pool.held == set()
+    assert summary.exit_code == 1
+
+
+def test_a_second_interrupt_goes_at_once(journal: Journal) -> None:
+    release = threading.Event()
+
+    def deaf(cell: Cell, member: str, guard: Guard) -> None:
+        with guard.ending(_thread.interrupt_main):  # what the first one sets off brings the second
+            _thread.interrupt_main()
+            release.wait(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_matrix(cells(1), HandPool(members("a")), HandRunner(deaf), journal)
+    release.set()
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("db", "no space"), ZeroDivisionError()])
+def test_what_cannot_be_kept_or_is_a_bug_ends_the_run(journal: Journal, error: Exception) -> None:
+    def fails(cell: Cell, *_: object) -> None:
+        if cell.label == "cell-2":
+            raise error
+
+    pool = HandPool(members("a", "b"))
+    with pytest.raises(type(error)):
+        run_matrix(cells(50), pool, HandRunner(fails), journal)
+    assert pool.held == set()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    devices=st.integers(1, 5),
+    count=st.integers(1, 30),
+    fates=st.dictionaries(
+        st.tuples(st.integers(0, 29), st.integers(0, 2)),
+        st.sampled_from([DeviceLostError("s", "x", "y"), RunnerError("s", "x", "y", 1, ""),
+                         RuntimeOutputError("s", "x", "y")]),
+    ),
+)  # fmt: skip
+def test_whatever_fails_each_cell_ends_once_and_all_leases_end(
+    tmp_path_factory: pytest.TempPathFactory,
+    devices: int,
+    count: int,
+    fates: dict[tuple[int, int], HarnessError],
+) -> None:
+    numbers = {f"cell-{n}": n for n in range(count)}
+    runner = HandRunner()
+
+    def fate(cell: Cell, *_: object) -> None:
+        error = fates.get((numbers[cell.label], runner.tries[cell.label] - 1))
+        if error is not None:
+            raise error
+
+    runner._action = fate
+    pool = HandPool(members(*(f"d{n}" for n in range(devices))))
+    with Journal(tmp_path_factory.mktemp("j") / "j.jsonl") as journal:
+        journal.begin("p", "0" * 32, fresh=False)
+        summary = run_matrix(cells(count, retries=Retries()), pool, runner, journal)
+    assert pool.held == set()
+    assert runner.collisions == 0
+    for outcome in summary.outcomes:
+        number = numbers[outcome.cell.label]
+        limits = {"DeviceLostError": 2, "RunnerError": 1, "RuntimeOutputError": 0}
+        seen: dict[str, int] = {}
+        expected = "done"
+        for error in (fates.get((number, n)) for n in range(4)):
+            if error is None:
+                break
+            kind = type(error).__name__
+            seen[kind] = seen.get(kind, 0) + 1
+            if seen[kind] > limits[kind]:
+                expected = "failed"
+                break
+        assert outcome.status == expected
+        assert runner.tries[outcome.cell.label] == sum(seen.values()) + (expected == "done")
