@@ -15,7 +15,20 @@ from typing import NoReturn, TextIO
 
 import typer
 
-from harness.cli import bench, build, cache, device, devices, doctor, generate, inspect, perplexity
+from harness.cli import (
+    bench,
+    build,
+    cache,
+    compare,
+    device,
+    devices,
+    doctor,
+    generate,
+    inspect,
+    perplexity,
+    pool,
+    run,
+)
 from harness.errors import WrongUseError, one_line
 
 COMMANDS_GROUP = "qnnfarm.commands"
@@ -40,8 +53,11 @@ def build_app() -> typer.Typer:
     app.command("generate")(generate.generate)
     app.command("perplexity")(perplexity.perplexity)
     app.command("bench")(bench.bench)
+    app.command("compare")(compare.compare)
+    app.command("run")(run.run)
     app.command("devices")(devices.devices)
     app.add_typer(device.app, name="device")
+    app.add_typer(pool.app, name="pool")
     app.add_typer(cache.app, name="cache")
     app.command("doctor")(doctor.doctor)
     for entry in sorted(importlib.metadata.entry_points(group=COMMANDS_GROUP)):

@@ -8,10 +8,19 @@ import typer
 from harness.errors import WrongUseError
 
 ContainerDir = Annotated[Path, typer.Argument(help="Folder of a container.")]
-DeviceSerial = Annotated[
+DeviceName = Annotated[
     str | None,
-    typer.Option(help="Serial of the device; by default $ANDROID_SERIAL, or the only one."),
+    typer.Option(
+        "--device",
+        help="The device: SERIAL, SERIAL@HOST, linux:HOST. By default $ANDROID_SERIAL, or the only "
+        "one.",
+    ),
 ]
+Wait = Annotated[
+    float,
+    typer.Option(min=0, help="Seconds to wait for a device that somebody else holds."),
+]
+WAIT_S = 600.0
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 
 

@@ -1,14 +1,31 @@
-"""`qnnfarm bench`: repetitions of one workload on a device, into the results store."""
+"""`qnnfarm bench`: repetitions of one workload, in one session or several, into the store."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from harness.cli.arguments import ContainerDir, DeviceSerial, Json
+from harness.cli.arguments import WAIT_S, ContainerDir, Json, Wait
 from harness.cli.console import answers, print_json, remarks
+from harness.cli.measuring import (
+    Charge,
+    Devices,
+    MaxPerplexity,
+    MaxTemp,
+    MaxWarmup,
+    NewTokens,
+    NoGate,
+    PoolFile,
+    PromptTokens,
+    ReferenceTokens,
+    Repetitions,
+    Warmup,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.plans.target import Target
     from harness.runtimes.base import GenerationResult
     from harness.store.records import Run
 
@@ -16,63 +33,143 @@ if TYPE_CHECKING:
 def bench(
     container_dir: ContainerDir,
     db: Annotated[str, typer.Option(help="Results database: a SQLite file, or a database URL.")],
-    device: DeviceSerial = None,
-    prompt_tokens: Annotated[
-        int, typer.Option("-p", "--prompt-tokens", help="Tokens to prefill, bos included.")
-    ] = 64,
-    new_tokens: Annotated[int, typer.Option("-n", "--new-tokens", help="Tokens to generate.")] = 16,
-    repetitions: Annotated[
-        int, typer.Option("-r", "--repetitions", help="Measured repetitions.")
-    ] = 3,
-    warmup: Annotated[
-        int, typer.Option("-w", "--warmup", help="Repetitions before, left out of means.")
+    device: Devices = None,
+    pool: PoolFile = None,
+    prompt_tokens: PromptTokens = 64,
+    new_tokens: NewTokens = 16,
+    repetitions: Repetitions = 3,
+    warmup: Warmup = None,
+    max_warmup: MaxWarmup = 3,
+    sessions: Annotated[
+        int, typer.Option(min=1, help="Sessions, spread over the devices in turn.")
     ] = 1,
+    reference_tokens: ReferenceTokens = None,
+    max_perplexity: MaxPerplexity = None,
+    max_temp: MaxTemp = None,
+    charge: Charge = None,
+    no_gate: NoGate = False,
+    wait: Wait = WAIT_S,
     json: Json = False,
 ) -> None:
-    """Measure prefill, decode, time to first token, init and memory; store every repetition."""
-    from harness.cli.session import open_session
-    from harness.plans.bench import BenchPlan, run_bench
-    from harness.plans.passage import cut_prompt
+    """Measure prefill, decode, time to first token, init and memory; store every repetition.
+
+    Each session begins with a device prepared anew. The output is checked: a speed with a wrong
+    output is a failed run.
+    """
+    from buildlib.container.container import GenAIContainer
+    from harness.cli.measuring import conditioning, device_source, wanted
+    from harness.cli.progress import deploy_progress
+    from harness.plans.bench import BenchPlan, Spread, run_sessions
+    from harness.plans.expectations import expecting
     from harness.store.store import ResultsStore
 
-    plan = BenchPlan(prompt_tokens, new_tokens, repetitions, warmup)
+    plan = BenchPlan(prompt_tokens, new_tokens, repetitions, warmup, max_warmup)
     plan.check()
-    with open_session(container_dir, device) as session:
-        session.runtime.check_room(prompt_tokens, new_tokens)
-        prompt = cut_prompt(session.container.files["tokenizer.json"], prompt_tokens - 1)
-        with ResultsStore.open(db) as store:
-            run = run_bench(session.runtime, plan, prompt, session.records(), store, _progress)
+    expected = wanted(reference_tokens, max_perplexity)
+    around = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
+    container = GenAIContainer.load(container_dir)
+    soc = container.metadata.target.name.partition(":")[0]
+    with device_source(device, pool, soc, wait_s=wait) as source, ResultsStore.open(db) as store:
+        spread = Spread(
+            devices=source,
+            store=store,
+            expect=expecting(expected, new_tokens, store),
+            around=around,
+            on_session=_announce if sessions > 1 else _nothing,
+            on_repetition=progress,
+            shown=deploy_progress,
+        )
+        runs = run_sessions(spread, container, plan.session_of(container), sessions=sessions)
     if json:
-        print_json(run.model_dump(mode="json"))
+        print_json(runs[0].model_dump(mode="json") if sessions == 1 else _document(runs))
         return
-    _show(run, db)
+    _show(runs, db)
 
 
-def _progress(number: int, total: int, result: "GenerationResult") -> None:
+def _nothing(_number: int, _label: str, _target: "Target") -> None:
+    return
+
+
+def _announce(number: int, _label: str, target: "Target") -> None:
+    told = f"session {number + 1} on {target.where_in_words}"
+    remarks().print(told, markup=False, soft_wrap=True)
+
+
+def progress(number: int, total: int, result: "GenerationResult") -> None:
+    """Tell of one repetition."""
     rate = result.metrics.get("prefill_tokens_per_s", 0.0)
     remarks().print(
         f"repetition {number + 1}/{total}: prefill {rate:.2f} tokens/s", highlight=False
     )
 
 
-def _show(run: "Run", db: str) -> None:
-    from statistics import mean, stdev
+def _document(runs: "Sequence[Run]") -> dict[str, object]:
+    from dataclasses import asdict
+
+    from harness.measure.cells import grade_runs
+    from harness.plans.session import WATCHED
+
+    return {
+        "group_id": runs[0].group_id,
+        "sessions": [run.model_dump(mode="json") for run in runs],
+        "stability": {key: asdict(grade_runs(runs, key)) for key in WATCHED},
+    }
+
+
+def _show(runs: "Sequence[Run]", db: str) -> None:
+    from harness.measure.cells import grade_runs
+    from harness.plans.session import WATCHED
+    from harness.store.metrics import find_metric
+
+    console = answers()
+    first = runs[0]
+    serials = ", ".join(dict.fromkeys(run.device.serial for run in runs))
+    console.print(f"{first.container.model} on {first.device.soc} ({serials})", markup=False)
+    console.print(_table(runs))
+    if len(runs) > 1:
+        for key in WATCHED:
+            found = grade_runs(runs, key)
+            told = f"{find_metric(key).label}: stability {found.grade}, {'; '.join(found.reasons)}"
+            console.print(told, markup=False)
+    for line in dict.fromkeys(_warmup_in_words(run) for run in runs):
+        console.print(line, markup=False)
+    for line in dict.fromkeys(_check_in_words(run) for run in runs):
+        console.print(line, markup=False)
+    if first.device.emulator:
+        console.print("measured on the HTP emulator: its speed says nothing about hardware speed")
+    if len(runs) == 1:
+        console.print(f"run {first.id} in {db}", markup=False)
+    else:
+        console.print(f"{len(runs)} sessions, group {first.group_id} in {db}", markup=False)
+
+
+def _table(runs: "Sequence[Run]") -> Table:
+    """Means of repetitions; of several sessions, means of the sessions' means."""
+    from statistics import fmean, stdev
 
     from harness.store.metrics import METRICS
 
     table = Table("metric", "mean ± sd", "n", box=None, header_style="bold")
     for key, metric in METRICS.items():
-        values = run.values(key)
-        if values:
-            spread = f" ± {metric.format(stdev(values))}" if len(values) > 1 else ""
-            table.add_row(
-                metric.label,
-                f"{metric.format(mean(values))}{spread} {metric.shown_unit}",
-                str(len(values)),
-            )
-    console = answers()
-    console.print(f"{run.container.model} on {run.device.soc} ({run.device.serial})", markup=False)
-    console.print(table)
-    if run.device.emulator:
-        console.print("measured on the HTP emulator: its speed says nothing about hardware speed")
-    console.print(f"run {run.id} in {db}", markup=False)
+        sessions = [run.values(key) for run in runs if run.values(key)]
+        if not sessions:
+            continue
+        units = sessions[0] if len(runs) == 1 else [fmean(values) for values in sessions]
+        spread = f" ± {metric.format(stdev(units))}" if len(units) > 1 else ""
+        shown = f"{metric.format(fmean(units))}{spread} {metric.shown_unit}"
+        table.add_row(metric.label, shown, str(sum(len(values) for values in sessions)))
+    return table
+
+
+def _warmup_in_words(run: "Run") -> str:
+    count = run.workload.warmup
+    told = f"{count} warm-up" if count == 1 else f"{count} warm-ups"
+    if run.warmup_detected is None:
+        return f"{told}, as asked for"
+    return f"{told} until it was steady" if run.warmup_detected else f"not steady after {told}"
+
+
+def _check_in_words(run: "Run") -> str:
+    if run.check.outcome == "passed":
+        return f"output checked: {run.check.reason}"
+    return "output not checked: use --reference-tokens, or measure perplexity into the database"

@@ -1,7 +1,9 @@
 """`qnnfarm device`: virtual Android devices, each its own process behind the real adb server."""
 
 from contextlib import suppress
-from typing import Annotated
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -9,8 +11,12 @@ from rich.table import Table
 from harness.cli.arguments import Json
 from harness.cli.console import answers, print_json, remarks
 
+if TYPE_CHECKING:
+    from harness.virtual.journal import Event
+
 app = typer.Typer(
-    help="Virtual Android devices: start, list, stop and remove them.", no_args_is_help=True
+    help="Virtual Android devices: start, list, stop and remove them, make them fail or hot.",
+    no_args_is_help=True,
 )
 
 Name = Annotated[str, typer.Argument(help="Name of the virtual device, e.g. `alpha`.")]
@@ -20,13 +26,17 @@ Name = Annotated[str, typer.Argument(help="Name of the virtual device, e.g. `alp
 def start(
     name: Name,
     soc: Annotated[str, typer.Option(help="SoC it stands for, e.g. SM8750.")] = "SM8750",
+    fault: Annotated[
+        list[str] | None, typer.Option(help="A fault to strike it, e.g. `drop:bytes=100000`.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Start a virtual device and connect it to the adb server. The last line is its serial."""
     from harness.adb.server import ensure_server
     from harness.virtual import manager
+    from harness.virtual.faults import parse_fault
 
-    virtual = manager.start(name, soc)
+    virtual = manager.start(name, soc, faults=[parse_fault(text) for text in fault or []])
     ensure_server().connect(virtual.serial)
     if json:
         print_json(
@@ -81,6 +91,103 @@ def rm(name: Name) -> None:
     manager.remove(name)
     _disconnect(serial)
     remarks().print(f"removed {name}")
+
+
+@app.command("fault")
+def fault(
+    name: Name,
+    faults: Annotated[
+        list[str] | None, typer.Argument(help="Faults, e.g. `stall:seconds=5 reboot:when=run`.")
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="End all faults first.")] = False,
+    events: Annotated[bool, typer.Option("--events", help="List what struck, and when.")] = False,
+    json: Json = False,
+) -> None:
+    """Tell a running virtual device faults; without any, list those that can still strike.
+
+    Kinds: drop, stall, corrupt, full, reboot, power, throttle, runner, slow.
+    """
+    from harness.virtual import manager
+    from harness.virtual.faults import parse_fault
+
+    wanted = [parse_fault(text) for text in faults or []]
+    if events:
+        _print_events(manager.events(name), json=json)
+        return
+    if clear:
+        manager.clear(name)
+    manager.inject(name, *wanted)
+    armed = [str(one) for one in manager.faults(name)]
+    if json:
+        print_json(armed)
+    elif armed:
+        answers().print("\n".join(armed), markup=False)
+    else:
+        remarks().print(f"no fault waits to strike {name}")
+
+
+@app.command("power")
+def power(name: Name) -> None:
+    """Give power back to a virtual device that lost it (`power:off=inf`)."""
+    from harness.virtual import manager
+
+    manager.commands(name).power_on()
+    remarks().print(f"{name} has power")
+
+
+@app.command("heat")
+def heat(
+    name: Name,
+    ambient: Annotated[float | None, typer.Option(help="Of its surroundings, in °C.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Make it so hot now, in °C.")] = None,
+    load: Annotated[float | None, typer.Option(help="Watts besides its own work.")] = None,
+    battery: Annotated[float | None, typer.Option(help="Charge it to so many percent.")] = None,
+    charging: Annotated[
+        bool | None, typer.Option("--charging/--no-charging", help="A charger is plugged in.")
+    ] = None,
+    time_scale: Annotated[
+        float | None, typer.Option(help="Seconds of the model in one second.")
+    ] = None,
+    off: Annotated[bool, typer.Option("--off", help="Model no heat any more.")] = False,
+    json: Json = False,
+) -> None:
+    """Model the heat of a running virtual device, or tell how hot it is. A model, not hardware."""
+    from harness.virtual import manager
+
+    if off:
+        manager.commands(name).heat_off()
+        remarks().print(f"no heat is modelled on {name}")
+        return
+    changes = {
+        "ambient_c": ambient,
+        "temperature_c": temperature,
+        "load_w": load,
+        "battery": None if battery is None else battery / 100,
+        "charging": charging,
+        "time_scale": time_scale,
+    }
+    given = {key: value for key, value in changes.items() if value is not None}
+    reading = manager.heat(name, **given)
+    if json:
+        print_json(None if reading is None else asdict(reading))
+    elif reading is None:
+        remarks().print(f"no heat is modelled on {name}; switch it on with --ambient 25")
+    else:
+        answers().print(
+            f"SoC {reading.soc_c:.1f} °C, body {reading.body_c:.1f} °C, clocks at"
+            f" {reading.speed:.0%}, thermal status {reading.status}, {reading.power_w:.2f} W,"
+            f" battery {reading.battery:.0%}"
+        )
+
+
+def _print_events(found: "tuple[Event, ...]", *, json: bool) -> None:
+    if json:
+        print_json([asdict(event) for event in found])
+        return
+    for event in found:
+        at = datetime.fromtimestamp(event.at, tz=UTC).isoformat(timespec="milliseconds")
+        text = " ".join(part for part in (at, event.kind, event.fault, event.detail) if part)
+        answers().print(text, markup=False)
 
 
 def _disconnect(serial: str) -> None:

@@ -1,61 +1,140 @@
-"""`qnnfarm devices`: what the adb server knows."""
+"""`qnnfarm devices`: which devices there are, what they are, and who holds them."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.table import Table
+from rich.text import Text
 
 from harness.cli.arguments import Json
-from harness.cli.console import answers, print_json
+from harness.cli.console import answers, print_json, remarks
 
 if TYPE_CHECKING:
-    from harness.devices.discovery import DeviceEntry
+    from harness.devices.base import Battery
+    from harness.devices.inventory import Sighting
+    from harness.devices.spec import DeviceSpec
+
+Specs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[DEVICE]...",
+        help="SERIAL, SERIAL@HOST, linux:[USER@]HOST, virtual:NAME or local; "
+        "by default all devices of the adb server.",
+        show_default=False,
+    ),
+]
+
+_HEADINGS = ("serial", "state", "held by", "SoC", "system", "ABI", "free", "battery", "model")
+_WHOLE = 3
+_UNBOUNDED = 1000
+_NONE = (
+    "no devices: plug a phone in with USB debugging on, or start a virtual one with "
+    "`qnnfarm device start NAME`"
+)
 
 
-def devices(json: Json = False) -> None:
-    """List the devices of the adb server: model, SoC, Android version, free space, state."""
+def devices(specs: Specs = None, json: Json = False) -> None:
+    """List devices: model, SoC, system, free space, battery, state, and who holds them."""
     from harness.adb.server import ensure_server
-    from harness.devices.discovery import list_devices
+    from harness.devices import inventory
+    from harness.devices.opening import Devices
+    from harness.devices.spec import DeviceSpec
 
-    server = ensure_server()
-    rows = [_describe(entry) for entry in list_devices(server)]
+    if specs:
+        wanted = [DeviceSpec.parse(text) for text in specs]
+        with Devices() as opened:
+            found = inventory.named(opened, [_addressed(spec) for spec in wanted])
+        found = [
+            dataclasses.replace(one, spec=spec) for one, spec in zip(found, wanted, strict=True)
+        ]
+    else:
+        found = inventory.all_of(ensure_server())
+    holders = _holders([one.spec for one in found if one.spec is not None])
     if json:
-        print_json(rows)
-        return
-    if not rows:
-        answers().print(
-            "no devices: plug a phone in with USB debugging on, or start a virtual one with "
-            "`qnnfarm device start NAME`"
-        )
-        return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("serial", "state", "SoC", "Android", "ABI", "free"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("model", overflow="fold")
-    for row in rows:
-        free = row.get("free_bytes")
-        model = str(row.get("model") or row.get("error") or "")
-        table.add_row(
-            row["serial"],
-            row["state"],
-            " ".join(str(row[key]) for key in ("soc", "hexagon") if row.get(key)),
-            str(row.get("android_version") or ""),
-            str(row.get("abi") or ""),
-            "" if free is None else f"{free / 2**30:.1f} GiB",
-            f"{model} (emulator)" if row.get("emulator") else model,
-        )
-    answers().print(table)
+        print_json([_row(one, holders) for one in found])
+    elif found:
+        _print(found, holders)
+    else:
+        answers().print(_NONE)
 
 
-def _describe(entry: "DeviceEntry") -> dict[str, Any]:
-    """One row: what the server says, and what the device itself says when it can be asked."""
-    from harness.devices.discovery import open_device
-    from harness.errors import DeviceError
+def _addressed(spec: "DeviceSpec") -> "DeviceSpec":
+    """A virtual device by the address at which the adb server has it."""
+    from harness.devices.spec import DeviceSpec
+    from harness.virtual import manager
 
-    row: dict[str, Any] = {"serial": entry.serial, "state": entry.state}
-    if entry.state != "device":
-        return row
+    return (
+        DeviceSpec("android", manager.get(spec.identifier).serial)
+        if spec.type == "virtual"
+        else spec
+    )
+
+
+def _holders(specs: "list[DeviceSpec]") -> dict[str, str]:
+    """Who holds which device, by its spec; the list is of use without it."""
+    from harness.errors import HarnessError
+    from harness.pool.pool import Pool
+
+    if not specs:
+        return {}
     try:
-        return row | dataclasses.asdict(open_device(entry.serial).properties(timeout_s=10.0))
-    except DeviceError as error:
-        return row | {"error": str(error)}
+        with Pool.of(specs) as pool:
+            return {str(member.spec): member.holder for member in pool.members()}
+    except HarnessError as error:
+        remarks().print(Text(f"who holds them cannot be told: {error}"))
+        return {}
+
+
+def _row(one: "Sighting", holders: dict[str, str]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "serial": one.serial,
+        "device": str(one.spec) if one.spec else None,
+        "state": one.state,
+        "holder": holders.get(str(one.spec), ""),
+    }
+    if one.properties is not None:
+        row |= dataclasses.asdict(one.properties)
+    return row | ({"error": one.error} if one.error else {})
+
+
+def _print(found: "list[Sighting]", holders: dict[str, str]) -> None:
+    """A table, without columns that would be empty, and below it what is wrong."""
+    rows = [_cells(one, holders.get(str(one.spec), "")) for one in found]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    kept = [number for number in range(len(_HEADINGS)) if any(row[number] for row in rows)]
+    for number in kept:
+        # A serial is there to be copied: it is never cut.
+        width = max(len(row[number]) for row in rows) if number < _WHOLE else None
+        table.add_column(_HEADINGS[number], min_width=width, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(row[number]) for number in kept))
+    console = answers()
+    console.print(table, width=None if console.is_terminal else _UNBOUNDED)
+    for one in found:
+        if one.error:
+            console.print(Text(f"{one.serial}: {one.error}"))
+
+
+def _cells(one: "Sighting", holder: str) -> list[str]:
+    """What stands below each of the headings."""
+    cells = [one.serial, one.state, holder]
+    said = one.properties
+    if said is None:
+        return cells + [""] * (len(_HEADINGS) - len(cells))
+    free = "" if said.free_bytes is None else f"{said.free_bytes / 2**30:.1f} GiB"
+    soc = " ".join(word for word in (said.soc, said.hexagon) if word)
+    model = f"{said.model} (emulator)" if said.emulator else said.model
+    return [*cells, soc, said.system, said.abi, free, _battery(said.battery), model]
+
+
+def _battery(battery: "Battery | None") -> str:
+    """Charge and temperature: `84 % 31.7 °C`, with a `+` while it charges."""
+    if battery is None:
+        return ""
+    words = []
+    if battery.level_percent is not None:
+        words.append(f"{battery.level_percent:.0f} %{'+' if battery.charging else ''}")
+    if battery.temperature_c is not None:
+        words.append(f"{battery.temperature_c:.1f} °C")
+    return " ".join(words)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import ContainerDir, DeviceSerial, Json
+from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, Wait
 from harness.cli.console import print_json, print_text, remarks
 from harness.errors import WrongUseError
 
@@ -12,8 +12,9 @@ from harness.errors import WrongUseError
 def generate(
     container_dir: ContainerDir,
     prompt: Annotated[str, typer.Option(help="The prompt.")],
-    device: DeviceSerial = None,
+    device: DeviceName = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Stop after that many tokens.")] = 32,
+    wait: Wait = WAIT_S,
     json: Json = False,
 ) -> None:
     """Generate text on a device, greedily, and say how fast it went there."""
@@ -25,7 +26,7 @@ def generate(
         prompt.encode()
     except UnicodeEncodeError as error:
         raise WrongUseError("the prompt is not UTF-8: give it in that encoding") from error
-    with open_session(container_dir, device) as session:
+    with open_session(container_dir, device, wait_s=wait) as session:
         result = session.runtime.generate(GenerationRequest(max_tokens, prompt=prompt))
     if json:
         print_json(

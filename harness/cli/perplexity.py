@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import ContainerDir, DeviceSerial, Json, read_text
+from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, Wait, read_text
 from harness.cli.console import answers, print_json
 
 
 def perplexity(
     container_dir: ContainerDir,
     text: Annotated[Path, typer.Option(help="The text to score.")],
-    device: DeviceSerial = None,
+    device: DeviceName = None,
     windows: Annotated[
         int | None,
         typer.Option(
@@ -22,6 +22,7 @@ def perplexity(
     db: Annotated[
         str | None, typer.Option(help="Results database to keep the result in, for the report.")
     ] = None,
+    wait: Wait = WAIT_S,
     json: Json = False,
 ) -> None:
     """Score a text on a device: the first CL - AR positions of windows of the context length."""
@@ -30,7 +31,7 @@ def perplexity(
     from harness.store.store import ResultsStore
 
     content = read_text(text)
-    with open_session(container_dir, device) as session:
+    with open_session(container_dir, device, wait_s=wait) as session:
         if db is None:
             result = session.runtime.score(session.runtime.windows(content, windows))
         else:

@@ -9,32 +9,51 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import typer
+from typer.core import TyperGroup
+from typer.testing import CliRunner
 
 from harness.adb.client import AdbServer
+from harness.cli.app import build_app
 from harness.devices.adb import AdbDevice
 from harness.virtual import manager
 from suites.models import tiny_llama
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-COMMANDS = [
-    (), ("build",), ("inspect",), ("generate",), ("perplexity",), ("bench",), ("report",),
-    ("devices",), ("demo",), ("doctor",), ("device",), ("device", "start"), ("device", "ls"),
-    ("device", "stop"), ("device", "rm"), ("cache",), ("cache", "ls"), ("cache", "show"),
-    ("cache", "verify"), ("cache", "prune"),
-]  # fmt: skip
+
+def _commands(group: TyperGroup, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield before
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from _commands(command, (*before, name))
+        else:
+            yield (*before, name)
 
 
+def all_commands() -> list[tuple[str, ...]]:
+    app = typer.main.get_command(build_app())
+    assert isinstance(app, TyperGroup)
+    return list(_commands(app))
+
+
+COMMANDS = all_commands()
 SHAPE = ("--ar", "1,32", "--cl", "192", "--splits", "2")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_at_every_level(qnnfarm: Run, command: tuple[str, ...]) -> None:
-    done = qnnfarm(*command, "--help")
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_at_every_level(command: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(build_app(), [*command, "--help"], prog_name="qnnfarm")
+    assert done.exit_code == 0, done.output
+    assert "Usage: qnnfarm" in done.output
+
+
+def test_help_of_a_process(qnnfarm: Run) -> None:
+    done = qnnfarm("--help")
     assert done.returncode == 0, done.stderr
     assert "Usage: qnnfarm" in done.stdout
 
@@ -77,7 +96,7 @@ def test_the_path_of_a_user(
     assert generated.stdout == answer["text"] + "\n"
     assert answer["metrics"]["generated_tokens"] == 6
 
-    short = ("-p", "40", "-n", "4", "-r", "2", "--db", str(db))
+    short = ("-p", "40", "-n", "4", "-r", "2", "-w", "1", "--db", str(db))
     run = json.loads(qnnfarm("bench", *on_device, *short, "--json").stdout)
     measured = [m for m in run["measurements"] if m["metric"] == "prefill_tokens_per_s"]
     assert [m["is_warmup"] for m in measured] == [True, False, False]
@@ -248,7 +267,7 @@ def test_an_interrupted_bench_leaves_nothing_on_the_device(
 ) -> None:
     db = tmp_path / "r.db"
     command = [sys.executable, "-m", "harness.cli", "bench", str(tiny_bundle), "--db", str(db)]
-    command += ["--device", virtual_device.serial, "-r", "50"]
+    command += ["--device", virtual_device.serial, "-r", "50", "-w", "1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert "repetition 1/51" in process.stderr.readline()

@@ -1,0 +1,63 @@
+"""Commands hold a lease on the device that they use: two on one phone would measure each other."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from harness.cli.console import remarks
+from harness.errors import LeaseTimeoutError, one_line
+
+if TYPE_CHECKING:
+    from harness.devices.base import Device
+    from harness.devices.spec import DeviceSpec
+
+_AT_ONCE_S = 1.0
+
+
+@contextmanager
+def leased(name: str | None, *, wait_s: float, purpose: str) -> Iterator["Device"]:
+    """The device of that name, for this process alone while the block lasts.
+
+    Args:
+        name: as `DeviceSpec.parse` has it; `None` is `$ANDROID_SERIAL`, or the only one.
+        wait_s: for how long to wait for it if somebody else holds it. A device that is out for
+            another reason is not waited for.
+
+    Raises:
+        LeaseTimeoutError: somebody held it for longer, or it is out.
+        DeviceSpecError, NoDeviceError, SeveralDevicesError: no device is meant, or several.
+        HarnessError: it cannot be reached.
+    """
+    from harness.pool.base import MemberState, Requirement
+    from harness.pool.pool import Pool
+
+    with Pool.of([_reachable(name)]) as pool:
+
+        def not_held() -> bool:
+            return pool.members()[0].state is not MemberState.LEASED
+
+        anything = Requirement()
+        try:
+            lease = pool.acquire(anything, timeout_s=min(_AT_ONCE_S, wait_s), purpose=purpose)
+        except LeaseTimeoutError as error:
+            if wait_s <= _AT_ONCE_S or not_held():
+                raise
+            told = f"waiting for a device, {wait_s:g} s at most: {one_line(error.reason)}"
+            remarks().print(told, markup=False, soft_wrap=True)
+            lease = pool.acquire(anything, timeout_s=wait_s - _AT_ONCE_S, purpose=purpose)
+        with lease:
+            yield lease.device
+
+
+def _reachable(name: str | None) -> "DeviceSpec":
+    """What is meant; a pool would wait for what is not there."""
+    from harness.devices.discovery import open_device
+    from harness.devices.opening import Devices
+    from harness.devices.spec import DeviceSpec
+
+    spec = DeviceSpec.parse(name) if name else None
+    if spec is None or (spec.type == "android" and spec.host is None):
+        return DeviceSpec("android", open_device(None if spec is None else spec.serial).serial)
+    with Devices() as devices:
+        devices.open(spec).boot_id()
+    return spec

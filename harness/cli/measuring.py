@@ -1,0 +1,168 @@
+"""Options of commands that measure, and what they stand for."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.errors import WrongUseError
+
+if TYPE_CHECKING:
+    from harness.deploy.deployment import Deployment
+    from harness.devices.base import Device
+    from harness.plans.expectations import Wanted
+    from harness.plans.target import DeviceSource
+    from harness.store.records import Condition
+
+_COOL_C, _STABLE_S, _MOST_WAIT_S = 45.0, 20.0, 180.0
+_ASKED_WAIT_S = 600.0
+Devices = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--device",
+        help="A device: SERIAL, SERIAL@HOST, linux:HOST; may be repeated. By default "
+        "$ANDROID_SERIAL, or the only one.",
+    ),
+]
+PoolFile = Annotated[
+    Path | None,
+    typer.Option("--pool", help="Lease the devices from this pool.yaml; --device names members."),
+]
+PromptTokens = Annotated[
+    int, typer.Option("-p", "--prompt-tokens", help="Tokens to prefill, bos included.")
+]
+NewTokens = Annotated[int, typer.Option("-n", "--new-tokens", help="Tokens to generate.")]
+Repetitions = Annotated[
+    int, typer.Option("-r", "--repetitions", help="Measured repetitions of a session.")
+]
+MaxWarmup = Annotated[int, typer.Option(help="Most warm-ups, where their number is detected.")]
+Warmup = Annotated[
+    int | None,
+    typer.Option(
+        "-w",
+        "--warmup",
+        help="A fixed number of repetitions before, left out of means. By default as many as it "
+        "takes until the speeds are steady.",
+    ),
+]
+ReferenceTokens = Annotated[
+    Path | None,
+    typer.Option(help="File of the token ids that a right output begins with."),
+]
+MaxPerplexity = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        help="Fail where the container's perplexity on the device is higher. It is taken from the "
+        "database, or measured first.",
+    ),
+]
+MaxTemp = Annotated[
+    float | None,
+    typer.Option(
+        help="Wait, for 10 minutes at most, until no part of the device is hotter, in degrees "
+        "Celsius. By default until 45, or steady for 20 s, for 3 minutes at most."
+    ),
+]
+Charge = Annotated[
+    str | None, typer.Option(help="Measure only within this window of charge, e.g. 20-80.")
+]
+NoGate = Annotated[bool, typer.Option("--no-gate", help="Measure the device as it is.")]
+
+
+def wanted(reference_tokens: Path | None, max_perplexity: float | None) -> "Wanted":
+    """What a right output is, by the options.
+
+    Raises:
+        WrongUseError: the file of tokens cannot be read, or holds something else.
+    """
+    from harness.plans.expectations import Wanted
+    from harness.plans.output_check import read_tokens
+
+    if reference_tokens is None:
+        return Wanted(max_perplexity=max_perplexity)
+    return Wanted(read_tokens(reference_tokens), str(reference_tokens), max_perplexity)
+
+
+def conditioning(
+    *, max_temp: float | None, charge: str | None, no_gate: bool
+) -> "Callable[[Device, Deployment], AbstractContextManager[Sequence[Condition]]] | None":
+    """What puts a device into its measuring conditions, by the options.
+
+    What is asked for must come about, or the run fails. Without an option, heat is waited for all
+    the same, but only recorded where it does not go.
+
+    Raises:
+        WrongUseError: the charge is no window, or conditions are both asked for and forbidden.
+        ConditionsError: a value that cannot be asked for.
+    """
+    from harness.plans.session import measured_under
+    from harness.telemetry.charge import ChargeWindow
+    from harness.telemetry.conditions import Conditions
+
+    if no_gate:
+        if max_temp is not None or charge is not None:
+            raise WrongUseError("--no-gate goes with neither --max-temp nor --charge")
+        return None
+    asked = max_temp is not None or charge is not None
+    conditions = Conditions(
+        max_temp_c=_COOL_C if max_temp is None else max_temp,
+        stable_s=_STABLE_S if max_temp is None else None,
+        max_wait_s=_MOST_WAIT_S if max_temp is None else _ASKED_WAIT_S,
+        charge=None if charge is None else ChargeWindow(*_window(charge)),
+        screen_off=True,
+        policy="fail" if asked else "continue",
+    )
+    return partial(measured_under, conditions)
+
+
+def _window(text: str) -> tuple[float, float]:
+    found = re.fullmatch(r"([0-9]{1,3})-([0-9]{1,3})", text)
+    low, high = (int(found[1]), int(found[2])) if found else (1, 0)
+    if not 0 <= low < high <= 100:
+        raise WrongUseError(f"{text[:20]!r} is no window of charge in percent: as in 20-80")
+    return float(low), float(high)
+
+
+@contextmanager
+def device_source(
+    names: Sequence[str] | None, pool: Path | None, soc: str, *, wait_s: float
+) -> "Iterator[DeviceSource]":
+    """Where the devices of sessions come from, while the block lasts; each session leases its own.
+
+    Args:
+        names: devices, or members of the pool, that take turns.
+        pool: a pool's file.
+        soc: what a device of the pool must have, where none is named.
+        wait_s: for how long to wait for each lease.
+
+    Raises:
+        PoolError: the pool cannot be used.
+    """
+    from harness.cli.leasing import leased as leased_alone
+    from harness.pool.base import Requirement
+    from harness.pool.pool import Pool
+
+    def purpose(number: int) -> str:
+        return f"session {number + 1}"
+
+    def named(number: int) -> str | None:
+        return names[number % len(names)] if names else None
+
+    if pool is None:
+        yield lambda number: leased_alone(named(number), wait_s=wait_s, purpose=purpose(number))
+        return
+    with Pool.open(pool) as opened:
+
+        @contextmanager
+        def leased(number: int) -> "Iterator[Device]":
+            name = named(number)
+            wanted = Requirement(name=name) if name else Requirement(soc=soc)
+            with opened.acquire(wanted, timeout_s=wait_s, purpose=purpose(number)) as lease:
+                yield lease.device
+
+        yield leased

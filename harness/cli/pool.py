@@ -1,0 +1,179 @@
+"""`qnnfarm pool`: who holds which device, and what a person can do about it."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from harness.cli.arguments import Json
+from harness.cli.console import answers, print_json, remarks
+
+if TYPE_CHECKING:
+    from harness.pool.base import MemberStatus
+    from harness.pool.pool import Pool
+
+app = typer.Typer(
+    help="The devices of a pool: who holds them, and in what state they are.",
+    no_args_is_help=True,
+)
+
+PoolFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--pool", help="pool.yaml; by default $QNNFARM_POOL, ./pool.yaml, or all adb devices."
+    ),
+]
+Name = Annotated[str, typer.Argument(help="Name of the device in the pool.")]
+
+_COLOURS = {
+    "ready": "green",
+    "leased": "cyan",
+    "draining": "yellow",
+    "recovering": "yellow",
+    "probation": "yellow",
+    "quarantined": "red",
+    "absent": "red",
+}
+
+
+@app.command("show")
+def show(pool: PoolFile = None, json: Json = False) -> None:
+    """Show every device: its state and why, who holds it, what counts against it."""
+    with _opened(pool) as opened:
+        _print(opened.members(), json=json)
+
+
+@app.command("probe")
+def probe(pool: PoolFile = None, json: Json = False) -> None:
+    """Ask every device that nobody holds who it is, then show them."""
+    with _opened(pool) as opened:
+        _print(opened.probe(), json=json)
+
+
+@app.command("history")
+def history(name: Name, pool: PoolFile = None, json: Json = False) -> None:
+    """Show what happened to a device, oldest first: states, reasons, steps of recovery."""
+    with _opened(pool) as opened:
+        entries = opened.history(name)
+    if json:
+        print_json([dataclasses.asdict(entry) for entry in entries])
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("when", "what", ""):
+        table.add_column(heading, no_wrap=heading != "", overflow="fold")
+    for entry in entries:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
+        table.add_row(when, Text(entry.what), Text(entry.text))
+    answers().print(table if entries else "nothing yet")
+
+
+@app.command("release")
+def release(
+    name: Name,
+    pool: PoolFile = None,
+    token: Annotated[
+        int | None, typer.Option(help="Only if the lease still has this token (see `show`).")
+    ] = None,
+) -> None:
+    """Take a device from its holder, whose next call on it fails."""
+    with _opened(pool) as opened:
+        done = opened.release(name, token=token)
+        remarks().print(
+            f"released {name}" if done else f"{name} was not held, or not by that lease",
+            markup=False,
+        )
+
+
+@app.command("drain")
+def drain(
+    name: Name,
+    reason: Annotated[str, typer.Option(help="Why, for those who look.")],
+    pool: PoolFile = None,
+) -> None:
+    """Give a device to nobody any more; who holds it now may finish."""
+    with _opened(pool) as opened:
+        _said(name, str(opened.drain(name, reason)))
+
+
+@app.command("undrain")
+def undrain(name: Name, pool: PoolFile = None) -> None:
+    """Take back a drain."""
+    with _opened(pool) as opened:
+        _said(name, str(opened.undrain(name)))
+
+
+@app.command("unquarantine")
+def unquarantine(name: Name, pool: PoolFile = None) -> None:
+    """Try a quarantined device now; if its probation run passes it is ready again."""
+    with _opened(pool) as opened:
+        _decided(opened, name, str(opened.unquarantine(name)))
+
+
+@app.command("recover")
+def recover(name: Name, pool: PoolFile = None) -> None:
+    """Take a device through the steps of recovery now."""
+    with _opened(pool) as opened:
+        _decided(opened, name, str(opened.recover(name)))
+
+
+def _opened(path: Path | None) -> "Pool":
+    from harness.pool.pool import Pool
+
+    return Pool.open(path)
+
+
+def _said(name: str, state: str) -> None:
+    remarks().print(f"{name} is {state}", markup=False)
+
+
+def _decided(pool: "Pool", name: str, state: str) -> None:
+    """Say how it ended; a device that is not ready after all is a failure."""
+    _said(name, state)
+    if state != "ready":
+        status = next(member for member in pool.members() if member.name == name)
+        remarks().print(status.reason, markup=False)
+        raise typer.Exit(1)
+
+
+def _print(members: "list[MemberStatus]", *, json: bool) -> None:
+    if json:
+        print_json(
+            [dataclasses.asdict(m) | {"spec": str(m.spec), "tags": sorted(m.tags)} for m in members]
+        )
+        return
+    if not members:
+        answers().print(
+            "the pool has no devices: plug a phone in, name some in pool.yaml, or start a virtual "
+            "one with `qnnfarm device start NAME`"
+        )
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("name", "state", "since", "SoC", "tags", "token"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("held by, or why", overflow="fold")
+    for member in members:
+        soc = " ".join(filter(None, (member.soc, member.hexagon)))
+        table.add_row(
+            Text(member.name),
+            Text(member.state, style=_COLOURS[member.state]),
+            _age(time.time() - member.since),
+            Text(soc),
+            Text(" ".join(sorted(member.tags))),
+            str(member.token or ""),
+            Text(member.holder or member.reason),
+        )
+        for failure in member.failures[-3:]:
+            table.add_row("", "", "", "", "", "", Text(f"  {failure}", style="dim"))
+    answers().print(table)
+
+
+def _age(seconds: float) -> str:
+    """`4 s`, `12 min`, `3 h`, `9 d`."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{max(0, int(seconds))} s"

@@ -1,0 +1,46 @@
+"""How a deployment is shown while it goes on: bytes, rate and time left, on stderr."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from harness.cli.console import progress
+
+if TYPE_CHECKING:
+    from harness.deploy.pipeline import Progress as OnProgress
+
+
+@contextmanager
+def deploy_progress(device: str) -> Iterator["OnProgress"]:
+    """What to give one deployment to `device` as its `on_progress`.
+
+    The bar comes with the first byte: where nothing is pushed, nothing is shown. When all is sent,
+    it says that the device still hashes. It goes away at the end, and is not there at all where
+    stderr is no terminal.
+    """
+    # A terminal obeys some characters.
+    name = "".join(letter if letter.isprintable() else "?" for letter in device)
+    with progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    ) as bar:
+        task = bar.add_task(f"push to {name}", total=None, visible=False)
+
+        def update(sent: int, total: int) -> None:
+            what = "push to" if sent < total else "hashing on"
+            bar.update(
+                task, completed=sent, total=total, description=f"{what} {name}", visible=True
+            )
+
+        yield update

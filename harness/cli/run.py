@@ -1,0 +1,130 @@
+"""`qnnfarm run`: a plan's matrix of containers, devices and workloads on the devices of a pool."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from harness.cli.arguments import Json
+from harness.cli.console import answers, print_json, remarks
+
+if TYPE_CHECKING:
+    from harness.plans.campaign import Campaign
+    from harness.plans.outcome import Summary
+
+
+def run(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN.yaml", help="The plan.")],
+    db: Annotated[
+        str | None,
+        typer.Option(help="Results database, instead of the plan's: a SQLite file, or a URL."),
+    ] = None,
+    pool: Annotated[
+        Path | None, typer.Option(help="Pool configuration, instead of the plan's.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Only cells whose label matches, e.g. `tiny/*`; may be given again."),
+    ] = None,
+    max_parallel: Annotated[
+        int | None, typer.Option(min=1, help="Use at most so many devices at once.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Run all cells, also those that are done.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the cells and what is done; run nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Run a plan: containers x devices x workloads, with retries; goes on after a crash.
+
+    Exit codes: 0 all cells are done, 1 some are not, 2 wrong use, 4 no device was fit to measure
+    anything, 130 interrupted.
+    """
+    from harness.plans.campaign import open_campaign
+
+    with ExitStack() as stack:
+        campaign = stack.enter_context(
+            open_campaign(
+                plan_file, db=db, pool_file=pool, only=only or (), fresh=fresh, begin=not dry_run
+            )
+        )
+        if dry_run:
+            _show_cells(campaign, as_json=json)
+            return
+        summary = _run(campaign, max_parallel)
+    if json:
+        print_json(_as_mapping(campaign, summary))
+    else:
+        _show(campaign, summary)
+    if summary.interrupted:
+        raise KeyboardInterrupt
+    raise typer.Exit(summary.exit_code)
+
+
+def _run(campaign: "Campaign", max_parallel: int | None) -> "Summary":
+    from harness.cli.run_progress import RunProgress
+
+    console = remarks()
+    if campaign.done_before or campaign.lost:
+        words = f"going on: {campaign.done_before} of {len(campaign.cells)} cells are done"
+        lost = f", {campaign.lost} were cut off and run again" if campaign.lost else ""
+        console.print(words + lost)
+    progress = RunProgress(console, campaign.cells, campaign.done_before)
+    with ExitStack() as stack:
+        live = progress.live()
+        if live is not None:
+            stack.enter_context(live)
+        return campaign.run(max_parallel=max_parallel, observer=progress)
+
+
+def _show_cells(campaign: "Campaign", *, as_json: bool) -> None:
+    from harness.plans.matrix import cell_as_mapping
+
+    if as_json:
+        print_json([{**cell_as_mapping(c), "done": campaign.is_done(c)} for c in campaign.cells])
+        return
+    table = Table("cell", "device", "work", "", box=None, header_style="bold", pad_edge=False)
+    for cell in campaign.cells:
+        done = "done" if campaign.is_done(cell) else ""
+        table.add_row(Text(cell.label), Text(str(cell.requirement)), cell.work.kind, done)
+    answers().print(table)
+    answers().print(f"{len(campaign.cells)} cells, {campaign.done_before} of them done")
+
+
+def _as_mapping(campaign: "Campaign", summary: "Summary") -> dict[str, object]:
+    return {
+        "plan": campaign.plan.name,
+        "campaign": campaign.journal.campaign,
+        "db": campaign.location,
+        "exit_code": summary.exit_code,
+        "interrupted": summary.interrupted,
+        "elapsed_s": round(summary.elapsed_s, 3),
+        "done": summary.count("done"),
+        "failed": summary.count("failed"),
+        "left": summary.count("left") + summary.count("interrupted"),
+        "cells": [outcome.as_mapping() for outcome in summary.outcomes],
+    }
+
+
+def _show(campaign: "Campaign", summary: "Summary") -> None:
+    table = Table("cell", "", "device", "result", box=None, header_style="bold", pad_edge=False)
+    for outcome in summary.outcomes:
+        failure = outcome.failure
+        said = f"{failure.error}: {failure.reason}" if failure else outcome.result.summary
+        status = "done before" if outcome.resumed else outcome.status
+        table.add_row(Text(outcome.cell.label), status, Text(outcome.device), Text(said))
+    console = answers()
+    console.print(table)
+    left = summary.count("left") + summary.count("interrupted")
+    console.print(
+        f"{summary.count('done')} done, {summary.count('failed')} failed, {left} left in "
+        f"{summary.elapsed_s:.1f} s; results in {campaign.location}",
+        markup=False,
+    )
+    if left or summary.count("failed"):
+        console.print("the same command runs what is not done; --fresh runs all", markup=False)

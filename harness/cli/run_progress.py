@@ -1,0 +1,109 @@
+"""What `qnnfarm run` shows while it runs: a live table on a terminal, plain lines elsewhere."""
+
+import threading
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from harness.plans.cells import Cell
+from harness.plans.outcome import CellOutcome, Failure
+
+_MOST_ROWS = 20
+
+
+class RunProgress:
+    """Watches a run of a plan; an `Observer`. Show it with `live`, or as lines without."""
+
+    def __init__(self, console: Console, cells: Sequence[Cell], done_before: int) -> None:
+        self._console = console
+        self._live = console.is_terminal
+        self._lock = threading.Lock()
+        self._total = len(cells)
+        self._before = done_before
+        self._ended = {"done": 0, "failed": 0, "interrupted": 0}
+        self._busy: dict[str, tuple[Cell, float]] = {}
+        self._seconds = 0.0
+        self._most_devices = 0
+        self._stopping = False
+
+    def live(self) -> Live | None:
+        """The live display, to be entered; `None` where there is no terminal."""
+        if not self._live:
+            return None
+        return Live(
+            get_renderable=self.render,
+            console=self._console,
+            refresh_per_second=4,
+            transient=True,
+        )
+
+    def cell_begun(self, cell: Cell, device: str) -> None:
+        """See `Observer`."""
+        with self._lock:
+            self._busy[device] = (cell, time.monotonic())
+            self._most_devices = max(self._most_devices, len(self._busy))
+
+    def cell_retried(self, cell: Cell, device: str, failure: Failure) -> None:
+        """See `Observer`."""
+        with self._lock:
+            self._busy.pop(device, None)
+        self._say(f"retry {cell.label} after {failure.error} on {device}: {failure.reason}")
+
+    def cell_ended(self, outcome: CellOutcome) -> None:
+        """See `Observer`."""
+        with self._lock:
+            self._busy.pop(outcome.device, None)
+            self._ended[outcome.status] += 1
+            self._seconds += outcome.duration_s
+            count = f"[{self._before + sum(self._ended.values())}/{self._total}]"
+        failure = outcome.failure
+        if failure is not None:
+            self._say(f"{count} failed {outcome.cell.label}: {failure.error}: {failure.reason}")
+        elif not self._live:
+            words = f"{outcome.status} {outcome.cell.label} on {outcome.device}"
+            said = f": {outcome.result.summary}" if outcome.result.summary else ""
+            self._say(f"{count} {words} in {outcome.duration_s:.1f} s{said}")
+
+    def stopping(self) -> None:
+        """See `Observer`."""
+        self._stopping = True
+        self._say("stopping: ending what runs on the devices; once more to leave at once")
+
+    def render(self) -> Group:
+        """The display as it is now."""
+        with self._lock:
+            busy = sorted(self._busy.items())
+            ended, seconds = dict(self._ended), self._seconds
+        at = time.monotonic()
+        rows = Table("device", "cell", "for", box=None, header_style="bold", pad_edge=False)
+        for device, (cell, began) in busy[:_MOST_ROWS]:
+            rows.add_row(Text(device), Text(cell.label), f"{at - began:.0f} s")
+        if len(busy) > _MOST_ROWS:
+            rows.add_row(f"and {len(busy) - _MOST_ROWS} more", "", "")
+        left = self._total - self._before - sum(ended.values())
+        words = [
+            f"{self._before + ended['done']} done",
+            f"{ended['failed']} failed",
+            f"{left} left",
+        ]
+        measured = ended["done"] + ended["failed"]
+        if measured and left and not self._stopping:
+            eta_s = left * (seconds / measured) / max(1, self._most_devices)
+            words.append(f"about {_duration(eta_s)} to go")
+        head = "stopping: " if self._stopping else ""
+        return Group(rows, Text(head + ", ".join(words), style="bold"))
+
+    def _say(self, line: str) -> None:
+        self._console.print(Text(line), soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -1,0 +1,52 @@
+"""`qnnfarm devices`, as a process."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.adb.client import AdbServer
+from harness.devices.adb import AdbDevice
+from tests.harness.cli.conftest import Run
+from tests.ssh_server import running_ssh_server
+
+
+def test_devices_of_every_type(
+    qnnfarm: Run,
+    adb_server: AdbServer,
+    virtual_device: AdbDevice,
+    tmp_path: Path,
+    new_port: Callable[[], int],
+) -> None:
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    with running_ssh_server(home / ".ssh", new_port(), {"HOME": str(home)}) as server:
+        server.configure(f"SetEnv ANDROID_ADB_SERVER_PORT={adb_server.port}", host="farm")
+        server.configure(f"SetEnv ANDROID_ADB_SERVER_PORT={new_port()}", host="idle")
+        serial = virtual_device.serial
+        asked = (serial, f"{serial}@farm", "linux:board", "local", "virtual:shared", "R58@idle")
+        done = qnnfarm("devices", *asked, "--json", HOME=str(home))
+        assert done.returncode == 0, done.stderr
+        rows = json.loads(done.stdout)
+        assert [row["state"] for row in rows] == [*["device"] * 5, "unreachable"]
+        assert [row["device"] for row in rows] == [
+            f"android:{serial}", f"android:{serial}@farm", "linux:board", "local",
+            "virtual:shared", "android:R58@idle",
+        ]  # fmt: skip
+        assert [row.get("soc") for row in rows[:2]] == ["SM8750", "SM8750"]
+        assert rows[1]["serial"] == f"{serial}@farm"
+        assert rows[1]["hexagon"] == "v79"
+        assert "adb start-server" in rows[5]["error"]
+        table = qnnfarm("devices", *asked, HOME=str(home))
+        assert table.returncode == 0, table.stderr
+        for words in (f"{serial}@farm", "SM8750 v79", "Android", "unreachable", "R58@idle: adb"):
+            assert words in table.stdout
+
+
+@pytest.mark.parametrize("name", ["linux:a b", "linux:", "local:x", "$(id)", "a\x1b[2Jb"])
+def test_what_names_no_device(qnnfarm: Run, name: str) -> None:
+    done = qnnfarm("devices", name)
+    assert done.returncode == 2
+    assert "names no device" in done.stderr
+    assert done.stderr.strip().isprintable()

@@ -1,0 +1,90 @@
+"""The bar of a deployment, on a terminal and elsewhere."""
+
+import io
+import os
+import pty
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.adb.client import AdbServer
+from harness.cli import console
+from harness.cli.progress import deploy_progress
+from harness.virtual import manager
+
+_ESC = "\x1b"
+
+
+def _shown(monkeypatch: pytest.MonkeyPatch, steps: list[int], *, terminal: bool = True) -> str:
+    screen = io.StringIO()
+    made = Console(file=screen, force_terminal=terminal, width=120, highlight=False)
+    monkeypatch.setattr(console, "remarks", lambda: made)
+    with deploy_progress(f"[red]serial{_ESC}[2J") as on_progress:
+        for sent in steps:
+            on_progress(sent << 20, 4 << 20)
+    return screen.getvalue()
+
+
+def test_bytes_and_device_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = _shown(monkeypatch, [1, 4])
+    assert "4.0/4.0 MiB" in shown
+    assert "hashing on [red]serial?[2J" in shown
+    assert f"serial{_ESC}" not in shown
+
+
+def test_where_nothing_is_pushed_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "serial" not in _shown(monkeypatch, [])
+
+
+def test_no_bar_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not _shown(monkeypatch, [1, 4], terminal=False).strip()
+
+
+def _on_a_terminal(*arguments: str | Path) -> str:
+    """What a command shows where stderr is a terminal."""
+    ours, theirs = pty.openpty()
+    shown = bytearray()
+
+    def read() -> None:
+        while True:
+            try:
+                shown.extend(os.read(ours, 4096))
+            except OSError:  # the last end at the other side is closed
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "harness.cli", *map(str, arguments)],
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=theirs,
+            timeout=120,
+            check=True,
+        )
+    finally:
+        os.close(theirs)
+        reader.join(10)
+        os.close(ours)
+    return shown.decode(errors="replace")
+
+
+def test_a_command_shows_what_it_pushes_and_only_that(
+    adb_server: AdbServer, tiny_bundle: Path
+) -> None:
+    name = f"progress-{os.getpid()}"
+    serial = manager.start(name, "SM8750").serial
+    adb_server.connect(serial)
+    query = ("generate", tiny_bundle, "--device", serial, "--prompt", "In", "--max-tokens", "1")
+    try:
+        assert f"push to {serial}" in _on_a_terminal(*query)
+        assert f"push to {serial}" not in _on_a_terminal(*query)
+    finally:
+        adb_server.disconnect(serial)
+        manager.remove(name)

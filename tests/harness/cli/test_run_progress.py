@@ -1,0 +1,54 @@
+"""What `qnnfarm run` shows meanwhile: lines into a pipe, a table on a terminal."""
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from harness.cli.run_progress import RunProgress
+from harness.errors import DeviceLostError
+from harness.plans.outcome import CellOutcome, CellResult, Failure
+from tests.harness.plans.farm import cells
+
+
+def shown(*, terminal: bool) -> str:
+    first, second, third, _ = todo = cells(4)
+    console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=100)
+    progress = RunProgress(console, todo, done_before=1)
+    progress.cell_begun(first, "pixel")
+    progress.cell_begun(second, "board")
+    failure = Failure.of(DeviceLostError("s", "[red]push", "off\x1b[2J"), first.work)
+    progress.cell_retried(first, "pixel", failure)
+    done = CellOutcome(
+        second, "done", device="board", result=CellResult(summary="fast"), duration_s=8.0
+    )
+    progress.cell_ended(done)
+    progress.cell_begun(third, "board")
+    failed = replace(done, cell=first, status="failed", failures=(("pixel", failure),))
+    progress.cell_ended(replace(failed, device="pixel"))
+    if terminal:
+        console.print(progress.render())
+    progress.stopping()
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return output.getvalue()
+
+
+def test_lines_without_a_terminal() -> None:
+    lines = shown(terminal=False).splitlines()
+    assert lines == [
+        "retry cell-0 after DeviceLostError on pixel: device s went away during [red]push: off [2J",
+        "[2/4] done cell-1 on board in 8.0 s: fast",
+        "[3/4] failed cell-0: DeviceLostError: device s went away during [red]push: off [2J",
+        "stopping: ending what runs on the devices; once more to leave at once",
+    ]
+
+
+def test_a_table_on_a_terminal() -> None:
+    text = shown(terminal=True)
+    assert "\x1b[2J" not in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["board", "cell-2", "0", "s"] in rows
+    assert "2 done, 1 failed, 1 left, about 4 s to go" in text
+    assert "[2/4]" not in text
+    assert "[3/4] failed cell-0" in text
