@@ -1,6 +1,9 @@
 """A page as JSON, for programs."""
 
+from dataclasses import asdict
+
 from harness.store.records import Run
+from reports.groups import Duel
 from reports.page import Page, Section
 from reports.summary import Cell, PerplexityRow, Row
 
@@ -16,6 +19,7 @@ def as_document(page: Page, report: str) -> dict[str, object]:
         "runs": len(page.results.runs),
         "rows": [_row(row) for section in page.sections for row in section.rows],
         "perplexities": [_perplexity(row) for section in page.sections for row in _texts(section)],
+        "comparisons": [_duel(duel) for section in page.sections for duel in section.duels],
         "gaps": [_gap(run) for run in page.results.gaps],
     }
 
@@ -36,6 +40,9 @@ def _row(row: Row) -> dict[str, object]:
         "metrics": {key: _cell(cell) for key, cell in row.cells.items()},
         "perplexity": dict(row.perplexity.values) if row.perplexity else None,
         "remarks": list(row.remarks),
+        "output": row.output,
+        "stability": row.grade or None,
+        "sessions": len(row.runs),
     }
 
 
@@ -49,6 +56,7 @@ def _cell(cell: Cell) -> dict[str, object]:
         "max": found.maximum,
         "repetitions": found.n,
         "sessions": found.sessions,
+        "stability": asdict(cell.stability) if cell.stability else None,
     }
 
 
@@ -64,6 +72,19 @@ def _perplexity(row: PerplexityRow) -> dict[str, object]:
         "runs": [run.id for run in row.runs],
         **row.values,
         "remarks": list(row.remarks),
+    }
+
+
+def _duel(duel: Duel) -> dict[str, object]:
+    return {
+        "group_id": duel.compared.group_id,
+        "a": duel.a.container.sha256,
+        "b": duel.b.container.sha256,
+        "devices": list(duel.devices),
+        "emulator": duel.a.device.emulator,
+        "verdict": duel.verdict.value,
+        "metrics": {metric.key: asdict(found) for metric, found in duel.metrics},
+        "unchecked": duel.unchecked,
     }
 
 

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from harness.store.metrics import Metric, find_metric
 from harness.store.records import Run
-from reports import plots, summary, text
+from reports import groups, plots, summary, telemetry, text
+from reports.groups import Duel
 from reports.plots import Plot
 from reports.query import Results
 from reports.summary import SPEED_METRICS, PerplexityRow, Row
+from reports.telemetry import Figure
 
 MOST_NAMES = 3
 
@@ -21,6 +23,8 @@ class Section:
     rows: tuple[Row, ...]
     perplexities: tuple[PerplexityRow, ...]
     plots: tuple[Plot, ...]
+    duels: tuple[Duel, ...]
+    figures: tuple[Figure, ...]
 
     @property
     def speed_metrics(self) -> tuple[Metric, ...]:
@@ -67,23 +71,34 @@ class Page:
 
 def compose(results: Results) -> Page:
     """What there is to say about the results."""
-    sections = (_section(results.done, emulator=emulator) for emulator in (False, True))
+    sections = (_section(results, emulator=emulator) for emulator in (False, True))
     return Page(
         results=results,
         title=_title(results.runs),
         lead=_lead(results),
-        sections=tuple(section for section in sections if section.rows or section.perplexities),
+        sections=tuple(
+            section
+            for section in sections
+            if section.rows or section.perplexities or section.figures
+        ),
         texts=_texts(results.done),
     )
 
 
-def _section(done: Sequence[Run], *, emulator: bool) -> Section:
-    runs = [run for run in done if run.device.emulator == emulator]
+def _section(results: Results, *, emulator: bool) -> Section:
+    runs = [run for run in results.done if run.device.emulator == emulator]
+    figures = (
+        telemetry.figure(run, results.telemetry[run.id])
+        for run in results.runs
+        if run.id in results.telemetry and run.device.emulator == emulator
+    )
     return Section(
         emulator,
         summary.summarise(runs),
         summary.perplexities(runs),
         plots.plots(summary.speed_runs(runs)),
+        groups.duels(runs),
+        tuple(figure for figure in figures if figure is not None),
     )
 
 

@@ -49,6 +49,8 @@ def _template() -> jinja2.Template:
         "positions": text.positions,
         "device_name": device_name,
         "measured": _measured,
+        "condition": text.condition,
+        "checked": _checked,
     }
     return environment.get_template(TEMPLATE)
 
@@ -57,6 +59,14 @@ def _measured(run: Run) -> tuple[Metric, ...]:
     """The metrics that a run has, in the order of the registry."""
     keys = {measurement.metric for measurement in run.measurements}
     return tuple(metric for key, metric in METRICS.items() if key in keys)
+
+
+def _checked(run: Run) -> str | None:
+    """What is known of a run's output; None for runs whose output is no answer."""
+    if run.kind == "perplexity":
+        return None
+    words = {"none": "unchecked", "passed": "checked", "failed": "wrong"}[run.check.outcome]
+    return f"{words}: {run.check.reason}" if run.check.reason else words
 
 
 def write(html: str, path: Path) -> None:

@@ -2,8 +2,12 @@
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+from harness.measure import quality
+from harness.measure.cells import grade_runs
+from harness.measure.quality import DEVICE, FLOAT, QUANTIZED
+from harness.measure.stability import Stability
 from harness.store.metrics import Metric, find_metric
 from harness.store.records import Run
 from reports import stats
@@ -17,12 +21,15 @@ SPEED_METRICS = (
     "init_s",
     "peak_rss_bytes",
 )
-DEVICE, FLOAT, QUANTIZED = "perplexity", "perplexity_float", "perplexity_quantized_cpu"
-FLOAT_LIMIT = 0.03
-QUANTIZED_LIMIT = 0.01
-"""How far the device's perplexity may be from the same model in float, and quantized on the CPU."""
+GRADED = ("prefill_tokens_per_s", "decode_tokens_per_s")
+"""The metrics whose stability is that of the row."""
 
+Output = Literal["checked", "unchecked", "doubtful"]
 Key = TypeVar("Key", bound=Hashable)
+UNCHECKED = (
+    "Unchecked: nothing shows that the output was right, neither reference tokens nor a perplexity "
+    "near its host reference"
+)
 Groups = Sequence[tuple[SpeedKey, tuple[Run, ...]]]
 
 
@@ -32,6 +39,7 @@ class Cell:
 
     metric: Metric
     stats: Stats
+    stability: Stability | None = None
 
     @property
     def text(self) -> str:
@@ -57,8 +65,7 @@ class PerplexityRow:
 
     def difference(self, reference: str) -> float | None:
         """How far the device is from the reference, as a part of it."""
-        device, other = self.values.get(DEVICE), self.values.get(reference)
-        return None if device is None or other is None else device / other - 1
+        return quality.distance(self.values, reference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,9 @@ class Row:
         runs: the runs behind the speeds.
         remarks: why not to trust the row, in words.
         unsteady: those of the remarks that say no more than that its speeds vary.
+        output: whether the output was seen to be right; a speed without that counts for less.
+        grade: of stability, the worst of its rates; empty where there is none.
+        grade_reasons: what the grade rests on, in words.
     """
 
     subject: Subject
@@ -79,6 +89,9 @@ class Row:
     perplexity: PerplexityRow | None
     remarks: tuple[str, ...]
     unsteady: tuple[str, ...] = ()
+    output: Output = "unchecked"
+    grade: str = ""
+    grade_reasons: tuple[str, ...] = ()
 
     @property
     def n(self) -> int:
@@ -97,20 +110,18 @@ def perplexities(runs: Sequence[Run]) -> tuple[PerplexityRow, ...]:
 def summarise(runs: Sequence[Run]) -> tuple[Row, ...]:
     """The summary of runs that are done, either all on hardware or all on the emulator."""
     measured = perplexities(runs)
-    with_text = {Subject.of(run) for run in runs if run.generated_text}
     rows = []
     groups = _grouped(speed_runs(runs), SpeedKey.of)
     for key, group in groups:
         found = next((p for p in measured if p.key.subject.suits(key.subject)), None)
-        checked = found is not None or any(subject.suits(key.subject) for subject in with_text)
-        row = _row(key, group, found, output_checked=checked)
+        row = _row(key, group, found)
         rows.append(replace(row, remarks=row.remarks + _kept_apart(key, groups)))
     rows += [
         Row(subject, "", (), {}, found, found.remarks)
         for subject, found in {p.key.subject: p for p in reversed(measured)}.items()
         if not any(subject.suits(key.subject) for key, _ in groups)
     ]
-    return tuple(sorted(rows, key=lambda row: (*_order(row.subject), row.label)))
+    return tuple(sorted(rows, key=_rank))
 
 
 def speed_runs(runs: Sequence[Run]) -> list[Run]:
@@ -128,9 +139,7 @@ def _all_values(run: Run, key: str) -> tuple[float, ...]:
     return run.values(key) + run.values(key, warmup=True)
 
 
-def _row(
-    key: SpeedKey, runs: tuple[Run, ...], perplexity: PerplexityRow | None, *, output_checked: bool
-) -> Row:
+def _row(key: SpeedKey, runs: tuple[Run, ...], perplexity: PerplexityRow | None) -> Row:
     cells = {}
     remarks: list[str] = []
     for name in SPEED_METRICS:
@@ -140,15 +149,52 @@ def _row(
         sessions = [run.values(name) for run in runs]
         found = stats.summarise(sessions)
         if found is not None:
-            cells[name] = Cell(metric, found)
+            cells[name] = Cell(metric, found, grade_runs(runs, name))
         remarks += [f"{metric.label}: {remark}" for remark in stats.remarks(sessions)]
     unsteady = _merged(remarks)
     remarks = [*unsteady, *_workload_remarks(key, runs)]
-    if not output_checked:
-        remarks.append("Nothing shows that the output was right: no perplexity and no text")
+    output = _output(runs, perplexity)
+    if output == "unchecked":
+        remarks.append(UNCHECKED)
     if perplexity is not None:
         remarks += perplexity.remarks
-    return Row(key.subject, key.label, runs, cells, perplexity, tuple(remarks), tuple(unsteady))
+    grade, reasons = _grade(cells)
+    return Row(
+        key.subject,
+        key.label,
+        runs,
+        cells,
+        perplexity,
+        tuple(remarks),
+        tuple(unsteady),
+        output,
+        grade,
+        reasons,
+    )
+
+
+def _output(runs: Sequence[Run], perplexity: PerplexityRow | None) -> Output:
+    """Checked run by run, or by a perplexity that stands near its host references."""
+    values = {} if perplexity is None else perplexity.values
+    if quality.faults(values):
+        return "doubtful"
+    checked = all(run.check.outcome == "passed" for run in runs) or quality.is_vouched(values)
+    return "checked" if checked else "unchecked"
+
+
+def _grade(cells: Mapping[str, Cell]) -> tuple[str, tuple[str, ...]]:
+    """The worst grade of the rates; unknown beats all."""
+    found = {key: cells[key].stability for key in GRADED if key in cells and cells[key].stability}
+    grades = [stability.grade for stability in found.values() if stability is not None]
+    if not grades:
+        return "", ()
+    reasons = _merged(
+        f"{find_metric(key).label}: {reason}"
+        for key, stability in found.items()
+        if stability is not None
+        for reason in stability.reasons
+    )
+    return "?" if "?" in grades else max(grades), tuple(reasons)
 
 
 def _kept_apart(key: SpeedKey, groups: Groups) -> tuple[str, ...]:
@@ -173,8 +219,11 @@ def _merged(remarks: Iterable[str]) -> list[str]:
 
 def _workload_remarks(key: SpeedKey, runs: Sequence[Run]) -> list[str]:
     found = []
-    if any(run.workload.warmup == 0 for run in runs):
+    if any(run.workload.warmup == 0 and run.warmup_detected is None for run in runs):
         found.append("No warm-up")
+    restless = sum(run.warmup_detected is False for run in runs)
+    if restless:
+        found.append(f"Not steady after the warm-ups of {restless} of {len(runs)} runs")
     short = [run for run in runs if _repetitions(run) < run.workload.repetitions]
     if short:
         found.append(f"{len(short)} of {len(runs)} runs gave fewer repetitions than asked for")
@@ -200,18 +249,7 @@ def _perplexity(key: PerplexityKey, runs: tuple[Run, ...]) -> PerplexityRow:
             if found.maximum > found.minimum * 1.001:
                 spread = f"{find_metric(name).format(found.minimum)} to {found.maximum:.3f}"
                 remarks.append(f"{find_metric(name).label}: runs differ, {spread}")
-    row = PerplexityRow(key, runs, values, ())
-    limits = (
-        (FLOAT, FLOAT_LIMIT, "in float"),
-        (QUANTIZED, QUANTIZED_LIMIT, "quantized on the CPU"),
-    )
-    for reference, limit, words in limits:
-        difference = row.difference(reference)
-        if difference is not None and abs(difference) > limit:
-            remarks.append(
-                f"Perplexity on the device is {difference:+.1%} from the same model {words}, "
-                f"more than {limit:.0%}"
-            )
+    remarks += quality.faults(values)
     return PerplexityRow(key, runs, values, tuple(remarks))
 
 
@@ -220,6 +258,12 @@ def _grouped(runs: Sequence[Run], key: Callable[[Run], Key]) -> list[tuple[Key, 
     for run in runs:
         groups.setdefault(key(run), []).append(run)
     return [(found, tuple(group)) for found, group in groups.items()]
+
+
+def _rank(row: Row) -> tuple[object, ...]:
+    """By model and SoC; what was not seen to be right comes after what was."""
+    model, soc, *rest = _order(row.subject)
+    return (model, soc, row.output != "checked", *rest, row.label)
 
 
 def _order(subject: Subject) -> tuple[str, str, str, str]:

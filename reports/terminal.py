@@ -5,9 +5,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.measure.comparison import Verdict
+from harness.measure.quality import DEVICE, FLOAT
 from harness.store.metrics import find_metric
+from reports.groups import Duel
 from reports.page import Page, Section
-from reports.summary import DEVICE, FLOAT, Row
+from reports.summary import Row
 from reports.text import percent, visible
 
 _NOTHING = "\N{EN DASH}"
@@ -25,6 +28,9 @@ def show(page: Page, console: Console) -> None:
         console.print(_table(section, wide=console.width >= WIDE))
         for row in section.rows:
             for line in _remarks(row, brief=section.emulator):
+                console.print(line, soft_wrap=True)
+        for duel in section.duels:
+            for line in _duel(duel):
                 console.print(line, soft_wrap=True)
     for run in page.results.gaps:
         what = f"{run.kind} of {run.container.model} on {run.device.serial}"
@@ -44,7 +50,20 @@ def _remarks(row: Row, *, brief: bool) -> list[Text]:
         if left_out and remark == row.unsteady[0]:
             line.append(f" (and {len(left_out)} more like it in the report)", "dim")
         lines.append(line)
+    if row.grade and not brief:
+        reasons = _line("; ".join(row.grade_reasons))
+        lines.append(Text(f"· {subject}: stability {row.grade}, {reasons}", "dim"))
     return lines
+
+
+def _duel(duel: Duel) -> list[Text]:
+    """One line for each metric of a comparison."""
+    what = f"{duel.a.container.sha256[:12]} and {duel.b.container.sha256[:12]}"
+    style = "red" if duel.verdict is Verdict.REGRESSED else "default"
+    return [
+        Text(f"A/B {what}: {metric.label}: {found.verdict.value}, {_line(found.reason)}", style)
+        for metric, found in duel.metrics
+    ]
 
 
 def _table(section: Section, *, wide: bool) -> Table:
@@ -64,7 +83,7 @@ def _table(section: Section, *, wide: bool) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("Perplexity\non device", justify="right", no_wrap=True)
     table.add_column("in float\non host", justify="right", no_wrap=True)
-    table.add_column("n", justify="right", no_wrap=True)
+    table.add_column("n\ngrade", justify="right", no_wrap=True)
     for row in section.rows:
         table.add_row(*(Text(cell) for cell in _cells(row, metrics)))
     return table
@@ -72,11 +91,12 @@ def _table(section: Section, *, wide: bool) -> Table:
 
 def _cells(row: Row, metrics: tuple[str, ...]) -> list[str]:
     workload = f" {_line(row.label)}" if row.label else ""
+    unchecked = f"\noutput {row.output}" if row.cells and row.output != "checked" else ""
     return [
-        f"{_line(row.subject.model)}\n{_line(row.subject.target)}{workload}",
+        f"{_line(row.subject.model)}\n{_line(row.subject.target)}{workload}{unchecked}",
         *(_speed(row, key) for key in metrics),
         *_perplexity(row),
-        str(row.n) if row.n else _NOTHING,
+        f"{row.n}\n{row.grade}" if row.n else _NOTHING,
     ]
 
 

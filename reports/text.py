@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 
-from harness.store.records import Positions
+from harness.store.records import Condition, JsonScalar, Positions
 
 _BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _INVISIBLE = (
@@ -63,6 +63,27 @@ def percent(value: float) -> str:
 def count(number: int, noun: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def condition(record: Condition) -> str:
+    """A condition of a run in words: `met after 12 s, 41.0 to 34.8: cool enough`."""
+    told = str(record.get("outcome") or "")
+    waited = record.get("waited_s")
+    if isinstance(waited, int | float) and waited >= 0.05:
+        told += f" after {waited:.1f} s"
+    before, after = record.get("before"), record.get("after")
+    if before is not None or after is not None:
+        told += (
+            f", {_scalar(before)} to {_scalar(after)}" if before != after else f", {_scalar(after)}"
+        )
+    reason = record.get("reason")
+    return f"{told}: {reason}" if reason else told
+
+
+def _scalar(value: JsonScalar) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def positions(scored: Positions) -> str:

@@ -14,7 +14,9 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
 from harness.store.records import Run
+from harness.store.store import ResultsStore
 from reports import page, query, render
+from tests.reports import lab
 
 CHROMEDRIVER = Path("/usr/bin/chromedriver")
 BROWSER = shutil.which("chromium")
@@ -135,6 +137,28 @@ def test_it_fits_the_window(
     load(samples["mixed"])
     browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert overflow(browser, width) <= 0
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_telemetry_and_comparisons_fit_and_stay_silent(
+    browser: Chrome, tmp_path: Path, width: int
+) -> None:
+    database, path = tmp_path / "results.db", tmp_path / "report.html"
+    with ResultsStore.open(database) as store:
+        lab.add_telemetry(store, lab.sessions())
+        for run in lab.duel():
+            store.write_run(run)
+    composed = page.compose(query.load(str(database)))
+    render.write(render.render(composed, datetime.now(UTC)), path)
+    complaints(browser)
+    browser.get(path.as_uri())
+    browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert overflow(browser, width) <= 0
+    lines = browser.find_elements(By.CSS_SELECTOR, "polyline.line")
+    assert lines
+    assert all(line.size["height"] > 0 or line.size["width"] > 0 for line in lines[:3])
+    assert browser.find_element(By.CSS_SELECTOR, "[data-verdict=regressed]").is_displayed()
+    assert complaints(browser) == []
 
 
 def test_hostile_text_is_only_text(

@@ -1,0 +1,53 @@
+"""Comparisons of two containers, out of the runs that belong together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.measure.comparison import Comparison, Verdict
+from harness.measure.groups import Compared, judge_runs
+from harness.store.metrics import Metric
+from harness.store.records import Run
+
+SIDES = frozenset({"A", "B"})
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """A against B, in sessions that took turns."""
+
+    a: Run
+    b: Run
+    compared: Compared
+    devices: tuple[str, ...]
+    unchecked: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict over all judged metrics."""
+        return self.compared.verdict
+
+    @property
+    def metrics(self) -> tuple[tuple[Metric, Comparison], ...]:
+        """What was judged."""
+        return self.compared.metrics
+
+
+def duels(runs: Sequence[Run]) -> tuple[Duel, ...]:
+    """The comparisons among the runs, newest first; all hardware, or all emulated."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.label in SIDES:
+            groups.setdefault(run.group_id, []).append(run)
+    found = [_duel(group) for group in groups.values() if {run.label for run in group} == SIDES]
+    return tuple(reversed(found))
+
+
+def _duel(group: Sequence[Run]) -> Duel:
+    first = {run.label: run for run in reversed(group)}
+    return Duel(
+        a=first["A"],
+        b=first["B"],
+        compared=judge_runs(group),
+        devices=tuple(dict.fromkeys(run.device.serial for run in group)),
+        unchecked=sum(run.check.outcome != "passed" for run in group),
+    )
