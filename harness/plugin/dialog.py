@@ -1,0 +1,132 @@
+"""Conversations of several turns with a container on a device, by the `genie-app` runner."""
+
+import contextlib
+import tempfile
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from harness.deploy.deploy import deploy, remove_run
+from harness.deploy.deployment import DeployFile
+from harness.devices.base import Device, PushItem
+from harness.errors import HarnessError, RunnerError, RuntimeOutputError, WrongUseError
+from harness.plans.target import Target
+from harness.runtimes.files import device_files
+from harness.runtimes.run_line import RunOutcome, parse_run_line
+
+_SCRIPTS = ("genie_app.py", "genie_app_script.py")
+_MARGIN_S = 30.0
+_MAX_ANSWER = 1 << 20
+_LOG_TAIL = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class DialogResult:
+    """What came of conversations.
+
+    Attributes:
+        answers: of each dialog, turn by turn.
+        peak_rss_bytes: of the one process that held them all.
+    """
+
+    answers: tuple[tuple[str, ...], ...]
+    peak_rss_bytes: int
+
+
+def converse(
+    target: Target,
+    dialogs: Sequence[Sequence[str]],
+    *,
+    max_new_tokens: int,
+    timeout_s: float = 300.0,
+) -> DialogResult:
+    """Ask the turns of each dialog one after the other, and reset between dialogs.
+
+    All of it is one process on the device and one Genie dialog: a turn sees what the turns before
+    it in its dialog said. Prompts travel in files, as they are.
+
+    Args:
+        dialogs: the user's turns of each.
+        max_new_tokens: of each answer.
+
+    Raises:
+        WrongUseError: a turn is empty, or holds a NUL.
+        RunnerError: Genie refused, crashed or hung.
+        RuntimeOutputError: an answer is missing.
+    """
+    for turn in (turn for turns in dialogs for turn in turns):
+        if not turn or "\0" in turn:
+            raise WrongUseError(f"not a turn of a dialog: {turn[:40]!r}")
+    device, container = target.device, target.container
+    scripts = resources.files("device_scripts")
+    files = {
+        **device_files(container, target.properties),
+        **{name: DeployFile(Path(str(scripts / name))) for name in _SCRIPTS},
+    }
+    config = container.genie_config.with_dialog(max_num_tokens=max_new_tokens).to_json()
+    run_id = f"dialog-{uuid.uuid4().hex}"
+    try:
+        deployment = deploy(device, files, run_id=run_id)
+        inputs = {"query_config.json": config, "script.txt": _script(dialogs)}
+        inputs |= {
+            f"turn_{d}_{t}.txt": turn
+            for d, turns in enumerate(dialogs)
+            for t, turn in enumerate(turns)
+        }
+        _send(device, deployment.run_dir, inputs)
+        outcome = _run(device, deployment.scripts_dir, deployment.run_dir, timeout_s)
+        answers = tuple(
+            tuple(_answer(device, deployment.run_dir, d, t) for t, _ in enumerate(turns))
+            for d, turns in enumerate(dialogs)
+        )
+        return DialogResult(answers, outcome.peak_rss_bytes)
+    finally:
+        with contextlib.suppress(HarnessError):
+            remove_run(device, run_id)
+
+
+def _script(dialogs: Sequence[Sequence[str]]) -> str:
+    lines = ["dialog config create config query_config.json", "dialog create dialog config"]
+    for d, turns in enumerate(dialogs):
+        if d:
+            lines.append("dialog reset dialog")
+        lines += [
+            f"dialog query dialog turn_{d}_{t}.txt answer_{d}_{t}.txt" for t, _ in enumerate(turns)
+        ]
+    return "\n".join([*lines, "dialog free dialog", "dialog config free config", ""])
+
+
+def _send(device: Device, run_dir: str, inputs: dict[str, str]) -> None:
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
+        items = []
+        for name, content in inputs.items():
+            local = Path(folder) / name
+            local.write_bytes(content.encode())
+            items.append(PushItem(local, f"{run_dir}/{name}"))
+        device.push_many(items, timeout_s=60.0)
+
+
+def _run(device: Device, scripts_dir: str, run_dir: str, timeout_s: float) -> RunOutcome:
+    command = ["env", "PYTHONPATH=.", "python3", "genie_app.py", "-s", "script.txt"]
+    script = ["sh", f"{scripts_dir}/run.sh", run_dir, str(int(timeout_s)), "run.log", "--"]
+    result = device.shell([*script, *command], timeout_s=timeout_s + _MARGIN_S, check=False)
+    outcome = parse_run_line(result.stdout)
+    if outcome is not None and outcome.succeeded:
+        return outcome
+    tail = ["tail", "-c", str(_LOG_TAIL), f"{run_dir}/run.log"]
+    log = device.shell(tail, check=False).stdout
+    reason = "could not be started" if outcome is None else outcome.in_words()
+    status = result.exit_status if outcome is None else outcome.exit_status
+    raise RunnerError(device.serial, "genie_app.py", reason, status, log)
+
+
+def _answer(device: Device, run_dir: str, dialog: int, turn: int) -> str:
+    name = f"answer_{dialog}_{turn}.txt"
+    result = device.shell(
+        ["head", "-c", str(_MAX_ANSWER), f"{run_dir}/{name}"], check=False, max_output=_MAX_ANSWER
+    )
+    if result.exit_status != 0:
+        raise RuntimeOutputError(device.serial, f"the runner left no {name}", result.stderr)
+    return result.stdout

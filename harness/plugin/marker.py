@@ -1,0 +1,130 @@
+"""`@pytest.mark.device(...)`: what a test needs of its devices."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from harness.devices.spec import DeviceType
+    from harness.pool.base import Requirement
+
+MARKER = "device"
+LEASE_FIXTURE = "_qnnfarm_lease"
+"""In a test's fixtures if, and only if, it uses a device through this plugin."""
+
+DESCRIPTION = (
+    "device(soc=None, hexagon=None, type=None, name=None, tags=(), free_bytes=0, count=1): what "
+    "the devices of a test must be; tests for which there are none are skipped (qnnfarm)."
+)
+_TYPES = ("android", "linux", "local", "virtual")
+
+
+class MarkerError(ValueError):
+    """A marker that nobody can meet because it is not written right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a marker says; see `harness.pool.base.Requirement`."""
+
+    soc: str | None = None
+    hexagon: str | None = None
+    type: "DeviceType | None" = None
+    name: str | None = None
+    tags: frozenset[str] = frozenset()
+    free_bytes: int = 0
+    count: int = 1
+
+    def requirement(self) -> "Requirement":
+        """The same in the pool's words."""
+        from harness.pool.base import Requirement
+
+        return Requirement(
+            soc=self.soc,
+            hexagon=self.hexagon,
+            type=self.type,
+            name=self.name,
+            tags=self.tags,
+            min_free_bytes=self.free_bytes,
+            count=self.count,
+        )
+
+
+def uses_device(item: pytest.Item) -> bool:
+    """Whether a test leases devices of ours, by whatever fixture."""
+    return LEASE_FIXTURE in getattr(item, "fixturenames", ())
+
+
+def wish_of(item: pytest.Item) -> Wish:
+    """What the markers of a test, its class and its module say together.
+
+    The closest one wins; tags add up.
+
+    Raises:
+        MarkerError: says what is wrong with one of them.
+    """
+    values: dict[str, object] = {}
+    tags: frozenset[str] = frozenset()
+    for mark in reversed(list(item.iter_markers(MARKER))):
+        if mark.args:
+            raise MarkerError(f"takes keywords only, not {mark.args[0]!r}")
+        tags |= _tags(mark.kwargs.get("tags", ()))
+        values |= _check(mark.kwargs)
+    return Wish(tags=tags, **values)  # type: ignore[arg-type]
+
+
+def check_marker(item: pytest.Item) -> None:
+    """Refuse what is not written right, when tests are collected.
+
+    Raises:
+        pytest.Collector.CollectError: one line.
+    """
+    try:
+        wish = wish_of(item)
+    except MarkerError as error:
+        raise pytest.Collector.CollectError(f"{item.name}: @pytest.mark.device {error}") from error
+    names = getattr(item, "fixturenames", ())
+    if wish.count > 1 and "device" in names:
+        raise pytest.Collector.CollectError(
+            f"{item.name}: @pytest.mark.device(count={wish.count}) gives `devices`, not `device`"
+        )
+
+
+def _check(keywords: Mapping[str, object]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for key, value in keywords.items():
+        match key:
+            case "soc" | "hexagon" | "name":
+                good = value is None or (isinstance(value, str) and bool(value))
+                words = "a text"
+            case "type":
+                good, words = value is None or value in _TYPES, f"one of {', '.join(_TYPES)}"
+            case "tags":
+                continue  # they add up, and are read by themselves
+            case "count":
+                good, words = _is_whole(value, 1), "a whole number from 1"
+            case "free_bytes":
+                good, words = _is_whole(value, 0), "a whole number of bytes"
+            case _:
+                known = "soc, hexagon, type, name, tags, free_bytes, count"
+                raise MarkerError(f"does not know {key!r}: it knows {known}")
+        if not good:
+            raise MarkerError(f"{key} is {value!r}, not {words}")
+        values[key] = value
+    return values
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _tags(value: object) -> frozenset[str]:
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, Iterable):
+        raise MarkerError(f"tags is {value!r}, not texts")
+    tags = list(words)
+    if not all(isinstance(tag, str) and tag for tag in tags):
+        raise MarkerError(f"tags is {value!r}, not texts")
+    return frozenset(tags)

@@ -1,0 +1,106 @@
+"""What the report of a test says about its devices."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.plugin.state import TEST, TestState, keeper_of
+
+if TYPE_CHECKING:
+    from harness.errors import HarnessError
+
+REPORTED_ROWS = "qnnfarm_rows"
+"""Attribute of the last report of a test: its rows of the table, in plain types for xdist."""
+LOST = "qnnfarm_lost"
+"""Attribute of the report of a test that lost its device."""
+
+
+def judge(item: pytest.Item, call: "pytest.CallInfo[None]", report: pytest.TestReport) -> None:
+    """Give evidence to the pool, and to people, when a test with devices fails."""
+    test = item.stash[TEST]
+    if call.excinfo is None:
+        return
+    error = call.excinfo.value
+    if not isinstance(
+        error, Exception | pytest.fail.Exception
+    ):  # Ctrl-C and skips say nothing about a device
+        return
+    if report.outcome != "failed":  # an expected failure, whose device may be gone all the same
+        failure = _device_failure(error)
+        if failure is not None:
+            _accuse(item, test, failure)
+        return
+    if call.when == "call":
+        test.failure = f"{type(error).__name__}: {error}"
+    failure = _device_failure(error)
+    lost = failure is not None and _is_lost(failure)
+    if not lost:
+        _attach(item, report, test)
+    if failure is not None:
+        _accuse(item, test, failure)
+    if lost:
+        # Reporters count what fails outside the call as an error: the test itself said nothing.
+        report.when = "setup" if report.when == "call" else report.when
+        setattr(report, LOST, True)
+        report.sections.append(("lost device", str(failure)))
+
+
+def _accuse(item: pytest.Item, test: TestState, failure: "HarnessError") -> None:
+    keeper = keeper_of(item.config)
+    item.user_properties.append(("qnnfarm.failure", f"{type(failure).__name__}: {failure}"))
+    if _ends_lease(failure):
+        keeper.lose(test.held, failure)
+    else:
+        keeper.accuse(test.held, failure)
+
+
+def _attach(item: pytest.Item, report: pytest.TestReport, test: TestState) -> None:
+    from harness.plugin.evidence import collect
+
+    folder, sections = collect(test, item.name)
+    item.user_properties.append(("qnnfarm.evidence", str(folder)))
+    report.sections += sections
+
+
+def _device_failure(error: BaseException) -> "HarnessError | None":
+    """What a device, or the way to it, did wrong, if that is why the test failed."""
+    from harness.errors import AdbServerError, DeviceError, LeaseLostError, NoDeviceError
+
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, DeviceError | AdbServerError | NoDeviceError | LeaseLostError):
+            return cause
+        seen.add(id(cause))
+        cause = cause.__cause__
+    return None
+
+
+def _is_lost(failure: "HarnessError") -> bool:
+    from harness.errors import DeviceTimeoutError
+
+    return _ends_lease(failure) and not isinstance(failure, DeviceTimeoutError)
+
+
+def _ends_lease(failure: "HarnessError") -> bool:
+    """Whether the device has to be reached anew before the next test can use it."""
+    from harness.errors import (
+        AdbServerError,
+        DeviceConnectError,
+        DeviceLostError,
+        DeviceTimeoutError,
+        DeviceUnauthorizedError,
+        LeaseLostError,
+        NoDeviceError,
+    )
+
+    return isinstance(
+        failure,
+        AdbServerError
+        | DeviceConnectError
+        | DeviceLostError
+        | DeviceTimeoutError
+        | DeviceUnauthorizedError
+        | LeaseLostError
+        | NoDeviceError,
+    )

@@ -1,0 +1,90 @@
+"""What measurements look like at the end of a session: llama-bench's markdown table."""
+
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
+
+_GIB, _MIB, _GIGA = 2.0**30, 2.0**20, 1e9
+_COLUMNS = ("model", "size", "params", "backend", "device", "test")
+_LEFT = {"model", "backend", "device"}
+_LEAST_SPREAD = 2
+
+Row = Mapping[str, object]
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """The lines, one for each model, backend, device and test; speeds are in tokens/s.
+
+    Values of the same cell, e.g. from the sessions of `--repeat`, are put together.
+    """
+    lines = []
+    rates = [row for row in rows if str(row["metric"]).endswith("_tokens_per_s")]
+    others = [row for row in rows if not str(row["metric"]).endswith("_tokens_per_s")]
+    if rates:
+        lines += _markdown([(*_cells(row), _spread(values)) for row, values in _merge(rates)])
+    if any(row.get("emulator") for row in rates):
+        lines.append("measured on the HTP emulator: its speed says nothing about hardware speed")
+    for row, values in _merge(others):
+        lines.append(f"{row['test']} on {row.get('device', '')}: {row['metric']} {_spread(values)}")
+    return lines
+
+
+def _merge(rows: Sequence[Row]) -> list[tuple[Row, list[float]]]:
+    merged: dict[tuple[object, ...], tuple[Row, list[float]]] = {}
+    for row in rows:
+        key = tuple(row.get(name) for name in ("model", "backend", "device", "test", "metric"))
+        _, values = merged.setdefault(key, (row, []))
+        values += [value for value in _sequence(row["values"]) if isinstance(value, float)]
+    return list(merged.values())
+
+
+def _sequence(value: object) -> Sequence[object]:
+    return value if isinstance(value, list) else []
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    device = " ".join(str(row.get(key) or "") for key in ("soc", "device")).strip()
+    return (
+        str(row.get("model") or ""),
+        _bytes(row.get("size")),
+        _count(row.get("params")),
+        str(row.get("backend") or ""),
+        device,
+        str(row["test"]),
+    )
+
+
+def _bytes(size: object) -> str:
+    if not isinstance(size, int):
+        return "?"
+    return f"{size / _GIB:.2f} GiB" if size >= _GIB else f"{size / _MIB:.2f} MiB"
+
+
+def _count(params: object) -> str:
+    if not isinstance(params, int):
+        return "?"
+    return f"{params / _GIGA:.2f} B" if params >= _GIGA else f"{params / 1e6:.2f} M"
+
+
+def _spread(values: Sequence[float]) -> str:
+    deviation = stdev(values) if len(values) >= _LEAST_SPREAD else 0.0
+    return f"{mean(values):.2f} ± {deviation:.2f}"
+
+
+def _markdown(cells: Sequence[tuple[str, ...]]) -> list[str]:
+    names = (*_COLUMNS, "t/s")
+    clean = [tuple(cell.replace("|", "/") for cell in row) for row in cells]
+    widths = [max(map(len, column)) for column in zip(names, *clean, strict=True)]
+    left = [name in _LEFT for name in names]
+
+    def line(row: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if is_left else cell.rjust(width)
+            for cell, width, is_left in zip(row, widths, left, strict=True)
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    rule = [
+        "-" * (width + 2) if is_left else "-" * (width + 1) + ":"
+        for width, is_left in zip(widths, left, strict=True)
+    ]
+    return [line(names), f"|{'|'.join(rule)}|", *map(line, clean)]

@@ -1,0 +1,169 @@
+"""What can be said to the suites: `--suite-param NAME=VALUE`, else what fits the container."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.plugin.options import read_settings
+
+_MOST = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """What throughput measures where nothing was asked for and there is room.
+
+    Attributes:
+        pp: prompts, bos included.
+        tg: tokens generated.
+        depth: tokens before those.
+    """
+
+    pp: tuple[int, ...]
+    tg: tuple[int, ...]
+    depth: tuple[int, ...]
+
+
+ON_HARDWARE = Lengths((128, 512, 1024, 2048, 4096), (32, 128), (64, 512, 2048))
+"""As in llama-bench."""
+ON_EMULATOR = Lengths((128,), (8,), (64,))
+"""Short: the emulator decodes some tokens a second, and its speed says nothing of hardware."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteParameters:
+    """Parameters of all suites; None where the container decides.
+
+    Attributes:
+        pp: prompt lengths of throughput, bos included.
+        tg: numbers of tokens that throughput generates.
+        depth: tokens in the context before throughput generates.
+        repetitions: measured ones of each throughput test.
+        warmup: repetitions before them; None: until they are steady.
+        text: file that perplexity is taken over.
+        windows: at most so many windows of it.
+        checkpoint: folder of the model that the container was built from; perplexity is compared
+            with that model's, in float on this host.
+        max_perplexity: bound where there is no checkpoint.
+        turns: the most turns of a conversation.
+        soak_s: how long soak goes on.
+        soak_dialogs: dialogs that one process of soak holds.
+        max_memory_growth: part by which a process may grow in soak.
+        max_slowdown: part by which the speed may fall in soak.
+    """
+
+    pp: tuple[int, ...] | None = None
+    tg: tuple[int, ...] | None = None
+    depth: tuple[int, ...] | None = None
+    repetitions: int = 5
+    warmup: int | None = None
+    text: Path | None = None
+    windows: int = 8
+    checkpoint: Path | None = None
+    max_perplexity: float | None = None
+    turns: int = 4
+    soak_s: float = 60.0
+    soak_dialogs: int = 8
+    max_memory_growth: float = 0.1
+    max_slowdown: float = 0.25
+
+    @classmethod
+    def read(cls, texts: Mapping[str, str]) -> "SuiteParameters":
+        """From what the user wrote.
+
+        Raises:
+            pytest.UsageError: a name that no suite knows, or a value that it cannot have.
+        """
+        known = {field.name for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for name, text in texts.items():
+            if name not in known:
+                names = ", ".join(sorted(known))
+                raise pytest.UsageError(f"--suite-param: no suite knows {name!r}: {names}")
+            try:
+                values[name] = _READERS.get(name, _whole)(text)
+            except ValueError as error:
+                raise pytest.UsageError(f"--suite-param: {name}={text!r}: {error}") from error
+        return cls(**values)
+
+
+def parameters(config: pytest.Config) -> SuiteParameters:
+    """What this run of pytest was given.
+
+    Raises:
+        pytest.Collector.CollectError: see `SuiteParameters.read`; so that workers of xdist, too,
+            can say it.
+    """
+    try:
+        return SuiteParameters.read(read_settings(config).params)
+    except pytest.UsageError as error:
+        raise pytest.Collector.CollectError(str(error)) from None
+
+
+def fitting(wanted: tuple[int, ...] | None, usual: tuple[int, ...], room: int) -> tuple[int, ...]:
+    """The lengths to test: those that were asked for, else the usual ones that there is room for.
+
+    Where there is room for none, the largest power of two that fits.
+    """
+    if wanted is not None:
+        return wanted
+    lengths = tuple(length for length in usual if length <= room)
+    return lengths or (1 << max(room.bit_length() - 1, 0),)
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(_MOST))):
+        raise ValueError("it is a whole number")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    number = _whole(text)
+    if number < 1:
+        raise ValueError("it is at least 1")
+    return number
+
+
+def _several(text: str) -> int:
+    number = _whole(text)
+    if number < 2:
+        raise ValueError("it is at least 2")
+    return number
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    return tuple(_positive(word) for word in text.split(","))
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= _MOST:
+        raise ValueError(f"it is from 0 to {_MOST}")
+    return number
+
+
+def _path(text: str) -> Path:
+    path = Path(text)
+    if not path.exists():
+        raise ValueError("it is not there")
+    return path
+
+
+_READERS: Mapping[str, Callable[[str], object]] = {
+    "pp": _lengths,
+    "tg": _lengths,
+    "depth": _lengths,
+    "repetitions": _positive,
+    "text": _path,
+    "windows": _positive,
+    "checkpoint": _path,
+    "max_perplexity": _number,
+    "turns": _several,
+    "soak_s": _number,
+    "soak_dialogs": _positive,
+    "max_memory_growth": _number,
+    "max_slowdown": _number,
+}

@@ -1,0 +1,44 @@
+"""Does the container predict text as well as the model that it was built from?"""
+
+import pytest
+
+from harness.measure import quality
+from harness.plans.passage import passage
+from harness.plugin.measuring import MeasurementRecorder
+from harness.plugin.running import ContainerRunner
+from suites.models import tiny_llama
+from suites.parameters import SuiteParameters
+from suites.reference import float_perplexity, known_checkpoint
+
+
+def test_perplexity(
+    run_container: ContainerRunner,
+    record_measurement: MeasurementRecorder,
+    suite_parameters: SuiteParameters,
+) -> None:
+    """Genie's own perplexity on the device, beside the bound that the host or the user gives.
+
+    The float model scores exactly the same tokens, so that the two can be compared.
+    """
+    asked, container = suite_parameters, run_container.container
+    checkpoint = asked.checkpoint or known_checkpoint(container)
+    if asked.text is not None:
+        text = asked.text.read_text(encoding="utf-8")
+    else:
+        text = tiny_llama.heldout_text() if known_checkpoint(container) else passage()
+    references = {}
+    if checkpoint is not None:
+        windows = run_container.runtime.windows(text, asked.windows)
+        references[quality.FLOAT] = float_perplexity(checkpoint, container, windows)
+    result = run_container.perplexity(text, max_windows=asked.windows, references=references)
+    for metric, value in {quality.DEVICE: result.perplexity, **references}.items():
+        record_measurement.note(metric, value)
+    if asked.max_perplexity is not None:
+        assert result.perplexity <= asked.max_perplexity
+    faults = quality.faults({quality.DEVICE: result.perplexity, **references})
+    assert not faults, "; ".join(faults)
+    if not references and asked.max_perplexity is None:
+        pytest.skip(
+            f"perplexity is {result.perplexity:.3f}, and nothing to compare it with: give "
+            "--suite-param checkpoint=DIR or max_perplexity=N"
+        )

@@ -1,0 +1,77 @@
+"""Runs for as long as asked, and watches: the same answers, no growing memory, no falling speed."""
+
+import itertools
+import statistics
+import time
+
+import pytest
+
+from harness.plans.passage import cut_prompt
+from harness.plugin.measuring import MeasurementRecorder
+from harness.plugin.running import ContainerRunner
+from harness.telemetry.throttling import judge_throttling
+from suites.parameters import SuiteParameters
+
+_NEW_TOKENS, _ON_EMULATOR = 16, 4
+_PROMPT_TOKENS = 32
+_FEWEST = 3
+
+
+def test_speed_holds(
+    run_container: ContainerRunner,
+    record_measurement: MeasurementRecorder,
+    suite_parameters: SuiteParameters,
+) -> None:
+    """The same query until the time is over: one answer, no clock that falls, no slowing down."""
+    new_tokens = _ON_EMULATOR if run_container.emulated else _NEW_TOKENS
+    room = min(run_container.longest_prompt, run_container.context_length - new_tokens)
+    tokenizer = run_container.container.files["tokenizer.json"]
+    prompt = cut_prompt(tokenizer, min(_PROMPT_TOKENS, room) - 1)
+    texts, rates, memory, throttled = set[str](), list[float](), list[float](), list[str]()
+    end = time.monotonic() + suite_parameters.soak_s
+    for number in itertools.count():
+        if number >= _FEWEST and time.monotonic() >= end:
+            break
+        result = run_container(token_ids=prompt.token_ids, max_new_tokens=new_tokens)
+        texts.add(result.text)
+        rates.append(result.metrics["prefill_tokens_per_s"])
+        memory.append(result.metrics["peak_rss_bytes"])
+        found = judge_throttling(run_container.telemetry)
+        throttled += found.reasons if found.throttled else ()
+        record_measurement("prefill_tokens_per_s", rates[-1])
+        record_measurement("peak_rss_bytes", memory[-1])
+    record_measurement.show("soak", "prefill_tokens_per_s", tuple(rates))
+    assert len(texts) == 1, f"one query, several answers: {sorted(texts)}"
+    _assert_holds(memory, suite_parameters.max_memory_growth, "memory of a query")
+    if throttled:
+        pytest.fail(f"the device throttled: {'; '.join(throttled[:4])}", pytrace=False)
+    if not run_container.emulated:  # the emulator's speed is the host's, which has other work
+        _assert_holds(
+            [1 / rate for rate in rates], suite_parameters.max_slowdown, "time for a token"
+        )
+
+
+def test_memory_of_one_process_holds(
+    run_container: ContainerRunner, suite_parameters: SuiteParameters
+) -> None:
+    """A process that held many dialogs is no larger than one that held few."""
+    turn = ("In the beginning",)
+    new_tokens = _ON_EMULATOR if run_container.emulated else _NEW_TOKENS
+    few = run_container.dialogs([turn] * 2, max_new_tokens=new_tokens)
+    many_count = 2 + suite_parameters.soak_dialogs
+    many = run_container.dialogs([turn] * many_count, max_new_tokens=new_tokens)
+    assert set(many.answers) == set(few.answers)
+    growth = many.peak_rss_bytes / few.peak_rss_bytes - 1
+    assert growth <= suite_parameters.max_memory_growth, (
+        f"{many_count} dialogs took {many.peak_rss_bytes:,} bytes, 2 took "
+        f"{few.peak_rss_bytes:,}: {growth:+.1%}"
+    )
+
+
+def _assert_holds(values: list[float], limit: float, what: str) -> None:
+    """The median of the last third is not over that of the first by more than `limit`."""
+    third = max(len(values) // 3, 1)
+    before, after = statistics.median(values[:third]), statistics.median(values[-third:])
+    assert after <= before * (1 + limit), (
+        f"{what} went from {before:,.6g} to {after:,.6g} in {len(values)} queries"
+    )

@@ -1,0 +1,118 @@
+"""The suites as users run them: `pytest --pyargs suites`, on a real virtual device."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from harness.devices.adb import AdbDevice
+from harness.store.store import ResultsStore
+from suites.parameters import ON_HARDWARE, SuiteParameters, fitting
+
+
+def run(folder: Path, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    """A user's pytest outside the checkout."""
+    command = [
+        sys.executable, "-m", "pytest", "-p", "harness.plugin", "-p", "no:cacheprovider",
+        f"--rootdir={folder}", "-W", "error", *map(str, arguments),
+    ]  # fmt: skip
+    return subprocess.run(
+        command, cwd=folder, env=os.environ.copy(), timeout=580, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.first
+@pytest.mark.timeout(600)
+def test_all_suites_pass_on_the_reference_model(
+    tmp_path: Path, virtual_device: AdbDevice, tiny_bundle: Path
+) -> None:
+    db = tmp_path / "results.db"
+    done = run(
+        tmp_path, "--pyargs", "suites", f"--device={virtual_device.serial}", "-v",
+        f"--container={tiny_bundle}", f"--qnnfarm-db={db}", "--suite-param=soak_s=0",
+        "--suite-param=repetitions=1", "--suite-param=warmup=0", "--suite-param=windows=1",
+        "--suite-param=pp=64", "--suite-param=tg=3", "--suite-param=depth=32",
+        "--suite-param=soak_dialogs=1", "--suite-param=turns=2",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"= 12 passed in ", done.stdout), done.stdout
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| tiny")]
+    assert [row[6].strip() for row in rows] == ["soak", "pp64", "tg3", "tg3 @ d32"]
+    assert all(re.fullmatch(r"\s+[\d.]+ ± [\d.]+ ", row[7]) for row in rows)
+    with ResultsStore.open(db, create=False) as store:
+        runs = store.list_runs()
+    assert {run.status for run in runs} == {"done"}
+    assert {run.label for run in runs} >= {"pp64", "tg3", "tg3 @ d32"}
+    (scored,) = [run for run in runs if run.kind == "perplexity"]
+    (device,), (reference,) = scored.values("perplexity"), scored.values("perplexity_float")
+    assert device == pytest.approx(reference, rel=0.03)
+
+
+@pytest.fixture
+def in_process(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
+    """A run that needs no process of its own, as it ends before a device is asked for."""
+    imported = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # our packages, in this process
+    options = ["-p", "harness.plugin", "-p", "no:xdist", "-W", "error", *imported, "--pyargs"]
+    return partial(pytester.runpytest_inprocess, *options)
+
+
+def test_a_suite_without_a_container_says_what_to_give(
+    in_process: Callable[..., pytest.RunResult],
+) -> None:
+    done = in_process("suites", "-rs")
+    done.assert_outcomes(skipped=18)
+    done.stdout.fnmatch_lines(["*no container: give one with --container DIR*"])
+
+
+def test_an_unknown_parameter_is_refused_before_anything_runs(
+    in_process: Callable[..., pytest.RunResult],
+) -> None:
+    done = in_process("suites.test_smoke", "--suite-param", "soaks=1")
+    assert done.ret == pytest.ExitCode.INTERRUPTED
+    done.stdout.fnmatch_lines(["--suite-param: no suite knows 'soaks': checkpoint, depth*"])
+    done.stdout.no_fnmatch_line("*Traceback*")
+
+
+def test_lengths_are_those_of_the_target(
+    in_process: Callable[..., pytest.RunResult], tiny_bundle: Path
+) -> None:
+    """An emulator is measured with short ones."""
+    done = in_process(
+        "suites.test_throughput", "--collect-only", "-q", f"--container={tiny_bundle}"
+    )
+    found = [line.rpartition("::")[2] for line in done.outlines if "::" in line]
+    tests = ("test_prefill[128", "test_decode[8", "test_decode_at_depth[64")
+    assert found == [f"{test}-{tiny_bundle.name}]" for test in tests]
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ({"pp": "16,512"}, SuiteParameters(pp=(16, 512))),
+        ({"soak_s": "2.5", "warmup": "0"}, SuiteParameters(soak_s=2.5, warmup=0)),
+    ],
+)
+def test_parameters_are_read(texts: dict[str, str], expected: SuiteParameters) -> None:
+    assert SuiteParameters.read(texts) == expected
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [{"pp": "0"}, {"pp": "a"}, {"pp": ""}, {"tg": "1,,2"}, {"soak_s": "nan"}, {"soak_s": "-1"},
+     {"warmup": "½"}, {"repetitions": "0"}, {"turns": "1"}, {"checkpoint": "/nowhere"}],
+)  # fmt: skip
+def test_values_that_make_no_sense_are_refused(texts: dict[str, str]) -> None:
+    with pytest.raises(pytest.UsageError, match=next(iter(texts))):
+        SuiteParameters.read(texts)
+
+
+def test_lengths_are_those_that_fit() -> None:
+    assert fitting(None, ON_HARDWARE.pp, 1000) == (128, 512)
+    assert fitting(None, ON_HARDWARE.pp, 100) == (64,)
+    assert fitting((7,), ON_HARDWARE.pp, 3) == (7,)
