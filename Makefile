@@ -1,7 +1,7 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check format test fuzz demo wheel-check
+.PHONY: setup check format test fuzz chaos demo wheel-check
 
 setup:
 	python3 -m venv .venv
@@ -23,6 +23,10 @@ test:
 # Thousands of damaged models; `QNNFARM_FUZZ_SEED=7 make fuzz` for others.
 fuzz:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/fuzz
+
+# Hundreds of faults over pushes, runs and leases; `QNNFARM_CHAOS_SEED=7 make chaos` for others.
+chaos:
+	$(PYTHON) -m pytest -n 0 -s -m slow tests/chaos
 
 demo:
 	$(PYTHON) -m harness.cli demo

@@ -1,0 +1,191 @@
+"""A worker's own surroundings: an adb server, farms of virtual devices, pools that name them."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from buildlib.genai import GenAIBuilderFactory
+from harness.adb.server import ensure_server
+from harness.devices.adb import AdbDevice
+from harness.pool.database import default_path
+from harness.virtual.commanding import DeviceCommands
+from harness.virtual.hosting import hosted_commands, hosting
+from harness.virtual.record import load_record
+from suites.models import tiny_llama
+from tests.chaos.drawing import DEVICES
+
+SOC = "SM8750"
+TTL_S = 4.0
+_SMALL_BYTES = 48 << 20
+_PORTS = range(12_000, 32_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Farm:
+    """Devices in one process, and the pool of them.
+
+    Attributes:
+        folder: of the devices' own folders.
+    """
+
+    folder: Path
+    serials: tuple[str, ...]
+    pool_file: Path
+
+    def commands(self, number: int) -> DeviceCommands:
+        """The switches of a device."""
+        return hosted_commands(self.folder, number)
+
+    def member(self, number: int) -> str:
+        """By which the pool knows it."""
+        return f"d{number}"
+
+    def work_root(self, number: int) -> Path:
+        """The device's work root, as this host sees it."""
+        return self.commands(number).folder / "root" / "data" / "local" / "tmp" / "qnnfarm"
+
+    def mark(self, number: int) -> bytes:
+        """What is in the environment of every process of the device, and of no other."""
+        return f"QNNFARM_DEVICE={load_record(self.commands(number).folder).serial_number}-".encode()
+
+    def device(self, number: int) -> AdbDevice:
+        """The device without a lease."""
+        server = ensure_server()
+        return AdbDevice(server, self.serials[number])
+
+
+@dataclass
+class Lab:
+    """What the cases of one worker share.
+
+    Attributes:
+        small: devices with little room, for pushes, commands and leases.
+        texts: what a right container answers.
+        emptied: contents on devices, with their mtime, that lost power cost their bytes.
+        build_cache: where the reference model's container is found, or built.
+    """
+
+    folder: Path
+    port: int
+    small: Farm
+    build_cache: Path
+    stack: contextlib.ExitStack
+    _roomy: Farm | None = None
+    _container: Path | None = None
+    texts: dict[str, str] = field(default_factory=dict)
+    emptied: set[tuple[Path, int]] = field(default_factory=set)
+
+    @property
+    def ledger(self) -> Path:
+        """The file of all leases."""
+        return default_path()
+
+    @property
+    def roomy(self) -> Farm:
+        """Devices that hold a container with its libraries; started when first asked for."""
+        if self._roomy is None:
+            self._roomy = self.stack.enter_context(_farm(self.folder / "roomy", None))
+        return self._roomy
+
+    @property
+    def container(self) -> Path:
+        """The reference model's container for the emulator."""
+        if self._container is None:
+            builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=self.build_cache)
+            options: dict[str, object] = {
+                "arn_cl_options.auto_regression_number": (1, 32),
+                "arn_cl_options.context_length": (192,),
+                "split_model.num_splits": 2,
+            }
+            plan = builder.set_targets([f"{SOC}:emulator"]).set_transformation_options(options)
+            self._container = plan.plan().outputs().container
+        return self._container
+
+    def kill_adb(self) -> None:
+        """`kill -9` of this lab's adb server, if it runs."""
+        end_adb(self.port)
+
+
+def end_adb(port: int) -> None:
+    """Kill the adb server that was started for a port."""
+    wanted = f"tcp:localhost:{port}".encode()
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = file.read_bytes().split(b"\0")
+            if wanted in words and b"nodaemon" in words:
+                os.kill(int(file.parent.name), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def opened(folder: Path, build_cache: Path) -> Iterator[Lab]:
+    """A lab in `folder`, whose environment is this process's until the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = _free_port()
+    (folder / "adb-port").write_text(str(port))
+    for name in [name for name in os.environ if name.startswith(("ANDROID_", "ADB_"))]:
+        del os.environ[name]
+    os.environ |= {
+        "HOME": str(folder),
+        "ADB_SERVER_SOCKET": f"tcp:127.0.0.1:{port}",
+        "ADB_LOCAL_TRANSPORT_MAX_PORT": "0",
+        "ADB_MDNS": "0",
+        "QNNFARM_STATE_DIR": str(folder / "state"),
+        "QNNFARM_CACHE_DIR": str(folder / "cache"),
+    }
+    with contextlib.ExitStack() as stack:
+        ensure_server()
+        stack.callback(end_adb, port)
+        small = stack.enter_context(_farm(folder / "small", _SMALL_BYTES))
+        yield Lab(folder, port, small, build_cache, stack)
+
+
+@contextlib.contextmanager
+def _farm(folder: Path, storage_bytes: int | None) -> Iterator[Farm]:
+    with hosting(DEVICES, SOC, folder, processes=1, storage_bytes=storage_bytes) as serials:
+        server = ensure_server()
+        for serial in serials:
+            server.connect(serial)
+        pool_file = folder / "pool.yaml"
+        pool_file.write_text(json.dumps(_pool(folder, serials)))  # JSON is YAML
+        yield Farm(folder, tuple(serials), pool_file)
+
+
+def _pool(folder: Path, serials: list[str]) -> dict[str, object]:
+    """Impatient, so that cases are short; all steps of recovery are allowed."""
+    power = [sys.executable, "-m", "tests.chaos.power", str(folder)]
+    devices = [
+        {
+            "name": f"d{number}",
+            "type": "android",
+            "identifier": serial,
+            "power_cycle": [*power, str(number)],
+        }
+        for number, serial in enumerate(serials)
+    ]
+    return {
+        "devices": devices,
+        "adb_server": {"ours": True},
+        "recovery": {
+            "backoff_s": 0.2,
+            "max_backoff_s": 1,
+            "return_timeout_s": 3,
+            "reboot_timeout_s": 15,
+        },
+        "quarantine": {"backoff_s": 0.2, "max_backoff_s": 1},
+        "lease": {"ttl_s": TTL_S, "claim_timeout_s": 10},
+    }
+
+
+def _free_port() -> int:
+    while True:
+        port = random.choice(_PORTS)  # noqa: S311 - nothing secret about it
+        with contextlib.suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            return port

@@ -1,0 +1,79 @@
+"""Processes that contend for the devices of a pool, and write down on them who had them when."""
+
+import secrets
+
+from harness.pool.base import Requirement
+from harness.pool.pool import Pool
+from tests.chaos.actors import Actor, Tell
+from tests.chaos.drawing import DEVICES, TOKEN, Case
+from tests.chaos.ends import End, end_of
+from tests.chaos.lab import Farm, Lab
+
+_ACQUIRE_S = 25.0
+_COMMAND_S = 6.0
+_NAP = "import sys, time; time.sleep(float(sys.argv[1]))"
+
+
+def begin(lab: Lab, farm: Farm, case: Case) -> list[Actor]:
+    """Holders; each leases, writes, works and writes again, a few times."""
+    for number in range(DEVICES):
+        (farm.work_root(number).parent / "holders").unlink(missing_ok=True)
+    return [_holder(lab, farm, case, number) for number in range(case.actors)]
+
+
+def _holder(lab: Lab, farm: Farm, case: Case, number: int) -> Actor:
+    chance = case.chance(f"holder {number}")
+    rounds = chance.randint(1, 3)
+    plans = [
+        (
+            pick_requirement(chance.random(), farm),
+            round(chance.uniform(0.0, 0.6), 2),
+            chance.random() < 0.2,
+        )
+        for _ in range(rounds)
+    ]
+
+    def part(tell: Tell) -> None:
+        with Pool.open(farm.pool_file) as pool:
+            for requirement, work_s, daemon in plans:
+                with pool.acquire(requirement, timeout_s=_ACQUIRE_S, purpose=case.name) as lease:
+                    for device in lease.devices:
+                        book = f"{device.work_root.removesuffix('/qnnfarm')}/holders"
+                        word = secrets.token_hex(4)
+                        write = f"echo {lease.token} {word} >>{book}"
+                        device.shell(write, timeout_s=_COMMAND_S)
+                        nap = ["python3", "-c", _NAP, str(work_s), TOKEN]
+                        device.shell(nap, timeout_s=_COMMAND_S)
+                        if daemon:
+                            left = f"setsid sleep 600 {TOKEN} </dev/null >/dev/null 2>&1 &"
+                            device.shell(left.replace(TOKEN, ""), timeout_s=_COMMAND_S)
+                        said = device.shell(f"{write}\ntail -n 1 {book}", timeout_s=_COMMAND_S)
+                        lease.check()
+                        if said.stdout.split() != [str(lease.token), word]:
+                            tell({"complaint": f"somebody wrote {said.stdout!r} under our lease"})
+                tell({"round": lease.token})
+
+    return Actor(f"holder {number}", part, lab.folder / f"{case.name}-{number}.log")
+
+
+def pick_requirement(dice: float, farm: Farm) -> Requirement:
+    """Any device, the first, or both at once."""
+    if dice < 0.3:
+        return Requirement(name=farm.member(0))
+    return Requirement(count=DEVICES) if dice < 0.5 else Requirement()
+
+
+def judge(
+    lab: Lab, farm: Farm, case: Case, actors: list[Actor], struck: set[str]
+) -> tuple[list[End], list[str]]:
+    """Tokens only rise with each grant: what is written on a device must rise with them."""
+    complaints = [
+        line["complaint"] for actor in actors for line in actor.told if "complaint" in line
+    ]
+    for number in range(DEVICES):
+        book = farm.work_root(number).parent / "holders"
+        lines = book.read_text().splitlines() if book.exists() else []
+        tokens = [int(line.split()[0]) for line in lines if line.strip("\0 ")]
+        if tokens != sorted(tokens):
+            complaints.append(f"late writes on d{number}: {tokens}")
+    return [end_of(actor) for actor in actors], complaints

@@ -1,0 +1,15 @@
+"""A hub that switches the power of hosted devices: `python -m tests.chaos.power FOLDER NUMBER`."""
+
+import sys
+from pathlib import Path
+
+from harness.virtual.hosting import hosted_commands
+
+
+def main() -> None:
+    folder, number = sys.argv[1:]
+    hosted_commands(Path(folder), int(number)).power_on()
+
+
+if __name__ == "__main__":
+    main()
