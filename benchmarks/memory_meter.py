@@ -37,7 +37,7 @@ class MemoryMeter:
 
     def _sample(self) -> None:
         while not self._end.is_set():
-            self.peak_bytes = max(self.peak_bytes, sum(map(_resident, _family(os.getpid()))))
+            self.peak_bytes = max(self.peak_bytes, sum(map(resident_bytes, _family(os.getpid()))))
             self._end.wait(self._period_s)
 
 
@@ -56,7 +56,8 @@ def _family(root: int) -> list[int]:
     return family
 
 
-def _resident(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
+    """Of one process; 0 once it is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
     except (OSError, ValueError, IndexError):
