@@ -2,6 +2,8 @@
 
 from harness.errors.base import HarnessError, one_line
 
+_LONGEST_SAID = 400
+
 
 class DeviceError(HarnessError):
     """Root of what one device does wrong.
@@ -195,10 +197,15 @@ class RunnerError(DeviceError):
         self.log_tail = log_tail
 
     def __str__(self) -> str:
-        lines = self.log_tail.strip().splitlines()
-        said = f"; it said: {one_line(lines[-1])[:300]}" if lines else ""
+        said = f"; it said: {self._said()}" if self.log_tail.strip() else ""
         ended = f"{one_line(self.command)} {one_line(self.reason)}"
         return f"device {one_line(self.serial)}: {ended}{said}"
+
+    def _said(self) -> str:
+        """The last line, which tells where it ended, and the library's errors before it: why."""
+        *before, last = map(one_line, self.log_tail.strip().splitlines())
+        errors = [line for line in before if "[ERROR]" in line and line != last]
+        return " | ".join([*dict.fromkeys(errors[-2:]), last])[:_LONGEST_SAID]
 
 
 class RuntimeOutputError(DeviceError):

@@ -3,7 +3,7 @@
 import pytest
 
 from harness import errors
-from harness.errors import HarnessError
+from harness.errors import HarnessError, RunnerError
 from tests.error_samples import all_errors, make, survives_pickling
 
 
@@ -33,3 +33,13 @@ def test_what_a_device_said_stays_on_one_line(kind: type[HarnessError]) -> None:
     _, *rest = make(kind).args
     error = kind("serial", *rest)
     assert str(error).isprintable()
+
+
+def test_a_runners_failure_is_told_with_the_librarys_own_errors() -> None:
+    log = 'banner\n[ERROR] "no\x1b backend"\n[WARN] x\n[ERROR] "failed"\nit ended\n'
+    said = str(RunnerError("R58", "genie-t2t-run", "ended with status 1", 1, log))
+    assert said.endswith('[ERROR] "failed" | it ended')
+    assert "no" in said.partition("it said: ")[2].partition(" | ")[0]
+    assert said.isprintable()
+    assert "it said" not in str(RunnerError("R58", "genie-t2t-run", "could not be started", 1, " "))
+    assert str(RunnerError("R58", "x", "died", 1, "one\none")).endswith("it said: one")
