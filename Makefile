@@ -1,7 +1,7 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check format test fuzz chaos demo wheel-check
+.PHONY: setup check format test fuzz chaos board demo wheel-check
 
 setup:
 	python3 -m venv .venv
@@ -27,6 +27,11 @@ fuzz:
 # Hundreds of faults over pushes, runs and leases; `QNNFARM_CHAOS_SEED=7 make chaos` for others.
 chaos:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/chaos
+
+# A board with arm64's Python under qemu and the real arm64 libraries from PyPI; needs Debian's qemu-user-static.
+board:
+	sh tools/arm64_root.sh build/arm64
+	QNNFARM_ARM64_ROOT=$(CURDIR)/build/arm64/root $(PYTHON) -m pytest -n 0 -m slow tests/harness/cli/test_board.py
 
 demo:
 	$(PYTHON) -m harness.cli demo

@@ -53,11 +53,6 @@ class Target:
         """Whether graphs of one binary share weights: hardware does, the emulator cannot."""
         return not self.emulator
 
-    @property
-    def abi(self) -> str:
-        """Android ABI of the devices that run what is built for this target."""
-        return "x86_64" if self.emulator else "arm64-v8a"
-
     def __str__(self) -> str:
         return f"{self.soc.name}:{_EMULATOR_SUFFIX}" if self.emulator else self.soc.name
 

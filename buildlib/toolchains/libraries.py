@@ -62,24 +62,15 @@ class WheelLibraries:
         """`LD_LIBRARY_PATH` under which these libraries find each other."""
         return f"{self.folder}:{self.support_folder}"
 
-    def runtime(self, abi: str, *, extensions: bool = True) -> Mapping[str, Path]:
+    def runtime(self, *, extensions: bool = True) -> Mapping[str, Path]:
         """The least that runs a Genie dialog from one folder, by the names that it needs there.
 
-        Beside them the device must have glibc, libgcc_s and libatomic.
+        For the emulator, on x86_64. Beside them the device must have glibc, libgcc_s and libatomic.
 
         Args:
-            abi: Android's name, `x86_64` or `arm64-v8a`.
             extensions: whether the configuration names an HTP extensions file. Genie only warns,
                 and ignores that file, when their library is missing.
-
-        Raises:
-            ToolchainMissingError: the wheel has no libraries for that ABI.
         """
-        if abi != "x86_64":
-            reason = (
-                f"{DISTRIBUTION} has no runtime libraries for {abi}; they come with the QAIRT SDK"
-            )
-            raise ToolchainMissingError(TOOLCHAIN, reason)
         support = {
             path.name: path
             for path in sorted(self.support_folder.iterdir())

@@ -25,6 +25,7 @@ from harness.cli import (
     doctor,
     generate,
     inspect,
+    libraries,
     perplexity,
     pool,
     run,
@@ -59,6 +60,7 @@ def build_app() -> typer.Typer:
     app.add_typer(device.app, name="device")
     app.add_typer(pool.app, name="pool")
     app.add_typer(cache.app, name="cache")
+    app.add_typer(libraries.app, name="libraries")
     app.command("doctor")(doctor.doctor)
     for entry in sorted(importlib.metadata.entry_points(group=COMMANDS_GROUP)):
         app.command(entry.name)(_load(entry))

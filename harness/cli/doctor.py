@@ -99,17 +99,19 @@ def _compiler() -> Finding:
 
 
 def _sdk() -> Finding:
-    import os
+    from buildlib.targets import find_soc
+    from harness.errors import GenieMissingError
+    from harness.runtimes.libraries.sdk import ANDROID, VARIABLES, QairtSdk
 
-    root = os.environ.get("QAIRT_SDK_ROOT") or os.environ.get("QNN_SDK_ROOT")
-    if root:
-        return Finding(
-            "QAIRT SDK",
-            "note",
-            f"{root}",
-            "this version does not use it yet: the PyPI toolchain compiles",
-        )
-    return Finding("QAIRT SDK", "note", "not set; virtual devices do not need it")
+    sdk = QairtSdk.from_environment(ANDROID)
+    if sdk is None:
+        detail = f"{' and '.join(VARIABLES)} are not set"
+        return Finding("QAIRT SDK", "note", detail, "phones need it; virtual devices do not")
+    try:
+        found = sdk.find(find_soc("SM8750"))
+    except GenieMissingError as error:
+        return Finding("QAIRT SDK", "note", error.reason, "containers cannot run on phones")
+    return Finding("QAIRT SDK", "ok", f"{found.origin}: Genie for phones; it compiles nothing here")
 
 
 def _cache() -> Finding:

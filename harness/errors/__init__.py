@@ -3,6 +3,8 @@
     HarnessError
       WrongUseError            an option or argument that cannot be used
       RuntimeChoiceError       no runtime fits the container and the device
+      GenieMissingError        nor its libraries on this machine
+      LibrariesFetchError
       PromptTooLongError
       AdbServerError
         AdbAddressError        an environment variable that cannot be used
@@ -135,6 +137,8 @@ from harness.errors.pool import (
     UnknownMemberError,
 )
 from harness.errors.runtime import (
+    GenieMissingError,
+    LibrariesFetchError,
     PromptTooLongError,
     RuntimeChoiceError,
 )
@@ -202,6 +206,7 @@ __all__ = [
     "DeviceUnauthorizedError",
     "DeviceUnsupportedError",
     "FaultSpecError",
+    "GenieMissingError",
     "HarnessError",
     "HeatSettingError",
     "HostAuthError",
@@ -215,6 +220,7 @@ __all__ = [
     "LeaseLostError",
     "LeaseTimeoutError",
     "LedgerError",
+    "LibrariesFetchError",
     "MemberStateError",
     "MetricValueError",
     "MissingStoreError",

@@ -17,6 +17,41 @@ class RuntimeChoiceError(HarnessError):
         return f"cannot run on {self.device}: {self.reason}"
 
 
+class GenieMissingError(HarnessError):
+    """This machine has no Genie, or not all of it, for devices of a kind.
+
+    Attributes:
+        soc: what the devices are.
+        reason: what is missing, and how to get it.
+    """
+
+    exit_code = 2
+
+    def __init__(self, soc: str, reason: str) -> None:
+        super().__init__(soc, reason)
+        self.soc = soc
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"no Genie to put on {self.soc} devices: {self.reason}"
+
+
+class LibrariesFetchError(HarnessError):
+    """The libraries for other devices could not be downloaded.
+
+    Attributes:
+        wanted: the distribution, or its file.
+    """
+
+    def __init__(self, wanted: str, reason: str) -> None:
+        super().__init__(wanted, reason)
+        self.wanted = wanted
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot fetch {self.wanted}: {self.reason}"
+
+
 class PromptTooLongError(HarnessError):
     """Prompt and answer do not fit into the context.
 

@@ -13,8 +13,11 @@ from harness.deploy.deployment import DeployFile
 from harness.devices.base import Device, PushItem
 from harness.errors import HarnessError, RunnerError, RuntimeOutputError, WrongUseError
 from harness.plans.target import Target
-from harness.runtimes.files import device_files
+from harness.runtimes.files import device_files, target_of
+from harness.runtimes.libraries.choice import find_genie
 from harness.runtimes.run_line import RunOutcome, parse_run_line
+from harness.runtimes.starting import runner_of, starting
+from harness.store.records import Runner
 
 _SCRIPTS = ("genie_app.py", "genie_app_script.py")
 _MARGIN_S = 30.0
@@ -61,8 +64,9 @@ def converse(
             raise WrongUseError(f"not a turn of a dialog: {turn[:40]!r}")
     device, container = target.device, target.container
     scripts = resources.files("device_scripts")
+    genie = find_genie(target.properties.abi, target_of(container).soc)
     files = {
-        **device_files(container, target.properties),
+        **device_files(container, genie),
         **{name: DeployFile(Path(str(scripts / name))) for name in _SCRIPTS},
     }
     config = container.genie_config.with_dialog(max_num_tokens=max_new_tokens).to_json()
@@ -76,7 +80,8 @@ def converse(
             for t, turn in enumerate(turns)
         }
         _send(device, deployment.run_dir, inputs)
-        outcome = _run(device, deployment.scripts_dir, deployment.run_dir, timeout_s)
+        runner = runner_of("genie-app", genie)
+        outcome = _run(device, deployment.scripts_dir, deployment.run_dir, runner, timeout_s)
         answers = tuple(
             tuple(_answer(device, deployment.run_dir, d, t) for t, _ in enumerate(turns))
             for d, turns in enumerate(dialogs)
@@ -108,8 +113,10 @@ def _send(device: Device, run_dir: str, inputs: dict[str, str]) -> None:
         device.push_many(items, timeout_s=60.0)
 
 
-def _run(device: Device, scripts_dir: str, run_dir: str, timeout_s: float) -> RunOutcome:
-    command = ["env", "PYTHONPATH=.", "python3", "genie_app.py", "-s", "script.txt"]
+def _run(
+    device: Device, scripts_dir: str, run_dir: str, runner: Runner, timeout_s: float
+) -> RunOutcome:
+    command = [*starting(runner), "-s", "script.txt"]
     script = ["sh", f"{scripts_dir}/run.sh", run_dir, str(int(timeout_s)), "run.log", "--"]
     result = device.shell([*script, *command], timeout_s=timeout_s + _MARGIN_S, check=False)
     outcome = parse_run_line(result.stdout)
@@ -119,7 +126,7 @@ def _run(device: Device, scripts_dir: str, run_dir: str, timeout_s: float) -> Ru
     log = device.shell(tail, check=False).stdout
     reason = "could not be started" if outcome is None else outcome.in_words()
     status = result.exit_status if outcome is None else outcome.exit_status
-    raise RunnerError(device.serial, "genie_app.py", reason, status, log)
+    raise RunnerError(device.serial, runner, reason, status, log)
 
 
 def _answer(device: Device, run_dir: str, dialog: int, turn: int) -> str:

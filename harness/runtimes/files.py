@@ -5,13 +5,15 @@ from importlib import resources
 from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
-from buildlib.targets import parse_target
-from buildlib.toolchains.libraries import find_libraries
+from buildlib.targets import Target, parse_target
 from harness.deploy.deployment import DeployFile
 from harness.devices.base import DeviceProperties
 from harness.errors import RuntimeChoiceError
+from harness.runtimes.libraries.base import GenieLibraries
 
 _RUNNER_FILES = ("genie_api.py", "genie_t2t_run.py", "genie_perplexity.py")
+_EMULATOR_ABI = "x86_64"
+_HARDWARE_ABIS = ("arm64-v8a", "aarch64")  # Android's and Linux's name for one thing
 
 
 def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
@@ -20,10 +22,11 @@ def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
     Raises:
         RuntimeChoiceError: another ABI, or another Hexagon architecture than the device's.
     """
-    target = parse_target(container.metadata.target.name)
-    if device.abi != target.abi:
-        built = f"the container is for {target}, which is {target.abi}"
-        hint = f"{device.soc}:emulator" if device.abi == "x86_64" else device.soc or "its SoC"
+    target = target_of(container)
+    abis = (_EMULATOR_ABI,) if target.emulator else _HARDWARE_ABIS
+    if device.abi not in abis:
+        built = f"the container is for {target}, which is {abis[0]}"
+        hint = f"{device.soc}:emulator" if device.abi == _EMULATOR_ABI else device.soc or "its SoC"
         raise RuntimeChoiceError(
             device.serial,
             f"{built}, and the device is {device.abi or 'of no known ABI'}: build it for {hint}",
@@ -36,21 +39,17 @@ def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
         )
 
 
-def device_files(container: GenAIContainer, device: DeviceProperties) -> Mapping[str, DeployFile]:
-    """Everything a run needs on the device, by its name in the run folder.
+def target_of(container: GenAIContainer) -> Target:
+    """What the container was built for."""
+    return parse_target(container.metadata.target.name)
 
-    Raises:
-        RuntimeChoiceError: there is no runner for the device's ABI.
-        ToolchainMissingError: the libraries are not installed on the host.
-    """
-    if device.abi != "x86_64":
-        reason = (
-            f"Genie for {device.abi} comes with the QAIRT SDK, which this version of qnnfarm "
-            "cannot deploy yet; virtual devices work without it (`qnnfarm device start`)"
-        )
-        raise RuntimeChoiceError(device.serial, reason)
-    libraries = find_libraries().runtime(device.abi)
+
+def device_files(container: GenAIContainer, genie: GenieLibraries) -> Mapping[str, DeployFile]:
+    """Everything a run needs on the device, by its name in the run folder."""
+    files = {name: DeployFile(path) for name, path in container.files.items()}
+    files |= {name: DeployFile(path) for name, path in genie.files.items()}
+    if genie.programs:
+        started = {name: DeployFile(path, executable=True) for name, path in genie.programs.items()}
+        return files | started
     scripts = resources.files("device_scripts")
-    runners = {name: Path(str(scripts / name)) for name in _RUNNER_FILES}
-    files = {**container.files, **libraries, **runners}
-    return {name: DeployFile(path) for name, path in files.items()}
+    return files | {name: DeployFile(Path(str(scripts / name))) for name in _RUNNER_FILES}

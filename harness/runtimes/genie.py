@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import re
 import shlex
 import tempfile
 import uuid
@@ -22,14 +23,17 @@ from harness.errors import (
     HarnessError,
     PromptTooLongError,
     RunnerError,
+    RuntimeChoiceError,
     RuntimeOutputError,
 )
 from harness.runtimes.base import GenerationRequest, GenerationResult, PerplexityResult, Window
-from harness.runtimes.files import check_fit, device_files
+from harness.runtimes.files import check_fit, device_files, target_of
 from harness.runtimes.genie_output import generated_text
 from harness.runtimes.genie_profile import parse_profile
+from harness.runtimes.libraries.choice import find_genie
 from harness.runtimes.perplexity_result import parse_perplexity
 from harness.runtimes.run_line import RunOutcome, parse_run_line
+from harness.runtimes.starting import runner_of, starting
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.runtimes.windows import cut_windows
 from harness.store.records import Positions, Runner
@@ -40,8 +44,6 @@ if TYPE_CHECKING:
 
 _MAX_FETCH = 8 << 20
 _LOG_TAIL = 4000
-# Files of a run are links into the store, and Python looks for modules where a link leads.
-_PYTHON = ("env", "PYTHONPATH=.", "python3")
 _MARGIN_S = 30.0  # for adb and run.sh around the runner's own time limit
 
 
@@ -63,9 +65,9 @@ class GenieRuntime:
 
     Raises:
         RuntimeChoiceError: the container is not for this device.
+        GenieMissingError: this machine has no Genie for it.
     """
 
-    runner: Runner = "genie_t2t_run.py"
     perplexity_runner: Runner = "genie_perplexity.py"
     positions: Positions = "first_cl_minus_ar"
 
@@ -83,7 +85,11 @@ class GenieRuntime:
         check_fit(container, properties)
         self._device = device
         self._container = container
-        self._files = device_files(container, properties)
+        genie = find_genie(properties.abi, target_of(container).soc)
+        self._origin = genie.origin
+        self._has_python = not genie.programs
+        self.runner = runner_of("genie-t2t-run", genie)
+        self._files = device_files(container, genie)
         self._timeout_s = timeout_s
         self._deploy_timeout_s = deploy_timeout_s
         self._telemetry_hz = telemetry_hz
@@ -120,7 +126,7 @@ class GenieRuntime:
 
     def versions(self) -> Mapping[str, str]:
         """What runs on the device, by the hashes of its libraries there; deploys if need be."""
-        return {
+        return {"Genie from": self._origin} | {
             file.name: f"sha256:{file.sha256[:16]}"
             for file in self.prepare().files
             if file.name in {"libGenie.so", "libQnnHtp.so"}
@@ -147,17 +153,10 @@ class GenieRuntime:
         self._send(inputs)
         self._queries += 1
         profile = f"profile-{self._queries}.json"  # none can be taken for that of another query
-        command = [
-            *_PYTHON,
-            self.runner,
-            "-c",
-            "query_config.json",
-            *query,
-            "--profile",
-            profile,
-        ]
+        command = [*starting(self.runner), "-c", "query_config.json", *query]
+        command += ["--profile", profile]
         with self._sampled() as samples:
-            outcome = self._run(command, self._timeout_s)
+            outcome = self._run(self.runner, command, self._timeout_s)
         output = self._fetch("output.txt")
         text = generated_text(output, self._device.serial)
         metrics = parse_profile(self._fetch(profile), self._device.serial)
@@ -193,22 +192,21 @@ class GenieRuntime:
         """Score windows by Genie's accuracy API, a fresh process for each.
 
         Raises:
+            RuntimeChoiceError: the device has no Python: of the SDK's programs none scores texts
+                in a way that is documented.
             RunnerError: the runner crashed, hung too often or refused.
             RuntimeOutputError: it scored something else than was sent.
         """
+        if not self._has_python:
+            reason = f"{self.perplexity_runner} needs Python, which Android has not"
+            raise RuntimeChoiceError(self._device.serial, reason)
         names = [f"window_{number:04}.txt" for number in range(len(windows))]
         inputs = {name: window.text for name, window in zip(names, windows, strict=True)}
         self._send({**inputs, "query_config.json": self._container.genie_config.to_json()})
-        command = [
-            *_PYTHON,
-            self.perplexity_runner,
-            "-c",
-            "query_config.json",
-            "--ar",
-            str(self._prefill_ar),
-        ]
+        command = [*starting(self.perplexity_runner), "-c", "query_config.json"]
+        command += ["--ar", str(self._prefill_ar)]
         command += ["--out", "perplexity.json", "--window-files", *names]
-        self._run(command, self._timeout_s * len(windows))
+        self._run(self.perplexity_runner, command, self._timeout_s * len(windows))
         return parse_perplexity(self._fetch("perplexity.json"), windows, self._device.serial)
 
     @property
@@ -226,7 +224,9 @@ class GenieRuntime:
         return 1 + len(encode(self._tokenizer, request.prompt or ""))
 
     def _decode(self, printed_ids: str) -> str:
-        """A token query is answered in ids."""
+        """A token query is answered in ids; what the SDK's program prints is not documented."""
+        if not self._has_python and re.fullmatch(r"[0-9 ]*", printed_ids) is None:
+            return printed_ids
         try:
             ids = [int(word) for word in printed_ids.split()]
             return str(self._tokenizer.decode(ids))
@@ -259,12 +259,11 @@ class GenieRuntime:
                 found = arrived.get(name, "")
                 raise DeploymentCorruptError(self._device.serial, name, sha256, found)
 
-    def _run(self, command: Sequence[str], timeout_s: float) -> RunOutcome:
+    def _run(self, shown: str, command: Sequence[str], timeout_s: float) -> RunOutcome:
         """Run a command in the run folder, and turn any end but a good one into an error."""
         deployment = self.prepare()
         script = ["sh", f"{deployment.scripts_dir}/run.sh", "-o", "output.txt", deployment.run_dir]
         script += [str(int(timeout_s)), "run.log", "--", *command]
-        shown = command[len(_PYTHON)]
         result = self._device.shell(script, timeout_s=timeout_s + _MARGIN_S, check=False)
         outcome = parse_run_line(result.stdout)
         if outcome is None:

@@ -22,16 +22,11 @@ def test_wheel_is_found_without_importing_it() -> None:
 
 
 def test_runtime_libraries_are_files_of_the_wheel() -> None:
-    files = find_libraries().runtime("x86_64")
+    files = find_libraries().runtime()
     assert {"libGenie.so", "libQnnHtp.so", "libQnnSystem.so"} <= set(files)
     assert all(path.is_file() and path.name == name for name, path in files.items())
-    plain = find_libraries().runtime("x86_64", extensions=False)
+    plain = find_libraries().runtime(extensions=False)
     assert set(files) - set(plain) == {"libQnnHtpNetRunExtensions.so"}
-
-
-def test_other_abis_come_from_elsewhere() -> None:
-    with pytest.raises(ToolchainMissingError, match="arm64-v8a"):
-        find_libraries().runtime("arm64-v8a")
 
 
 def test_wrong_machine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,20 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
+import device_scripts
 from buildlib.build import BuildOutputs
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.reference.emulator import emulator_chains
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.scored import onnx_perplexity
+from buildlib.toolchains.libraries import find_libraries
 from buildlib.toolchains.ort_qnn import OrtQnnToolchain
 from harness.devices.adb import AdbDevice
 from harness.errors import (
@@ -226,11 +229,67 @@ def test_a_binary_that_genie_cannot_load_is_a_typed_error(
 def test_a_container_for_something_else_is_refused(
     virtual_device: AdbDevice, container: GenAIContainer, target: str
 ) -> None:
+    with pytest.raises(RuntimeChoiceError, match="build it for"):
+        GenieRuntime(virtual_device, virtual_device.properties(), said_to_be_for(target, container))
+
+
+def said_to_be_for(target: str, container: GenAIContainer) -> GenAIContainer:
     other = container.metadata.target.model_copy(update={"name": target})
     metadata = container.metadata.model_copy(update={"target": other})
-    wrong = GenAIContainer(container.path, metadata, container.genie_config, container.htp_config)
-    with pytest.raises(RuntimeChoiceError, match="build it for"):
-        GenieRuntime(virtual_device, virtual_device.properties(), wrong)
+    return GenAIContainer(container.path, metadata, container.genie_config, container.htp_config)
+
+
+@pytest.fixture
+def phone(
+    virtual_device: AdbDevice,
+    container: GenAIContainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[GenieRuntime]:
+    """A runtime for what calls itself a phone: an SDK's folders, with the emulator's Genie in them.
+
+    Its program is started as the SDK's is; it is ours, since that one is not to be had.
+    """
+    sdk, wheel = tmp_path / "2.51.0", find_libraries()
+    libraries, skels, programs = (
+        sdk / folder
+        for folder in ("lib/aarch64-android", "lib/hexagon-v79/unsigned", "bin/aarch64-android")
+    )
+    for folder in (libraries, skels, programs):
+        folder.mkdir(parents=True)
+    for name, path in wheel.runtime().items():
+        (libraries / name).symlink_to(path)
+    for path in (libraries / "libQnnHtpPrepare.so", libraries / "libQnnHtpV79Stub.so"):
+        path.touch()
+    (skels / "libQnnHtpV79Skel.so").touch()
+    own = Path(device_scripts.__file__).parent / "genie_t2t_run.py"
+    more = f"LD_LIBRARY_PATH=$LD_LIBRARY_PATH:{wheel.support_folder}"
+    for name in ("genie-t2t-run", "genie-app"):
+        (programs / name).write_text(f'#!/bin/sh\n{more} exec python3 {own} "$@"\n')
+    monkeypatch.setenv("QAIRT_SDK_ROOT", str(sdk))
+    properties = replace(virtual_device.properties(), abi="arm64-v8a")
+    made = GenieRuntime(virtual_device, properties, said_to_be_for("SM8750", container))
+    yield made
+    made.clean()
+
+
+def test_a_phone_is_asked_by_the_sdks_own_program(
+    phone: GenieRuntime, runtime: GenieRuntime
+) -> None:
+    assert phone.runner == "genie-t2t-run"
+    assert phone.versions()["Genie from"] == "QAIRT SDK 2.51.0"
+    for request in (
+        GenerationRequest(4, prompt=PROMPT),
+        GenerationRequest(4, token_ids=tuple(range(100, 130))),
+    ):
+        assert phone.generate(request).text == runtime.generate(request).text
+    assert "genie_t2t_run.py" not in {file.name for file in phone.prepare().files}
+
+
+def test_a_phone_has_no_python_to_score_with(phone: GenieRuntime) -> None:
+    windows = phone.windows(tiny_llama.heldout_text(), 1)
+    with pytest.raises(RuntimeChoiceError, match="needs Python"):
+        phone.score(windows)
 
 
 def test_nothing_of_a_run_stays_on_the_device(

@@ -1,0 +1,74 @@
+"""`qnnfarm libraries`: for which devices this machine has Genie, and fetching what it has not."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from harness.cli.arguments import Json
+from harness.cli.console import answers, print_json
+
+app = typer.Typer(
+    help="Genie and QNN for devices: what this machine has, and fetching the rest.",
+    no_args_is_help=True,
+)
+
+_KINDS = (
+    ("virtual devices, Linux on x86_64", "x86_64"),
+    ("Linux boards", "aarch64"),
+    ("Android phones", "arm64-v8a"),
+)
+
+
+@app.command("ls")
+def ls(
+    soc: Annotated[str, typer.Option(help="For devices with this SoC.")] = "SM8750",
+    json: Json = False,
+) -> None:
+    """Tell for each kind of device where Genie comes from, or how to get it."""
+    found = list(_examine(soc))
+    if json:
+        print_json(found)
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("devices", no_wrap=True)
+    table.add_column("ABI", no_wrap=True)
+    table.add_column("Genie", overflow="fold")
+    for row in found:
+        table.add_row(row["devices"], row["abi"], row.get("origin") or row["missing"])
+    answers().print(table, markup=False)
+
+
+def _examine(soc_name: str) -> Iterator[dict[str, str]]:
+    from buildlib.errors import ToolchainMissingError
+    from buildlib.targets import find_soc
+    from harness.errors import GenieMissingError
+    from harness.runtimes.libraries.choice import find_genie
+
+    soc = find_soc(soc_name)
+    for devices, abi in _KINDS:
+        try:
+            yield {"devices": devices, "abi": abi, "origin": find_genie(abi, soc).origin}
+        except GenieMissingError as error:
+            yield {"devices": devices, "abi": abi, "missing": error.reason}
+        except ToolchainMissingError as error:
+            yield {"devices": devices, "abi": abi, "missing": str(error)}
+
+
+@app.command("fetch")
+def fetch(json: Json = False) -> None:
+    """Get the libraries for Linux boards from PyPI by pip: 87 MB.
+
+    They are the vendor's, and kept in the cache folder with their license.
+    """
+    from harness.runtimes.libraries.fetch import fetch_wheel
+    from harness.runtimes.libraries.wheels import FetchedWheel
+
+    wheel = FetchedWheel.of_the_compiler()
+    new = fetch_wheel(wheel)
+    if json:
+        print_json({"folder": str(wheel.folder), "version": wheel.version, "fetched": new})
+        return
+    told = "fetched into" if new else "there already:"
+    answers().print(f"onnxruntime-qnn {wheel.version} for aarch64 {told} {wheel.folder}")

@@ -1,0 +1,1 @@
+"""Where Genie for a device comes from: the installed wheel, one that was fetched, or an SDK."""

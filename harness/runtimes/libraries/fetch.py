@@ -1,0 +1,79 @@
+"""Fetching the wheel for Linux boards by pip, so that the user's index and proxy are used."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from filelock import FileLock
+
+from buildlib.toolchains.libraries import DISTRIBUTION
+from harness.errors import LibrariesFetchError
+from harness.runtimes.libraries.wheels import FetchedWheel
+
+_PLATFORM = "manylinux_2_34_aarch64"
+_PACKAGE = "onnxruntime_qnn"
+_LICENSES = ("LICENSE", "Qualcomm_LICENSE.pdf", "ThirdPartyNotices.txt")
+_LIBRARIES = re.compile(r"lib(Genie|QnnSystem|QnnHtp\w*)\.so")
+_TIMEOUT_S = 1800.0
+
+
+def fetch_wheel(wheel: FetchedWheel, *, pip: Sequence[str] = (sys.executable, "-m", "pip")) -> bool:
+    """Download the wheel, and keep its libraries and licenses; False: they were there already.
+
+    The folder appears whole or not at all.
+
+    Args:
+        pip: the command that downloads.
+
+    Raises:
+        LibrariesFetchError: pip is not there, or cannot get it; or it holds something else.
+    """
+    wheel.folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(wheel.folder.with_name(f".{wheel.folder.name}.lock")):
+        if wheel.folder.is_dir():
+            return False
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=wheel.folder.parent) as name:
+            made = Path(name) / "libraries"
+            _unpack(_download(wheel.version, Path(name), pip), made)
+            made.rename(wheel.folder)
+    return True
+
+
+def _download(version: str, folder: Path, pip: Sequence[str]) -> Path:
+    wanted = f"{DISTRIBUTION}=={version}"
+    command = [*pip, "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary=:all:", "--platform", _PLATFORM, "--dest", str(folder), wanted]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LibrariesFetchError(wanted, str(error)) from error
+    found = sorted(folder.glob("*.whl"))
+    if done.returncode != 0 or len(found) != 1:
+        lines = [line for line in done.stderr.splitlines() if not line.startswith("WARNING")]
+        raise LibrariesFetchError(wanted, lines[-1] if lines else "pip says nothing of why")
+    return found[0]
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Takes the libraries of the package's own folder, under their plain names."""
+    folder.mkdir()
+    try:
+        with zipfile.ZipFile(archive) as wheel:
+            for member in wheel.infolist():
+                path = PurePosixPath(member.filename)
+                kept = path.name in _LICENSES or _LIBRARIES.fullmatch(path.name)
+                if not kept or path.parent != PurePosixPath(_PACKAGE):
+                    continue
+                with wheel.open(member) as source, (folder / path.name).open("wb") as target:
+                    shutil.copyfileobj(source, target)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise LibrariesFetchError(archive.name, str(error)) from error
+    if not (folder / "libGenie.so").is_file():
+        raise LibrariesFetchError(archive.name, "it holds no libGenie.so")

@@ -1,0 +1,60 @@
+"""The wheels of `onnxruntime-qnn`: the one that is installed, and the one for Linux boards."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from buildlib.targets import Soc
+from buildlib.toolchains.libraries import DISTRIBUTION, find_libraries
+from harness.errors import GenieMissingError
+from harness.paths import cache_dir
+from harness.runtimes.libraries.base import GenieLibraries, cpu_libraries, hexagon_library
+
+_FOLDER = "libraries"
+
+
+def installed_wheel() -> GenieLibraries:
+    """For devices that are x86_64, as this machine is: the emulator, the same for every SoC.
+
+    Raises:
+        ToolchainMissingError: the wheel is not installed, or not whole.
+    """
+    libraries = find_libraries()
+    return GenieLibraries(f"{DISTRIBUTION} {libraries.version}", libraries.runtime())
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedWheel:
+    """For Linux boards: the libraries of the wheel for aarch64, of the compiler's own version.
+
+    `fetch_wheel` puts them there.
+    """
+
+    folder: Path
+    version: str
+
+    @classmethod
+    def of_the_compiler(cls) -> Self:
+        """Whose version is that of the wheel which compiles.
+
+        Raises:
+            ToolchainMissingError: that one is not installed.
+        """
+        version = find_libraries().version
+        return cls(cache_dir() / _FOLDER / f"{DISTRIBUTION}-{version}-aarch64", version)
+
+    def find(self, soc: Soc) -> GenieLibraries | None:
+        """What that SoC needs; None: nothing was fetched.
+
+        Raises:
+            GenieMissingError: it was, and is not whole.
+        """
+        if not self.folder.is_dir():
+            return None
+        names = (*cpu_libraries(soc), hexagon_library(soc))
+        files = {name: self.folder / name for name in names}
+        missing = [name for name, path in files.items() if not path.is_file()]
+        if missing:
+            reason = f"{self.folder} lacks {', '.join(missing)}"
+            raise GenieMissingError(soc.name, f"{reason}; `qnnfarm libraries fetch` gets it anew")
+        return GenieLibraries(f"{DISTRIBUTION} {self.version} for aarch64", files)

@@ -1,0 +1,22 @@
+"""How a runner is started on a device: the SDK's program, or ours of the same flags in Python."""
+
+from typing import Literal
+
+from harness.runtimes.libraries.base import GenieLibraries
+from harness.store.records import Runner
+
+Program = Literal["genie-t2t-run", "genie-app"]
+# Files of a run are links into the store, and Python looks for modules where a link leads.
+PYTHON = ("env", "PYTHONPATH=.", "python3")
+
+
+def runner_of(program: Program, genie: GenieLibraries) -> Runner:
+    """The runner that takes the place of a documented program there."""
+    if program in genie.programs:
+        return program
+    return "genie_t2t_run.py" if program == "genie-t2t-run" else "genie_app.py"
+
+
+def starting(runner: Runner) -> tuple[str, ...]:
+    """The words that start it in a run folder, before its own options."""
+    return (*PYTHON, runner) if runner.endswith(".py") else (f"./{runner}",)

@@ -1,0 +1,176 @@
+"""Where Genie for a device comes from, and what is said where it comes from nowhere."""
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildlib.targets import Soc, catalog, find_soc
+from harness.errors import GenieMissingError, LibrariesFetchError
+from harness.runtimes.libraries.choice import find_genie
+from harness.runtimes.libraries.fetch import fetch_wheel
+from harness.runtimes.libraries.sdk import ANDROID, LINUX, VARIABLES, QairtSdk
+from harness.runtimes.libraries.wheels import FetchedWheel
+
+PHONE = find_soc("SM8750")
+BOARD = find_soc("QCS9075")
+_SHARED = ("libGenie.so", "libQnnHtp.so", "libQnnSystem.so", "libQnnHtpNetRunExtensions.so")
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No SDK, and nothing fetched."""
+    monkeypatch.setenv("QNNFARM_CACHE_DIR", str(tmp_path / "cache"))
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def make_sdk(root: Path, socs: tuple[Soc, ...]) -> Path:
+    """Empty files in the documented folders."""
+    names = [f"lib/{platform}/{name}" for platform in (ANDROID, LINUX) for name in _SHARED]
+    names += [f"lib/{platform}/libQnnHtpPrepare.so" for platform in (ANDROID, LINUX)]
+    for soc in socs:
+        stub, skel = (f"libQnnHtpV{soc.htp_arch}{half}.so" for half in ("Stub", "Skel"))
+        names += [f"lib/{platform}/{stub}" for platform in (ANDROID, LINUX)]
+        names += [f"lib/hexagon-{soc.dsp_arch}/unsigned/{skel}"]
+    names += [f"bin/{ANDROID}/{name}" for name in ("genie-t2t-run", "genie-app")]
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    return root
+
+
+def make_wheel(folder: Path, *members: str) -> None:
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / "onnxruntime_qnn-1.0-py3-none-any.whl", "w") as wheel:
+        for member in members:
+            wheel.writestr(member, member)
+
+
+def fake_pip(folder: Path, code: str) -> tuple[str, ...]:
+    """A program that is called as pip is; its `$dest` is where the wheel belongs."""
+    script = folder / "pip"
+    script.write_text(f'while [ "$1" != --dest ]; do shift; done\ndest=$2 wanted=$3\n{code}\n')
+    return ("sh", str(script))
+
+
+def test_emulators_take_what_is_installed() -> None:
+    found = find_genie("x86_64", PHONE)
+    assert found.origin.startswith("onnxruntime-qnn ")
+    assert set(_SHARED) <= set(found.files)
+    assert not found.programs
+
+
+@pytest.mark.parametrize(
+    ("abi", "says"),
+    [
+        ("aarch64", "`qnnfarm libraries fetch` gets it from PyPI; or set QAIRT_SDK_ROOT"),
+        ("arm64-v8a", "the QAIRT SDK alone: set QAIRT_SDK_ROOT"),
+        ("riscv64", "none for that ABI"),
+        ("", "no known ABI"),
+    ],
+)
+def test_where_there_is_none_it_says_how_to_get_it(abi: str, says: str) -> None:
+    with pytest.raises(GenieMissingError, match="no Genie to put on SM8750 devices") as caught:
+        find_genie(abi, PHONE)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_phones_take_the_sdk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    root = make_sdk(tmp_path / "qairt" / "2.39.0.250926", (PHONE,))
+    monkeypatch.setenv(variable, str(root))
+    found = find_genie("arm64-v8a", PHONE)
+    assert found.origin == "QAIRT SDK 2.39.0.250926"
+    assert {*_SHARED, "libQnnHtpV79Stub.so", "libQnnHtpV79Skel.so"} < set(found.files)
+    assert found.files["libQnnHtpV79Skel.so"].parent == root / "lib" / "hexagon-v79" / "unsigned"
+    assert found.files["libGenie.so"].parent == root / "lib" / "aarch64-android"
+    assert set(found.programs) == {"genie-t2t-run", "genie-app"}
+
+
+def test_an_sdk_that_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_sdk(tmp_path / "sdk", (PHONE,))
+    monkeypatch.setenv("QNN_SDK_ROOT", str(root))
+    with pytest.raises(GenieMissingError, match=r"lacks lib/aarch64-android/libQnnHtpV73Stub\.so"):
+        find_genie("arm64-v8a", BOARD)
+    monkeypatch.setenv("QNN_SDK_ROOT", str(tmp_path / "gone"))
+    with pytest.raises(GenieMissingError, match="and 6 more files"):
+        find_genie("arm64-v8a", PHONE)
+
+
+def test_boards_take_the_wheel_of_the_compilers_version_before_the_sdk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QNN_SDK_ROOT", str(make_sdk(tmp_path / "sdk", (BOARD,))))
+    assert find_genie("aarch64", BOARD).origin == "QAIRT SDK sdk"
+    wheel = FetchedWheel.of_the_compiler()
+    wheel.folder.mkdir(parents=True)
+    with pytest.raises(GenieMissingError, match=r"lacks .*libGenie\.so.*`qnnfarm libraries fetch`"):
+        find_genie("aarch64", BOARD)
+    skel = "libQnnHtpV73Skel.so"
+    for name in (*_SHARED, "libQnnHtpPrepare.so", "libQnnHtpV73Stub.so", skel):
+        (wheel.folder / name).touch()
+    found = find_genie("aarch64", BOARD)
+    assert found.origin == f"onnxruntime-qnn {wheel.version} for aarch64"
+    assert found.files[skel] == wheel.folder / skel
+    assert not found.programs  # it has Python
+
+
+def test_every_soc_is_looked_for_by_its_own_architecture(tmp_path: Path) -> None:
+    sdk = QairtSdk(make_sdk(tmp_path / "sdk", catalog()), ANDROID)
+    for soc in catalog():
+        skel = f"libQnnHtpV{soc.dsp_arch[1:]}Skel.so"
+        assert sdk.find(soc).files[skel].parent.parent.name == f"hexagon-{soc.dsp_arch}"
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Iterator[FetchedWheel]:
+    made = FetchedWheel(tmp_path / "libraries" / "wheel-1.0", "1.0")
+    yield made
+    left = [path.name for path in made.folder.parent.iterdir() if path != made.folder]
+    assert left == [f".{made.folder.name}.lock"]
+
+
+def test_libraries_and_licenses_are_kept_under_their_plain_names(
+    tmp_path: Path, wheel: FetchedWheel
+) -> None:
+    make_wheel(
+        tmp_path / "index", "onnxruntime_qnn/libGenie.so", "onnxruntime_qnn/libQnnHtpV79Skel.so",
+        "onnxruntime_qnn/LICENSE", "onnxruntime_qnn/libQnnGpu.so", "onnxruntime_qnn/__init__.py",
+        "onnxruntime_qnn/deeper/libQnnHtp.so", "../libQnnSystem.so", "/libQnnHtp.so",
+    )  # fmt: skip
+    pip = fake_pip(tmp_path, f"cp {tmp_path}/index/*.whl $dest; echo $wanted >{tmp_path}/wanted")
+    assert fetch_wheel(wheel, pip=pip)
+    assert sorted(path.name for path in wheel.folder.iterdir()) == [
+        "LICENSE", "libGenie.so", "libQnnHtpV79Skel.so",
+    ]  # fmt: skip
+    assert (tmp_path / "wanted").read_text() == "onnxruntime-qnn==1.0\n"
+    assert not fetch_wheel(wheel, pip=("false",))  # it is there
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("echo 'WARNING: slow' >&2; echo 'ERROR: no such version' >&2; exit 1", "no such version"),
+        ("exit 1", "pip says nothing"),
+        ("exit 0", "pip says nothing"),
+        ("echo junk >$dest/a.whl", "not a zip file"),
+        ("cp INDEX/*.whl $dest", "holds no libGenie.so"),
+    ],
+)
+def test_a_fetch_that_fails_leaves_nothing(
+    tmp_path: Path, wheel: FetchedWheel, code: str, says: str
+) -> None:
+    make_wheel(tmp_path / "index", "onnxruntime_qnn/LICENSE")
+    pip = fake_pip(tmp_path, code.replace("INDEX", str(tmp_path / "index")))
+    with pytest.raises(LibrariesFetchError, match=says):
+        fetch_wheel(wheel, pip=pip)
+    assert not wheel.folder.exists()
+
+
+def test_without_pip(tmp_path: Path, wheel: FetchedWheel) -> None:
+    with pytest.raises(LibrariesFetchError, match="No such file"):
+        fetch_wheel(wheel, pip=(str(tmp_path / "pip"),))
