@@ -24,7 +24,7 @@ from statistics import quantiles
 from typing import TYPE_CHECKING
 
 from benchmarks.memory_meter import MemoryMeter, resident_bytes
-from benchmarks.private_adb import private_adb
+from tests.private_adb import private_adb
 
 if TYPE_CHECKING:
     from harness.adb.client import AdbServer
@@ -126,7 +126,11 @@ def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary
 
 
 def run_script(load: Load, serials: Sequence[str], adb: str, folder: Path) -> tuple[float, float]:
-    """The same commands from shell scripts, one a device; seconds of all, and of all devices."""
+    """The same commands from shell scripts, one a device; seconds of all, and of all devices.
+
+    Raises:
+        RuntimeError: a command failed, so that the time is not that of the same work.
+    """
     lists: Mapping[str, list[float]] = defaultdict(list)
     filled = dict.fromkeys(serials, 0.0)
     for seconds in load.seconds:
@@ -137,7 +141,7 @@ def run_script(load: Load, serials: Sequence[str], adb: str, folder: Path) -> tu
     for number, serial in enumerate(serials):
         script = folder / f"device-{number}.sh"
         command = f"{shlex.quote(adb)} -s {shlex.quote(serial)} shell sleep"
-        script.write_text("".join(f"{command} {s:.3f} </dev/null\n" for s in lists[serial]))
+        script.write_text("".join(f"{command} {s:.3f} </dev/null || exit\n" for s in lists[serial]))
         scripts.append(script)
     began = time.monotonic()
     running = [subprocess.Popen(["/bin/sh", str(script)]) for script in scripts]
@@ -152,6 +156,8 @@ def run_script(load: Load, serials: Sequence[str], adb: str, folder: Path) -> tu
         thread.start()
     for thread in threads:
         thread.join()
+    if failed := sum(one.returncode != 0 for one in running):
+        raise RuntimeError(f"{failed} of {len(running)} shell scripts failed")
     return max(ends), sum(ends)
 
 
@@ -230,7 +236,9 @@ def measure(args: argparse.Namespace, folder: Path) -> bool:
     print(
         f"peak memory of all processes {meter.peak_bytes / MIB:.0f} MiB, shared pages counted often"
     )
+    wanted = args.leases // args.contenders * args.contenders
     checks = [
+        (f"every lease taken: {len(waits)} of {wanted}", len(waits) == wanted),
         ("every cell done", summary.count("done") == args.cells),
         (f"overhead a cell {whole:.3f} s <= {LIMIT_OVERHEAD_S} s", whole <= LIMIT_OVERHEAD_S),
         (

@@ -129,7 +129,7 @@ def run(root: Path, args: argparse.Namespace) -> bool:
     report(first)
     own = disk_bytes(root) - disk_bytes(model)
     print(f"  {'cache beyond the model':<38}{own / GIB:7.2f} GiB")
-    print("nothing changed")
+    print("nothing changed, in the same process")
     again = build(model, cache, args.target, args.splits, {})
     print(f"  {'whole build':<38}{again.seconds:7.2f} s")
     print(f"changed {', '.join(CHANGED_OPTION)}")

@@ -48,6 +48,10 @@ def graph_only(model: Path, out: Path) -> None:
     onnx.save(loaded, out / model.name)
 
 
+class CannotError(Exception):
+    """A function of onnx cannot do this at all; says why in words."""
+
+
 def plain_copy(model: Path, out: Path) -> None:
     """All bytes once."""
     for file in model.parent.iterdir():
@@ -66,6 +70,7 @@ def extract_three(model: Path, out: Path) -> None:
     """Three parts by onnx's own function, which knows no boundaries: they are told."""
     import onnx
     import onnx.utils
+    from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
     graph = onnx.load(model, load_external_data=False).graph
     layers = sum(value.name.startswith("past_key") for value in graph.input)
@@ -76,13 +81,18 @@ def extract_three(model: Path, out: Path) -> None:
         first, last = layers * number // N_PARTS, layers * (number + 1) // N_PARTS
         kv = [f"past_{kind}_{layer}" for layer in range(first, last) for kind in ("key", "value")]
         inputs = [start, "attention_mask", "position_ids_cos", "position_ids_sin"]
-        onnx.utils.extract_model(
-            str(model),
-            str(out / f"part_{number}.onnx"),
-            [*inputs, *(f"{name}_in" for name in kv)],
-            [stop, *(f"{name}_out" for name in kv)],
-            check_model=False,
-        )
+        try:
+            onnx.utils.extract_model(
+                str(model),
+                str(out / f"part_{number}.onnx"),
+                [*inputs, *(f"{name}_in" for name in kv)],
+                [stop, *(f"{name}_out" for name in kv)],
+                check_model=False,
+            )
+        except EncodeError:
+            # Before it decides how to write a part, it has protobuf put all of it into one buffer.
+            reason = f"part {number + 1} with its weights is above protobuf's limit of 2 GB"
+            raise CannotError(reason) from None
 
 
 STEPS: dict[str, Step] = {
@@ -94,7 +104,11 @@ STEPS: dict[str, Step] = {
 def child(step: str, model: Path, out: Path) -> None:
     """Run one step in this process, and print what it took."""
     began = time.perf_counter()
-    STEPS[step](model, out)
+    try:
+        STEPS[step](model, out)
+    except CannotError as error:
+        print(json.dumps({"cannot": str(error), "wall_s": time.perf_counter() - began}))
+        return
     took = {
         "wall_s": time.perf_counter() - began,
         "cpu_s": time.process_time(),
@@ -122,8 +136,9 @@ def measure(label: str, step: str, model: Path, scratch: Path) -> None:
     if run.returncode:
         last = run.stderr.strip().splitlines()[-1:] or ["no message"]
         print(f"{label:<46} failed ({run.returncode}): {last[0][:80]}", flush=True)
+    elif "cannot" in (took := json.loads(run.stdout)):
+        print(f"{label:<46} cannot: {took['cannot']} (after {took['wall_s']:.0f} s)", flush=True)
     else:
-        took = json.loads(run.stdout)
         size = sum(file.stat().st_size for file in model.parent.iterdir())
         written = bytes_written(model.parent, out)
         print(

@@ -6,10 +6,8 @@ cache folders, so that nothing of the user's is touched. They live as long as th
 
 import contextlib
 import os
-import random
 import secrets
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock, Timeout
+from hypothesis import settings
 
 from buildlib.build import Build, BuildOutputs
 from buildlib.genai import GenAIBuilderFactory
@@ -27,8 +26,13 @@ from harness.adb.server import ensure_server
 from harness.devices.adb import AdbDevice
 from harness.virtual import manager
 from suites.models import tiny_llama
+from tests.private_adb import free_port, private_environment
 
 SOC = "SM8750"
+
+# On CI the same examples each time, so that a red run can be repeated; elsewhere new ones.
+settings.register_profile("ci", derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,11 +41,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QNNFARM_CACHE_DIR", str(tmp_path_factory.mktemp("user-cache")))
         yield
-
-
-# Below what the kernel hands out by itself, or a connection of another test may take the port
-# between our look and the server's start.
-_PORTS = range(12_000, 32_000)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -55,23 +54,16 @@ def plain_signals() -> None:
 
 @pytest.fixture(scope="session")
 def new_port() -> Iterator[Callable[[], int]]:
-    """Gives ports where nothing listens, and which no other test process is given meanwhile.
-
-    For servers that cannot choose one themselves, as adb.
-    """
+    """Gives ports where nothing listens, and which no other test process is given meanwhile."""
     folder = Path(tempfile.gettempdir()) / "qnnfarm-test-ports"
     folder.mkdir(exist_ok=True)
     with contextlib.ExitStack() as locks:
 
         def new() -> int:
             while True:
-                port = random.choice(_PORTS)  # noqa: S311 - nothing secret about it
-                with contextlib.suppress(Timeout, OSError):
-                    lock = FileLock(folder / str(port), timeout=0)
-                    with contextlib.ExitStack() as attempt:
-                        attempt.enter_context(lock)
-                        socket.create_server(("127.0.0.1", port)).close()
-                        locks.push(attempt.pop_all())
+                port = free_port()
+                with contextlib.suppress(Timeout):
+                    locks.enter_context(FileLock(folder / str(port), timeout=0))
                     return port
 
         yield new
@@ -83,15 +75,7 @@ def adb_environment(
 ) -> Iterator[Path]:
     """Points everything that reads the environment at private folders; gives their parent."""
     folder = tmp_path_factory.mktemp("adb")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(("ANDROID_", "ADB_"))]:
-            patch.delenv(name)
-        patch.setenv("HOME", str(folder))
-        patch.setenv("ADB_SERVER_SOCKET", f"tcp:127.0.0.1:{new_port()}")
-        patch.setenv("ADB_LOCAL_TRANSPORT_MAX_PORT", "0")  # else it tries 5555 to 5585
-        patch.setenv("ADB_MDNS", "0")
-        patch.setenv("QNNFARM_STATE_DIR", str(folder / "state"))
-        patch.setenv("QNNFARM_CACHE_DIR", str(folder / "cache"))
+    with private_environment(folder, new_port()):
         yield folder
 
 

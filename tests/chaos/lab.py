@@ -3,9 +3,7 @@
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,11 +18,11 @@ from harness.virtual.hosting import hosted_commands, hosting
 from harness.virtual.record import load_record
 from suites.models import tiny_llama
 from tests.chaos.drawing import DEVICES
+from tests.private_adb import free_port, private_environment
 
 SOC = "SM8750"
 TTL_S = 4.0
 _SMALL_BYTES = 48 << 20
-_PORTS = range(12_000, 32_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +125,10 @@ def end_adb(port: int) -> None:
 def opened(folder: Path, build_cache: Path) -> Iterator[Lab]:
     """A lab in `folder`, whose environment is this process's until the end."""
     folder.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
+    port = free_port()
     (folder / "adb-port").write_text(str(port))
-    for name in [name for name in os.environ if name.startswith(("ANDROID_", "ADB_"))]:
-        del os.environ[name]
-    os.environ |= {
-        "HOME": str(folder),
-        "ADB_SERVER_SOCKET": f"tcp:127.0.0.1:{port}",
-        "ADB_LOCAL_TRANSPORT_MAX_PORT": "0",
-        "ADB_MDNS": "0",
-        "QNNFARM_STATE_DIR": str(folder / "state"),
-        "QNNFARM_CACHE_DIR": str(folder / "cache"),
-    }
     with contextlib.ExitStack() as stack:
+        stack.enter_context(private_environment(folder, port))
         ensure_server()
         stack.callback(end_adb, port)
         small = stack.enter_context(_farm(folder / "small", _SMALL_BYTES))
@@ -181,11 +170,3 @@ def _pool(folder: Path, serials: list[str]) -> dict[str, object]:
         "quarantine": {"backoff_s": 0.2, "max_backoff_s": 1},
         "lease": {"ttl_s": TTL_S, "claim_timeout_s": 10},
     }
-
-
-def _free_port() -> int:
-    while True:
-        port = random.choice(_PORTS)  # noqa: S311 - nothing secret about it
-        with contextlib.suppress(OSError):
-            socket.create_server(("127.0.0.1", port)).close()
-            return port
