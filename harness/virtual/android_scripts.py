@@ -49,11 +49,21 @@ esac
 
 _SYNC = """\
 #!/bin/sh
-# sync [FILE...]: what is written so far outlives a power cut of this device
-for file; do
-    [ -e "$file" ] || {{ echo "sync: $file: No such file or directory" >&2; exit 1; }}
-done
-: >{state}/synced
+# sync [FILE...]: what is written so far, of all files or of these, outlives a power cut
+if [ $# -eq 0 ]; then
+    : >{state}/synced
+    exec rm -f {state}/synced_files
+fi
+exec python3 -c '
+import os, sys
+with open(sys.argv[1], "a") as synced:
+    for name in sys.argv[2:]:
+        try:
+            found = os.stat(name)
+        except OSError as error:
+            sys.exit(f"sync: {{name}}: {{error.strerror}}")
+        synced.write(f"{{found.st_ino}} {{found.st_mtime_ns}} {{found.st_size}}\\n")
+' {state}/synced_files "$@"
 """
 
 _UPTIME = """\

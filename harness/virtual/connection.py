@@ -29,7 +29,8 @@ ServiceOpener = Callable[[bytes], Service | None]
 
 _AUTH_TOKEN, _AUTH_SIGNATURE, _AUTH_PUBLIC_KEY = 1, 2, 3
 _MAX_STREAMS = 1024
-_MAX_SIGNATURES = 64
+_MAX_ATTEMPTS = 64
+_MAX_SHOWN = 100
 _WRITE_HIGH_WATER = 4 * 1024 * 1024
 _JOIN_BELOW = 16 * 1024
 
@@ -69,7 +70,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._token = b""
-        self._signatures = 0
+        self._attempts = 0
         self._streams: dict[int, Stream] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._next_id = 1
@@ -210,10 +211,10 @@ class Connection(asyncio.BufferedProtocol):
         self.send(Command.AUTH, _AUTH_TOKEN, 0, self._token)
 
     def _authenticate(self, message: Message) -> None:
+        self._attempts += 1
+        if self._attempts > _MAX_ATTEMPTS:
+            raise AdbProtocolError("too many attempts to authenticate")
         if message.arg0 == _AUTH_SIGNATURE:
-            self._signatures += 1
-            if self._signatures > _MAX_SIGNATURES:
-                raise AdbProtocolError("too many signatures")
             signature = bytes(message.payload)
             if any(key.verifies(self._token, signature) for key in self._keys()):
                 self._accept()
@@ -243,14 +244,14 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._streams) < _MAX_STREAMS:
             service = self._open_service(name)
         if service is None:
-            log.info("no service %r", name)
+            log.info("no service %r", name[:_MAX_SHOWN])
             self.send(Command.CLSE, 0, remote_id)
             return
         stream = Stream(self, self._next_id, remote_id)
         self._next_id = self._next_id % 0x7FFFFFFF + 1
         self._streams[stream.local_id] = stream
         self.send(Command.OKAY, stream.local_id, remote_id)
-        task = asyncio.create_task(self._serve(service, stream), name=repr(name))
+        task = asyncio.create_task(self._serve(service, stream), name=repr(name[:_MAX_SHOWN]))
         self._tasks[stream.local_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(stream.local_id, None))
 

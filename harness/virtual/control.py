@@ -100,7 +100,7 @@ def _handle(handle: Handler, line: bytes) -> Answer:
         if not isinstance(request, dict):
             return {"error": "not a command"}
         return handle(request)
-    except (HarnessError, ValueError, KeyError, TypeError) as error:
+    except (HarnessError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         return {"error": str(error) or type(error).__name__}
 
 

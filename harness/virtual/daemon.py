@@ -13,18 +13,16 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness.virtual.auth import user_key_files
 from harness.virtual.filesystem import NAMESPACE_ROOT
+from harness.virtual.handles import Handles
+from harness.virtual.logs import set_up_logging
 from harness.virtual.namespace import NamespaceKind, enter_device_root, unshare
-from harness.virtual.processes import ProcessTable
+from harness.virtual.processes import ProcessTable, kill_leftovers
 from harness.virtual.reaper import Reaper, prepare_loop
 from harness.virtual.record import DeviceRecord, load_record
 from harness.virtual.syscalls import set_parent_death_signal
-
-if TYPE_CHECKING:
-    from harness.virtual.device import Handles
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +40,12 @@ def main() -> int:
         os._exit(0)
     os.setsid()
     os.umask(_UMASK)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    set_up_logging(logging.INFO)
     _tell(options.ready_fd, {"pid": os.getpid()})
-    from harness.virtual.device import Handles
-
     record = load_record(options.folder)
     root = options.folder / "root"
     handles = Handles.open(options.folder)
+    kill_leftovers({record.serial_number})
     if options.namespace is NamespaceKind.NONE:
         return _serve(record, root, handles, options.ready_fd, in_namespace=False)
     unshare(options.namespace)
@@ -63,7 +60,7 @@ def main() -> int:
 
 
 def _serve(
-    record: DeviceRecord, root: Path, handles: "Handles", ready_fd: int, *, in_namespace: bool
+    record: DeviceRecord, root: Path, handles: Handles, ready_fd: int, *, in_namespace: bool
 ) -> int:
     from harness.virtual.device import Device
 
@@ -79,7 +76,7 @@ def _serve(
             root,
             in_namespace=in_namespace,
             key_files=user_key_files(os.environ, Path.home()),
-            processes=ProcessTable(reaper),
+            processes=ProcessTable(reaper, record.serial_number, alone=True),
             handles=handles,
         )
         loop = asyncio.get_running_loop()

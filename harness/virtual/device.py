@@ -3,27 +3,26 @@
 import asyncio
 import contextlib
 import logging
-import os
 import platform
 import socket
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from harness.virtual.auth import PublicKey, load_keys
 from harness.virtual.connection import Connection
-from harness.virtual.control import open_control, serve_control
+from harness.virtual.control import serve_control
 from harness.virtual.effects import DeviceEffects
 from harness.virtual.filesystem import DeviceFilesystem
+from harness.virtual.handles import Handles
 from harness.virtual.heat.heat import Heat
 from harness.virtual.heat.throttling import Throttler
 from harness.virtual.injection import Injector
-from harness.virtual.journal import EventJournal, open_journal
-from harness.virtual.listening import LOOPBACK, bind_again, bind_preferred, port_of
+from harness.virtual.journal import EventJournal
+from harness.virtual.listening import LOOPBACK, bind_preferred, hold, port_of, usable
 from harness.virtual.namespace import show_boot_id
-from harness.virtual.power import SYNCED_NAME, lose_unsynced
+from harness.virtual.power import lose_unsynced
 from harness.virtual.processes import ProcessTable
 from harness.virtual.properties import PropertyStore, banner, device_properties
 from harness.virtual.record import DeviceRecord
@@ -42,19 +41,6 @@ _ABIS = {"x86_64": "x86_64", "aarch64": "arm64-v8a"}
 _MAX_STRANGERS = 32
 _OFF_S = 1.0
 _FLUSH_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Handles:
-    """What a device has open in its folder, which a namespace may hide. The device closes it."""
-
-    control: socket.socket
-    journal: int
-
-    @classmethod
-    def open(cls, folder: Path) -> "Handles":
-        """Open them for the device in `folder`. Raises: OSError."""
-        return cls(open_control(folder), open_journal(folder))
 
 
 class Device:
@@ -88,7 +74,7 @@ class Device:
         )
         self._wishes = Wishes()
         self._connections: list[Connection] = []
-        self._journal = EventJournal(handles.journal)
+        self._journal = EventJournal(handles.folder)
         throttler = Throttler(processes)
         effects = DeviceEffects(
             self._connections, processes, throttler, self._storage, self._userland, self._wishes
@@ -131,11 +117,17 @@ class Device:
             if self._filesystem.in_namespace:
                 show_boot_id(self._root / "boot_id")
             server = await self._listen(bind_preferred(self._record.port))
-            port = port_of(server)
-            on_ready(port)
-            while (reason := await self._serve(server)) is not None:
-                self._boot(reason)
-                server = await self._listen(await bind_again(port))
+            on_ready(port_of(server))
+            while (back := await self._serve(server)) is not None:
+                reason, listener = back
+                with contextlib.ExitStack() as on_failure:
+                    on_failure.callback(listener.close)
+                    self._boot(reason)
+                    server = await self._listen(listener)
+                    on_failure.pop_all()
+        except OSError as error:
+            self._journal.add("off", detail=f"failed: {error}")
+            raise
         finally:
             log.info("shutting down")
             if server is not None:
@@ -143,39 +135,66 @@ class Device:
             control.close()
             requests.close()
             self._heat.switch_off()
-            os.close(self._handles.journal)
+            self._journal.close()
+            self._handles.close()
 
-    async def _serve(self, server: asyncio.Server) -> str | None:
-        """Serve until the device is down; why it boots again, `None` if it does not."""
-        while True:
-            wish = await self._wishes.next()
-            if wish is None or wish.kind is WishKind.POWER_ON:
-                continue
-            if wish.kind is WishKind.SHUTDOWN:
-                return None
-            if wish.kind is WishKind.REBOOT:
-                log.info("rebooting")
-                await self._go_down(server)
-                return "reboot" if await self._stay_off(_OFF_S) else None
-            log.info("power cut")
-            await self._go_down(server, flush_s=0)
-            synced = self._root / "state" / SYNCED_NAME
-            data = self._root / "data"
-            lost = await asyncio.to_thread(lose_unsynced, data, synced, wish.unsynced_s)
-            await asyncio.to_thread(remove_partials, data)
-            self._journal.add("off", detail=f"lost {' '.join(lost)[:500]}" if lost else "")
-            return "power" if await self._stay_off(wish.off_s) else None
+    async def _serve(self, server: asyncio.Server) -> tuple[str, socket.socket] | None:
+        """Serve until the device is down, and stay down; `None` if it does not boot again.
 
-    async def _stay_off(self, seconds: float) -> bool:
-        """Wait out the time, or for the power; whether the device is to boot then."""
+        Gives why it boots, and the port that was kept for it.
+        """
+        while (wish := await self._wishes.next()) is None or wish.kind is WishKind.POWER_ON:
+            pass
+        if wish.kind is WishKind.SHUTDOWN:
+            return None
+        port = port_of(server)
+        server.close()
+        holding = asyncio.create_task(hold(port))
+        try:
+            reason = await self._be_off(server, wish)
+        except OSError:
+            holding.cancel()
+            raise
+        listener = await holding
+        if reason is None:
+            listener.close()
+            return None
+        return reason, listener
+
+    async def _be_off(self, server: asyncio.Server, wish: Wish) -> str | None:
+        """Go down as wished and wait; why the device boots then, `None` if it does not."""
+        if wish.kind is WishKind.REBOOT:
+            log.info("rebooting")
+            await self._go_down(server)
+            ended = await self._stay_off(_OFF_S, WishKind.POWER_CUT)
+            if ended is None or ended.kind is not WishKind.POWER_CUT:
+                return self._reason("reboot", ended)
+            wish = ended  # the power goes while it is about to boot
+        log.info("power cut")
+        await self._go_down(server, flush_s=0)
+        lost = await asyncio.to_thread(self._lose_files, wish.unsynced_s)
+        self._journal.add("off", detail=f"lost {' '.join(lost)[:500]}" if lost else "")
+        return self._reason("power", await self._stay_off(wish.off_s))
+
+    def _lose_files(self, unsynced_s: float) -> list[str]:
+        data = self._root / "data"
+        lost = lose_unsynced(data, self._root / "state", unsynced_s)
+        remove_partials(data)
+        return lost
+
+    @staticmethod
+    def _reason(reason: str, ended: Wish | None) -> str | None:
+        return None if ended is not None and ended.kind is WishKind.SHUTDOWN else reason
+
+    async def _stay_off(self, seconds: float, *kinds: WishKind) -> Wish | None:
+        """Wait out the time; the wish that ends it before: for power, for the end, of `kinds`."""
+        ends = {WishKind.POWER_ON, WishKind.SHUTDOWN, *kinds}
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while True:
             wish = await self._wishes.next(max(0.0, until - loop.time()))
-            if wish is None or wish.kind is WishKind.POWER_ON:
-                return True
-            if wish.kind is WishKind.SHUTDOWN:
-                return False
+            if wish is None or wish.kind in ends:
+                return wish
 
     def _boot(self, reason: str) -> None:
         for name in ("data/local/tmp", "sdcard", "system"):
@@ -202,7 +221,7 @@ class Device:
     async def _listen(self, listener: socket.socket) -> asyncio.Server:
         loop = asyncio.get_running_loop()
         self._properties.set("sys.boot_completed", "1")
-        server = await loop.create_server(self._connect, sock=listener)
+        server = await loop.create_server(self._connect, sock=usable(listener))
         log.info("%s: listening on %s:%d", self._record.name, LOOPBACK, port_of(server))
         return server
 

@@ -7,6 +7,7 @@ of the host. They start and stop as one. Prints `NAME SERIAL`, a line a device, 
 
 import argparse
 import asyncio
+import logging
 import os
 import resource
 import secrets
@@ -18,11 +19,15 @@ from pathlib import Path
 
 from buildlib.targets import find_soc
 from harness.virtual.auth import user_key_files
-from harness.virtual.device import Device, Handles
+from harness.virtual.device import Device
 from harness.virtual.filesystem import DEVICE_FOLDERS
-from harness.virtual.processes import ProcessTable
+from harness.virtual.handles import Handles
+from harness.virtual.logs import set_up_logging
+from harness.virtual.processes import ProcessTable, kill_descendants, kill_leftovers
 from harness.virtual.reaper import Reaper, prepare_loop
 from harness.virtual.record import DeviceRecord, load_record, save_record
+
+log = logging.getLogger(__name__)
 
 _UMASK = 0o022
 
@@ -38,6 +43,7 @@ def main() -> int:
     parser.add_argument("--until-eof", action="store_true", help="end when stdin does")
     options = parser.parse_args()
     os.umask(_UMASK)
+    set_up_logging(logging.WARNING)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     folder = options.folder.absolute()
@@ -61,19 +67,21 @@ async def _serve(folders: list[Path], *, until_eof: bool) -> None:
     devices: list[Device] = []
     ready: list[asyncio.Future[int]] = []
     loop = asyncio.get_running_loop()
+    records = [load_record(folder) for folder in folders]
+    handles = [Handles.open(folder) for folder in folders]
+    kill_leftovers({record.serial_number for record in records})
     async with asyncio.TaskGroup() as running:
-        for folder in folders:
-            record = load_record(folder)
+        for folder, record, opened in zip(folders, records, handles, strict=True):
             device = Device(
                 record,
                 folder / "root",
                 in_namespace=False,
                 key_files=key_files,
-                processes=ProcessTable(reaper, mark=f"{record.serial_number}-{os.getpid()}"),
-                handles=Handles.open(folder),
+                processes=ProcessTable(reaper, record.serial_number, alone=False),
+                handles=opened,
             )
             listening: asyncio.Future[int] = loop.create_future()
-            running.create_task(device.run(listening.set_result))
+            running.create_task(_run(folder.name, device, listening))
             devices.append(device)
             ready.append(listening)
 
@@ -90,7 +98,17 @@ async def _serve(folders: list[Path], *, until_eof: bool) -> None:
             save_record(folder, replace(load_record(folder), port=port))
             sys.stdout.write(f"{folder.name} 127.0.0.1:{port}\n")
         sys.stdout.flush()
-    await ProcessTable(reaper).kill_all()  # those that shed the mark of their device
+    await kill_descendants(reaper)  # with those that shed the mark of their device
+
+
+async def _run(name: str, device: Device, listening: asyncio.Future[int]) -> None:
+    """Run a device; its neighbours outlive it, unless it does not even come up."""
+    try:
+        await device.run(listening.set_result)
+    except OSError:
+        if not listening.done():
+            raise
+        log.exception("%s has failed", name)
 
 
 def _on_input(loop: asyncio.AbstractEventLoop, shut_down: Callable[[], None]) -> None:

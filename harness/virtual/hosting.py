@@ -77,7 +77,8 @@ def _start(
     command += ["--count", str(count), "--first", str(first), "--soc", soc, "--until-eof"]
     if storage_bytes is not None:
         command += ["--storage", str(storage_bytes)]
-    with log_path.open("wb") as log:
+    log_path.unlink(missing_ok=True)
+    with log_path.open("ab") as log:  # its process shortens it, for which it must append
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

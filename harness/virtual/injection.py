@@ -79,6 +79,7 @@ class Injector:
         self._tasks: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._stalls = 0
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -158,7 +159,10 @@ class Injector:
         fault = armed.fault
         if isinstance(fault, Reboot | Power):
             armed.strikes += 1  # now, or two activities in a row would both be struck
-            self._start(self._go_down(fault, activity))
+            if fault.after:
+                self._start(self._go_down_later(fault, activity))
+            else:
+                self._go_down(fault, activity)  # a task would come after a short command
         elif isinstance(fault, Runner):
             self._start(self._hit_runner(armed, fault, activity))
 
@@ -167,8 +171,11 @@ class Injector:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _go_down(self, fault: Reboot | Power, activity: "Activity") -> None:
+    async def _go_down_later(self, fault: Reboot | Power, activity: "Activity") -> None:
         await asyncio.sleep(fault.after)
+        self._go_down(fault, activity)
+
+    def _go_down(self, fault: Reboot | Power, activity: "Activity") -> None:
         self._journal.add("struck", str(fault), activity.detail)
         if isinstance(fault, Power):
             self._effects.lose_power(fault.off, fault.unsynced)
@@ -208,12 +215,14 @@ class Injector:
     def _stall(self, seconds: float) -> None:
         self._flowing.clear()
         self._effects.freeze()
+        self._stalls += 1
         if seconds != float("inf"):
-            self._start(self._release_after(seconds))
+            self._start(self._release_after(seconds, self._stalls))
 
-    async def _release_after(self, seconds: float) -> None:
+    async def _release_after(self, seconds: float, stall: int) -> None:
         await asyncio.sleep(seconds)
-        self.release()
+        if stall == self._stalls:  # else another one holds, told to last otherwise
+            self.release()
 
     def damage(self, activity: "Activity", size: int) -> list[tuple[int, int]]:
         """See `Activity.damage`."""

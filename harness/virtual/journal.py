@@ -1,21 +1,27 @@
 """What befell a device and when: one JSON line an event, in a file beside its record.
 
-Written by the device's process, which may sit in a namespace where the file has no name any more,
-hence through a descriptor opened before. Read by whoever wants to match errors with faults.
+Written by the device's process, which may sit in a namespace where the folder has no name any more,
+hence through a descriptor of it. Read by whoever wants to match errors with faults.
 """
 
+import contextlib
 import json
+import logging
 import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+log = logging.getLogger(__name__)
+
 EVENTS_NAME = "events.jsonl"
+OLDER_NAME = f"{EVENTS_NAME}.1"
 
 EventKind = Literal["booted", "armed", "struck", "cleared", "off"]
 
 _MAX_BYTES = 4 * 1024 * 1024
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +41,56 @@ class Event:
 
 
 class EventJournal:
-    """Appends events; each is one write, so readers see whole lines."""
+    """Appends events; each is one write, so readers see whole lines.
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    The last 4 MiB at least are kept, and no more than twice that.
+
+    Args:
+        folder: a descriptor of the device's folder, which stays the caller's.
+    """
+
+    def __init__(self, folder: int) -> None:
+        self._folder = folder
+        self._descriptor = os.open(EVENTS_NAME, _FLAGS, 0o600, dir_fd=folder)
 
     def add(self, kind: EventKind, fault: str = "", detail: str = "") -> None:
-        """Append an event that happens now."""
+        """Append an event that happens now. A full disk costs the event, not the device."""
         event = Event(time.time(), kind, fault, detail)
-        os.write(self._descriptor, json.dumps(asdict(event)).encode() + b"\n")
+        try:
+            if os.fstat(self._descriptor).st_size > _MAX_BYTES:
+                self._turn_over()
+            os.write(self._descriptor, json.dumps(asdict(event)).encode() + b"\n")
+        except OSError as error:
+            log.warning("an event is lost: %s: %s", error, event)
 
+    def close(self) -> None:
+        """Add nothing any more."""
+        os.close(self._descriptor)
 
-def open_journal(folder: Path) -> int:
-    """A descriptor to append to a device's events; the caller's to close."""
-    path = folder / EVENTS_NAME
-    if path.exists() and path.stat().st_size > _MAX_BYTES:
-        path.replace(path.with_suffix(".jsonl.1"))
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _turn_over(self) -> None:
+        os.rename(EVENTS_NAME, OLDER_NAME, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        descriptor = os.open(EVENTS_NAME, _FLAGS, 0o600, dir_fd=self._folder)
+        os.close(self._descriptor)
+        self._descriptor = descriptor
 
 
 def read_events(folder: Path) -> tuple[Event, ...]:
-    """All events of a device, oldest first. Lines that are none are left out."""
-    try:
-        text = (folder / EVENTS_NAME).read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return ()
-    return tuple(event for line in text.splitlines() if (event := _parse(line)) is not None)
+    """The events of a device that are kept, oldest first. Lines that are none are left out."""
+    newer, older = _read(folder / EVENTS_NAME), _read(folder / OLDER_NAME)
+    if newer[0] == older[0]:  # turned over between both looks
+        newer = (None, "")
+    lines = [*older[1].splitlines(), *newer[1].splitlines()]
+    return tuple(event for line in lines if (event := _parse(line)) is not None)
+
+
+def _read(path: Path) -> tuple[int | None, str]:
+    """Inode and contents of a file, if it is there."""
+    with (
+        contextlib.suppress(FileNotFoundError),
+        path.open(encoding="utf-8", errors="replace") as file,
+    ):
+        return os.fstat(file.fileno()).st_ino, file.read()
+    return None, ""
 
 
 def _parse(line: str) -> Event | None:

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from harness.errors import VirtualDeviceStartError
 from harness.virtual.namespace import NamespaceKind
-from harness.virtual.procfs import descendants
+from harness.virtual.procfs import all_processes, command_line, descendants
 
 LOG_NAME = "daemon.log"
 
+_DAEMON = "harness.virtual.daemon"
 _TIMEOUT_S = 30.0
+_KILL_PATIENCE_S = 5.0
 _MAX_LOG_BYTES = 4 * 1024 * 1024
 _TAIL_BYTES = 600
 
@@ -45,6 +47,8 @@ def launch(name: str, folder: Path, kind: NamespaceKind) -> Launched:
         finally:
             os.close(theirs)
         told = _listen(ours)
+    except subprocess.TimeoutExpired:  # before it detached itself: it has been killed
+        told = {}
     finally:
         os.close(ours)
     if "pid" in told and "port" in told:
@@ -55,6 +59,20 @@ def launch(name: str, folder: Path, kind: NamespaceKind) -> Launched:
     raise VirtualDeviceStartError(name, reason, _tail(log_path), str(log_path))
 
 
+def kill_strays(folder: Path) -> None:
+    """Kill processes that serve the device in `folder` though no record says so.
+
+    They are left where whoever started them was killed at once, or the record was damaged since.
+    """
+    deadline = time.monotonic() + _KILL_PATIENCE_S
+    while strays := [p.pid for p in all_processes() if _serves(command_line(p.pid), folder)]:
+        for pid in strays:
+            kill_tree(pid)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
+
+
 def kill_tree(pid: int) -> None:
     """Kill a process and all that descends from it, at once."""
     for victim in [pid, *(process.pid for process in descendants(pid))]:
@@ -63,7 +81,7 @@ def kill_tree(pid: int) -> None:
 
 
 def _spawn(folder: Path, kind: NamespaceKind, ready: int, log_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "harness.virtual.daemon", str(folder)]
+    command = [sys.executable, "-P", "-m", _DAEMON, str(folder)]
     command += ["--ready-fd", str(ready), "--namespace", kind.value]
     with log_path.open("ab") as log:
         # Returns when the daemon has detached itself.
@@ -96,6 +114,11 @@ def _listen(descriptor: int) -> dict[str, int]:
         for line in lines:
             told.update(json.loads(line))
     return told
+
+
+def _serves(words: list[bytes], folder: Path) -> bool:
+    mark = [_DAEMON.encode(), os.fsencode(folder)]
+    return any(words[n : n + 2] == mark for n in range(len(words)))
 
 
 def _shorten(log_path: Path) -> None:

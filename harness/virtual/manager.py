@@ -33,7 +33,7 @@ from harness.virtual.faults import Fault
 from harness.virtual.filesystem import DEVICE_FOLDERS
 from harness.virtual.heat.heat import HeatReading
 from harness.virtual.journal import Event
-from harness.virtual.launch import LOG_NAME, kill_tree, launch
+from harness.virtual.launch import LOG_NAME, kill_strays, kill_tree, launch
 from harness.virtual.namespace import NamespaceKind
 from harness.virtual.probe import probe_namespace
 from harness.virtual.procfs import machine_boot_id, process_stat
@@ -101,6 +101,7 @@ def start(
         if record.running:
             DeviceCommands(name, folder).inject(*faults)
             return _view(folder, record)
+        kill_strays(folder)
         for own in DEVICE_FOLDERS:
             (folder / "root" / own).mkdir(parents=True, exist_ok=True)
         (folder / "mnt").mkdir(exist_ok=True)
@@ -161,6 +162,7 @@ def stop(name: str) -> VirtualDevice:
     with _locked(name):
         record = _load(name)
         _terminate(record)
+        kill_strays(folder)
         record = record.stopped()
         save_record(folder, record)
         return _view(folder, record)
@@ -179,6 +181,7 @@ def remove(name: str) -> None:
     with _locked(name):
         with contextlib.suppress(FileNotFoundError, VirtualDeviceRecordError):
             _terminate(load_record(folder))
+        kill_strays(folder)
         doomed = folder.with_name(f".{name}.{secrets.token_hex(4)}.removed")
         folder.rename(doomed)
         _delete_tree(doomed)

@@ -5,29 +5,33 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from harness.virtual.procfs import (
     ProcessStat,
     all_processes,
-    descendants,
-    has_variable,
+    command_line,
+    environment_of,
 )
-from harness.virtual.reaper import Reaper
+from harness.virtual.reaper import MARK_VARIABLE, Reaper
 
 log = logging.getLogger(__name__)
 
 HANGUP_GRACE_S = 1.0
-MARK_VARIABLE: Final = "QNNFARM_DEVICE"
-"""Environment variable that tells a device's processes from those of others in one process."""
+RECENT_S = 0.05
+"""Age of what is good enough for those who look many times a second."""
 
 _KILL_PATIENCE_S = 5.0
+_SERVERS = b"harness.virtual."
 _LIMITED = 'ulimit -S -f "$0" && exec "$@"'
 _ULIMIT_BLOCK = 512
-_DEFAULTED = (signal.SIGPIPE, signal.SIGXFSZ)
+_DEFAULTED: Final[tuple[signal.Signals, ...]] = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores and its children shall not."""
+_DEFAULTED_IF_LIMITED: Final[tuple[signal.Signals, ...]] = (signal.SIGPIPE,)
+"""A full disk is an error of write(2) and does not kill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +50,15 @@ class ProcessTable:
     """Starts and kills the processes of one device. Belongs to one event loop.
 
     Args:
-        mark: what `MARK_VARIABLE` says in all processes of the device, where other devices have
-            processes below this one too; `None` where all descendants are the device's.
+        serial_number: the device's; `MARK_VARIABLE` says it in all its processes, with our pid.
+        alone: whether all that is below this process is the device's. Otherwise other devices
+            have processes here too.
     """
 
-    def __init__(self, reaper: Reaper, mark: str | None = None) -> None:
+    def __init__(self, reaper: Reaper, serial_number: str, *, alone: bool) -> None:
         self._reaper = reaper
-        self._mark = mark
+        self._mark = f"{serial_number}-{os.getpid()}"
+        self._alone = alone
         self._running: dict[int, asyncio.Future[int]] = {}
         self._hangups: set[asyncio.Task[None]] = set()
         self._reaped_cpu_s = 0.0
@@ -77,9 +83,10 @@ class ProcessTable:
         Raises:
             OSError: it cannot be started.
         """
-        if self._mark is not None:
-            environment = {**environment, MARK_VARIABLE: self._mark}
+        environment = {**environment, MARK_VARIABLE: self._mark}
+        defaulted = _DEFAULTED
         if file_size_limit is not None:
+            defaulted = _DEFAULTED_IF_LIMITED
             # A limit set on the child from outside would come too late for what it forks first.
             blocks = str(file_size_limit // _ULIMIT_BLOCK)
             argv = ["/bin/sh", "-c", _LIMITED, blocks, *argv]
@@ -94,23 +101,28 @@ class ProcessTable:
             ],
             setsid=True,
             setsigmask=(),
-            setsigdef=_DEFAULTED,
+            setsigdef=defaulted,
         )
         exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._running[pid] = exited
+        self._reaper.family.started(pid, self._mark)
         self._reaper.watch(pid, self._on_exit)
         self._started.set()
         return Child(pid, exited)
 
-    def mine(self) -> list[ProcessStat]:
-        """All processes of the device, zombies included, parents before children."""
-        if self._mark is not None and not self._started.is_set():
+    def mine(self, max_age_s: float = 0.0) -> list[ProcessStat]:
+        """All processes of the device, zombies included, parents before children.
+
+        Args:
+            max_age_s: how long ago they may have been seen.
+        """
+        if not self._alone and not self._started.is_set():
             return []
-        found = descendants(os.getpid())
-        if self._mark is not None:
-            found = self._marked(found, f"{MARK_VARIABLE}={self._mark}".encode())
-        if not found:
-            self._started.clear()
+        found = self._look(max_age_s)
+        if not found and not self._running:
+            found = self._look() if max_age_s else found  # one may have come since
+            if not found:
+                self._started.clear()
         return found
 
     async def any_started(self) -> None:
@@ -129,28 +141,11 @@ class ProcessTable:
 
     async def kill_all(self) -> None:
         """Kill every process of the device and wait until all are reaped."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _KILL_PATIENCE_S
-        while True:
-            left = self.mine()
-            for process in left:
-                send_signal(process.pid, signal.SIGKILL)
-            self._reaper.reap()
-            if not left:
-                return
-            if loop.time() > deadline:
-                log.error("could not kill %s", [process.pid for process in left])
-                return
-            await asyncio.sleep(0.01)
+        await _kill(self.mine, self._reaper)
 
-    def _marked(self, found: list[ProcessStat], assignment: bytes) -> list[ProcessStat]:
-        """Those that we started, or below, or with our mark: a daemon may have shed the first."""
-        own: set[int] = set()
-        for process in found:
-            started = process.pid in self._running or process.parent in own
-            if started or has_variable(process.pid, assignment):
-                own.add(process.pid)
-        return [process for process in found if process.pid in own]
+    def _look(self, max_age_s: float = 0.0) -> list[ProcessStat]:
+        family = self._reaper.family
+        return family.all(max_age_s) if self._alone else family.of(self._mark, max_age_s)
 
     def _on_exit(self, pid: int, status: int, cpu_s: float) -> None:
         self._reaped_cpu_s += cpu_s
@@ -169,6 +164,28 @@ class ProcessTable:
         _signal_session(session, signal.SIGKILL)
 
 
+async def kill_descendants(reaper: Reaper) -> None:
+    """Kill all that is below this process, whosever it is, and wait until all are reaped."""
+    await _kill(reaper.family.all, reaper)
+
+
+def kill_leftovers(serial_numbers: Collection[str]) -> None:
+    """Kill what devices have left whose process was killed itself, as if their power had gone."""
+    marks = tuple(f"{MARK_VARIABLE}={number}-".encode() for number in serial_numbers)
+    deadline = time.monotonic() + _KILL_PATIENCE_S
+    while left := [
+        process.pid
+        for process in all_processes()
+        if process.alive and process.pid != os.getpid() and _is_leftover(process.pid, marks)
+    ]:
+        log.warning("killing what a device that was killed has left: %s", left)
+        for pid in left:
+            send_signal(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
+
+
 def exit_code(status: int) -> int:
     """The exit code that a shell gives for a wait status: 128 + N for death by signal N."""
     code = os.waitstatus_to_exitcode(status)
@@ -179,6 +196,39 @@ def send_signal(pid: int, number: signal.Signals) -> None:
     """Signal a process that may be gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+async def _kill(find: Callable[[], list[ProcessStat]], reaper: Reaper) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _KILL_PATIENCE_S
+    while True:
+        left = find()
+        for process in left:
+            send_signal(process.pid, signal.SIGKILL)
+        reaper.reap()
+        if not left:
+            return
+        if loop.time() > deadline:
+            log.error("could not kill %s", [process.pid for process in left])
+            return
+        await asyncio.sleep(0.01)
+
+
+def _is_leftover(pid: int, marks: tuple[bytes, ...]) -> bool:
+    """Whether it bears one of the marks, and who served the device is gone.
+
+    A copied folder has its device's serial number. Pid 1 is that of a PID namespace, which leaves
+    nothing behind.
+    """
+    for variable in environment_of(pid):
+        if variable.startswith(marks):
+            server = variable.rpartition(b"-")[2]
+            return server.isdigit() and server != b"1" and not _serves(int(server))
+    return False
+
+
+def _serves(pid: int) -> bool:
+    return any(word.startswith(_SERVERS) for word in command_line(pid))
 
 
 def _session_lives(session: int) -> bool:

@@ -56,13 +56,12 @@ def command_line(pid: int) -> list[bytes]:
         return []
 
 
-def has_variable(pid: int, assignment: bytes) -> bool:
-    """Whether a process was started with `NAME=value` in its environment."""
+def environment_of(pid: int) -> list[bytes]:
+    """`NAME=value` of what a process was started with; empty where that cannot be read."""
     try:
-        variables = (_PROC / str(pid) / "environ").read_bytes()
+        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
-        return False
-    return assignment in variables.split(b"\0")
+        return []
 
 
 def all_processes() -> list[ProcessStat]:

@@ -5,12 +5,16 @@ import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
+from harness.virtual.family import Family
 from harness.virtual.syscalls import set_child_subreaper
 
 OnExit = Callable[[int, int, float], None]
 """Called with pid, wait status and the CPU seconds of the process and those it waited for."""
 
+MARK_VARIABLE: Final = "QNNFARM_DEVICE"
+"""Environment variable that tells a device's processes from those of others in one process."""
 
 _THREADS = 16
 
@@ -27,9 +31,13 @@ class Reaper:
 
     Orphans become children of this process (`PR_SET_CHILD_SUBREAPER`, or pid 1 of a PID
     namespace), so that what daemonises itself stays below it and can be found.
+
+    Attributes:
+        family: all that it waits for.
     """
 
     def __init__(self) -> None:
+        self.family = Family(MARK_VARIABLE)
         self._watched: dict[int, OnExit] = {}
 
     def install(self) -> None:
@@ -50,6 +58,7 @@ class Reaper:
                 return
             if pid == 0:
                 return
+            self.family.ended(pid)
             on_exit = self._watched.pop(pid, None)
             if on_exit is not None:
                 on_exit(pid, status, usage.ru_utime + usage.ru_stime)

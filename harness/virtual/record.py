@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import VirtualDeviceRecordError
+from harness.virtual.namespace import NamespaceKind
 from harness.virtual.procfs import machine_boot_id, process_stat
 
 FILE_NAME = "device.json"
 
 _VERSION = 1
+_MAX_PORT = 0xFFFF
 _REQUIRED: dict[str, type] = {"name": str, "soc": str, "serial_number": str}
 _OPTIONAL: dict[str, type] = {
     "storage_bytes": int,
@@ -85,6 +87,10 @@ def load_record(folder: Path) -> DeviceRecord:
         optional_none = value is None and key in _OPTIONAL
         if expected is None or not (optional_none or type(value) is expected):
             raise VirtualDeviceRecordError(str(path), f"unusable value of {key!r}")
+    if not 0 < (content.get("port") or 1) <= _MAX_PORT:
+        raise VirtualDeviceRecordError(str(path), "unusable value of 'port'")
+    if content.get("namespace") not in {None, *NamespaceKind}:
+        raise VirtualDeviceRecordError(str(path), "unusable value of 'namespace'")
     if missing := [key for key in _REQUIRED if key not in content]:
         raise VirtualDeviceRecordError(str(path), f"no {missing[0]!r} in it")
     return DeviceRecord(**content)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from harness.virtual.android_scripts import SCRIPTS
 from harness.virtual.filesystem import DeviceFilesystem
+from harness.virtual.power import SYNCED_NAME
 
 _HOST_PATH = "/usr/local/bin:/usr/bin:/bin"
 """No `sbin`: what administers the host has no business on a device."""
-_KEPT_STATE = ("synced",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Userland:
         state = root / "state"
         state.mkdir(exist_ok=True)
         for file in state.iterdir():
-            if file.name not in _KEPT_STATE:
-                file.unlink()
+            file.unlink()
+        (state / SYNCED_NAME).touch()  # what is there now was read from the disk
         folder = root / "system" / "bin"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

@@ -1,6 +1,7 @@
 """The heat of a running device: the model fed with what its processes really use."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -10,7 +11,9 @@ from harness.errors import HeatSettingError
 from harness.virtual.heat.sysfs import SysFiles
 from harness.virtual.heat.thermal import HeatSettings, HeatState, changed_settings
 from harness.virtual.heat.throttling import Throttler
-from harness.virtual.processes import ProcessTable
+from harness.virtual.processes import RECENT_S, ProcessTable
+
+log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
 _LEAST_STEP_S = 0.05
@@ -70,6 +73,8 @@ class Heat:
         else:
             self._advance()
         self._settings = settings
+        power_w = settings.power_w(self._state.busy_cores)
+        self._state = replace(self._state, power_w=power_w)
         if temperature is not None:
             self._state = replace(self._state, soc_c=temperature, body_c=temperature)
         if level is not None:
@@ -112,18 +117,21 @@ class Heat:
         if self._settings is None:
             return
         now = time.monotonic()
-        used = self._processes.cpu_s(self._processes.mine())
         elapsed = now - self._at
-        if elapsed > 0:
+        if elapsed > _LEAST_STEP_S:  # CPU time comes in ticks of 10 ms: less would be all noise
+            used = self._processes.cpu_s(self._processes.mine(RECENT_S))
             busy = max(0.0, used - self._cpu_s) / elapsed
             self._state = self._state.step(self._settings, elapsed, busy)
-        self._at, self._cpu_s = now, used
+            self._at, self._cpu_s = now, used
         self._show(self._settings)
 
     def _show(self, settings: HeatSettings) -> None:
         reading = self._reading(settings)
         self._throttler.limit("heat", reading.speed)
-        self._files.show(settings, self._state, reading.speed, reading.status)
+        try:
+            self._files.show(settings, self._state, reading.speed, reading.status)
+        except OSError as error:
+            log.warning("the files of the heat model cannot be written: %s", error)
 
     def _reading(self, settings: HeatSettings) -> HeatReading:
         state = self._state

@@ -21,6 +21,9 @@ _CPU = "devices/system/cpu"
 _DDR = "class/devfreq/ddr"
 _BATTERY = "class/power_supply/battery"
 _USB = "class/power_supply/usb"
+_MAX_READ = 100
+_CAREFUL = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+"""A user of the device may have put a FIFO or a link in a file's place."""
 
 
 class SysFiles:
@@ -51,17 +54,28 @@ class SysFiles:
         chosen = [text for text in written if text in GOVERNORS and text != self._governor]
         self._governor = chosen[0] if chosen else self._governor
         for file, text in zip(files, written, strict=True):
-            if text != self._governor:
+            if text and text != self._governor:  # empty: a shell has opened it and writes next
                 self._shown.pop(str(file.relative_to(self._folder)), None)
         return self._governor
 
     def show(self, settings: HeatSettings, state: HeatState, limit: float, status: int) -> None:
-        """Write the state.
+        """Write the state, over whatever the device's users have made of the files.
 
         Args:
             limit: share of the maximum clock that is allowed now.
             status: Android's thermal status, 0 to 4.
+
+        Raises:
+            OSError: they cannot be written.
         """
+        try:
+            self._show(settings, state, limit, status)
+        except OSError:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._shown.clear()
+            self._show(settings, state, limit, status)
+
+    def _show(self, settings: HeatSettings, state: HeatState, limit: float, status: int) -> None:
         governor = self.governor()
         for name, value in _battery(settings, state).items():
             self._write(name, value)
@@ -91,23 +105,27 @@ class SysFiles:
         path = self._folder / name
         if name not in self._shown:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(value + "\n", encoding="ascii")
-        else:
-            # One write over the old value: a reader never sees it half, nor empty.
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                os.pwrite(descriptor, value.encode() + b"\n", 0)
-                os.ftruncate(descriptor, len(value) + 1)
-            finally:
-                os.close(descriptor)
+        # One write over the old value: a reader never sees it half, nor empty.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | _CAREFUL, 0o644)
+        try:
+            os.pwrite(descriptor, value.encode() + b"\n", 0)
+            os.ftruncate(descriptor, len(value) + 1)
+        finally:
+            os.close(descriptor)
         self._shown[name] = value
 
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
+        descriptor = os.open(file, os.O_RDONLY | _CAREFUL)
+    except OSError:
         return ""
+    try:
+        return os.read(descriptor, _MAX_READ).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
 
 
 def _clocks(state: HeatState, limit: float, governor: str) -> dict[str, str]:

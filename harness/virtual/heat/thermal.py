@@ -79,6 +79,10 @@ class HeatSettings:
         if self.throttle_to_c <= self.throttle_from_c:
             raise HeatSettingError("throttle_to_c", self.throttle_to_c, "above throttle_from_c")
 
+    def power_w(self, busy_cores: float) -> float:
+        """What the device uses while so many cores are busy."""
+        return self.idle_w + self.core_w * busy_cores + self.load_w
+
 
 @dataclass(frozen=True, slots=True)
 class HeatState:
@@ -100,7 +104,7 @@ class HeatState:
     def step(self, settings: HeatSettings, seconds: float, busy_cores: float) -> "HeatState":
         """The state after `seconds` of real time in which so many cores were busy."""
         elapsed = seconds * settings.time_scale
-        power = settings.idle_w + settings.core_w * busy_cores + settings.load_w
+        power = settings.power_w(busy_cores)
         constant = settings.resistance_k_per_w * settings.capacity_j_per_k
         settled = settings.ambient_c + power * settings.resistance_k_per_w
         soc = settled + (self.soc_c - settled) * math.exp(-elapsed / constant)

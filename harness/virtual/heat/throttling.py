@@ -8,7 +8,7 @@ report each stop.
 import asyncio
 import signal
 
-from harness.virtual.processes import ProcessTable, send_signal
+from harness.virtual.processes import RECENT_S, ProcessTable, send_signal
 
 _PERIOD_S = 0.1
 
@@ -49,7 +49,7 @@ class Throttler:
             await asyncio.sleep(_PERIOD_S * share)
 
     def _stop(self) -> None:
-        for process in self._processes.mine():
+        for process in self._processes.mine(RECENT_S):
             # What is stopped already was stopped by somebody else, who may continue it.
             if process.alive and process.state != "T" and not process.terminal:
                 send_signal(process.pid, signal.SIGSTOP)

@@ -17,6 +17,7 @@ from harness.virtual import manager
 from harness.virtual.manager import VirtualDevice
 from harness.virtual.namespace import NamespaceKind
 from harness.virtual.procfs import all_processes, command_line, process_stat
+from tests.private_adb import private_variables
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
 _PATIENCE_S = 60
@@ -24,13 +25,8 @@ _PATIENCE_S = 60
 
 def _start_server(home: Path, port: int) -> tuple[dict[str, str], subprocess.Popen[bytes]]:
     """An adb server that shares nothing with the user's; its environment and its process."""
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
-        "ADB_SERVER_SOCKET": f"tcp:localhost:{port}",
-        "ADB_MDNS": "0",
-        "ADB_LOCAL_TRANSPORT_MAX_PORT": "0",
-    }
+    environment = {"PATH": os.environ["PATH"], **private_variables(home, port)}
+    environment["ADB_SERVER_SOCKET"] = f"tcp:localhost:{port}"  # a server listens on that alone
     server = subprocess.Popen(
         [adbutils.adb_path(), "server", "nodaemon"],
         env=environment,

@@ -44,7 +44,7 @@ def test_heat_is_switched_on_read_and_off(start_device: Callable[..., VirtualDev
     assert 50 < reading["soc_c"] <= 60
     wrong = _qnnfarm("heat", "heated", "--battery", "150")
     assert wrong.returncode == 2
-    assert "between 0 and 1" in wrong.stderr
+    assert "battery" in wrong.stderr
     assert _qnnfarm("heat", "heated", "--off").returncode == 0
     assert manager.heat("heated") is None
     manager.remove("heated")

@@ -1,5 +1,6 @@
 """A device that gets hot, as its shell sees it."""
 
+import os
 import secrets
 import subprocess
 import time
@@ -82,7 +83,7 @@ def test_work_heats_it_and_rest_cools_it(warm: VirtualDevice, shell: Shell) -> N
     )
     zone = f"{_SYS} cat class/thermal/thermal_zone0/temp"
     cool = int(shell(zone))
-    shell("i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done")
+    shell("i=0; while [ $i -lt 400000 ]; do i=$((i + 1)); done")
     hot = int(shell(zone))
     assert hot > cool + 500
     _until(lambda: int(shell(zone)) < hot - (hot - cool) // 4)
@@ -144,6 +145,32 @@ def test_an_idle_device_computes_nothing(warm: VirtualDevice, shell: Shell) -> N
     _until(lambda: _same_twice(file.read_text))
     before = float(file.read_text())
     _until(lambda: manager.heat(warm.name) is not None and float(file.read_text()) < before)
+
+
+def test_a_look_right_after_another_invents_no_power(warm: VirtualDevice, shell: Shell) -> None:
+    manager.heat(warm.name, idle_w=0, core_w=1)
+    spin = "(while :; do :; done) </dev/null >/dev/null 2>&1 & echo $!"
+    pids = shell(f"{spin}; {spin}").split()
+    most = 0.0
+    for _ in range(300):
+        reading = manager.heat(warm.name)
+        assert reading is not None
+        most = max(most, reading.power_w)
+    shell(f"kill {' '.join(pids)}")
+    assert 0 < most < 1.5 * (os.cpu_count() or 1)
+
+
+def test_a_device_that_loses_its_sysfs_gets_it_back(warm: VirtualDevice, shell: Shell) -> None:
+    manager.heat(warm.name, temperature_c=60)
+    zone = "cat $QNNFARM_SYS_ROOT/class/thermal/thermal_zone0/temp"
+    assert int(shell(zone)) > 50_000
+    shell("rm -rf $QNNFARM_SYS_ROOT; sleep 0.3")
+    assert int(shell(zone)) > 50_000
+    governor = f"$QNNFARM_SYS_ROOT/{_CPU0}/scaling_governor"
+    shell(f"rm -f {governor}; mkfifo {governor}; sleep 0.3")
+    assert shell("echo alive") == "alive\n"
+    manager.heat(warm.name, temperature_c=70)
+    assert int(shell(zone)) > 60_000
 
 
 def _same_twice(read: Callable[[], str]) -> bool:

@@ -108,7 +108,7 @@ def test_heat_counts_the_work_of_its_own_device(folder: Path, serials: list[str]
     both = [hosted_commands(folder, number) for number in (3, 4)]
     for commands in both:
         commands.heat(temperature_c=25, idle_w=0, time_scale=100)
-    adb("-s", serials[3], "shell", "i=0; while [ $i -lt 50000 ]; do i=$((i + 1)); done")
+    adb("-s", serials[3], "shell", "i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done")
     worked, rested = (commands.heat() for commands in both)
     assert worked is not None
     assert rested is not None

@@ -150,6 +150,17 @@ def test_a_full_device_refuses_until_something_goes(
     on_struck("shell", "rm $TMPDIR/file*")
 
 
+def test_a_full_disk_is_an_error_of_what_writes_and_kills_nobody(
+    struck: VirtualDevice, on_struck: Adb
+) -> None:
+    _inject(struck, "full:free=0")
+    done = on_struck("shell", "echo text >$TMPDIR/file; echo $?; dd if=/dev/zero of=$TMPDIR/file")
+    assert done.stdout == b"1\n"
+    assert done.returncode == 1
+    assert b"File too large" in done.stderr
+    on_struck("shell", "rm $TMPDIR/file")
+
+
 def test_a_reboot_in_the_middle_of_a_run(struck: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
     _inject(struck, "reboot:after=0.2,when=run")
     before = on_struck("shell", "getprop ro.runtime.firstboot").stdout
@@ -229,3 +240,41 @@ def test_a_device_that_does_not_run_cannot_be_told(
         manager.inject("asleep", parse_fault("drop"))
     assert [event.kind for event in manager.events("asleep")] == ["booted"]
     manager.remove("asleep")
+
+
+def test_sync_saves_the_files_that_it_is_given(
+    struck: VirtualDevice, on_struck: Adb, adb: Adb
+) -> None:
+    script = (
+        "cd $TMPDIR; for name in one two three; do echo $name >$name; done; sync one two;"
+        " mv one moved; echo more >>two"
+    )
+    assert on_struck("shell", script).returncode == 0
+    assert b"No such file" in on_struck("shell", "sync $TMPDIR/no").stderr
+    _cut_power(struck, on_struck, adb)
+    sizes = on_struck("shell", "cd $TMPDIR; wc -c moved two three | head -3").stdout.split()
+    assert sizes == [b"4", b"moved", b"0", b"two", b"0", b"three"]
+    on_struck("shell", "rm $TMPDIR/*")
+
+
+def test_what_outlived_one_boot_outlives_the_next(
+    struck: VirtualDevice, on_struck: Adb, adb: Adb
+) -> None:
+    on_struck("shell", "echo kept >$TMPDIR/kept; reboot; sleep 60")
+    _wait(lambda: _answers(struck, adb))
+    _cut_power(struck, on_struck, adb)
+    assert on_struck("shell", "cat $TMPDIR/kept").stdout == b"kept\n"
+    on_struck("shell", "rm $TMPDIR/*")
+
+
+def _cut_power(device: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
+    _inject(device, "power:off=0.1,unsynced=600,when=run")
+    assert on_struck("shell", ": run.sh; sleep 60").returncode != 0
+    _wait(lambda: _answers(device, adb))
+
+
+def test_a_power_cut_during_a_reboot_is_one(struck: VirtualDevice, on_struck: Adb) -> None:
+    _inject(struck, "reboot:when=run", "power:after=0.5,off=inf,when=run")
+    assert on_struck("shell", ": run.sh; sleep 60").returncode != 0
+    _wait(lambda: manager.events(struck.name)[-1].kind == "off")
+    manager.commands(struck.name).power_on()

@@ -1,6 +1,7 @@
 """The model of heat by itself."""
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from harness.errors import HeatSettingError
 from harness.virtual.heat.heat import check_changes
+from harness.virtual.heat.sysfs import SysFiles
 from harness.virtual.heat.thermal import HeatSettings, HeatState
 
 _COOL = HeatState(25, 25)
@@ -76,3 +78,20 @@ def test_the_battery_follows() -> None:
 def test_settings_that_cannot_be(changes: dict[str, float]) -> None:
     with pytest.raises(HeatSettingError):
         check_changes(changes)
+
+
+def test_a_governor_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
+    """A shell opens the file, which empties it, before it writes."""
+    files = SysFiles(tmp_path / "sys")
+    file = tmp_path / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
+    files.show(HeatSettings(), _COOL, 1.0, 0)
+    assert file.read_text() == "schedutil\n"
+    file.write_text("")
+    files.show(HeatSettings(), _COOL, 1.0, 0)
+    assert file.read_text() == ""
+    file.write_text("performance\n")
+    files.show(HeatSettings(), _COOL, 1.0, 0)
+    assert files.governor() == "performance"
+    file.write_text("nonsense\n")
+    files.show(HeatSettings(), _COOL, 1.0, 0)
+    assert file.read_text() == "performance\n"
