@@ -14,9 +14,10 @@ def report(
     db: Annotated[
         str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")
     ] = "results.db",
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="The HTML file to write; its folder must exist."),
+    ] = Path("report.html"),
     as_json: Annotated[  # noqa: FBT002  typer passes it by name
         bool, typer.Option("--json", help="Print the summary as JSON.")
     ] = False,
@@ -28,6 +29,7 @@ def report(
 
     if _same_file(db, out):
         raise OutputIsDatabaseError(str(out))
+    render.check_path(out)
     composed = page.compose(query.load(db))
     render.write(render.render(composed, datetime.now(UTC)), out)
     if as_json:

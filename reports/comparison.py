@@ -5,7 +5,7 @@ and hardware never meet in one number, one table or one plot. The serial is not 
 phones of one kind are two sessions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from harness.store.records import PerplexityDefinition, Run
@@ -51,6 +51,11 @@ class Subject:
             qnnfarm_version=source.qnnfarm_version,
         )
 
+    @property
+    def without_versions(self) -> "Subject":
+        """What all subjects have in common that could suit this one."""
+        return replace(self, versions=())
+
     def suits(self, other: "Subject") -> bool:
         """Whether both are the same thing as far as is known.
 
@@ -58,7 +63,7 @@ class Subject:
         """
         mine, theirs = dict(self.versions), dict(other.versions)
         shared = mine.keys() & theirs.keys()
-        return replace(self, versions=()) == replace(other, versions=()) and all(
+        return self.without_versions == other.without_versions and all(
             mine[name] == theirs[name] for name in shared
         )
 
@@ -116,18 +121,18 @@ class PerplexityKey:
         return cls(Subject.of(run), work.dataset_sha256, work.perplexity)
 
 
-def differences(one: SpeedKey, other: SpeedKey) -> tuple[str, ...]:
-    """What keeps two keys apart, in words."""
+def differences(keys: Sequence[SpeedKey]) -> tuple[str, ...]:
+    """What keeps keys apart, in words: each part in which not all of them are equal."""
     found = [
         field.name.replace("_", " ")
-        for part in ((one, other), (one.subject, other.subject))
-        for field in fields(part[0])
+        for parts in (keys, [key.subject for key in keys])
+        for field in fields(parts[0])
         if field.name not in {"subject", "versions"}
-        and getattr(part[0], field.name) != getattr(part[1], field.name)
+        and len({getattr(part, field.name) for part in parts}) > 1
     ]
-    mine, theirs = set(one.subject.versions), set(other.subject.versions)
-    found += sorted({f"{name} version" for name, _ in mine ^ theirs})
-    return tuple(found)
+    versions = [frozenset(key.subject.versions) for key in keys]
+    apart = frozenset[tuple[str, str]]().union(*versions) - versions[0].intersection(*versions)
+    return (*found, *sorted({f"{name} version" for name, _ in apart}))
 
 
 def device_name(run: Run) -> str:

@@ -2,6 +2,7 @@
 
     ReportError
       ReportWriteError       the report cannot be written there
+        OutputPathError      nor any other file
       OutputIsDatabaseError  the report would overwrite the results
 
 `str(error)` is one line for the user: what is wrong, where, and what to do.
@@ -28,6 +29,12 @@ class ReportWriteError(ReportError):
 
     def __str__(self) -> str:
         return f"cannot write the report {self.path}: {self.reason}"
+
+
+class OutputPathError(ReportWriteError):
+    """There is no folder to write it to, or the name is a folder's."""
+
+    exit_code = 2
 
 
 class OutputIsDatabaseError(ReportError):

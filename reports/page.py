@@ -7,6 +7,7 @@ from harness.store.metrics import Metric, find_metric
 from harness.store.records import Run
 from reports import groups, plots, summary, telemetry, text
 from reports.groups import Duel
+from reports.listing import Listing, list_runs
 from reports.plots import Plot
 from reports.query import Results
 from reports.summary import SPEED_METRICS, PerplexityRow, Row
@@ -57,6 +58,11 @@ class Page:
     lead: str
     sections: tuple[Section, ...]
     texts: tuple[GeneratedText, ...]
+
+    @property
+    def listing(self) -> Listing:
+        """How every run is listed."""
+        return list_runs(self.results.runs)
 
     @property
     def has_emulator(self) -> bool:

@@ -12,9 +12,9 @@ import jinja2
 
 from harness.store.metrics import METRICS, Metric
 from harness.store.records import Run
-from reports import text
+from reports import listing, text
 from reports.comparison import device_name
-from reports.errors import ReportWriteError
+from reports.errors import OutputPathError, ReportWriteError
 from reports.page import Page
 
 TEMPLATE = "report.html.j2"
@@ -49,6 +49,7 @@ def _template() -> jinja2.Template:
         "positions": text.positions,
         "device_name": device_name,
         "measured": _measured,
+        "figures": listing.figures,
         "condition": text.condition,
         "checked": _checked,
     }
@@ -69,17 +70,31 @@ def _checked(run: Run) -> str | None:
     return f"{words}: {run.check.reason}" if run.check.reason else words
 
 
+def check_path(path: Path) -> None:
+    """Refuse a name that no file can have; folders are not made.
+
+    Raises:
+        OutputPathError: says why.
+    """
+    try:
+        if path.is_dir():
+            raise OutputPathError(str(path), "it is a folder")
+        if not path.absolute().parent.is_dir():
+            raise OutputPathError(str(path), "its folder does not exist")
+    except OSError as error:
+        raise OutputPathError(str(path), error.strerror or str(error)) from error
+
+
 def write(html: str, path: Path) -> None:
     """Write the file; whoever reads it sees the old one or the new one, never a half.
 
     Raises:
-        ReportWriteError: the folder cannot be made or written.
+        OutputPathError: see `check_path`.
+        ReportWriteError: it cannot be written, as on a full disk.
     """
+    check_path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        if path.is_dir():
-            raise ReportWriteError(str(path), "it is a folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("x", encoding="utf-8", newline="\n") as file:
             file.write(html)
             file.flush()

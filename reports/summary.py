@@ -26,11 +26,11 @@ GRADED = ("prefill_tokens_per_s", "decode_tokens_per_s")
 
 Output = Literal["checked", "unchecked", "doubtful"]
 Key = TypeVar("Key", bound=Hashable)
+Thing = TypeVar("Thing")
 UNCHECKED = (
     "Unchecked: nothing shows that the output was right, neither reference tokens nor a perplexity "
     "near its host reference"
 )
-Groups = Sequence[tuple[SpeedKey, tuple[Run, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +110,21 @@ def perplexities(runs: Sequence[Run]) -> tuple[PerplexityRow, ...]:
 def summarise(runs: Sequence[Run]) -> tuple[Row, ...]:
     """The summary of runs that are done, either all on hardware or all on the emulator."""
     measured = perplexities(runs)
-    rows = []
     groups = _grouped(speed_runs(runs), SpeedKey.of)
+    # Compared are only those that have something in common: there may be thousands.
+    beside = dict(_grouped(measured, lambda row: row.key.subject.without_versions))
+    timed = dict(_grouped([key.subject for key, _ in groups], lambda s: s.without_versions))
+    alike = dict(_grouped([key for key, _ in groups], _looks))
+    rows = []
     for key, group in groups:
-        found = next((p for p in measured if p.key.subject.suits(key.subject)), None)
+        candidates = beside.get(key.subject.without_versions, ())
+        found = next((p for p in candidates if p.key.subject.suits(key.subject)), None)
         row = _row(key, group, found)
-        rows.append(replace(row, remarks=row.remarks + _kept_apart(key, groups)))
+        rows.append(replace(row, remarks=row.remarks + _kept_apart(alike[_looks(key)])))
     rows += [
         Row(subject, "", (), {}, found, found.remarks)
         for subject, found in {p.key.subject: p for p in reversed(measured)}.items()
-        if not any(subject.suits(key.subject) for key, _ in groups)
+        if not any(subject.suits(other) for other in timed.get(subject.without_versions, ()))
     ]
     return tuple(sorted(rows, key=_rank))
 
@@ -197,15 +202,16 @@ def _grade(cells: Mapping[str, Cell]) -> tuple[str, tuple[str, ...]]:
     return "?" if "?" in grades else max(grades), tuple(reasons)
 
 
-def _kept_apart(key: SpeedKey, groups: Groups) -> tuple[str, ...]:
+def _looks(key: SpeedKey) -> tuple[object, ...]:
+    """What people see of a row."""
+    return (key.label, _order(key.subject))
+
+
+def _kept_apart(alike: Sequence[SpeedKey]) -> tuple[str, ...]:
     """Why rows that look alike are not one."""
-    alike = [
-        other
-        for other, _ in groups
-        if other != key and (other.label, _order(other.subject)) == (key.label, _order(key.subject))
-    ]
-    reasons = dict.fromkeys(reason for other in alike for reason in differences(key, other))
-    return (f"Kept apart from a row like it by: {', '.join(reasons)}",) if reasons else ()
+    if len(alike) < 2:
+        return ()
+    return (f"Kept apart from a row like it by: {', '.join(differences(alike))}",)
 
 
 def _merged(remarks: Iterable[str]) -> list[str]:
@@ -253,10 +259,12 @@ def _perplexity(key: PerplexityKey, runs: tuple[Run, ...]) -> PerplexityRow:
     return PerplexityRow(key, runs, values, tuple(remarks))
 
 
-def _grouped(runs: Sequence[Run], key: Callable[[Run], Key]) -> list[tuple[Key, tuple[Run, ...]]]:
-    groups: dict[Key, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(key(run), []).append(run)
+def _grouped(
+    things: Iterable[Thing], key: Callable[[Thing], Key]
+) -> list[tuple[Key, tuple[Thing, ...]]]:
+    groups: dict[Key, list[Thing]] = {}
+    for thing in things:
+        groups.setdefault(key(thing), []).append(thing)
     return [(found, tuple(group)) for found, group in groups.items()]
 
 

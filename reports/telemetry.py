@@ -17,6 +17,7 @@ MOST_LINES = 6
 MOST_POINTS = 240
 """Points of one line in one repetition; where there are more samples, extremes are kept."""
 _GAP = 0.02
+_LEAST_SPAN = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +230,12 @@ def _numbers(series: TelemetrySeries) -> list[float]:
 
 
 def _rounded(low: float, high: float) -> tuple[float, float]:
-    """Ends of the value axis: round numbers around the values."""
-    width = high - low or abs(high) or 1.0
+    """Ends of the value axis: round numbers around the values.
+
+    What differs by less than arithmetic can tell is one value.
+    """
+    size = max(abs(low), abs(high))
+    width = high - low if high - low > _LEAST_SPAN * size else size or 1.0
     step: float = 10.0 ** math.floor(math.log10(width))
     below, above = math.floor(low / step) * step, math.ceil(high / step) * step
     return (below, above) if above > below else (below, below + step)

@@ -1,13 +1,12 @@
 """The summary as tables for a terminal."""
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from harness.measure.comparison import Verdict
 from harness.measure.quality import DEVICE, FLOAT
 from harness.store.metrics import find_metric
+from reports.fitting import Column, FittedTable
 from reports.groups import Duel
 from reports.page import Page, Section
 from reports.summary import Row
@@ -15,27 +14,44 @@ from reports.text import percent, visible
 
 _NOTHING = "\N{EN DASH}"
 EMULATOR_NOTICE = "Emulator speed is not hardware speed."
-WIDE = 100
-"""Terminals with fewer columns get the first metrics only."""
 SHORT_LABELS = {"ttft_s": "TTFT", "peak_rss_bytes": "Memory"}
-METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s")
-MORE_METRICS = ("init_s", "peak_rss_bytes")
+METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s", "init_s", "peak_rss_bytes")
+RANKS = {
+    "peak_rss_bytes": 6,
+    "init_s": 5,
+    FLOAT: 4,
+    "grade": 3,
+    "ttft_s": 2,
+    DEVICE: 1,
+}
+"""What is left out first where a terminal has no room, highest first; the rest always stands."""
+_EMPTY = 9
+"""The rank of a column without a value."""
 
 
 def show(page: Page, console: Console) -> None:
-    """Print the tables, what is to be said against them, and the runs without a result."""
+    """Print the tables, what is to be said against them, and the runs without a result.
+
+    What is no terminal gets whole lines, whatever their length.
+    """
     for section in page.sections:
-        console.print(_table(section, wide=console.width >= WIDE))
+        title = f"HTP emulator. {EMULATOR_NOTICE}" if section.emulator else "Hardware"
+        _say(console, Text(title, "bold yellow" if section.emulator else "bold"))
+        console.print(_table(section), crop=False)
         for row in section.rows:
             for line in _remarks(row, brief=section.emulator):
-                console.print(line, soft_wrap=True)
+                _say(console, line)
         for duel in section.duels:
             for line in _duel(duel):
-                console.print(line, soft_wrap=True)
+                _say(console, line)
     for run in page.results.gaps:
         what = f"{run.kind} of {run.container.model} on {run.device.serial}"
         error = f": {run.error}" if run.error else ""
-        console.print(Text(_line(f"x {what}: {run.status}{error}"), "red"), soft_wrap=True)
+        _say(console, Text(_line(f"x {what}: {run.status}{error}"), "red"))
+
+
+def _say(console: Console, line: Text) -> None:
+    console.print(line, soft_wrap=not console.is_terminal)
 
 
 def _remarks(row: Row, *, brief: bool) -> list[Text]:
@@ -66,38 +82,35 @@ def _duel(duel: Duel) -> list[Text]:
     ]
 
 
-def _table(section: Section, *, wide: bool) -> Table:
-    metrics = METRICS + MORE_METRICS if wide else METRICS
-    title = f"HTP emulator. {EMULATOR_NOTICE}" if section.emulator else "Hardware"
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold yellow" if section.emulator else "bold",
-        header_style="bold",
-        box=box.SIMPLE_HEAD,
-    )
-    table.add_column("Model\ntarget, workload", overflow="fold")
-    for key in metrics:
+def _table(section: Section) -> FittedTable:
+    rows = section.rows
+    columns = []
+    for key in METRICS:
         metric = find_metric(key)
         heading = f"{SHORT_LABELS.get(key, metric.label)}\n{metric.shown_unit}"
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("Perplexity\non device", justify="right", no_wrap=True)
-    table.add_column("in float\non host", justify="right", no_wrap=True)
-    table.add_column("n\ngrade", justify="right", no_wrap=True)
-    for row in section.rows:
-        table.add_row(*(Text(cell) for cell in _cells(row, metrics)))
-    return table
+        columns.append(_column(key, heading, [_speed(row, key) for row in rows]))
+    found = [_perplexity(row) for row in rows]
+    columns += [
+        _column(DEVICE, "Perplexity\non device", [device for device, _ in found]),
+        _column(FLOAT, "in float\non host", [reference for _, reference in found]),
+        _column("grade", "n\ngrade", [_grade(row) for row in rows]),
+    ]
+    return FittedTable("Model\ntarget, workload", [_name(row) for row in rows], columns)
 
 
-def _cells(row: Row, metrics: tuple[str, ...]) -> list[str]:
+def _column(key: str, heading: str, cells: list[str]) -> Column:
+    rank = RANKS.get(key, 0)
+    return Column(heading, cells, _EMPTY if rank and set(cells) == {_NOTHING} else rank)
+
+
+def _name(row: Row) -> str:
     workload = f" {_line(row.label)}" if row.label else ""
     unchecked = f"\noutput {row.output}" if row.cells and row.output != "checked" else ""
-    return [
-        f"{_line(row.subject.model)}\n{_line(row.subject.target)}{workload}{unchecked}",
-        *(_speed(row, key) for key in metrics),
-        *_perplexity(row),
-        f"{row.n}\n{row.grade}" if row.n else _NOTHING,
-    ]
+    return f"{_line(row.subject.model)}\n{_line(row.subject.target)}{workload}{unchecked}"
+
+
+def _grade(row: Row) -> str:
+    return f"{row.n}\n{row.grade}" if row.n else _NOTHING
 
 
 def _speed(row: Row, key: str) -> str:

@@ -11,6 +11,8 @@ from harness.store.records import Run
 
 GATED = ("prefill_tokens_per_s", "decode_tokens_per_s")
 """The metrics that a verdict rests on by default."""
+JUDGED = (*GATED, "ttft_s", "init_s", "peak_rss_bytes")
+"""The metrics that it can rest on: speeds, latencies and memory of the runtime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,14 @@ def check_gated(keys: Sequence[str]) -> tuple[str, ...]:
 
     Raises:
         UnknownMetricError: there is no such metric.
-        WrongUseError: it is neither better high nor better low.
+        WrongUseError: it is none of `JUDGED`.
     """
     for key in keys:
-        if find_metric(key).direction is Direction.NEITHER:
-            raise WrongUseError(f"{key} is neither better high nor better low")
+        if find_metric(key).key not in JUDGED:
+            raise WrongUseError(
+                f"{key} is neither a speed nor a latency nor memory of the runtime: "
+                f"judge by {', '.join(JUDGED)}"
+            )
     return tuple(dict.fromkeys(keys))
 
 
@@ -53,27 +58,39 @@ def judge_runs(
     gated: Sequence[str] = GATED,
     threshold: float = comparison.THRESHOLD,
 ) -> Compared:
-    """The verdict over the runs of one group."""
+    """The verdict over the runs of one group.
+
+    Raises:
+        WrongUseError: some ran on the emulator, and some on hardware.
+    """
+    if len({run.device.emulator for run in runs}) > 1:
+        raise WrongUseError("speeds of the emulator and of hardware cannot be compared")
     metrics = [find_metric(key) for key in gated]
-    numbers = sorted({run.session for run in runs})
-    found = tuple(
-        (
-            metric,
-            comparison.compare(
-                [_pair(runs, number, metric.key) for number in numbers],
-                higher_is_better=metric.direction is Direction.HIGHER,
-                threshold=threshold,
-                metrics=len(metrics),
-            ),
-        )
-        for metric in metrics
-    )
+    found = tuple((metric, _judge(runs, metric, threshold, len(metrics))) for metric in metrics)
     group = runs[0].group_id if runs else ""
     return Compared(group, tuple(runs), found)
+
+
+def _judge(runs: Sequence[Run], metric: Metric, threshold: float, metrics: int) -> Comparison:
+    pairs = [_pair(runs, number, metric.key) for number in sorted({run.session for run in runs})]
+    whole = [(a, b) for a, b in pairs if a and b]
+    if not all(value > 0 for a, b in whole for value in (*a, *b)):  # as bytes that were pushed
+        reason = "a value is 0, which is in no ratio to another"
+        return Comparison(Verdict.NOT_ENOUGH_DATA, None, None, None, 0.0, len(whole), reason)
+    return comparison.compare(
+        whole,
+        higher_is_better=metric.direction is Direction.HIGHER,
+        threshold=threshold,
+        metrics=metrics,
+    )
 
 
 def _pair(
     runs: Sequence[Run], number: int, key: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    sides = {run.label: run.values(key) for run in runs if run.session == number}
-    return sides.get("A", ()), sides.get("B", ())
+    """What A and B gave in one session; nothing of a side that ran on another device."""
+    sides = {run.label: run for run in runs if run.session == number}
+    a, b = sides.get("A"), sides.get("B")
+    if a is None or b is None or a.device.serial != b.device.serial:
+        return (), ()
+    return a.values(key), b.values(key)

@@ -9,7 +9,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,6 +25,7 @@ from harness.errors import (
     StoreLockedError,
     StoreUnavailableError,
 )
+from harness.store.interrupts import Connections, RollingBack, interrupts_first
 
 BUSY_TIMEOUT_S = 30.0
 _WRITES = "qnnfarm_writes"
@@ -34,15 +35,22 @@ _SQLITE_MAGIC = b"SQLite format 3\0"
 class Database:
     """One database: hands out read and write transactions."""
 
-    def __init__(self, engine: Engine, location: str, busy_timeout_s: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        location: str,
+        busy_timeout_s: float,
+        connections: Connections | None = None,
+    ) -> None:
         self._engine = engine
         self.location = location
         self._busy_timeout_s = busy_timeout_s
+        self._connections = connections or Connections()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """One transaction that sees one state of the database throughout."""
-        with translated(self.location, self._busy_timeout_s), self._engine.begin() as connection:
+        with self._guarded(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
@@ -52,25 +60,34 @@ class Database:
         It takes the write lock at once. A transaction that reads first and writes later could not
         wait for another writer: SQLite fails it instead.
         """
-        with (
-            translated(self.location, self._busy_timeout_s),
-            self._engine.execution_options(**{_WRITES: True}).begin() as connection,
-        ):
+        writer = self._engine.execution_options(**{_WRITES: True})
+        with self._guarded(), writer.begin() as connection:
             yield connection
 
     def use_wal(self) -> None:
         """Switch a SQLite file to WAL for good; to be called once the file is known to be ours."""
         if self._engine.dialect.name == "sqlite":
-            with translated(self.location, self._busy_timeout_s):
+            with self._guarded():
                 connection = self._engine.raw_connection()
                 try:
-                    _enter_wal(connection.cursor(), self._busy_timeout_s)
+                    with closing(connection.cursor()) as cursor:
+                        _enter_wal(cursor, self._busy_timeout_s)
                 finally:
                     connection.close()
 
     def close(self) -> None:
         """Give up all connections."""
         self._engine.dispose()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Say what went wrong in our words, and leave nothing open."""
+        with (
+            translated(self.location, self._busy_timeout_s),
+            interrupts_first(),
+            self._connections.closed_after(),
+        ):
+            yield
 
 
 def open_database(
@@ -83,11 +100,34 @@ def open_database(
         NotAStoreError: the file is no database.
         StoreUnavailableError: the URL, its driver, the folder or the server cannot be used.
     """
-    text = str(location)
-    if "://" in text and not text.startswith("sqlite"):
-        return _open_server(text, busy_timeout_s)
-    path = Path(text.removeprefix("sqlite:///")) if "://" in text else Path(text)
+    path = _file(location)
+    if path is None:
+        return _open_server(str(location), busy_timeout_s)
     return _open_sqlite(path, create=create, busy_timeout_s=busy_timeout_s)
+
+
+def exists(location: str | Path) -> bool:
+    """Whether there is a database to open; of a server that is to be seen when it is opened.
+
+    Raises:
+        NotAStoreError: the file is no database.
+        StoreUnavailableError: there is none, and none can be made there.
+    """
+    path = _file(location)
+    if path is None:
+        return True
+    _check_file(path, create=True)
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise StoreUnavailableError(str(path), "it cannot be written")
+    return path.exists()
+
+
+def _file(location: str | Path) -> Path | None:
+    """The SQLite file of a location; None for a server's."""
+    text = str(location)
+    if "://" not in text:
+        return Path(text)
+    return Path(text.removeprefix("sqlite:///")) if text.startswith("sqlite") else None
 
 
 def _open_server(text: str, busy_timeout_s: float) -> Database:
@@ -106,13 +146,18 @@ def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> Database
     _check_file(path, create=create)
     target = path.absolute()
 
+    connections = Connections()
+
     def connect() -> sqlite3.Connection:
-        return sqlite3.connect(
-            _sqlite_uri(target, create=create),
-            uri=True,
-            timeout=busy_timeout_s,
-            isolation_level=None,  # transactions are begun by `_begin`, not by the driver's guesses
-            check_same_thread=False,
+        return connections.add(
+            sqlite3.connect(
+                _sqlite_uri(target, create=create),
+                uri=True,
+                timeout=busy_timeout_s,
+                isolation_level=None,  # transactions are begun by `_begin`, not by guesses
+                check_same_thread=False,
+                factory=RollingBack,
+            )
         )
 
     engine = sqlalchemy.create_engine("sqlite://", creator=connect, poolclass=NullPool)
@@ -129,7 +174,7 @@ def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> Database
         writes = connection.get_execution_options().get(_WRITES, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
-    return Database(engine, str(path), busy_timeout_s)
+    return Database(engine, str(path), busy_timeout_s, connections)
 
 
 def _check_file(path: Path, *, create: bool) -> None:

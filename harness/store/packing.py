@@ -167,6 +167,7 @@ def _head(text: bytes) -> tuple[list[int], list[Named]]:
         plain = all(type(n) is int and 0 <= n <= MOST_SAMPLES for n in lengths) and all(
             type(channel) is str
             and type(unit) is str
+            and type(index) is type(decimals) is int
             and index in range(len(lengths))
             and decimals in range(_FLOATS, _MOST_DECIMALS + 1)
             for channel, unit, index, decimals in named

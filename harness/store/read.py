@@ -65,9 +65,9 @@ def list_runs(connection: Connection, location: str, wanted: RunFilter) -> tuple
         CorruptRunError: one of them cannot have been written by qnnfarm.
     """
     rows, measured = _fetch(connection, location, _chosen(wanted))
-    runs = [_run(location, row, measured.get(row["id"], ())) for row in rows]
-    # An interrupted run is stored as running until the next writer comes by.
-    return tuple(run for run in reversed(runs) if wanted.status in {None, run.status})
+    runs = (_run(location, row, measured.get(row["id"], ())) for row in rows)
+    fitting = [run for run in runs if wanted.status in {None, run.status}]
+    return tuple(reversed(fitting[: wanted.newest]))
 
 
 def get_run(connection: Connection, location: str, run_id: str) -> Run:
@@ -132,12 +132,14 @@ def _chosen(wanted: RunFilter) -> Select[Any]:
         value = getattr(wanted, column)
         if value is not None:
             query = query.where(table.c[column] == value)
+    # An interrupted run is stored as running until the next writer comes by.
+    unsure = wanted.status in {"interrupted", "running"}
     if wanted.status is not None:
-        stored = {wanted.status, "running"} if wanted.status == "interrupted" else {wanted.status}
+        stored = {wanted.status, "running"} if unsure else {wanted.status}
         query = query.where(table.c.status.in_(sorted(stored)))
     if wanted.since is not None:
         query = query.where(table.c.created_at >= wanted.since)
-    return query.limit(wanted.newest) if wanted.newest is not None else query
+    return query if unsure or wanted.newest is None else query.limit(wanted.newest)
 
 
 def _fetch(

@@ -64,9 +64,8 @@ def _finite(value: object) -> object:
 
 
 RunId = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\Z")]
-Condition = Mapping[
-    StorableText, Annotated[JsonScalar, BeforeValidator(_finite), BeforeValidator(storable)]
-]
+StorableScalar = Annotated[JsonScalar, BeforeValidator(_finite), BeforeValidator(storable)]
+Condition = Mapping[StorableText, StorableScalar]
 """What was done to a device, or waited for, before a run: JSON scalars by name."""
 Sha256 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\Z")]
 Count = Annotated[int, Field(ge=0)]
@@ -182,7 +181,7 @@ class Workload(Record):
     max_new_tokens: Count | None = None
     repetitions: Count = 1
     warmup: Count = 0
-    sampler: Mapping[StorableText, JsonScalar] = Field(default_factory=dict)
+    sampler: Mapping[StorableText, StorableScalar] = Field(default_factory=dict)
     prompt: StorableText | None = None
     prompt_sha256: Sha256 | None = None
     dataset_sha256: Sha256 | None = None

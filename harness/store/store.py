@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
-from harness.errors import NotAStoreError, OlderSchemaError, StoreUnavailableError
+from harness.errors import NotAStoreError, OlderSchemaError, StoreError, StoreUnavailableError
 from harness.store import engine, migrations, read, schema, write
 from harness.store.read import RunFilter
 from harness.store.records import (
@@ -123,6 +123,27 @@ class ResultsStore:
             database.close()
             raise
         return cls(database)
+
+    @staticmethod
+    def check(location: str | Path) -> None:
+        """Find out whether `open` would work, and leave everything as it is.
+
+        Raises:
+            NotAStoreError: it is some other file or database, or damaged.
+            NewerSchemaError: a newer qnnfarm wrote it.
+            StoreLockedError: another process holds it.
+            StoreUnavailableError: it cannot be reached, or cannot be made there.
+        """
+        if not engine.exists(location):
+            return
+        database = engine.open_database(location, create=False)
+        try:
+            with database.reading() as connection:
+                found = migrations.find_version(connection, database.location)
+            if found is not None:
+                migrations.check_version(database.location, found)
+        finally:
+            database.close()
 
     @property
     def location(self) -> str:
@@ -260,6 +281,9 @@ class ResultsStore:
     def recording(self, run: Run) -> Iterator[RunRecorder]:
         """Begin a run, finish it by how the block ends: done, failed with error, or interrupted.
 
+        What ends the block comes out of it, also where the store cannot be told; then a note on
+        it says so.
+
         Raises:
             RunConflictError: there is a run of that identifier.
         """
@@ -267,12 +291,13 @@ class ResultsStore:
         recorder = RunRecorder(self, run)
         try:
             yield recorder
-        except Exception as error:
-            text = str(error) or type(error).__name__
-            self._finish(recorder, "failed", text)
-            raise
-        except BaseException:
-            self._finish(recorder, "interrupted", None)
+        except BaseException as error:
+            failed = isinstance(error, Exception)
+            text = (str(error) or type(error).__name__) if failed else None
+            try:
+                self._finish(recorder, "failed" if failed else "interrupted", text)
+            except StoreError as told:
+                error.add_note(f"and the run is not finished in the store: {told}")
             raise
         self._finish(recorder, "done", None)
 

@@ -16,7 +16,9 @@ from selenium.webdriver.common.by import By
 from harness.store.records import Run
 from harness.store.store import ResultsStore
 from reports import page, query, render
+from reports.listing import MOST_IN_FULL
 from tests.reports import lab
+from tests.reports.conftest import Sample, speeds
 
 CHROMEDRIVER = Path("/usr/bin/chromedriver")
 BROWSER = shutil.which("chromium")
@@ -105,6 +107,19 @@ def overflow(browser: Chrome, width: int) -> int:
     return int(found)
 
 
+def sideways(browser: Chrome, width: int) -> tuple[int, list[str]]:
+    """The same, and the boxes whose content is wider than they are."""
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    found = browser.execute_script(
+        "return [...document.querySelectorAll('*')]"
+        ".filter(e => ['auto', 'scroll'].includes(getComputedStyle(e).overflowX))"
+        ".filter(e => e.scrollWidth > e.clientWidth)"
+        ".map(e => `${e.tagName}.${e.className}: ${e.scrollWidth} in ${e.clientWidth}`)"
+    )
+    return overflow(browser, width), list(found)
+
+
 def test_a_figure_can_be_read(
     browser: Chrome, load: Callable[[list[Run]], str], samples: Samples
 ) -> None:
@@ -159,6 +174,39 @@ def test_telemetry_and_comparisons_fit_and_stay_silent(
     assert all(line.size["height"] > 0 or line.size["width"] > 0 for line in lines[:3])
     assert browser.find_element(By.CSS_SELECTOR, "[data-verdict=regressed]").is_displayed()
     assert complaints(browser) == []
+
+
+@pytest.mark.parametrize("width", [1300, 1100, 1024, 800, 390])
+def test_no_part_of_the_page_scrolls_sideways(
+    browser: Chrome, tmp_path: Path, samples: Samples, width: int
+) -> None:
+    """All parts at once: grades, unchecked outputs, comparisons, telemetry, conditions, gaps."""
+    database, path = tmp_path / "results.db", tmp_path / "report.html"
+    with ResultsStore.open(database) as store:
+        lab.add_telemetry(store, lab.sessions())
+        for run in (*samples["mixed"], *lab.duel()):
+            store.write_run(run)
+    composed = page.compose(query.load(str(database)))
+    render.write(render.render(composed, datetime.now(UTC)), path)
+    browser.get(path.as_uri())
+    browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    for part in (".grade", "[data-output]", "[data-verdict]", ".timeline", ".conditions", "#gaps"):
+        assert browser.find_elements(By.CSS_SELECTOR, part), part
+    assert sideways(browser, width) == (0, [])
+
+
+def test_runs_in_one_line_fit_and_are_found(
+    browser: Chrome, load: Callable[[list[Run]], str]
+) -> None:
+    phone = Sample("SM8750", emulator=True, model="a-model-with-a-rather-long-name")
+    values = speeds([999, 1000], [50, 51], [0.04, 0.04], 1310)
+    runs = [phone.run(number, "bench", values) for number in range(MOST_IN_FULL + 3)]
+    address = load(runs)
+    browser.execute_script("document.querySelector('.brief').open = true")
+    assert sideways(browser, 390) == (0, [])
+    assert overflow(browser, 1200) <= 0
+    browser.get(f"{address}#run-{runs[1].id}")
+    assert browser.find_element(By.CSS_SELECTOR, "li:target").text.startswith("20 Nov 2026")
 
 
 def test_hostile_text_is_only_text(

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from harness.errors import MissingStoreError, NotAStoreError
 from harness.store.records import Run
 from reports.cli import report
-from reports.errors import OutputIsDatabaseError
+from reports.errors import OutputIsDatabaseError, OutputPathError
 
 MakeStore = Callable[[Sequence[Run]], Path]
 Samples = Mapping[str, list[Run]]
@@ -111,6 +111,9 @@ def test_wrong_use_is_refused_before_anything_is_written(
     assert db.read_bytes() == before
     with pytest.raises(MissingStoreError):
         report(db=str(tmp_path / "none.db"), out=tmp_path / "report.html")
+    with pytest.raises(OutputPathError):
+        report(db=str(db), out=tmp_path / "nope" / "report.html")
+    assert not (tmp_path / "nope").exists()
     (tmp_path / "text.db").write_text("no database, but long enough to look like one")
     with pytest.raises(NotAStoreError):
         report(db=str(tmp_path / "text.db"), out=tmp_path / "report.html")

@@ -1,14 +1,17 @@
 """Sessions, grades, comparisons, output checks and telemetry in the report."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.measure.comparison import Verdict
-from harness.store.records import OutputCheck, RepetitionTelemetry, Run, TelemetrySeries
+from harness.store.records import Condition, OutputCheck, RepetitionTelemetry, Run, TelemetrySeries
 from harness.store.store import ResultsStore
 from reports import document, page, query, render, telemetry, text
 from reports.query import Results
@@ -162,6 +165,28 @@ def test_values_that_never_change_are_plotted() -> None:
     figure = telemetry.figure(lab.sessions()[0], repetition(series))
     assert figure is not None
     assert (figure.panels[0].low, figure.panels[0].high) == ("40.0", "50.0")
+
+
+@given(st.floats(1e-9, 1e9), st.integers(1, 6))
+def test_values_that_differ_by_a_bit_are_plotted(value: float, steps: int) -> None:
+    other = value
+    for _ in range(steps):
+        other = math.nextafter(other, math.inf)
+    series = TelemetrySeries("temp_c:a", "degC", (0.0, 1.0), (value, other))
+    figure = telemetry.figure(lab.sessions()[0], repetition(series))
+    assert figure is not None
+    heights = [
+        float(pair.partition(",")[2]) for pair in figure.panels[0].lines[0].pieces[0].split()
+    ]
+    assert all(0 <= height <= telemetry.SIDE for height in heights)
+
+
+def test_a_condition_of_any_shape_is_shown() -> None:
+    odd: tuple[Condition, ...] = ({"temperature": 3}, {"name": 5, "outcome": None}, {})
+    run = changed(lab.sessions()[0], conditions=odd)
+    html = render.render(composed(run), datetime.now(UTC))
+    assert "<b>condition</b>" in html
+    assert "<b>5</b>" in html
 
 
 def test_a_hostile_channel_is_only_text(tmp_path: Path) -> None:

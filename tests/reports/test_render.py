@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from html.parser import HTMLParser
@@ -14,10 +16,11 @@ from hypothesis import strategies as st
 
 from harness.store.records import Positions, Run
 from reports import render
-from reports.errors import ReportWriteError
+from reports.errors import OutputPathError, ReportWriteError
 from reports.page import compose
 from reports.query import Results
 from reports.text import LONGEST_TEXT, POSITIONS, listing, percent, shortened, visible
+from tests.reports import lab
 
 Samples = Mapping[str, list[Run]]
 MOMENT = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -86,15 +89,26 @@ def infected(run: Run, text: str, **changes: object) -> Run:
         "host": text,
         "git_commit": text,
     }
-    return Run.model_validate({**data, "generated_text": text, **changes})
+    data |= {
+        "generated_text": text,
+        "label": text,
+        "check": {"outcome": "passed", "reason": text},
+        "conditions": [{"name": text, "outcome": text, "reason": text, "before": text, text: text}],
+    }
+    return Run.model_validate({**data, **changes})
 
 
 def infected_runs(samples: Samples, text: str) -> list[Run]:
     bench, perplexity, *_ = samples["emulator"]
+    duel = [
+        infected(run, text, label=run.label, group_id=run.group_id, session=run.session)
+        for run in lab.duel()
+    ]
     return [
         infected(bench, text),
         infected(perplexity, text),
         infected(bench, text, id="f" * 32, status="failed", error=text),
+        *duel,
     ]
 
 
@@ -196,7 +210,7 @@ def test_words() -> None:
 
 
 def test_a_report_appears_whole(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "report.html"
+    path = tmp_path / "report.html"
     render.write("one", path)
     render.write("two", path)
     assert path.read_text() == "two"
@@ -213,6 +227,37 @@ def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
             render.write("html", path)
         assert "\n" not in str(caught.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_folders_are_not_made(tmp_path: Path) -> None:
+    for path in (tmp_path / "nope" / "report.html", tmp_path):
+        with pytest.raises(OutputPathError) as caught:
+            render.write("html", path)
+        assert caught.value.exit_code == 2
+        assert str(caught.value).startswith(f"cannot write the report {path}: it")
+    assert not (tmp_path / "nope").exists()
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    code = f"""if True:
+        import resource
+        from pathlib import Path
+        from reports import render
+        from reports.errors import OutputPathError, ReportWriteError
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+        try:
+            render.write("x" * 100_000, Path({str(path)!r}))
+        except ReportWriteError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == f"cannot write the report {path}: File too large\n", done
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def contrast(first: str, second: str) -> float:

@@ -6,7 +6,7 @@ import pytest
 
 from harness.measure.quality import DEVICE, FLOAT, QUANTIZED
 from harness.store.records import Run
-from reports.comparison import SpeedKey
+from reports.comparison import SpeedKey, Subject
 from reports.page import compose
 from reports.query import Results
 from reports.summary import Row, perplexities, summarise
@@ -153,3 +153,40 @@ def test_missing_repetitions_and_other_prompts_are_remarked(samples: Samples) ->
     (row,) = summarise([run])
     assert "1 of 1 runs gave fewer repetitions than asked for" in row.remarks
     assert "The prompt came to 64 tokens where 60 were asked for" in row.remarks
+
+
+def test_thousands_of_containers_are_not_compared_with_each_other(
+    samples: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A nightly build has a container of its own; each has to look at its own perplexity only."""
+    bench, scored = samples["emulator"][:2]
+    nights = [
+        changed(run, id=f"{night:031x}{number}", container__sha256=f"{night:064x}")
+        for night in range(200)
+        for number, run in enumerate((bench, scored))
+    ]
+    looks = 0
+    suits = Subject.suits
+
+    def counted(self: Subject, other: Subject) -> bool:
+        nonlocal looks
+        looks += 1
+        return suits(self, other)
+
+    monkeypatch.setattr(Subject, "suits", counted)
+    found = rows(nights)
+    assert len(found) == 200
+    assert all(row.perplexity is not None for row in found)
+    assert looks <= 3 * len(nights)
+
+
+def test_what_keeps_rows_apart_is_said_of_all_that_look_alike(samples: Samples) -> None:
+    bench = samples["emulator"][0]
+    alike = [
+        bench,
+        changed(bench, id="1" * 32, provenance__host="another"),
+        changed(bench, id="2" * 32, provenance__library_versions={"genie": "1.22"}),
+    ]
+    (words,) = {next(r for r in row.remarks if r.startswith("Kept apart")) for row in rows(alike)}
+    listed = words.partition(" by: ")[2].split(", ")
+    assert listed == ["host", "genie version", "onnxruntime version", "python version"]

@@ -1,6 +1,8 @@
 """The registry of metrics."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -85,3 +87,11 @@ def test_directions() -> None:
     assert find_metric("decode_tokens_per_s").direction is Direction.HIGHER
     assert find_metric("ttft_s").direction is Direction.LOWER
     assert find_metric("generated_tokens").direction is Direction.NEITHER
+
+
+def test_the_document_lists_every_metric_with_its_unit() -> None:
+    document = Path(__file__).parents[3] / "docs" / "measurements.md"
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([\w/]*) ?\| (\S.*) \|$", document.read_text("utf-8"), re.MULTILINE
+    )
+    assert [(key, unit) for key, unit, _ in rows] == [(m.key, m.unit) for m in METRICS.values()]

@@ -156,6 +156,27 @@ def test_filters(store: ResultsStore, make_run: MakeRun) -> None:
     assert ids(RunFilter(model="other")) == []
 
 
+def test_the_newest_are_counted_among_the_wanted_ones(
+    store: ResultsStore, make_run: MakeRun, tmp_path: Path
+) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    interrupted, running, lost = [
+        make_run(created_at=start + timedelta(hours=hour)) for hour in range(3)
+    ]
+    for run in (interrupted, running, lost):
+        store.begin_run(run)
+    store.finish_run(interrupted.id, status="interrupted")
+
+    def ids(wanted: RunFilter) -> list[str]:
+        return [run.id for run in store.list_runs(wanted)]
+
+    assert ids(RunFilter(status="interrupted", newest=1)) == [interrupted.id]
+    of_nobody = "UPDATE runs SET writer = rtrim(writer, '0123456789') || '0'"  # its start time
+    change(tmp_path / "results.db", f"{of_nobody} WHERE id = '{lost.id}'")
+    assert ids(RunFilter(status="running", newest=1)) == [running.id]
+    assert ids(RunFilter(status="interrupted", newest=2)) == [interrupted.id, lost.id]
+
+
 def test_records_refuse_nonsense(make_run: MakeRun) -> None:
     with pytest.raises(ValidationError, match="failed run needs its error"):
         make_run(status="failed")
@@ -163,6 +184,8 @@ def test_records_refuse_nonsense(make_run: MakeRun) -> None:
         make_run(created_at=datetime(2026, 1, 1))  # noqa: DTZ001
     with pytest.raises(ValidationError):
         make_run(kind="guess")
+    with pytest.raises(ValidationError, match="JSON does not have"):
+        Workload(runner="genie_t2t_run.py", sampler={"temp": float("nan")})
     with pytest.raises(ValidationError):
         make_run(id="../../etc")
     with pytest.raises(ValidationError):

@@ -136,6 +136,8 @@ def head(text: str, body: bytes = b"") -> bytes:
         head('{"v":1,"columns":[99999999999],"series":[]}'),
         head('{"v":1,"columns":[0],"series":[["a","x",1,0]]}'),
         head('{"v":1,"columns":[0],"series":[["a","x",true,0]]}', b"x"),
+        head('{"v":1,"columns":[0],"series":[["a","x",0.0,0]]}'),
+        head('{"v":1,"columns":[0],"series":[["a","x",0,0.0]]}'),
         head('{"v":1,"columns":[0],"series":[[1,"x",0,0]]}'),
         head('{"v":1,"columns":[0],"series":[["a","x",0,7]]}'),
         head('{"v":1,"columns":[0],"series":[["a","x",0]]}'),

@@ -1,0 +1,98 @@
+"""The summary on terminals of all widths, and elsewhere."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from harness.store.records import Run
+from reports import page, terminal
+from reports.query import Results
+from tests.reports import lab
+from tests.reports.conftest import Sample, speeds
+
+_PHONES = [*lab.sessions(), *lab.duel()]
+_ALL = ("Prefill", "Decode", "TTFT", "Init", "Memory", "Perplexity", "in float", "grade")
+
+
+def _emulated(model: str = "tiny_llama") -> list[Run]:
+    emulator = Sample("SM8750", emulator=True, model=model)
+    values = speeds([4001, 4002, 4123], [16.2, 16.3, 17.1], [0.5, 0.51, 0.52], 310)
+    scores = {"perplexity": [25.565], "perplexity_float": [25.48]}
+    return [emulator.run(1, "bench", values), emulator.run(2, "perplexity", scores)]
+
+
+def _shown(runs: list[Run], width: int | None) -> str:
+    """What is printed on a terminal that is so wide, or into a pipe; one without colours."""
+    console = Console(
+        file=io.StringIO(), width=width or 60, force_terminal=width is not None,
+        color_system=None, highlight=False,
+    )  # fmt: skip
+    terminal.show(page.compose(Results("results.db", tuple(runs), ())), console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def _table(text: str) -> list[str]:
+    lines = text.splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith(" Model"))
+    return lines[first : lines.index("", first)]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
+@pytest.mark.parametrize("runs", [_PHONES, _emulated()], ids=["phones", "emulator"])
+def test_a_terminal_gets_whole_words_and_numbers(runs: list[Run], width: int) -> None:
+    text = _shown(runs, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    table = "\n".join(_table(text))
+    (row, *_) = page.compose(Results("results.db", tuple(runs), ())).sections[0].rows
+    names = (row.subject.model, row.subject.target, row.label)
+    for word in (*names, "Prefill", "tokens/s", "Decode"):
+        assert re.search(rf"(?<!\S){re.escape(word)}(?!\S)", table), (word, table)
+    for key in ("prefill_tokens_per_s", "decode_tokens_per_s"):
+        for part in row.cells[key].text.split(" ± "):
+            assert re.search(rf"(?<!\S){re.escape(part)}(?!\S)", table), (part, table)
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [
+        (140, ()),
+        (90, ("Memory",)),
+        (80, ("Memory", "Init")),
+        (70, ("Memory", "Init", "in float")),
+        (60, ("Memory", "Init", "in float", "grade")),
+        (54, ("Memory", "Init", "in float", "grade", "TTFT")),
+        (42, ("Memory", "Init", "in float", "grade", "TTFT", "Perplexity")),
+        (20, ("Memory", "Init", "in float", "grade", "TTFT", "Perplexity")),
+    ],
+)
+def test_columns_go_by_their_rank(width: int, left_out: tuple[str, ...]) -> None:
+    heading = "".join(_table(_shown(_emulated(), width))[:2])
+    assert [name for name in _ALL if name not in heading] == [n for n in _ALL if n in left_out]
+
+
+def test_columns_without_a_value_go_first() -> None:
+    heading = "".join(_table(_shown(_PHONES, 75))[:2])
+    assert "Init" in heading
+    assert "Perplexity" not in heading
+    assert "Perplexity" in "".join(_table(_shown(_PHONES, 100))[:2])
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_a_name_without_end_is_broken_and_cuts_no_number(width: int) -> None:
+    text = _shown(_emulated("x" * 300), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "4,062" in text
+    assert "17.20" not in text  # the mean of the values is another
+    assert "16.70" in text
+
+
+def test_a_pipe_gets_everything_and_no_spaces_at_the_end() -> None:
+    text = _shown([*_PHONES, *_emulated()], None)
+    heading = "".join(_table(text)[:2])
+    assert all(name in heading for name in _ALL)
+    assert "SM8750:emulator pp64+tg16" in text
+    assert [line for line in text.splitlines() if line != line.rstrip()] == []
