@@ -2,6 +2,7 @@
 
 import pytest
 
+from harness.plugin.refusing import refuse
 from suites.parameters import SuiteParameters, parameters
 
 
@@ -11,6 +12,9 @@ def suite_parameters(pytestconfig: pytest.Config) -> SuiteParameters:
     return parameters(pytestconfig)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_collectstart(collector: pytest.Collector) -> None:
     """Refuse parameters that cannot be used before anything runs."""
-    parameters(metafunc.config)
+    try:
+        parameters(collector.config)
+    except pytest.UsageError as error:
+        refuse(collector.config, str(error))

@@ -37,3 +37,4 @@ def demo(
             steps.measure(built[soc].container, device, store, references, say)
         say.step(f"report {out / 'report.html'}")
     steps.report(db, out / "report.html")
+    steps.farewell(SOCS)

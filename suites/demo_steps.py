@@ -1,6 +1,6 @@
 """The steps of the demo, each through the public surface of the package it shows."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,8 @@ from buildlib.reference.scored import onnx_perplexity
 from buildlib.runner import StageRecord
 from harness.adb.client import AdbServer
 from harness.adb.server import ensure_server, stop_if_ours
-from harness.cli.console import progress
+from harness.cli.arguments import WAIT_S
+from harness.cli.console import progress, remarks
 from harness.cli.session import open_session
 from harness.errors import HarnessError, WrongUseError
 from harness.paths import state_dir
@@ -158,10 +159,14 @@ def adb_server() -> Iterator[AdbServer]:
         stop_if_ours(server)
 
 
+def _device_name(soc: str) -> str:
+    return f"demo-{soc.lower()}"
+
+
 @contextmanager
 def virtual_device(soc: str, server: AdbServer, say: Narrator) -> Iterator[str]:
     """The serial of a virtual device that stops with the demo; its files stay for the next one."""
-    name = f"demo-{soc.lower()}"
+    name = _device_name(soc)
     say.step(f"start virtual device {name} and connect it to the adb server at port {server.port}")
     serial = ""
     try:
@@ -186,7 +191,7 @@ def measure(
 ) -> None:
     """Deploy, bench and score one container on one device, into the store."""
     say.step(f"deploy to {serial}, prefill and decode, perplexity")
-    with open_session(container.path, serial) as session:
+    with open_session(container.path, serial, wait_s=WAIT_S) as session:
         deployment = session.runtime.prepare()
         pushed, reused = deployment.pushed_bytes / 2**20, deployment.reused_bytes / 2**20
         say.detail(f"pushed {pushed:.1f} MiB, {reused:.1f} MiB were there already")
@@ -209,6 +214,13 @@ def measure(
             f"perplexity {result.perplexity:.3f} on the device, "
             f"{references['perplexity_float']:.3f} in float on the host"
         )
+
+
+def farewell(socs: Sequence[str]) -> None:
+    """Tell what stays."""
+    names = " and ".join(map(_device_name, socs))
+    told = f"{names} are stopped; their files stay for the next demo (`qnnfarm device rm NAME`)"
+    remarks().print(told, markup=False, soft_wrap=True)
 
 
 def report(db: Path, out: Path) -> None:

@@ -94,13 +94,9 @@ def parameters(config: pytest.Config) -> SuiteParameters:
     """What this run of pytest was given.
 
     Raises:
-        pytest.Collector.CollectError: see `SuiteParameters.read`; so that workers of xdist, too,
-            can say it.
+        pytest.UsageError: see `SuiteParameters.read`.
     """
-    try:
-        return SuiteParameters.read(read_settings(config).params)
-    except pytest.UsageError as error:
-        raise pytest.Collector.CollectError(str(error)) from None
+    return SuiteParameters.read(read_settings(config).params)
 
 
 def fitting(wanted: tuple[int, ...] | None, usual: tuple[int, ...], room: int) -> tuple[int, ...]:

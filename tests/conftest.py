@@ -31,8 +31,10 @@ from tests.private_adb import free_port, private_environment
 SOC = "SM8750"
 
 # On CI the same examples each time, so that a red run can be repeated; elsewhere new ones.
-settings.register_profile("ci", derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+# How long an example takes says how busy the machine is, so there is no deadline.
+settings.register_profile("ci", derandomize=True, print_blob=True, deadline=None)
+settings.register_profile("here", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,11 +17,13 @@ from harness.plugin.fixtures import (
 )
 from harness.plugin.hooks import (
     pytest_addoption,
+    pytest_collection_finish,
     pytest_configure,
     pytest_generate_tests,
     pytest_pycollect_makeitem,
     pytest_report_header,
     pytest_report_teststatus,
+    pytest_runtest_logreport,
     pytest_runtest_makereport,
     pytest_runtest_teardown,
 )
@@ -35,11 +37,13 @@ __all__ = [
     "devices",
     "pool",
     "pytest_addoption",
+    "pytest_collection_finish",
     "pytest_configure",
     "pytest_generate_tests",
     "pytest_pycollect_makeitem",
     "pytest_report_header",
     "pytest_report_teststatus",
+    "pytest_runtest_logreport",
     "pytest_runtest_makereport",
     "pytest_runtest_teardown",
     "record_measurement",

@@ -1,5 +1,6 @@
 """The fixtures. Nothing heavy is imported before a test asks for a device."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -9,6 +10,7 @@ from harness.plugin.keeper import LeaseKey, purpose, require
 from harness.plugin.marker import MarkerError, uses_device, wish_of
 from harness.plugin.options import read_settings
 from harness.plugin.state import ROWS, TEST, TestState, keeper_of, run_uid
+from harness.plugin.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from harness.store.store import ResultsStore
 
 SESSION_FIXTURE = "_qnnfarm_session"
+SESSION_ID = "session"
+"""How a session is called in the name of a test, with its number from 1."""
 _RESULTS = "qnnfarm-results.db"
 
 
@@ -83,7 +87,8 @@ def _qnnfarm_lease(
     wanted = require(key.wish, None if taken is None else taken.metadata.target, kinds)
     keeper = keeper_of(request.config)
     try:
-        held = keeper.borrow(key, wanted, purpose(item.name))
+        waiting = Waiting(item, wanted, keeper.pool.members)
+        held = keeper.borrow(key, wanted, purpose(item.name), waiting)
     except RequirementError as error:
         if read_settings(request.config).fail_missing:
             _fail(error)
@@ -165,6 +170,7 @@ def run_container(
             _qnnfarm_store,
             run_uid=run_uid(request.config),
             session=held.key.session,
+            case=case_of(item),
             label=item.nodeid.partition("[")[0],
             on_run=note,
         )
@@ -190,16 +196,15 @@ def record_measurement(
     state = item.stash.get(TEST, None)
     rows = item.stash.setdefault(ROWS, [])
     recorder = MeasurementRecorder(
-        item.nodeid,
         runner,
         _qnnfarm_store,
         lambda name, value: item.user_properties.append((name, value)),
         lambda row: rows.append(dict(row)),
     )
     yield recorder
-    run_id = recorder.finish("" if state is None else state.failure)
-    if run_id is not None:
-        item.user_properties.append(("qnnfarm.run", run_id))
+    if state is not None:
+        for run_id in recorder.finish(state.status, state.failure or None):
+            item.user_properties.append(("qnnfarm.run", run_id))
 
 
 def store_location(config: pytest.Config, temporary: pytest.TempPathFactory) -> str:
@@ -222,6 +227,15 @@ def key_of(item: pytest.Item, container: Path | None = None) -> LeaseKey:
     if container is None and isinstance(params.get("container"), Path):
         container = params["container"]
     return LeaseKey(wish_of(item), container, params.get(SESSION_FIXTURE, 0))
+
+
+def case_of(item: pytest.Item) -> str:
+    """The test by its name and parameters, which are the same in all sessions of `--repeat`."""
+    session = getattr(getattr(item, "callspec", None), "params", {}).get(SESSION_FIXTURE)
+    if session is None:
+        return item.nodeid
+    own = rf"(?<=\[){SESSION_ID}{session + 1}(-|(?=\]))|-{SESSION_ID}{session + 1}(?=[-\]])"
+    return re.sub(own, "", item.nodeid, count=1).replace("[]", "")
 
 
 def following_key(item: pytest.Item | None) -> LeaseKey | None:

@@ -4,12 +4,14 @@ from collections.abc import Generator
 
 import pytest
 
-from harness.plugin.fixtures import SESSION_FIXTURE, following_key
+from harness.plugin.fixtures import SESSION_FIXTURE, SESSION_ID, following_key
 from harness.plugin.marker import DESCRIPTION, LEASE_FIXTURE, check_marker, uses_device
-from harness.plugin.options import add_options, read_settings
-from harness.plugin.reporting import LOST, REPORTED_ROWS
+from harness.plugin.options import add_options, check_db, read_settings, without_password
+from harness.plugin.refusing import Refusals, refuse
+from harness.plugin.reporting import LOST, REPORTED_ROWS, restore_phase
 from harness.plugin.state import KEEPER, ROWS, TEST
 from harness.plugin.table import SessionTable
+from harness.plugin.waiting import WaitingLines
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,6 +24,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", DESCRIPTION)
     read_settings(config)
     config.pluginmanager.register(SessionTable(config), "qnnfarm-table")
+    config.pluginmanager.register(WaitingLines(config), "qnnfarm-waiting")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Refusals(), "qnnfarm-refusals")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -31,7 +36,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         "pool": "" if settings.pool is None else str(settings.pool),
         "devices": ", ".join(settings.devices),
         "containers": ", ".join(map(str, settings.containers)),
-        "results": settings.db or "",
+        "results": without_password(settings.db or ""),
     }
     words = [f"{name} {value}" for name, value in asked.items() if value]
     return [f"qnnfarm: {'; '.join(words)}"] if words else []
@@ -52,7 +57,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             SESSION_FIXTURE,
             range(settings.repeat),
             indirect=True,
-            ids=[f"session{number + 1}" for number in range(settings.repeat)],
+            ids=[f"{SESSION_ID}{number + 1}" for number in range(settings.repeat)],
             scope="session",
         )
 
@@ -73,6 +78,34 @@ def pytest_pycollect_makeitem() -> Generator[None, object, object]:
         if isinstance(item, pytest.Item) and uses_device(item):
             check_marker(item)
     return made
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse devices that nobody knows, and a store that cannot be used, before any test waits."""
+    config = session.config
+    if config.option.collectonly or not any(map(uses_device, session.items)):
+        return
+    from harness.errors import HarnessError
+    from harness.plugin.known import require_known
+
+    settings = read_settings(config)
+    if config.option.qnnfarm_device:
+        try:
+            require_known(settings.device_specs())
+        except HarnessError as error:
+            refuse(config, f"--device: {error}")
+    try:
+        check_db(settings)
+    except pytest.UsageError as error:
+        refuse(config, str(error))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> Generator[None]:
+    """Let reporters count a lost device as an error, and then name where it was lost."""
+    yield
+    restore_phase(report)
 
 
 @pytest.hookimpl(wrapper=True)

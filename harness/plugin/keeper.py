@@ -6,6 +6,7 @@ A process that waits for devices holds none, so two of them can never wait for e
 import contextlib
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,17 +75,28 @@ class LeaseKeeper:
         """The pool that was asked for.
 
         Raises:
-            HarnessError: its configuration cannot be used.
+            HarnessError: its configuration cannot be used, or nobody knows a device of it.
         """
+        from harness.plugin.known import require_known
         from harness.pool.pool import Pool
 
         settings = self._settings
         named = settings.device_specs()
+        require_known(named)
         pool = Pool.of(named) if named else Pool.open(settings.pool)
         return self._stack.enter_context(pool)
 
-    def borrow(self, key: LeaseKey, requirement: "Requirement", purpose: str) -> Held:
+    def borrow(
+        self,
+        key: LeaseKey,
+        requirement: "Requirement",
+        purpose: str,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> Held:
         """The lease of that key: the one that is held if it is still ours, else a new one.
+
+        Args:
+            while_waiting: called several times a second while others hold them.
 
         Raises:
             RequirementError: no device of the pool can ever meet the requirement.
@@ -93,8 +105,16 @@ class LeaseKeeper:
         if self._held is not None and not self._is_good(self._held, key):
             self.settle(None)
         if self._held is None:
+
+            def never() -> bool:
+                while_waiting()
+                return False
+
             lease = self.pool.acquire(
-                requirement, timeout_s=self._settings.lease_timeout_s, purpose=purpose
+                requirement,
+                timeout_s=self._settings.lease_timeout_s,
+                purpose=purpose,
+                cancelled=never,
             )
             self._held = Held(key, requirement, lease)
         return self._held

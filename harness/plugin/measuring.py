@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from harness.plugin.running import ContainerRunner
+    from harness.store.records import RunStatus
     from harness.store.store import ResultsStore
 
 
@@ -24,23 +25,20 @@ class MeasurementRecorder:
 
     def __init__(
         self,
-        nodeid: str,
         runner: "ContainerRunner | None",
         open_store: "Callable[[], ResultsStore]",
         add_property: "Callable[[str, object], None]",
         add_row: "Callable[[Mapping[str, object]], None]",
     ) -> None:
-        self._nodeid = nodeid
         self._runner = runner
         self._open_store = open_store
         self._add_property = add_property
         self._add_row = add_row
         self._began = now()
-        self._counts: dict[str, int] = {}
-        self._kept: list[Measurement] = []
+        self._kept: dict[str, list[Measurement]] = {}
 
     def __call__(self, metric: str, value: float, *, test: str = "") -> None:
-        """Record one value; a second one of the same metric is its next repetition.
+        """Record one value; a second one of the same metric and test is its next repetition.
 
         Args:
             metric: a key of `harness.store.metrics.METRICS`.
@@ -52,9 +50,9 @@ class MeasurementRecorder:
             UnknownMetricError, MetricValueError: nothing is recorded.
         """
         legal = find_metric(metric).check(float(value))
-        repetition = self._counts.get(metric, 0)
-        self._counts[metric] = repetition + 1
-        self._kept.append(Measurement(metric=metric, value=legal, repetition=repetition))
+        kept = self._kept.setdefault(test, [])
+        repetition = sum(one.metric == metric for one in kept)
+        kept.append(Measurement(metric=metric, value=legal, repetition=repetition))
         self._add_property(f"{metric}[{test}]" if test else metric, legal)
         if test:
             self.show(test, metric, (legal,))
@@ -90,6 +88,7 @@ class MeasurementRecorder:
         self._add_row(
             {
                 "model": container.model,
+                "container": container.sha256,
                 "size": sum(record.size_bytes for record in metadata.files.values()),
                 "params": metadata.model.parameters,
                 "backend": f"HTP {metadata.target.dsp_arch}"
@@ -103,27 +102,38 @@ class MeasurementRecorder:
             }
         )
 
-    def finish(self, failure: str) -> str | None:
-        """Write what was recorded as one run; gives its identifier if there was anything.
+    def finish(self, status: "RunStatus", error: str | None = None) -> tuple[str, ...]:
+        """Write what was recorded, as one run for each `test`; gives their identifiers.
 
         Args:
-            failure: what went wrong in the test; empty if nothing did.
+            status: how the test ended.
+            error: what went wrong, if it failed.
         """
         if self._runner is None or not self._kept:
-            return None
-        container, device, provenance = self._runner.records()
-        run = Run(
+            return ()
+        runs = [self._run_of(self._runner, test, status, error) for test in self._kept]
+        with self._open_store() as store:
+            for run in runs:
+                store.write_run(run)
+        return tuple(run.id for run in runs)
+
+    def _run_of(
+        self, runner: "ContainerRunner", test: str, status: "RunStatus", error: str | None
+    ) -> Run:
+        container, device, provenance = runner.records()
+        return Run(
             kind="bench",
-            status="failed" if failure else "done",
-            error=failure or None,
+            status=status,
+            error=error,
             created_at=self._began,
             finished_at=now(),
+            group_id=runner.group("recorded", test),
+            session=runner.session,
+            label=test or runner.label,
             container=container,
             device=device,
             provenance=provenance,
-            workload=Workload(runner=self._runner.runtime.runner, prompt=self._nodeid),
-            measurements=tuple(self._kept),
+            # Reports put runs together by what was asked; here that is the test.
+            workload=Workload(runner=runner.runtime.runner, prompt=f"{runner.case} {test}".strip()),
+            measurements=tuple(self._kept[test]),
         )
-        with self._open_store() as store:
-            store.write_run(run)
-        return run.id

@@ -128,6 +128,15 @@ def read_settings(config: pytest.Config) -> Settings:
     return config.stash[_KEY]
 
 
+def without_password(db: str) -> str:
+    """A database's location, fit for a log: no password, and no query, which may hold one."""
+    scheme, separator, rest = db.partition("://")
+    if not separator:
+        return db
+    user, at, place = rest.partition("?")[0].rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}{at}{place}"
+
+
 def _read(config: pytest.Config) -> Settings:
     base = config.inipath.parent if config.inipath else config.rootpath
     option = config.option
@@ -158,6 +167,8 @@ def _read(config: pytest.Config) -> Settings:
         _check_devices(settings)
     if option.qnnfarm_pool is not None and settings.pool is not None:
         _check_pool(settings.pool)
+    if option.qnnfarm_db and not hasattr(config, "workerinput"):
+        check_db(settings)
     return settings
 
 
@@ -168,6 +179,23 @@ def _check_devices(settings: Settings) -> None:
         settings.device_specs()
     except DeviceSpecError as error:
         raise pytest.UsageError(f"--device: {error}") from error
+
+
+def check_db(settings: Settings) -> None:
+    """Refuse a results store that could not be written.
+
+    Raises:
+        pytest.UsageError: says why.
+    """
+    if settings.db is None:
+        return
+    from harness.errors import StoreError
+    from harness.store.store import ResultsStore
+
+    try:
+        ResultsStore.check(settings.db)
+    except StoreError as error:
+        raise pytest.UsageError(f"--qnnfarm-db: {error}") from error
 
 
 def _check_pool(path: Path) -> None:

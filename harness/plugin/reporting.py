@@ -13,11 +13,14 @@ REPORTED_ROWS = "qnnfarm_rows"
 """Attribute of the last report of a test: its rows of the table, in plain types for xdist."""
 LOST = "qnnfarm_lost"
 """Attribute of the report of a test that lost its device."""
+_PHASE = "qnnfarm_phase"
+"""Attribute of the same: in which phase of the test that was."""
 
 
 def judge(item: pytest.Item, call: "pytest.CallInfo[None]", report: pytest.TestReport) -> None:
     """Give evidence to the pool, and to people, when a test with devices fails."""
     test = item.stash[TEST]
+    test.ended = test.ended or call.when == "call"
     if call.excinfo is None:
         return
     error = call.excinfo.value
@@ -25,13 +28,13 @@ def judge(item: pytest.Item, call: "pytest.CallInfo[None]", report: pytest.TestR
         error, Exception | pytest.fail.Exception
     ):  # Ctrl-C and skips say nothing about a device
         return
+    if call.when != "teardown":
+        test.failure = f"{type(error).__name__}: {error}"
     if report.outcome != "failed":  # an expected failure, whose device may be gone all the same
         failure = _device_failure(error)
         if failure is not None:
             _accuse(item, test, failure)
         return
-    if call.when == "call":
-        test.failure = f"{type(error).__name__}: {error}"
     failure = _device_failure(error)
     lost = failure is not None and _is_lost(failure)
     if not lost:
@@ -40,9 +43,18 @@ def judge(item: pytest.Item, call: "pytest.CallInfo[None]", report: pytest.TestR
         _accuse(item, test, failure)
     if lost:
         # Reporters count what fails outside the call as an error: the test itself said nothing.
-        report.when = "setup" if report.when == "call" else report.when
+        if report.when == "call":
+            setattr(report, _PHASE, report.when)
+            report.when = "setup"
         setattr(report, LOST, True)
         report.sections.append(("lost device", str(failure)))
+
+
+def restore_phase(report: pytest.TestReport) -> None:
+    """Say of a test that lost its device where it did, once reporters have counted it."""
+    phase = getattr(report, _PHASE, None)
+    if phase is not None:
+        report.when = phase
 
 
 def _accuse(item: pytest.Item, test: TestState, failure: "HarnessError") -> None:
@@ -57,7 +69,12 @@ def _accuse(item: pytest.Item, test: TestState, failure: "HarnessError") -> None
 def _attach(item: pytest.Item, report: pytest.TestReport, test: TestState) -> None:
     from harness.plugin.evidence import collect
 
-    folder, sections = collect(test, item.name)
+    try:
+        folder, sections = collect(test, item.name)
+    except OSError as error:  # as a full disk has them; the test's own failure is what counts
+        told = f"{error.filename or 'this host'}: {error.strerror or error}"
+        report.sections.append(("evidence", f"cannot be kept: {told}"))
+        return
     item.user_properties.append(("qnnfarm.evidence", str(folder)))
     report.sections += sections
 

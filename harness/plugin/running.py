@@ -35,10 +35,13 @@ class ContainerRunner:
         target: container, device and runtime together.
         deployment: what lies on the device, once something does.
         telemetry: what was sampled during the last query.
+        session, case, label: as below.
 
     Args:
         run_uid: the same in all processes of one run of pytest, and in no other run.
         session: which of the `--repeat` sessions.
+        case: the test with its parameters, the same in all sessions.
+        label: of its runs in the store.
         on_run: told of each run that the store has got.
 
     Raises:
@@ -54,6 +57,7 @@ class ContainerRunner:
         *,
         run_uid: str,
         session: int = 0,
+        case: str = "",
         label: str = "",
         on_run: Callable[[Run], None] = lambda _run: None,
         timeout_s: float = 300.0,
@@ -65,8 +69,9 @@ class ContainerRunner:
         self.deployment: Deployment | None = None
         self.target = Target(container, device, properties, self.runtime)
         self._open_store = open_store
-        self._session = session
-        self._label = label
+        self.session = session
+        self.case = case
+        self.label = label
         self._on_run = on_run
         self._timeout_s = timeout_s
         self._run_uid = run_uid
@@ -145,15 +150,17 @@ class ContainerRunner:
             warmup=warmup,
         )
         self._deploy()
+        self._benchmarks += 1
+        workload = (label or self.label, prompt_tokens, new_tokens, self._benchmarks)
         with self._open_store() as store:
             run = run_session(
                 self.runtime,
                 plan,
                 self.records(),
                 store,
-                group_id=self._group(label or self._label, prompt_tokens, new_tokens),
-                session=self._session,
-                label=label or self._label,
+                group_id=self.group(*workload),
+                session=self.session,
+                label=label or self.label,
                 on_repetition=self._keep_telemetry,
             )
         self._on_run(run)
@@ -201,6 +208,17 @@ class ContainerRunner:
         """What the results store keeps of container and device, and where its numbers come from."""
         return self.target.records()
 
+    def group(self, *workload: object) -> str:
+        """The same for all sessions of a workload of this test, on one kind of device.
+
+        It is another in another run of pytest.
+        """
+        device = self.target.device_info
+        sha256 = self.container.metadata.container_sha256
+        cell = (self._run_uid, sha256, device.soc, device.emulator, self.case)
+        text = "\n".join(map(str, (*cell, *workload)))
+        return uuid.uuid5(uuid.NAMESPACE_URL, text).hex
+
     def close(self) -> None:
         """Remove what this test put into run folders; the content store stays."""
         self.deployment = None
@@ -213,12 +231,3 @@ class ContainerRunner:
 
     def _keep_telemetry(self, _number: int, _most: int, result: GenerationResult) -> None:
         self.telemetry = result.telemetry
-
-    def _group(self, *workload: object) -> str:
-        """The same for all sessions of one workload in a run of pytest, on one kind of device."""
-        self._benchmarks += 1
-        device = self.target.device_info
-        sha256 = self.container.metadata.container_sha256
-        cell = (self._run_uid, sha256, device.soc, device.emulator)
-        text = "\n".join(map(str, (*cell, *workload, self._benchmarks)))
-        return uuid.uuid5(uuid.NAMESPACE_URL, text).hex

@@ -12,6 +12,7 @@ from harness.plugin.options import read_settings
 
 if TYPE_CHECKING:
     from harness.plugin.running import ContainerRunner
+    from harness.store.records import RunStatus
 
 KEEPER = pytest.StashKey[LeaseKeeper]()
 TEST = pytest.StashKey["TestState"]()
@@ -27,7 +28,8 @@ class TestState:
     Attributes:
         folder: where files about its failure go; made on first use.
         runners: what ran containers in it.
-        failure: the text of what went wrong in the test itself; empty while nothing did.
+        ended: whether the test itself is over; Ctrl-C in the middle of it is no end.
+        failure: the text of what went wrong in it, expected or not; empty while nothing did.
     """
 
     __test__ = False
@@ -35,7 +37,13 @@ class TestState:
     held: Held
     temporary: "pytest.TempPathFactory"
     runners: "list[ContainerRunner]" = field(default_factory=list)
+    ended: bool = False
     failure: str = ""
+
+    @property
+    def status(self) -> "RunStatus":
+        """Of a run that the test is."""
+        return "failed" if self.failure else "done" if self.ended else "interrupted"
 
     def folder(self, name: str) -> Path:
         """A new folder for the files of a failure."""

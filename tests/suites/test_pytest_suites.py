@@ -73,10 +73,20 @@ def test_a_suite_without_a_container_says_what_to_give(
 def test_an_unknown_parameter_is_refused_before_anything_runs(
     in_process: Callable[..., pytest.RunResult],
 ) -> None:
-    done = in_process("suites.test_smoke", "--suite-param", "soaks=1")
-    assert done.ret == pytest.ExitCode.INTERRUPTED
-    done.stdout.fnmatch_lines(["--suite-param: no suite knows 'soaks': checkpoint, depth*"])
+    done = in_process("suites", "--suite-param", "soaks=1")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [text for text in done.outlines + done.errlines if "soaks" in text]
+    assert line.startswith("ERROR: --suite-param: no suite knows 'soaks': checkpoint, depth")
     done.stdout.no_fnmatch_line("*Traceback*")
+
+
+def test_it_is_refused_once_by_several_workers(tmp_path: Path) -> None:
+    done = run(tmp_path, "-n2", "--pyargs", "suites", "--suite-param=pp=many")
+    told = done.stdout
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, told
+    (line,) = [text for text in told.splitlines() if "many" in text]
+    assert line.startswith("ERROR: --suite-param: pp='many': it is a whole number"), told
+    assert "INTERNALERROR" not in told
 
 
 def test_lengths_are_those_of_the_target(

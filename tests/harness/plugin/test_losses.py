@@ -33,13 +33,16 @@ def test_goes_on_with_another(device):
 """
 
 
+@pytest.mark.parametrize("workers", ["-n0", "-n1"])
 def test_a_lost_device_is_an_error_and_the_next_test_gets_another(
-    farm: Farm, make_virtual_device: MakeDevice
+    farm: Farm, make_virtual_device: MakeDevice, workers: str
 ) -> None:
     names = [make_virtual_device()[0].name for _ in range(2)]
-    outcome = farm(_LOSES, *[f"--device=virtual:{name}" for name in names], "-v")
+    outcome = farm(_LOSES, *[f"--device=virtual:{name}" for name in names], "-v", workers)
     assert outcome.counts() == {"tests": 2, "errors": 1}, outcome.output
     assert "DEVICE LOST" in outcome.output
+    assert "ERROR at call of test_loses_its_device" in outcome.output
+    assert "at setup of" not in outcome.output
     properties = outcome.properties("test_loses_its_device")
     assert properties["qnnfarm.device"] in properties["qnnfarm.failure"]
     assert properties["qnnfarm.failure"].startswith("DeviceLostError: ")
@@ -127,3 +130,29 @@ def _sleepers(device: AdbDevice) -> str:
     script = "p=$(cat $TMPDIR/plugin-pid); for s in /proc/[0-9]*/stat; do cat $s 2>/dev/null; done"
     lines = device.shell(f"{script} | grep -w $p || true").stdout
     return "\n".join(line for line in lines.splitlines() if "(sleep)" in line)
+
+
+_CRASHES = """
+import os, signal
+
+def test_dies(device):
+    device.shell("sleep 600 > /dev/null 2>&1 < /dev/null & echo $! > $TMPDIR/plugin-pid")
+    assert device.shell("cat /proc/$(cat $TMPDIR/plugin-pid)/comm").stdout == "sleep\\n"
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def test_gets_the_same_device(device):
+    gone = "! grep -q sleep /proc/$(cat $TMPDIR/plugin-pid)/comm 2>/dev/null"
+    assert device.shell(gone, check=False).exit_status == 0
+"""
+
+
+def test_a_worker_that_dies_leaves_its_device_to_the_next(
+    farm: Farm, make_virtual_device: MakeDevice
+) -> None:
+    name = make_virtual_device()[0].name
+    outcome = farm(_CRASHES, f"--device=virtual:{name}", "-n1")
+    assert "crashed while running 'test_it.py::test_dies'" in outcome.output
+    assert "1 failed, 1 passed" in outcome.output
+    with Pool.of([DeviceSpec("virtual", name)]) as pool:
+        (member,) = pool.members()
+    assert (member.state, member.holder) == (MemberState.READY, "")
