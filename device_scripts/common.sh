@@ -13,6 +13,10 @@ die() { # STATUS MESSAGE
   exit "$1"
 }
 
+cannot_write() { # PATH; the deployment knows a full device by these words
+  die 1 "cannot write to $1: the file system is full or read-only"
+}
+
 # One path component, plain ASCII, not hidden: safe in any command line.
 valid_run_id() { # ID
   case $1 in
@@ -49,9 +53,10 @@ find_start_time() { # PID
 }
 
 # Prints the PID of every process that carries the marker in its environment. It is inherited, so
-# it finds what left the process group, the session, and its parents.
+# it finds what left the process group, the session, and its parents. Without -z, the grep of many
+# a phone (toybox before 0.8.9) and of busybox sees no variable but the first.
 marked_pids() { # MARKER
-  grep -lsF -e "QNNFARM_RUN_ID=$1" /proc/[0-9]*/environ 2>/dev/null |
+  grep -lszF -e "QNNFARM_RUN_ID=$1" /proc/[0-9]*/environ 2>/dev/null |
     while IFS=/ read -r empty proc marked_pid file; do
       echo "$marked_pid"
     done
@@ -88,10 +93,21 @@ locked() { # FUNCTION [ARGUMENT...]
   { flock 9 && "$@"; } 9>store/.lock
 }
 
-# Removes what deployments left in incoming/ and nothing was written to for so long.
+# Removes what deployments left in incoming/ and nothing was written to for so long. Files have the
+# time of the host that pushed them: those of the future are given ours, or they would stay for ever.
 clean_incoming() { # MINUTES
+  touch store/.lock 2>/dev/null && find incoming -type f -newer store/.lock -exec touch -c {} + 2>/dev/null
   find incoming -mindepth 1 -maxdepth 1 -type f -mmin "+$1" -exec rm -f {} + 2>/dev/null
-  for left in incoming/*/; do
-    if [ -d "$left" ] && [ -z "$(find "$left" -type f -mmin "-$1" 2>/dev/null)" ]; then rm -rf "$left"; fi
+  for left in incoming/*; do
+    [ -d "$left" ] && [ ! -L "$left" ] || continue
+    fresh=$(find "$left" -type f -mmin "-$1" 2>/dev/null) && [ -z "$fresh" ] && rm -rf "$left"
   done
+}
+
+# Sets free_kb: what may still be written in a folder; empty where df does not tell. In this order
+# the options mean KiB to every df (to toybox before 0.8.6, `-kP` means half of one).
+find_free() { # FOLDER
+  free_kb=$(df -Pk "$1" 2>/dev/null | while read -r device size used available rest; do
+    valid_number "$available" && echo "$available"
+  done)
 }

@@ -17,19 +17,16 @@ cd "$1" 2>/dev/null || die 1 "no work root $1; run setup.sh"
 wanted_free=$2
 limit=$3
 
-find_free() { # sets free_kb; empty where df does not tell
-  free_kb=$(df -k "$(pwd -P)" 2>/dev/null | while read -r device size used available rest; do
-    valid_number "$available" && echo "$available"
-  done)
+find_free_kb() { # sets free_kb, of at most 9 digits
+  find_free "$PWD"
   [ "${#free_kb}" -le 9 ] || free_kb=999999999
 }
 
-# Lines whose last path component is a content: `keep` what runs and deployments need, `size` in
-# blocks of 512 bytes, `used` by time.
+# Lines whose last path component is a content: `l...` (by ls, as a readlink of several links is
+# refused by toybox before 0.8.3) and `keep` what runs and deployments need, `size` in blocks of 512
+# bytes, `used` by time.
 list_contents() {
-  find runs -type l -exec readlink {} + 2>/dev/null | while IFS= read -r target; do
-    echo "keep $target"
-  done
+  find runs -type l -exec ls -ld {} + 2>/dev/null
   for wants in incoming/*/.wants; do
     [ -f "$wants" ] && while read -r sha rest; do echo "keep /$sha"; done <"$wants"
   done
@@ -50,7 +47,7 @@ read_contents() {
     sha=${line##*/}
     valid_sha256 "$sha" || continue
     case $line in
-      keep*) eval "kept_$sha=1" ;;
+      l* | keep*) eval "kept_$sha=1" ;;
       size*)
         kb=${line#size }
         kb=$(((${kb%% *} + 1) / 2))
@@ -89,10 +86,10 @@ find_excess() { # sets excess_kb: what must go
 
 # Where all that may go is not enough, nothing goes.
 make_room() {
-  find_free
+  find_free_kb
   if [ -n "$free_kb" ] && [ "$free_kb" -lt "$wanted_free" ]; then
     clean_incoming 10
-    find_free
+    find_free_kb
   fi
   list_contents | {
     read_contents
@@ -108,7 +105,7 @@ make_room() {
         evicted=$((evicted + 1))
         evicted_kb=$((evicted_kb + kb))
       done
-      find_free
+      find_free_kb
     fi
     met=0
     [ "$evicted_kb" -lt "$excess_kb" ] || met=1

@@ -66,6 +66,11 @@ while IFS= read -r line; do
   used="$used $sha"
 done
 mv "$building" "$run" || refuse 1 "cannot make $root/$run"
+# Where somebody else has made the run meanwhile, mv moves into it.
+if [ -e "$run/${building##*/}" ]; then
+  rm -rf "$run/${building##*/}"
+  die 1 "the run $2 is there already; clean it up first"
+fi
 # The mtime of a memo is when the content was last used, for evict.sh; content itself must not change.
 # shellcheck disable=SC2086
 [ -z "$used" ] || (cd store/.memo && touch -c $used) 2>/dev/null

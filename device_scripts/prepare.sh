@@ -34,14 +34,16 @@ tell() { # NAME OUTCOME BEFORE AFTER REASON
     told="$told|$text"
   done
   echo "$told"
+  [ "$2" != not-restored ] || failed=1
 }
 
 has() { # TOOL
   command -v "$1" >/dev/null 2>&1
 }
 
+# What cannot be noted is not changed.
 note() { # WHAT VALUE
-  echo "$1 $2" >>"$notes"
+  echo "$1 $2" 2>/dev/null >>"$notes" || cannot_write "$notes"
 }
 
 # --- one change each: do, and undo by what was noted -------------------------------------------------
@@ -233,28 +235,38 @@ undo_screen() {
 
 # --- all of it ---------------------------------------------------------------------------------------
 
-# Undoes what is noted, the last change first.
+# Undoes what is noted, the last change first. What cannot be undone now stays noted for the next.
 restore() {
   [ -f "$notes" ] || return 0
-  undo=''
+  undo='' left=''
   while read -r what value; do
     undo="$what=$value $undo"
   done <"$notes"
   set -f
   for change in $undo; do
     value=${change#*=}
+    failed=0
     case $change in
       wake_lock=*) undo_wake_lock ;;
-      stay_awake=*) undo_stay_awake "$value" ;;
-      fixed_performance=*) undo_fixed_performance ;;
+      stay_awake=null | stay_awake=[0-9]*) undo_stay_awake "$value" ;;
+      fixed_performance=*)
+        undo_fixed_performance
+        failed=0 # a device that never took it refuses this too
+        ;;
       governor=*)
         valid_number "${value%%:*}" && valid_run_id "${value#*:}" && undo_governor "$value"
         ;;
       screen=*) undo_screen ;;
     esac
+    [ "$failed" -eq 0 ] || left="${change%%=*} $value
+$left"
   done
   set +f
-  rm -f "$notes"
+  if [ -z "$left" ]; then
+    rm -f "$notes"
+  else
+    printf %s "$left" >"$notes.left" && mv -f "$notes.left" "$notes"
+  fi
 }
 
 [ $# -ge 2 ] || die 2 "$usage"
@@ -279,7 +291,7 @@ cd "${QNNFARM_SYS_ROOT:-/sys}" 2>/dev/null || cd /
 set +f
 restore
 if [ "$mode" = apply ] && [ $# -gt 0 ]; then
-  (: >>"$notes") 2>/dev/null || die 1 "cannot write $notes"
+  (: >>"$notes") 2>/dev/null || cannot_write "$notes"
 fi
 for change in "$@"; do
   case $change in

@@ -13,7 +13,7 @@ max_log_mib=64
 while [ $# -gt 0 ]; do
   case $1 in
     -o) [ $# -ge 2 ] && out=$2 || die 125 '-o needs a file'; shift 2 ;;
-    -m) valid_number "${2:-}" && max_log_mib=$2 || die 125 '-m needs a number of MiB'; shift 2 ;;
+    -m) valid_number "${2:-}" && [ "${#2}" -le 6 ] && max_log_mib=$2 || die 125 '-m needs a number of MiB'; shift 2 ;;
     *) break ;;
   esac
 done
@@ -28,6 +28,8 @@ run_dir=$(pwd -P)
 shift 4
 
 mkdir -p .qnnfarm 2>/dev/null || die 125 "cannot write to $run_dir"
+# Through a link to the store, the log would take the place of a content.
+[ ! -L "$log" ] && [ ! -L "$out" ] || die 125 "the log or output has the name of a file of the run: $log $out"
 (: >"$log") 2>/dev/null || die 125 "cannot write the log $log"
 if [ -z "$out" ]; then
   out=$log

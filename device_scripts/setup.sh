@@ -25,8 +25,8 @@ root=$(pwd -P)
 # Both must hold for a runner to start here: a full or a noexec file system is found now, by name.
 probe=incoming/probe.$$
 trap 'rm -f "$probe"' EXIT
-printf '#!/bin/sh\nexit 42\n' 2>/dev/null >"$probe" || die 1 "cannot write to $root: full or read-only"
-[ -s "$probe" ] || die 1 "cannot write to $root: the file system is full"
+printf '#!/bin/sh\nexit 42\n' 2>/dev/null >"$probe" || cannot_write "$root"
+[ -s "$probe" ] || cannot_write "$root"
 chmod 0755 "$probe"
 # A script that runs although the file system is mounted noexec would run through its interpreter;
 # it is started by path, which the kernel refuses there.
@@ -35,13 +35,14 @@ chmod 0755 "$probe"
 ln -s probe "$probe.link" 2>/dev/null || die 1 "no symbolic links in $root"
 rm -f "$probe.link"
 
-for tool in cat chmod df find grep ln mkdir mv readlink rm rmdir sha256sum sleep sort stat touch; do
+for tool in cat chmod df find grep ln ls mkdir mv rm rmdir sha256sum sleep sort stat touch; do
   command -v "$tool" >/dev/null 2>&1 || die 1 "the device has no $tool"
 done
+# Without these, processes would be left behind and contents in use removed, silently.
+printf 'a\000b' | grep -qzF b 2>/dev/null || die 1 "the device's grep has no option -z"
+find incoming -maxdepth 0 -mmin -1 >/dev/null 2>&1 || die 1 "the device's find has no option -mmin"
 
-free_kb=$(df -k "$root" | while read -r device size used available rest; do
-  valid_number "$available" && echo "$available"
-done)
+find_free "$root"
 has() { # TOOL
   if command -v "$1" >/dev/null 2>&1; then echo 1; else echo 0; fi
 }

@@ -26,12 +26,14 @@ fi
 cd "$1" 2>/dev/null || die 1 "no work root $1; run setup.sh"
 [ -d store ] && [ -d incoming ] || die 1 "$1 is no work root; run setup.sh"
 
-# The number of lines goes last, so that a list which a full file system cut short is noticed.
-pin() {
-  mkdir -p "$area" 2>/dev/null && cat >"$area/.wants" 2>/dev/null && echo end 2>/dev/null >>"$area/.wants"
+# `end` goes last, so that a list which a full file system cut short is noticed. Only when all of it
+# is there it counts, and the lock is taken: nobody shall wait for a host that hangs.
+take_list() {
+  mkdir -p "$area" && cat >"$area/.arriving" && echo end >>"$area/.arriving" &&
+    locked mv -f "$area/.arriving" "$area/.wants"
 }
 if [ -n "$area" ]; then
-  locked pin || die 1 "cannot write to $1/$area: the file system is full or read-only"
+  take_list 2>/dev/null || cannot_write "$1/$area"
   exec <"$area/.wants"
 fi
 

@@ -20,6 +20,7 @@ DEPLOY_TIMEOUT_S = 1800.0
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NAME_MAX = 1024
+_PART_MAX = 255  # bytes, of every file system there
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +124,17 @@ def evict(device: Device, policy: EvictionPolicy, *, timeout_s: float = 60.0) ->
 def _plan(files: Mapping[str, DeployFile | Path]) -> list[_Planned]:
     named = {n: f if isinstance(f, DeployFile) else DeployFile(f) for n, f in files.items()}
     for name in named:
-        parts = name.split("/")
-        bad = parts[0] == ".qnnfarm" or _CONTROL.search(name)
-        if bad or {"", ".", ".."} & set(parts) or len(name.encode(errors="replace")) > _NAME_MAX:
+        if not _can_be_named(name):
             raise HostFileError(name, "this cannot be a file's name inside a run folder")
     digests = hash_files({file.path for file in named.values()})
     return [_Planned(name, file, digests[file.path]) for name, file in named.items()]
+
+
+def _can_be_named(name: str) -> bool:
+    try:
+        parts = name.encode("utf-8", "surrogateescape").split(b"/")
+    except UnicodeEncodeError:
+        return False
+    if parts[0] == b".qnnfarm" or {b"", b".", b".."} & set(parts) or _CONTROL.search(name):
+        return False
+    return max(map(len, parts)) <= _PART_MAX and len(b"/".join(parts)) <= _NAME_MAX

@@ -33,6 +33,7 @@ from harness.errors import (
 )
 
 _CLEAN_TIMEOUT_S = 10.0
+_FULL = "the file system is full or read-only"
 _ANSWER = re.compile(r"(ok|adopted|missing|bad) ([0-9a-f]{64})")
 
 
@@ -177,7 +178,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
             script, timeout_s=self._budget.left(), stdin=lines.encode(), check=False
         )
         if "\nqnnfarm-verify ok=" not in f"\n{result.stdout}":
-            if "full" in result.stderr:
+            if _FULL in result.stderr:
                 raise self._full(0)
             log = result.stderr.strip() or result.stdout
             raise DeviceCommandError(self._device.serial, "verify.sh", result.exit_status, log)

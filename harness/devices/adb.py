@@ -49,7 +49,6 @@ class AdbDevice(ShellDevice):
         self._server = server
         self._serial = serial
         self._type: DeviceType = type
-        self._work_root: str | None = None
         self._features: frozenset[str] | None = None
         self._failures = Failures(server, serial, self.serial)
 
@@ -65,17 +64,6 @@ class AdbDevice(ShellDevice):
     def server(self) -> AdbServer:
         """The adb server it is reached through."""
         return self._server
-
-    @property
-    def work_root(self) -> str:
-        """`$TMPDIR/qnnfarm` of its shell, or below `/data/local/tmp`; asked once."""
-        if self._work_root is None:
-            ask = 'printf %s "${TMPDIR:-/data/local/tmp}"'
-            folder = self.shell(ask).stdout
-            if not folder.startswith("/") or not folder.isprintable():
-                raise DevicePathError(self.serial, folder, "$TMPDIR is no absolute path")
-            self._work_root = posixpath.join(folder, "qnnfarm")
-        return self._work_root
 
     def properties(self, *, timeout_s: float = 30.0) -> DeviceProperties:
         """What Android says of the device now."""
@@ -190,6 +178,14 @@ class AdbDevice(ShellDevice):
         """The address at which this host reaches a port of the adb server's host."""
         yield self._server.host, port
 
+    def _find_root(self, timeout_s: float) -> str:
+        """`$TMPDIR/qnnfarm` of its shell, or below `/data/local/tmp`."""
+        ask = 'printf %s "${TMPDIR:-/data/local/tmp}"'
+        folder = self.shell(ask, timeout_s=timeout_s).stdout
+        if not folder.startswith("/") or not folder.isprintable():
+            raise DevicePathError(self.serial, folder, "$TMPDIR is no absolute path")
+        return posixpath.join(folder, "qnnfarm")
+
     def _execute(
         self, script: str, stdin: bytes | None, stdout: Sink, stderr: Sink, deadline: Deadline
     ) -> int:
@@ -220,13 +216,13 @@ class AdbDevice(ShellDevice):
             connection.receive_some(1)
         self._features = None
 
-    def _is_up(self, timeout_s: float) -> bool:
+    def _is_up(self, deadline: Deadline) -> bool:
         if ":" in self._serial and self._server.state(self._serial) != "device":
             # Nobody but us connects again to a TCP device that its server gave up.
             with contextlib.suppress(DeviceConnectError):
-                self._server.connect(self._serial, timeout_s=timeout_s)
-        up = self.shell(["getprop", "sys.boot_completed"], timeout_s=timeout_s).stdout
-        return up.strip() == "1"
+                self._server.connect(self._serial, timeout_s=deadline.remaining())
+        ask = ["getprop", "sys.boot_completed"]
+        return self.shell(ask, timeout_s=deadline.remaining()).stdout.strip() == "1"
 
     @contextmanager
     def _sync(self, deadline: Deadline) -> Iterator[SyncSession]:

@@ -1,5 +1,6 @@
 """What Linux machines have in common, wherever they are: commands, files, properties."""
 
+import shlex
 import stat as stat_bits
 import time
 from abc import abstractmethod
@@ -11,7 +12,7 @@ from harness.adb.connection import Deadline, DeadlineExceeded, FailReply, Stream
 from harness.devices.base import DeviceProperties, Progress, PushItem
 from harness.devices.linux_properties import SCRIPT, linux_properties, parse
 from harness.devices.local_files import receiving, stat_local
-from harness.devices.properties import parse_df
+from harness.devices.properties import DF, parse_df
 from harness.devices.remote_files import Files, Transfer
 from harness.devices.shell_device import ShellDevice
 from harness.errors import (
@@ -51,27 +52,20 @@ exit 1
 class PosixDevice(ShellDevice):
     """A Linux machine."""
 
-    def __init__(self, shown: str) -> None:
-        super().__init__(shown)
-        self._work_root: str | None = None
-
     @abstractmethod
     def _files(self, deadline: Deadline) -> AbstractContextManager[Files]:
         """Its file system."""
 
-    @property
-    def work_root(self) -> str:
-        """The first of these that is ours and where programs may be run; found once.
+    def _find_root(self, timeout_s: float) -> str:
+        """The first of these that is ours and where programs may be run.
 
         `$TMPDIR/qnnfarm`, `~/.cache/qnnfarm-device`, `/var/tmp/qnnfarm-UID`, `/tmp/qnnfarm-UID`.
         """
-        if self._work_root is None:
-            found = self.shell(_FIND_ROOT, check=False)
-            if found.exit_status or not found.stdout.isprintable():
-                reason = "no folder there is ours and lets programs run: set TMPDIR to one"
-                raise DevicePathError(self.serial, "work root", reason)
-            self._work_root = found.stdout
-        return self._work_root
+        found = self.shell(_FIND_ROOT, timeout_s=timeout_s, check=False)
+        if found.exit_status or not found.stdout.isprintable():
+            reason = "no folder there is ours and lets programs run: set TMPDIR to one"
+            raise DevicePathError(self.serial, "work root", reason)
+        return found.stdout
 
     def properties(self, *, timeout_s: float = 30.0) -> DeviceProperties:
         """What it says of itself now."""
@@ -133,7 +127,8 @@ class PosixDevice(ShellDevice):
     def _free_in(self, folder: str) -> int | None:
         """For an error's text: that it cannot be told is none of its own."""
         try:
-            said = self.shell(["df", "-kP", folder or "."], timeout_s=_DF_TIMEOUT_S, check=False)
+            command = f"{DF} {shlex.quote(folder or '.')}"
+            said = self.shell(command, timeout_s=_DF_TIMEOUT_S, check=False)
         except (HarnessError, ValueError):
             return None
         return parse_df(said.stdout)

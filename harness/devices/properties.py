@@ -8,6 +8,9 @@ from harness.devices.base import Battery, DeviceProperties
 _PROPERTY = re.compile(r"^\[([^\]\n]+)\]: \[(.*?)\]$", re.MULTILINE | re.DOTALL)
 _MAX_VALUE = 512
 
+DF = "df -Pk"
+"""Tells in KiB; with `-kP`, toybox before 0.8.6 counts in halves of one."""
+
 
 def parse_getprop(output: str) -> dict[str, str]:
     r"""The properties in the output of `getprop`; a value may have several lines.
@@ -20,7 +23,7 @@ def parse_getprop(output: str) -> dict[str, str]:
 
 
 def parse_df(output: str) -> int | None:
-    r"""Free bytes in the output of `df -kP FOLDER`.
+    r"""Free bytes in the output of `df -Pk FOLDER`.
 
     >>> parse_df("Filesystem 1024-blocks Used Available Capacity Mounted on\n/d 9 4 5 45% /data\n")
     5120
@@ -34,21 +37,27 @@ def parse_df(output: str) -> int | None:
 
 
 def parse_battery(output: str) -> Battery | None:
-    """The output of `dumpsys battery`, whose temperature is in tenths of a degree."""
+    """The output of `dumpsys battery`, whose temperature is in tenths of a degree.
+
+    A battery that is full, or must not be charged, is not charging though a charger is there.
+    """
     fields = dict(re.findall(r"^\s*([A-Za-z ]+): (\S+)\s*$", output, re.MULTILINE))
     level, scale = _number(fields.get("level")), _number(fields.get("scale")) or 100
     tenths = _number(fields.get("temperature"))
     powered = [fields[f"{kind} powered"] for kind in _CHARGERS if f"{kind} powered" in fields]
     if level is None and tenths is None and not powered:
         return None
+    plugged = "true" in powered if powered else None
     return Battery(
         level_percent=None if level is None else 100 * level / scale,
         temperature_c=None if tenths is None else tenths / 10,
-        charging="true" in powered if powered else None,
+        charging=_CHARGING.get(fields.get("status", ""), plugged),
     )
 
 
 _CHARGERS = ("AC", "USB", "Wireless", "Dock")
+_CHARGING = {"2": True, "3": False, "4": False, "5": False}
+"""`BatteryManager.BATTERY_STATUS_*`; 1 is unknown."""
 
 
 def properties_from(

@@ -11,6 +11,7 @@ import paramiko
 
 from harness.adb.connection import Deadline, StreamClosed
 from harness.devices.base import Progress
+from harness.errors import DeviceUnsupportedError
 from harness.ssh.host import SshHost, closing_by
 
 _REQUEST = 192 * 1024
@@ -55,8 +56,8 @@ class SftpFiles:
 
     def read(self, path: str, sink: BinaryIO, on_progress: Progress | None) -> int:
         """See `Files`."""
-        mode = self._client.stat(_encode(path)).st_mode
-        if mode is None or not stat_bits.S_ISREG(mode):
+        found = self._client.stat(_encode(path))
+        if found.st_mode is None or not stat_bits.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
         total = 0
         with self._client.open(_encode(path), "rb") as file:
@@ -66,6 +67,10 @@ class SftpFiles:
                 total += len(piece)
                 if on_progress:
                     on_progress(len(piece))
+        # To paramiko's files the end of the connection is the end of the file.
+        if total < (found.st_size or 0):
+            self.check()
+            raise OSError(f"it ended after {total} of {found.st_size} bytes")
         return total
 
     def size(self, path: str) -> int | None:
@@ -106,13 +111,25 @@ def sftp_files(host: SshHost, deadline: Deadline) -> Iterator[SftpFiles]:
 
     Raises:
         StreamClosed, DeadlineExceeded: also in place of what they made of an answer.
-        FailReply: the host offers no SFTP.
+        DeviceUnsupportedError: the host offers no SFTP, or what calls itself so is none.
     """
     channel = host.session(deadline)
     with closing_by(channel, deadline):
+        yield SftpFiles(_client(host, channel, deadline))
+
+
+def _client(host: SshHost, channel: paramiko.Channel, deadline: Deadline) -> paramiko.SFTPClient:
+    try:
         channel.invoke_subsystem("sftp")
-        client = paramiko.SFTPClient(channel)
-        yield SftpFiles(client)
+        return paramiko.SFTPClient(channel)
+    except (paramiko.SSHException, paramiko.SFTPError, EOFError) as error:
+        deadline.remaining()
+        if not channel.get_transport().is_active():
+            raise
+        reason = f"its SSH server offers no SFTP that works: {error}"
+        raise DeviceUnsupportedError(
+            host.config.asked, "sending and fetching files", reason
+        ) from None
 
 
 def _encode(path: str) -> bytes:

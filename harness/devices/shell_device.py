@@ -10,18 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
-from harness.adb.connection import Deadline, FailReply, ServerUnreachable
+from harness.adb.connection import Deadline, DeadlineExceeded, FailReply, ServerUnreachable
 from harness.devices.base import CommandResult
 from harness.devices.commands import BoundedOutput, Sink, Tee, command_line
 from harness.devices.job import Job
 from harness.devices.leftovers import Leftovers
-from harness.devices.properties import parse_df
+from harness.devices.properties import DF, parse_df
 from harness.errors import (
     DeviceCommandError,
     DeviceLostError,
     DeviceTimeoutError,
     DeviceUnauthorizedError,
     HarnessError,
+    HostAuthError,
     NoDeviceError,
 )
 
@@ -30,6 +31,7 @@ _MAX_OUTPUT = 4 << 20
 _KILL_TIMEOUT_S = 5.0
 _REBOOT_POLL_S = 0.5
 _ASK_TIMEOUT_S = 10.0
+_FIND_TIMEOUT_S = 30.0
 _BOOT_ID = re.compile(r"[\x21-\x7e]{1,100}")
 _BOOT_ID_SCRIPT = (
     "cat /proc/sys/kernel/random/boot_id 2>/dev/null || getprop ro.boottime.init 2>/dev/null"
@@ -39,7 +41,9 @@ _NOT_YET = (
     DeviceLostError,
     DeviceTimeoutError,
     DeviceUnauthorizedError,
+    HostAuthError,  # a Linux machine lets only root in until it has come up
     NoDeviceError,
+    DeadlineExceeded,
 )
 _FORWARD = re.compile(r"tcp:([0-9]{1,5})")
 
@@ -55,6 +59,7 @@ class ShellDevice(ABC):
     def __init__(self, shown: str) -> None:
         self._shown = shown
         self._leftovers = Leftovers(self._kill_once)
+        self._work_root: str | None = None
 
     @property
     def serial(self) -> str:
@@ -62,9 +67,18 @@ class ShellDevice(ABC):
         return self._shown
 
     @property
-    @abstractmethod
     def work_root(self) -> str:
-        """The folder on it that is ours."""
+        """The folder on it that is ours; found once."""
+        return self._root_within(_FIND_TIMEOUT_S)
+
+    def _root_within(self, timeout_s: float) -> str:
+        if self._work_root is None:
+            self._work_root = self._find_root(timeout_s)
+        return self._work_root
+
+    @abstractmethod
+    def _find_root(self, timeout_s: float) -> str:
+        """The path of our folder, which need not exist yet."""
 
     @abstractmethod
     def _execute(
@@ -125,10 +139,10 @@ class ShellDevice(ABC):
     def free_bytes(self, *, timeout_s: float = 30.0) -> int | None:
         """What may still be written where the work root is, or will be."""
         deadline = Deadline(timeout_s)
-        root = self.work_root
+        root = self._root_within(timeout_s)
         script = (
-            f"if [ -d {shlex.quote(root)} ]; then df -kP {shlex.quote(root)}; "
-            f"else df -kP {shlex.quote(posixpath.dirname(root))}; fi"
+            f"if [ -d {shlex.quote(root)} ]; then {DF} {shlex.quote(root)}; "
+            f"else {DF} {shlex.quote(posixpath.dirname(root))}; fi"
         )
         with self._typed("asking for its free space", timeout_s):
             left = deadline.remaining()
@@ -147,17 +161,17 @@ class ShellDevice(ABC):
         with self._typed("reboot", timeout_s):
             before = self.boot_id(timeout_s=min(_ASK_TIMEOUT_S, deadline.remaining()))
             self._ask_to_reboot(deadline.remaining())
-            while not self._is_back(before, min(_ASK_TIMEOUT_S, deadline.remaining())):
+            while not self._is_back(before, Deadline(min(_ASK_TIMEOUT_S, deadline.remaining()))):
                 time.sleep(min(_REBOOT_POLL_S, deadline.remaining()))
 
-    def _is_back(self, before: str, timeout_s: float) -> bool:
+    def _is_back(self, before: str, deadline: Deadline) -> bool:
         """Whether it runs commands, after another boot than `before`."""
         try:
-            return self._is_up(timeout_s) and self.boot_id(timeout_s=timeout_s) != before
+            return self._is_up(deadline) and self.boot_id(timeout_s=deadline.remaining()) != before
         except _NOT_YET:
             return False
 
-    def _is_up(self, timeout_s: float) -> bool:  # noqa: ARG002 - for devices that know more
+    def _is_up(self, deadline: Deadline) -> bool:  # noqa: ARG002 - for devices that know more
         """Whether it says that it has come up; may fail as a device does that has not."""
         return True
 

@@ -47,6 +47,28 @@ def authenticate(transport: paramiko.Transport, host: HostConfig, deadline: Dead
     raise HostAuthError(host.asked, host.user, f"it accepted none of {offered} keys{said}")
 
 
+class _Refusable(paramiko.AgentKey):
+    """A key of the agent, which may refuse to use it: locked, or nobody there to confirm.
+
+    Told by an exception, that would end the connection, with the other keys not tried.
+    """
+
+    def __init__(self, key: paramiko.AgentKey, remarks: list[str]) -> None:
+        super().__init__(key.agent, key.blob, key.comment)
+        self._remarks = remarks
+
+    def sign_ssh_data(  # type: ignore[override]  # bytes, whatever its stubs say
+        self, data: bytes, algorithm: str | None = None
+    ) -> bytes:
+        """A signature, or none that any host would accept."""
+        try:
+            return bytes(super().sign_ssh_data(data, algorithm))
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            name = self.comment or self.fingerprint
+            self._remarks.append(f"the SSH agent does not sign with its key {name}: {error}")
+            return b""
+
+
 def _agent(remarks: list[str]) -> paramiko.Agent | None:
     try:
         return paramiko.Agent()
@@ -59,7 +81,7 @@ def _keys(
     host: HostConfig, agent: paramiko.Agent | None, remarks: list[str]
 ) -> Iterator[paramiko.PKey]:
     named = {blob for file in host.key_files if (blob := _public_blob(file))}
-    held = list(agent.get_keys()) if agent else []
+    held = [_Refusable(key, remarks) for key in agent.get_keys()] if agent else []
     seen: set[bytes] = set()
     preferred = [key for key in held if key.asbytes() in named]
     others = [] if host.only_these_keys else [key for key in held if key.asbytes() not in named]

@@ -8,7 +8,7 @@ from typing import Protocol
 import paramiko
 
 from harness.adb.connection import Deadline, StreamClosed
-from harness.ssh.host import SshHost, closing_by
+from harness.ssh.host import SshHost, closing_by, stands
 
 _READ = 256 * 1024
 _KILLED = 128 + 9
@@ -46,8 +46,7 @@ def run(
         deadline.remaining()
         if channel.exit_status >= 0:
             return channel.exit_status
-        transport = channel.get_transport()
-        if not transport.is_active():
+        if not stands(channel):
             raise StreamClosed("the connection was lost")
         return _KILLED
 

@@ -16,6 +16,7 @@ from harness.ssh.connecting import OpenChannel, connect
 
 _HERE = ("127.0.0.1", 0)
 _WINDOW = 8 << 20
+_SETTLE_S = 0.2
 
 
 class SshHost:
@@ -120,12 +121,13 @@ class SshHost:
                 timeout=deadline.remaining(),
             )
         except paramiko.ChannelException as error:
-            raise FailReply(error.text) from None
+            refused = error.text if address else f"it opens no more sessions: {error.text}"
+            raise FailReply(refused) from None
         except (paramiko.SSHException, OSError, EOFError) as error:
             if not transport.is_active():
                 raise StreamClosed(f"the connection to {self._config.asked} was lost") from None
             deadline.remaining()
-            raise StreamClosed(str(error)) from None
+            raise StreamClosed(str(error) or "the connection was closed") from None
 
     def _connect(self, deadline: Deadline) -> paramiko.Transport:
         own = Deadline(min(self._config.connect_timeout_s, deadline.remaining()))
@@ -176,15 +178,32 @@ def closing_by(channel: paramiko.Channel, deadline: Deadline) -> Iterator[None]:
     timer.start()
     try:
         yield
-    except (paramiko.SSHException, EOFError, OSError, StreamClosed) as error:
+    except (
+        paramiko.SSHException,
+        paramiko.SFTPError,
+        EOFError,
+        OSError,
+        StreamClosed,
+    ) as error:
         if over.is_set():
             raise DeadlineExceeded from None
         if channel.closed or not isinstance(error, OSError):
+            stands(channel)
             raise StreamClosed(str(error) or "the connection was closed") from None
         raise
     finally:
         timer.cancel()
         _close(channel)
+
+
+def stands(channel: paramiko.Channel) -> bool:
+    """Whether the connection of a channel that has ended stands.
+
+    When it is lost, its channels end a moment before it knows of that itself.
+    """
+    transport = channel.get_transport()
+    transport.join(_SETTLE_S)
+    return bool(transport.is_active())
 
 
 def _close(channel: paramiko.Channel) -> None:

@@ -1,10 +1,12 @@
 """Whether a host is the one that it says: its key against known_hosts files, strictly."""
 
+import base64
+import hmac
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 import paramiko
-from paramiko.hostkeys import HostKeyEntry, HostKeys, InvalidHostKey
 
 from harness.errors import HostConfigError, HostKeyChangedError, HostKeyError
 from harness.ssh.config import HostConfig
@@ -20,10 +22,14 @@ def known_keys(host: HostConfig) -> list[paramiko.PKey]:
     """
     keys: list[paramiko.PKey] = []
     revoked: list[paramiko.PKey] = []
-    for file in host.known_hosts:
-        trusted, refused = _read(host, file)
-        keys += _of(trusted, host.known_as)
-        revoked += _of(refused, host.known_as)
+    for line in (line for file in host.known_hosts for line in _read(host, file)):
+        words = line.split()
+        marker = words.pop(0) if line.startswith("@") else ""
+        # Lines that are neither are left out, as `ssh` does; certificates are not supported.
+        if marker in {"", "@revoked"} and len(words) > 2 and _names(words[0], host.known_as):
+            key = _key(*words[1:3])
+            if key is not None:
+                (revoked if marker else keys).append(key)
     return [key for key in keys if key not in revoked]
 
 
@@ -51,37 +57,45 @@ def check_host_key(host: HostConfig, known: Iterable[paramiko.PKey], shown: para
     raise kind(host.asked, host.known_as, shown.get_name(), shown.fingerprint, files)
 
 
-def _of(keys: HostKeys, name: str) -> list[paramiko.PKey]:
-    entries = keys.lookup(name)
-    return [] if entries is None else [entries[kind] for kind in entries.keys()]  # noqa: SIM118
-
-
-def _read(host: HostConfig, file: Path) -> tuple[HostKeys, HostKeys]:
-    """Its keys, and those that it revokes; lines that are neither are left out, as `ssh` does."""
-    keys, revoked = HostKeys(), HostKeys()
+def _read(host: HostConfig, file: Path) -> list[str]:
     try:
         lines = file.read_text("utf-8", "replace").splitlines()
     except FileNotFoundError:
-        return keys, revoked
+        return []
     except OSError as error:
         raise HostConfigError(host.asked, f"{file} cannot be used: {error}") from None
-    for line in lines:
-        marker, _, rest = line.strip().partition(" ")
-        if not marker or marker.startswith("#"):
-            continue
-        if not marker.startswith("@"):
-            _add(keys, line.strip())
-        elif marker == "@revoked":
-            _add(revoked, rest.strip())
-    return keys, revoked
+    return [line.strip() for line in lines if not line.strip().startswith("#")]
 
 
-def _add(keys: HostKeys, line: str) -> None:
+def _names(patterns: str, name: str) -> bool:
+    """Whether one of several names, hashed or with `*` and `?`, is meant, and none with a `!`."""
+    name = name.lower()
+    found = False
+    for pattern in patterns.lower().split(",") if "|" not in patterns else [patterns]:
+        if pattern.startswith("!") and _matches(pattern[1:], name):
+            return False
+        found |= _is_hash_of(pattern, name) or _matches(pattern, name)
+    return found
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return bool(re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), name))
+
+
+def _is_hash_of(pattern: str, name: str) -> bool:
+    """Whether `|1|SALT|HASH` is that of a name."""
+    parts = pattern.split("|")
+    if len(parts) != 4 or parts[:2] != ["", "1"]:
+        return False
     try:
-        entry = HostKeyEntry.from_line(line)
-    except (InvalidHostKey, paramiko.SSHException, ValueError):
-        return
-    if entry is None or entry.key is None:
-        return
-    for name in entry.hostnames:
-        keys.add(name, entry.key.get_name(), entry.key)
+        salt, hashed = (base64.b64decode(part, validate=True) for part in parts[2:])
+    except ValueError:
+        return False
+    return hmac.digest(salt, name.encode(), "sha1") == hashed
+
+
+def _key(kind: str, text: str) -> paramiko.PKey | None:
+    try:
+        return paramiko.PKey.from_type_string(kind, base64.b64decode(text, validate=True))
+    except Exception:  # noqa: BLE001 - what paramiko makes of a broken key has no common name
+        return None

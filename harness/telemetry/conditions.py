@@ -11,7 +11,7 @@ from typing import Literal
 from harness.devices.base import Device
 from harness.errors import ConditionsError, ConditionsNotMetError, HarnessError, one_line
 from harness.telemetry.charge import ChargeWindow, wait_for_charge
-from harness.telemetry.gate import Clock, SystemClock, ThermalGate, wait_until_cool
+from harness.telemetry.gate import Clock, OnWait, SystemClock, ThermalGate, wait_until_cool
 from harness.telemetry.prepare import Preparation
 from harness.telemetry.readings import Sensors
 from harness.telemetry.records import ConditionRecord
@@ -105,6 +105,7 @@ def prepared(
     *,
     clock: Clock | None = None,
     env: Mapping[str, str] | None = None,
+    on_wait: OnWait | None = None,
     on_restored: Callable[[Sequence[ConditionRecord]], None] | None = None,
 ) -> Iterator[tuple[ConditionRecord, ...]]:
     """Bring a device into the state for a measured run, and back when the block ends.
@@ -118,6 +119,7 @@ def prepared(
         conditions: what is asked for.
         clock: the time; the host's when not given.
         env: variables for the scripts on the device, e.g. another root than `/sys`.
+        on_wait: told, once, when heat has to be waited for.
         on_restored: gets the records of the way back, at the end.
 
     Raises:
@@ -129,7 +131,7 @@ def prepared(
     try:
         records = list(preparation.apply(conditions.changes))
         sensors = Sensors(device, scripts_dir, env=env)
-        for record in _gates(sensors, conditions, clock):
+        for record in _gates(sensors, conditions, clock, on_wait):
             records.append(record)
             if conditions.policy == "fail" and _fails(record):
                 raise ConditionsNotMetError(
@@ -145,12 +147,14 @@ def prepared(
             on_restored(restored)
 
 
-def _gates(sensors: Sensors, conditions: Conditions, clock: Clock) -> Iterator[ConditionRecord]:
+def _gates(
+    sensors: Sensors, conditions: Conditions, clock: Clock, on_wait: OnWait | None
+) -> Iterator[ConditionRecord]:
     """The charge first: what is asked of the temperature must hold when the run begins."""
     if conditions.charge is not None:
         yield from wait_for_charge(lambda: sensors.read().battery, conditions.charge, clock)
     if conditions.gate is not None:
-        yield wait_until_cool(lambda: _temperatures(sensors), conditions.gate, clock)
+        yield wait_until_cool(lambda: _temperatures(sensors), conditions.gate, clock, on_wait)
 
 
 def _temperatures(sensors: Sensors) -> Mapping[str, float] | None:

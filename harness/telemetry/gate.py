@@ -74,8 +74,15 @@ class _History:
         return len(self.readings) >= _LOOKS and not any(self.readings)
 
 
+OnWait = Callable[[str], None]
+"""Told once why a device is waited for, and for how long at most."""
+
+
 def wait_until_cool(
-    read: Callable[[], Mapping[str, float] | None], gate: ThermalGate, clock: Clock
+    read: Callable[[], Mapping[str, float] | None],
+    gate: ThermalGate,
+    clock: Clock,
+    on_wait: OnWait | None = None,
 ) -> ConditionRecord:
     """Sample until the gate opens or its time is over; the record says which, and why.
 
@@ -84,10 +91,12 @@ def wait_until_cool(
             that has no sensor at all.
         gate: what is waited for.
         clock: the time.
+        on_wait: told when it does not open at once.
     """
     began = clock.now()
     history = _History()
     first: float | None = None
+    waited_before = False
     while True:
         moment = clock.now()
         found = read()
@@ -110,7 +119,23 @@ def wait_until_cool(
             reason = _why_not(alive, gate, waited) + _ignored(frozen)
             outcome: Outcome = "not-met" if alive else "unavailable"
             return ConditionRecord("thermal_gate", outcome, reason, waited, first, hottest)
+        if on_wait is not None and alive and not waited_before:
+            on_wait(_waiting(alive, gate))
+        waited_before = True
         clock.wait(min(POLL_S, gate.max_wait_s - waited))
+
+
+def _waiting(alive: Mapping[str, float], gate: ThermalGate) -> str:
+    zone = max(alive, key=alive.__getitem__)
+    wishes = []
+    if gate.max_temp_c is not None:
+        wishes.append(f"at or below {gate.max_temp_c:g} C")
+    if gate.stable_s is not None:
+        wishes.append(f"steady for {gate.stable_s:g} s")
+    wished = " or ".join(wishes)
+    return (
+        f"waiting until it is {wished}, {gate.max_wait_s:g} s at most: {zone} is {alive[zone]:g} C"
+    )
 
 
 def frozen_zones(times: list[float], readings: list[Mapping[str, float]]) -> frozenset[str]:

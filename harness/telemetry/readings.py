@@ -105,7 +105,8 @@ def battery_of(recording: Recording) -> BatteryReading:
         level_percent=level if level is not None and 0 <= level <= 100 else None,
         charging=_CHARGING.get(words.get("status", "")),
         health=words.get("health"),
-        temperature_c=_plausible(None if tenths is None else tenths / 10),
+        # Below it, the battery is taken to count in whole degrees.
+        temperature_c=_plausible(None if tenths is None or abs(tenths) <= 60 else tenths / 10),
     )
 
 

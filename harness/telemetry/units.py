@@ -7,25 +7,28 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 COLDEST_C, HOTTEST_C = -30.0, 125.0
 """Outside of these no phone works; what its sensors then say is something else."""
-_SENTINELS_C = frozenset({-40.0, 0.0, 127.0})
-"""What sensors say that are not there, not powered or not ready."""
+_SENTINELS_C = frozenset({-40.0, 127.0})
+"""What sensors say that are not there, not powered or not ready; so is 0."""
 
 
 class _Quantity(NamedTuple):
+    """Between `lowest` and `highest`; nearer to 0 than `least` it counts in another unit."""
+
     unit: str
     lowest: float
     highest: float
+    least: float = 0.0
 
 
 _QUANTITIES = {
-    "temp_c": _Quantity("degC", COLDEST_C, HOTTEST_C),
+    "temp_c": _Quantity("degC", COLDEST_C, HOTTEST_C, least=1.25),  # else in whole or tenths of one
     "cpu_hz": _Quantity("Hz", 1e6, 1e10),
     "cpu_cap_hz": _Quantity("Hz", 1e6, 1e10),
     "ddr_hz": _Quantity("Hz", 1e6, 2e10),
     "gpu_hz": _Quantity("Hz", 1e6, 1e10),
     "rss_bytes": _Quantity("bytes", 1, 1e13),
     "rss_peak_bytes": _Quantity("bytes", 1, 1e13),
-    "battery_a": _Quantity("A", -30, 30),
+    "battery_a": _Quantity("A", -30, 30, least=0.03),  # else in milliamperes
     "battery_v": _Quantity("V", 1, 60),
 }
 _PER_WIRE_UNIT = {"mC": 1e3, "uA": 1e6, "uV": 1e6}
@@ -65,5 +68,7 @@ def parse_value(text: str, wire_unit: str, channel: str, *, page_bytes: int) -> 
     else:
         return None
     if quantity.unit == "degC" and value in _SENTINELS_C:
+        return None
+    if abs(value) <= quantity.least:
         return None
     return value if quantity.lowest <= value <= quantity.highest else None

@@ -1,12 +1,14 @@
 """A device's shell and tools, as bare as a phone's, and the runners of device_scripts."""
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -48,6 +50,24 @@ class DeviceShell:
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    def with_tool(self, name: str, script: str) -> Self:
+        """With one tool of another kind; `real` in its script becomes the one that is here."""
+        here = Path(self.environment["PATH"])
+        tools = self.work_root.parent / f"tools {secrets.token_hex(4)}"
+        shutil.copytree(here, tools, symlinks=True)
+        tool = tools / name
+        tool.unlink(missing_ok=True)
+        real = f'real() {{ exec "{(here / "cat").resolve()}" {name} "$@"; }}'
+        tool.write_text(f"#!{self.shell}\n{real}\n{script}\n")
+        tool.chmod(0o755)
+        return replace(self, environment={**self.environment, "PATH": str(tools)})
+
+    def without_tool(self, name: str) -> Self:
+        """With a tool less."""
+        device = self.with_tool(name, "")
+        (Path(device.environment["PATH"]) / name).unlink()
+        return device
 
     def make_run(self, name: str = "run1") -> Path:
         folder = self.work_root / "runs" / name

@@ -3,9 +3,7 @@
 import hashlib
 import os
 import re
-import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,6 +89,16 @@ def test_what_is_in_use_never_goes(device: "DeviceShell") -> None:
     assert held(device) == {linked, wanted}
 
 
+def test_what_many_links_lead_to_never_goes(device: "DeviceShell") -> None:
+    """Nor where find's own readlink takes one link only, as that of Android 10."""
+    one_link = device.with_tool("find", 'case $* in *"readlink {} +") exit 1 ;; esac\nreal "$@"')
+    linked = [put(device, name, 1) for name in "abc"]
+    for number, sha256 in enumerate(linked):
+        link(device, f"run{number}", sha256)
+    assert evict(one_link, 0, 10)["met"] == "0"
+    assert held(device) == set(linked)
+
+
 def test_where_it_does_not_help_nothing_goes(device: "DeviceShell") -> None:
     contents = {put(device, name, 1) for name in "abc"}
     facts = evict(device, _FILL, "-")
@@ -111,12 +119,38 @@ def test_what_the_dead_left_goes_when_room_lacks(device: "DeviceShell") -> None:
     assert evict(device, 0, 0)["evicted"] == "1"
 
 
-def test_a_device_without_flock_evicts_nothing(device: "DeviceShell", tmp_path: Path) -> None:
-    tools = tmp_path / "fewer"
-    shutil.copytree(device.environment["PATH"], tools, symlinks=True)
-    (tools / "flock").unlink()
+def test_where_find_cannot_tell_ages_nothing_under_way_goes(device: "DeviceShell") -> None:
+    no_ages = device.with_tool("find", 'case $* in *-mmin*) exit 1 ;; esac\nreal "$@"')
+    area = want(device, "live", "0" * 64)
+    evict(no_ages, _FILL, "-")
+    assert area.exists()
+
+
+def test_an_area_that_is_a_link_costs_nobody_anything(
+    device: "DeviceShell", tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").write_text("mine")
+    os.utime(other / "file", (1, 1))
+    (device.work_root / "incoming" / "area").symlink_to(other)
+    evict(device.with_tool("rm", 'exec /bin/rm "$@"'), _FILL, "-")
+    assert (other / "file").exists()
+
+
+def test_what_a_host_of_the_future_left_ages_too(device: "DeviceShell") -> None:
+    area = device.work_root / "incoming" / "dead"
+    area.mkdir()
+    file = area / ("0" * 64)
+    file.write_text("x")
+    os.utime(file, (4_000_000_000, 4_000_000_000))
+    evict(device, _FILL, "-")
+    assert abs(file.stat().st_mtime - time.time()) < 600
+
+
+def test_a_device_without_flock_evicts_nothing(device: "DeviceShell") -> None:
     sha256 = put(device, "a", 1)
-    facts = evict(replace(device, environment={"PATH": str(tools)}), 0, 0)
+    facts = evict(device.without_tool("flock"), 0, 0)
     assert (facts["met"], facts["evictable_kb"], facts["store_kb"]) == ("0", "0", "64")
     assert held(device) == {sha256}
 

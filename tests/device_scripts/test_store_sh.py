@@ -1,7 +1,8 @@
 import hashlib
 import os
 import shutil
-from dataclasses import replace
+import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,12 +42,19 @@ def test_setup_refuses_what_cannot_be_a_work_root(device: "DeviceShell", tmp_pat
 
 
 def test_setup_names_a_missing_tool(device: "DeviceShell", tmp_path: Path) -> None:
-    tools = tmp_path / "fewer"
-    shutil.copytree(device.environment["PATH"], tools, symlinks=True)
-    (tools / "sha256sum").unlink()
-    done = replace(device, environment={"PATH": str(tools)}).run("setup.sh", tmp_path / "root")
+    done = device.without_tool("sha256sum").run("setup.sh", tmp_path / "root")
     assert done.returncode == 1
     assert done.stderr == "error: the device has no sha256sum\n"
+
+
+@pytest.mark.parametrize(("tool", "option"), [("grep", "z"), ("find", "mmin")])
+def test_setup_names_an_option_that_a_tool_lacks(
+    device: "DeviceShell", tmp_path: Path, tool: str, option: str
+) -> None:
+    lacking = device.with_tool(tool, f'case $* in *-*{option}*) exit 2 ;; esac\nreal "$@"')
+    done = lacking.run("setup.sh", tmp_path / "root")
+    assert done.returncode == 1
+    assert done.stderr == f"error: the device's {tool} has no option -{option}\n"
 
 
 def test_verify_tells_ok_missing_and_bad_in_order(device: "DeviceShell") -> None:
@@ -68,18 +76,10 @@ def test_verify_looks_again_at_what_is_replaced_meanwhile(
     device: "DeviceShell", tmp_path: Path
 ) -> None:
     """The tool that hashes first moves another copy over the file, as another deployment does."""
-    tools, once = tmp_path / "racing", tmp_path / "once"
-    shutil.copytree(device.environment["PATH"], tools, symlinks=True)
-    real = (tools / "sha256sum").readlink()
-    (tools / "sha256sum").unlink()
-    (tools / "sha256sum").write_text(
-        f"#!{device.shell}\n"
-        f'[ -e "{once}" ] || {{ : >"{once}"; cp "$1" "$1.new"; mv -f "$1.new" "$1"; }}\n'
-        f'exec "{real}" sha256sum "$@"\n'
-    )
-    (tools / "sha256sum").chmod(0o755)
+    once = tmp_path / "once"
+    moving = f'[ -e "{once}" ] || {{ : >"{once}"; cp "$1" "$1.new"; mv -f "$1.new" "$1"; }}'
+    device = device.with_tool("sha256sum", f'{moving}\nreal "$@"')
     good = put(device.work_root / "store", b"good")
-    device = replace(device, environment={"PATH": str(tools)})
     done = device.run("verify.sh", device.work_root, stdin=f"{good} 4\n")
     assert once.exists()
     assert done.stdout.splitlines()[0] == f"ok {good}"
@@ -87,15 +87,8 @@ def test_verify_looks_again_at_what_is_replaced_meanwhile(
 
 def test_verify_hashes_again_only_what_changed(device: "DeviceShell", tmp_path: Path) -> None:
     """The tool that hashes is replaced by one that counts, and then does it."""
-    tools, count = tmp_path / "counting", tmp_path / "count"
-    shutil.copytree(device.environment["PATH"], tools, symlinks=True)
-    real = (tools / "sha256sum").readlink()
-    (tools / "sha256sum").unlink()
-    (tools / "sha256sum").write_text(
-        f'#!{device.shell}\necho "$1" >>"{count}"\nexec "{real}" sha256sum "$@"\n'
-    )
-    (tools / "sha256sum").chmod(0o755)
-    device = replace(device, environment={"PATH": str(tools)})
+    count = tmp_path / "count"
+    device = device.with_tool("sha256sum", f'echo "$1" >>"{count}"\nreal "$@"')
     store = device.work_root / "store"
     first, second = put(store, b"first"), put(store, b"second")
     wanted = f"{first} 5\n{second} 6\n"
@@ -168,19 +161,34 @@ def test_verify_pins_what_it_is_asked_for(device: "DeviceShell") -> None:
         assert device.run("verify.sh", "-p", bad, device.work_root).returncode == 2
 
 
+def test_a_host_that_hangs_keeps_nobody_from_evicting(device: "DeviceShell") -> None:
+    hanging = subprocess.Popen(
+        device.command("verify.sh", "-p", "area", device.work_root),
+        env=device.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    assert hanging.stdin is not None
+    try:
+        end = time.monotonic() + 30
+        while not list((device.work_root / "incoming").glob("area/.*")):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert device.run("evict.sh", device.work_root, "0", "-", timeout_s=20).returncode == 0
+    finally:
+        hanging.stdin.close()
+        hanging.wait(30)
+    assert (device.work_root / "incoming/area/.wants").read_text() == "end\n"
+
+
 def test_a_large_file_is_hashed_by_openssl_where_there_is_one(
     device: "DeviceShell", tmp_path: Path
 ) -> None:
-    tools, called = tmp_path / "more", tmp_path / "called"
-    shutil.copytree(device.environment["PATH"], tools, symlinks=True)
+    called = tmp_path / "called"
     large, small = (put(device.work_root / "store", b"x" * size) for size in (10_000_000, 10))
-    device = replace(device, environment={"PATH": str(tools)})
     for answer in (f"{large} *file", "not a hash", f"{'0' * 64} *file"):
         shutil.rmtree(device.work_root / "store" / ".memo", ignore_errors=True)
-        (tools / "openssl").write_text(
-            f'#!{device.shell}\necho "$4" >>"{called}"\necho "{answer}"\n'
-        )
-        (tools / "openssl").chmod(0o755)
+        device = device.with_tool("openssl", f'echo "$4" >>"{called}"\necho "{answer}"')
         done = device.run("verify.sh", device.work_root, stdin=f"{large} 10000000\n{small} 10\n")
         expected = "bad" if answer.startswith("0" * 64) else "ok"
         assert done.stdout.splitlines()[:2] == [f"{expected} {large}", f"ok {small}"]
@@ -246,6 +254,16 @@ def test_link_makes_a_run_folder_of_any_good_names(device: "DeviceShell") -> Non
     again = device.run("link.sh", device.work_root, "run.1", stdin=lines)
     assert (again.returncode, again.stdout) == (1, "")
     assert "is there already" in again.stderr
+
+
+def test_link_does_not_add_to_a_run_that_somebody_makes_meanwhile(device: "DeviceShell") -> None:
+    run_dir = device.work_root / "runs/r"
+    late = device.with_tool("mv", f'mkdir "{run_dir}"\nreal "$@"')
+    sha = put(device.work_root / "store", b"content")
+    done = late.run("link.sh", device.work_root, "r", stdin=f"{sha} f 0644\n")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "is there already" in done.stderr
+    assert list(run_dir.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """`prepare.sh` under a phone's shell and tools, with Android's commands as far as it asks them."""
 
+import resource
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,45 @@ def test_a_second_apply_keeps_what_was_there_before_the_first(
     device.run("prepare.sh", "apply", device.work_root, "governor=powersave")
     assert governors(sysfs) == {"powersave"}
     device.run("prepare.sh", "restore", device.work_root)
+    assert governors(sysfs) == {"walt"}
+
+
+def test_what_cannot_be_noted_is_not_changed(device: DeviceShell, phone: tuple[Path, Path]) -> None:
+    _, state = phone
+    tool = Path(device.environment["PATH"].split(":")[1]) / "cmd"
+    tool.write_text('#!/bin/sh\nrm "$STATE/wakefulness"\n')
+    done = subprocess.run(
+        device.command("prepare.sh", "apply", device.work_root, "fixed-performance"),
+        env=device.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        # A full disk: writing to files fails, and nobody is killed for it.
+        restore_signals=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "full or read-only" in done.stderr
+    assert (state / "wakefulness").exists()
+
+
+def test_what_cannot_be_undone_now_is_left_for_the_next(
+    device: DeviceShell, phone: tuple[Path, Path]
+) -> None:
+    sysfs, state = phone
+    device.run("prepare.sh", "apply", device.work_root, "stay-awake", "governor=performance")
+    settings = Path(device.environment["PATH"].split(":")[1]) / "settings"
+    works = settings.read_text()
+    settings.write_text("#!/bin/sh\nexit 1\n")  # the service is starting again
+    back = records(device.run("prepare.sh", "restore", device.work_root).stdout)
+    assert back.pop("stay_awake")[0] == "not-restored"
+    assert {row[0] for row in back.values()} == {"restored"}
+    assert (device.work_root / "prepared").read_text() == "stay_awake null\n"
+    settings.write_text(works)
+    back = records(device.run("prepare.sh", "restore", device.work_root).stdout)
+    assert [(name, row[0]) for name, row in back.items()] == [("stay_awake", "restored")]
+    assert not (state / "stay_on_while_plugged_in").exists()
+    assert not (device.work_root / "prepared").exists()
     assert governors(sysfs) == {"walt"}
 
 

@@ -103,8 +103,10 @@ def test_tampered_scripts_are_replaced(
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/etc/x", "../x", "a/../x", "a//b", "./a", "a\nb", ".qnnfarm/marker", "x" * 1025]
-)
+    "name",
+    ["", "/etc/x", "../x", "a/../x", "a//b", "./a", "a\nb", ".qnnfarm/marker", "a/" + "x" * 256,
+     "x/" * 512 + "x", "\ud800"],
+)  # fmt: skip
 def test_names_that_leave_the_run_folder(
     virtual_device: AdbDevice, random_file: RandomFile, name: str
 ) -> None:

@@ -1,8 +1,13 @@
 """A board over a real OpenSSH server: what only a host over a network can do wrong."""
 
+import contextlib
+import hashlib
 import os
 import shlex
+import shutil
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,6 +24,7 @@ from harness.errors import (
     DevicePathError,
     DevicePermissionError,
     DeviceTimeoutError,
+    DeviceTransferError,
     DeviceUnsupportedError,
 )
 from harness.ssh.host import SshHost
@@ -183,6 +189,124 @@ def test_a_reboot_that_is_refused_and_one_that_never_comes(
         (tools / name).write_text("#!/bin/sh\nexit 0\n")
     with pytest.raises(DeviceTimeoutError, match=r"reboot took longer than 2 s"):
         device.reboot(timeout_s=2)
+
+
+def test_a_reboot_while_which_nobody_is_let_in(make_board: MakeBoard, tmp_path: Path) -> None:
+    """As by pam_nologin, until a machine has come up."""
+    tools, boot = tmp_path / "tools", tmp_path / "boot_id"
+    tools.mkdir()
+    boot.write_text("first\n")
+    server, device = make_board(PATH=shlex.quote(f"{tools}:/usr/bin:/bin"))
+    keys, away = server.authorized_keys, tmp_path / "away"
+    scripts = {
+        "cat": f'case $1 in */boot_id) exec /bin/cat {boot} ;; esac\nexec /bin/cat "$@"',
+        "reboot": f"mv {keys} {away}\n"
+        f"(sleep 4; echo second >{boot}; mv {away} {keys}) >/dev/null 2>&1 </dev/null &",
+    }
+    for name, script in scripts.items():
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tools / name).chmod(0o755)
+    (tools / "sudo").symlink_to("/bin/true")
+    hang_up = threading.Timer(1, server.drop_connections)
+    hang_up.start()
+    device.reboot(timeout_s=60)
+    hang_up.join()
+    assert "Connection closed by authenticating user" in server.log.read_text()
+    assert device.boot_id() == "second"
+
+
+@pytest.mark.parametrize(
+    "line", ["", "Subsystem sftp /bin/echo Welcome to this board", "Subsystem sftp /bin/false"]
+)
+def test_a_host_without_sftp(make_board: MakeBoard, tmp_path: Path, line: str) -> None:
+    server, device = make_board()
+    server.stop()
+    config = server.folder / "sshd_config"
+    text = config.read_text().replace("Subsystem sftp internal-sftp", line)
+    (tmp_path / "file").write_text("x")
+    with run_sshd(server, text), pytest.raises(DeviceUnsupportedError, match="offers no SFTP"):
+        device.push(tmp_path / "file", f"{tmp_path}/remote")
+    assert not (tmp_path / "remote").exists()
+
+
+def test_a_file_that_becomes_shorter_is_not_whole(make_board: MakeBoard, tmp_path: Path) -> None:
+    _, device = make_board()
+    big = tmp_path / "big"
+    big.write_bytes(os.urandom(10_000_000))
+    with pytest.raises(DeviceTransferError, match="it ended after"):
+        device.pull(str(big), tmp_path / "back", on_progress=lambda _: os.truncate(big, 300_000))
+    assert not (tmp_path / "back").exists()
+
+
+@contextlib.contextmanager
+def run_sshd(server: SshServer, config: str) -> Iterator[None]:
+    """The same server with another configuration."""
+    file = server.folder / "other_config"
+    file.write_text(config)
+    sshd = shutil.which("sshd", path=os.defpath + ":/usr/sbin:/usr/local/sbin")
+    assert sshd is not None
+    process = subprocess.Popen([sshd, "-D", "-f", file], stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(500):
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", server.port), 5).close()
+                break
+            time.sleep(0.02)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_many_keys_are_agreed_on_in_the_middle(make_board: MakeBoard, tmp_path: Path) -> None:
+    server, device = make_board()
+    server.stop()
+    big, back = tmp_path / "big", tmp_path / "back"
+    big.write_bytes(os.urandom(20_000_000))
+    text = (server.folder / "sshd_config").read_text()
+    with run_sshd(server, f"{text}RekeyLimit 1M\n"):
+        device.push(big, f"{tmp_path}/remote")
+        device.pull(f"{tmp_path}/remote", back)
+        assert back.read_bytes() == big.read_bytes()
+        digest = hashlib.sha256(big.read_bytes()).hexdigest()
+        assert device.shell("sha256sum", stdin=big.read_bytes()).stdout.startswith(digest)
+
+
+def test_start_files_of_the_shell_that_print(make_board: MakeBoard, tmp_path: Path) -> None:
+    _, device = make_board(PATH="/usr/bin:/bin")
+    (tmp_path / "ssh/home/.bashrc").write_text("printf 'Welcome\\nto this board '\n")
+    (tmp_path / "ssh/home/.zshenv").write_text("echo Welcome\n")
+    assert device.shell("echo out").stdout == "out\n"
+    assert device.work_root.startswith(str(tmp_path / "ssh/home"))
+
+
+def test_finding_the_work_root_is_within_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "mkdir").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tools / "mkdir").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    with pytest.raises(DeviceTimeoutError) as caught:
+        LocalDevice().free_bytes(timeout_s=1)
+    assert caught.value.timeout_s <= 1
+
+
+def test_free_space_where_df_takes_pedantic_for_half_a_kib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of Android 12 takes `-kP`, but not `-Pk`."""
+    df = f"{shutil.which('df')}"
+    (tmp_path / "df").write_text(
+        f'#!/bin/sh\ncase $1 in -kP) shift; exec {df} -P -B512 "$@" ;; esac\nexec {df} "$@"\n'
+    )
+    (tmp_path / "df").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    free = LocalDevice().free_bytes()
+    assert free is not None
+    assert free < 1.5 * shutil.disk_usage(tmp_path).free
 
 
 def test_this_machine_is_not_rebooted() -> None:

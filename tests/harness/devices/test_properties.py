@@ -1,5 +1,6 @@
 """Reading what a device prints about itself, also when it prints nonsense."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,15 @@ def test_an_emulator_and_an_soc_that_nobody_knows() -> None:
 def test_battery() -> None:
     assert parse_battery(_BATTERY) == Battery(84.0, 31.7, charging=True)
     assert parse_battery("Can't find service: battery") is None
+
+
+@pytest.mark.parametrize(
+    ("status", "charging"), [("1", True), ("2", True), ("3", False), ("4", False), ("5", False)]
+)
+def test_a_battery_with_a_charger_that_does_not_charge(status: str, charging: bool) -> None:
+    battery = parse_battery(_BATTERY.replace("status: 2", f"status: {status}"))
+    assert battery is not None
+    assert battery.charging is charging
 
 
 def test_free_space() -> None:

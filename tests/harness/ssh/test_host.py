@@ -1,5 +1,6 @@
 """Connections to a real OpenSSH server: its key, our keys, their loss."""
 
+import base64
 import contextlib
 import io
 import os
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from harness.adb.connection import Deadline, DeadlineExceeded, StreamClosed
 from harness.errors import (
@@ -20,7 +23,9 @@ from harness.errors import (
     HostUnreachableError,
 )
 from harness.ssh.command import run
+from harness.ssh.config import resolve_host
 from harness.ssh.host import SshHost, closing_by
+from harness.ssh.host_keys import known_keys
 from tests.ssh_server import SshServer, make_key, running_ssh_server
 
 
@@ -167,6 +172,76 @@ def test_a_key_that_is_known_and_revoked(ssh_server: SshServer) -> None:
         host.connect()
 
 
+def test_a_key_that_is_revoked_for_all_hosts(ssh_server: SshServer) -> None:
+    key = ssh_server.known_hosts.read_text().split(" ", 1)[1]
+    with ssh_server.known_hosts.open("a") as file:
+        file.write(f"@revoked\t*  {key}")
+    with pytest.raises(HostKeyError), SshHost.named("board", ssh_server.config) as host:
+        host.connect()
+
+
+def test_one_of_several_keys_of_a_kind(ssh_server: SshServer) -> None:
+    """A host that gets a new key, or a name that several hosts share."""
+    another = make_key(ssh_server.folder / "another").with_suffix(".pub").read_text()
+    text = ssh_server.known_hosts.read_text()
+    name = text.split()[0]
+    for lines in (f"{text}{name} {another}", f"{name} {another}{text}"):
+        ssh_server.known_hosts.write_text(lines)
+        with SshHost.named("board", ssh_server.config) as host:
+            host.connect()
+
+
+@pytest.mark.parametrize(
+    ("names", "known"),
+    [
+        ("*", True),
+        ("[127.0.0.?]:*", True),
+        ("nobody,[127.*", True),
+        ("[127.0.0.1]:?", False),
+        ("*,![127.0.0.1]:*", False),
+        ("[127x0.0.1]:*", False),
+        ("|1|AAAA|!", False),
+    ],
+)
+def test_names_with_patterns(ssh_server: SshServer, names: str, known: bool) -> None:
+    key = ssh_server.known_hosts.read_text().split(" ", 1)[1]
+    ssh_server.known_hosts.write_text(f"{names}   {key}")
+    with SshHost.named("board", ssh_server.config) as host:
+        if known:
+            host.connect()
+        else:
+            with pytest.raises(HostKeyError):
+                host.connect()
+
+
+def test_names_are_the_same_in_capitals(ssh_server: SshServer) -> None:
+    ssh_server.configure("HostKeyAlias Board.Example", host="alias")
+    key = ssh_server.known_hosts.read_text().split(" ", 1)[1]
+    ssh_server.known_hosts.write_text(f"board.EXAMPLE {key}")
+    with SshHost.named("alias", ssh_server.config) as host:
+        host.connect()
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.one_of(
+        st.text(max_size=60),
+        st.builds(
+            lambda kind, blob: f"* {kind} {base64.b64encode(blob).decode()}",
+            st.sampled_from(["ssh-rsa", "ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-dss"]),
+            st.binary(max_size=60),
+        ),
+    )
+)
+def test_any_line_is_survived(tmp_path: Path, line: str) -> None:
+    config, known = tmp_path / "config", tmp_path / "known"
+    config.write_text(f"UserKnownHostsFile {known}\nGlobalKnownHostsFile none\n")
+    known.write_text(line, "utf-8")
+    assert known_keys(resolve_host("board", config)) == []
+
+
 def test_no_key_of_ours_is_accepted(ssh_server: SshServer) -> None:
     ssh_server.authorized_keys.write_text("")
     with (
@@ -195,6 +270,26 @@ def test_other_keys_of_the_agent_only_where_they_may_be(ssh_server: SshServer, a
     with (
         pytest.raises(HostAuthError, match="none of 0 keys"),
         SshHost.named("named", ssh_server.config) as host,
+    ):
+        host.connect()
+
+
+def test_a_key_that_the_agent_does_not_use_costs_the_others_nothing(
+    ssh_server: SshServer, agent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_ASKPASS"):
+        monkeypatch.delenv(name, raising=False)  # nobody can be asked to confirm
+    asking = make_key(ssh_server.folder / "asking")
+    subprocess.run(["ssh-add", "-q", "-c", asking], check=True, capture_output=True)
+    ssh_server.configure("IdentitiesOnly no", host="any")
+    with ssh_server.authorized_keys.open("a") as file:
+        file.write(asking.with_suffix(".pub").read_text())
+    with SshHost.named("any", ssh_server.config) as host:
+        assert _run(host, "true")[0] == 0
+    ssh_server.key.unlink()
+    with (
+        pytest.raises(HostAuthError, match="the SSH agent does not sign with its key test"),
+        SshHost.named("any", ssh_server.config) as host,
     ):
         host.connect()
 

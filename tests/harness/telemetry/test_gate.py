@@ -47,6 +47,17 @@ def test_a_cool_device_is_not_kept_waiting() -> None:
     assert "cpu" in record.reason
 
 
+@pytest.mark.parametrize(("begins_at_c", "told"), [(39.0, 0), (60.0, 1)])
+def test_a_wait_is_told_once_and_only_if_there_is_one(begins_at_c: float, told: int) -> None:
+    clock, said = FakeClock(), list[str]()
+    gate = ThermalGate(40.0, 20.0, 0.5, 300.0)
+    wait_until_cool(
+        lambda: {"cpu": begins_at_c - (clock.moment - 100) / 2}, gate, clock, said.append
+    )
+    words = "waiting until it is at or below 40 C or steady for 20 s, 300 s at most: cpu is 60 C"
+    assert said == [words] * told
+
+
 def test_it_opens_as_soon_as_the_hottest_zone_is_below() -> None:
     record, _ = run(lambda t: {"cpu": 60 - t / 2, "skin": 35.0})
     assert record.outcome == "met"

@@ -90,6 +90,10 @@ def test_zones_of_one_type_stay_apart() -> None:
         ("-40000", "mC", "temp_c:x", None),
         ("0", "mC", "temp_c:x", None),
         ("127000", "mC", "temp_c:x", None),
+        ("42", "mC", "temp_c:x", None),  # it counts in whole degrees
+        ("-30", "mC", "temp_c:x", None),
+        ("1250", "mC", "temp_c:x", None),  # or in tenths
+        ("1300", "mC", "temp_c:x", 1.3),
         ("-273000", "mC", "temp_c:x", None),
         ("2147483647", "mC", "temp_c:x", None),
         ("1e3", "mC", "temp_c:x", None),
@@ -98,6 +102,8 @@ def test_zones_of_one_type_stay_apart() -> None:
         ("0", "kHz", "cpu_hz:0", None),
         ("1804800", "furlong", "cpu_hz:0", None),
         ("-350000", "uA", "battery_a", -0.35),
+        ("-350", "uA", "battery_a", None),  # it counts in milliamperes
+        ("10000", "uA", "battery_a", None),
         ("4012000", "uV", "battery_v", 4.012),
         ("4012", "uV", "battery_v", None),
         ("٣", "pages", "rss_bytes", None),
