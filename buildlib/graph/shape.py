@@ -48,7 +48,7 @@ def _near_divisors(ar: int, cl: int) -> str:
     divisors = [d for d in range(1, cl) if cl % d == 0]
     below = max((d for d in divisors if d < ar), default=1)
     above = min((d for d in divisors if d > ar), default=below)
-    return f"{below}, {above}"
+    return ", ".join(map(str, dict.fromkeys((below, above))))
 
 
 def check_reach(shape: GraphShape, sliding_window: int | None) -> None:

@@ -12,8 +12,8 @@ DeviceName = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="The device: SERIAL, SERIAL@HOST, linux:HOST. By default $ANDROID_SERIAL, or the only "
-        "one.",
+        help="The device: SERIAL, SERIAL@HOST, linux:HOST, virtual:NAME. By default "
+        "$ANDROID_SERIAL, or the only one.",
     ),
 ]
 Wait = Annotated[

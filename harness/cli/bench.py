@@ -6,7 +6,7 @@ import typer
 from rich.table import Table
 
 from harness.cli.arguments import WAIT_S, ContainerDir, Json, Wait
-from harness.cli.console import answers, print_json, remarks
+from harness.cli.console import EMULATOR, answers, print_json, remarks
 from harness.cli.measuring import (
     Charge,
     Devices,
@@ -57,7 +57,7 @@ def bench(
     output is a failed run.
     """
     from buildlib.container.container import GenAIContainer
-    from harness.cli.measuring import conditioning, device_source, wanted
+    from harness.cli.measuring import conditioning, device_source, told_of_interrupts, wanted
     from harness.cli.progress import deploy_progress
     from harness.plans.bench import BenchPlan, Spread, run_sessions
     from harness.plans.expectations import expecting
@@ -69,7 +69,11 @@ def bench(
     around = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
     container = GenAIContainer.load(container_dir)
     soc = container.metadata.target.name.partition(":")[0]
-    with device_source(device, pool, soc, wait_s=wait) as source, ResultsStore.open(db) as store:
+    with (
+        told_of_interrupts(db),
+        device_source(device, pool, soc, wait_s=wait) as source,
+        ResultsStore.open(db) as store,
+    ):
         spread = Spread(
             devices=source,
             store=store,
@@ -81,7 +85,7 @@ def bench(
         )
         runs = run_sessions(spread, container, plan.session_of(container), sessions=sessions)
     if json:
-        print_json(runs[0].model_dump(mode="json") if sessions == 1 else _document(runs))
+        print_json(_document(runs))
         return
     _show(runs, db)
 
@@ -96,11 +100,17 @@ def _announce(number: int, _label: str, target: "Target") -> None:
 
 
 def progress(number: int, total: int, result: "GenerationResult") -> None:
-    """Tell of one repetition."""
-    rate = result.metrics.get("prefill_tokens_per_s", 0.0)
-    remarks().print(
-        f"repetition {number + 1}/{total}: prefill {rate:.2f} tokens/s", highlight=False
-    )
+    """Tell of one repetition; `total` is the most that there can be, warm-ups included."""
+    from harness.plans.session import WATCHED
+    from harness.store.metrics import find_metric
+
+    rates = [
+        f"{find_metric(key).label.lower()} {find_metric(key).show(result.metrics[key])}"
+        for key in WATCHED
+        if key in result.metrics
+    ]
+    told = f"repetition {number + 1}, at most {total}: {', '.join(rates)}"
+    remarks().print(told, markup=False, soft_wrap=True)
 
 
 def _document(runs: "Sequence[Run]") -> dict[str, object]:
@@ -136,7 +146,7 @@ def _show(runs: "Sequence[Run]", db: str) -> None:
     for line in dict.fromkeys(_check_in_words(run) for run in runs):
         console.print(line, markup=False)
     if first.device.emulator:
-        console.print("measured on the HTP emulator: its speed says nothing about hardware speed")
+        console.print(EMULATOR)
     if len(runs) == 1:
         console.print(f"run {first.id} in {db}", markup=False)
     else:
@@ -149,7 +159,8 @@ def _table(runs: "Sequence[Run]") -> Table:
 
     from harness.store.metrics import METRICS
 
-    table = Table("metric", "mean ± sd", "n", box=None, header_style="bold")
+    heading = "n" if len(runs) == 1 else "n in sessions"
+    table = Table("metric", "mean ± sd", heading, box=None, header_style="bold")
     for key, metric in METRICS.items():
         sessions = [run.values(key) for run in runs if run.values(key)]
         if not sessions:
@@ -157,7 +168,8 @@ def _table(runs: "Sequence[Run]") -> Table:
         units = sessions[0] if len(runs) == 1 else [fmean(values) for values in sessions]
         spread = f" ± {metric.format(stdev(units))}" if len(units) > 1 else ""
         shown = f"{metric.format(fmean(units))}{spread} {metric.shown_unit}"
-        table.add_row(metric.label, shown, str(sum(len(values) for values in sessions)))
+        count = str(sum(len(values) for values in sessions))
+        table.add_row(metric.label, shown, count if len(runs) == 1 else f"{count} in {len(runs)}")
     return table
 
 
@@ -172,4 +184,4 @@ def _warmup_in_words(run: "Run") -> str:
 def _check_in_words(run: "Run") -> str:
     if run.check.outcome == "passed":
         return f"output checked: {run.check.reason}"
-    return "output not checked: use --reference-tokens, or measure perplexity into the database"
+    return "output not checked: --reference-tokens or --max-perplexity checks it"

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from harness.cli.arguments import WAIT_S, Json, Wait
-from harness.cli.console import answers, print_json, remarks
+from harness.cli.console import EMULATOR, answers, print_json, remarks
 from harness.cli.measuring import (
     Charge,
     Devices,
@@ -69,7 +69,7 @@ def compare(
     """
     from buildlib.container.container import GenAIContainer
     from harness.cli.bench import progress
-    from harness.cli.measuring import conditioning, device_source, wanted
+    from harness.cli.measuring import conditioning, device_source, told_of_interrupts, wanted
     from harness.cli.progress import deploy_progress
     from harness.errors import (
         AdbServerError,
@@ -96,7 +96,11 @@ def compare(
         for container in (GenAIContainer.load(a), GenAIContainer.load(b))
     ]
     soc = sides[0].container.metadata.target.name.partition(":")[0]
-    with device_source(device, pool, soc, wait_s=wait) as source, ResultsStore.open(db) as store:
+    with (
+        told_of_interrupts(db),
+        device_source(device, pool, soc, wait_s=wait) as source,
+        ResultsStore.open(db) as store,
+    ):
         spread = Spread(
             devices=source,
             store=store,
@@ -148,7 +152,7 @@ def _show(compared: "Compared", db: str) -> None:
         told = f"unchecked: the output of {unchecked} of {len(compared.runs)} sessions"
         console.print(f"{told} was compared with nothing", markup=False)
     if any(run.device.emulator for run in compared.runs):
-        console.print("measured on the HTP emulator: its speed says nothing about hardware speed")
+        console.print(EMULATOR)
     words = {Verdict.NOT_ENOUGH_DATA: "no verdict: not enough data"}
     told = words.get(compared.verdict, f"verdict: {compared.verdict.value}")
     console.print(f"{told} (group {compared.group_id} in {db})", markup=False)

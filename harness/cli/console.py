@@ -11,6 +11,9 @@ _SHOWN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"
 _SHOWN |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
+EMULATOR = "measured on the HTP emulator: its speed says nothing about hardware speed"
+
+
 def answers() -> Console:
     """The console of answers; plain text when stdout is no terminal."""
     return Console(highlight=False, soft_wrap=True)

@@ -73,20 +73,25 @@ def ls(json: Json = False) -> None:
     )
 
 
+Force = Annotated[bool, typer.Option("--force", help="Also where somebody holds a lease on it.")]
+
+
 @app.command("stop")
-def stop(name: Name) -> None:
+def stop(name: Name, force: Force = False) -> None:
     """Stop a virtual device and all that runs on it. Its files stay."""
     from harness.virtual import manager
 
+    _refuse_where_held(name, force=force)
     _disconnect(manager.stop(name).serial)
     remarks().print(f"stopped {name}")
 
 
 @app.command("rm")
-def rm(name: Name) -> None:
+def rm(name: Name, force: Force = False) -> None:
     """Stop a virtual device and delete its files."""
     from harness.virtual import manager
 
+    _refuse_where_held(name, force=force)
     serial = next((d.serial for d in manager.list_devices() if d.name == name), "")
     manager.remove(name)
     _disconnect(serial)
@@ -141,7 +146,9 @@ def heat(
     ambient: Annotated[float | None, typer.Option(help="Of its surroundings, in °C.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Make it so hot now, in °C.")] = None,
     load: Annotated[float | None, typer.Option(help="Watts besides its own work.")] = None,
-    battery: Annotated[float | None, typer.Option(help="Charge it to so many percent.")] = None,
+    battery: Annotated[
+        float | None, typer.Option(min=0, max=100, help="Charge it to so many percent.")
+    ] = None,
     charging: Annotated[
         bool | None, typer.Option("--charging/--no-charging", help="A charger is plugged in.")
     ] = None,
@@ -188,6 +195,21 @@ def _print_events(found: "tuple[Event, ...]", *, json: bool) -> None:
         at = datetime.fromtimestamp(event.at, tz=UTC).isoformat(timespec="milliseconds")
         text = " ".join(part for part in (at, event.kind, event.fault, event.detail) if part)
         answers().print(text, markup=False)
+
+
+def _refuse_where_held(name: str, *, force: bool) -> None:
+    from harness.devices.spec import DeviceSpec
+    from harness.errors import MemberStateError
+    from harness.pool.pool import Pool
+    from harness.virtual import manager
+
+    found = manager.get(name)
+    if force or found.state != "running":
+        return
+    with Pool.of([DeviceSpec("virtual", name), DeviceSpec("android", found.serial)]) as pool:
+        holders = [member.holder for member in pool.members() if member.holder]
+    if holders:
+        raise MemberStateError(name, f"held by {holders[0]}", "--force takes it all the same")
 
 
 def _disconnect(serial: str) -> None:

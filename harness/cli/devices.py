@@ -35,7 +35,10 @@ _NONE = (
 
 
 def devices(specs: Specs = None, json: Json = False) -> None:
-    """List devices: model, SoC, system, free space, battery, state, and who holds them."""
+    """List devices: model, SoC, system, free space, battery, state, and who holds them.
+
+    Exits 1 where one that was named does not answer.
+    """
     from harness.adb.server import ensure_server
     from harness.devices import inventory
     from harness.devices.opening import Devices
@@ -44,10 +47,7 @@ def devices(specs: Specs = None, json: Json = False) -> None:
     if specs:
         wanted = [DeviceSpec.parse(text) for text in specs]
         with Devices() as opened:
-            found = inventory.named(opened, [_addressed(spec) for spec in wanted])
-        found = [
-            dataclasses.replace(one, spec=spec) for one, spec in zip(found, wanted, strict=True)
-        ]
+            found = inventory.named(opened, wanted, address=_address)
     else:
         found = inventory.all_of(ensure_server())
     holders = _holders([one.spec for one in found if one.spec is not None])
@@ -57,18 +57,18 @@ def devices(specs: Specs = None, json: Json = False) -> None:
         _print(found, holders)
     else:
         answers().print(_NONE)
+    if specs and any(one.error for one in found):
+        raise typer.Exit(1)
 
 
-def _addressed(spec: "DeviceSpec") -> "DeviceSpec":
+def _address(spec: "DeviceSpec") -> "DeviceSpec":
     """A virtual device by the address at which the adb server has it."""
     from harness.devices.spec import DeviceSpec
     from harness.virtual import manager
 
-    return (
-        DeviceSpec("android", manager.get(spec.identifier).serial)
-        if spec.type == "virtual"
-        else spec
-    )
+    if spec.type != "virtual":
+        return spec
+    return DeviceSpec("android", manager.get(spec.identifier).serial)
 
 
 def _holders(specs: "list[DeviceSpec]") -> dict[str, str]:

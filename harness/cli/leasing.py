@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from harness.cli.console import remarks
-from harness.errors import LeaseTimeoutError, one_line
+from harness.errors import LeaseTimeoutError, NoDeviceError, WrongUseError, one_line
 
 if TYPE_CHECKING:
     from harness.devices.base import Device
@@ -26,6 +26,8 @@ def leased(name: str | None, *, wait_s: float, purpose: str) -> Iterator["Device
     Raises:
         LeaseTimeoutError: somebody held it for longer, or it is out.
         DeviceSpecError, NoDeviceError, SeveralDevicesError: no device is meant, or several.
+        UnknownVirtualDeviceError: no virtual device of that name was made.
+        WrongUseError: a virtual device's name, without saying that it is one.
         HarnessError: it cannot be reached.
     """
     from harness.pool.base import MemberState, Requirement
@@ -54,10 +56,20 @@ def _reachable(name: str | None) -> "DeviceSpec":
     from harness.devices.discovery import open_device
     from harness.devices.opening import Devices
     from harness.devices.spec import DeviceSpec
+    from harness.virtual import manager
 
     spec = DeviceSpec.parse(name) if name else None
+    if spec is not None and spec.type == "virtual":
+        manager.get(spec.identifier)
+        return spec
     if spec is None or (spec.type == "android" and spec.host is None):
-        return DeviceSpec("android", open_device(None if spec is None else spec.serial).serial)
+        try:
+            return DeviceSpec("android", open_device(None if spec is None else spec.serial).serial)
+        except NoDeviceError as error:
+            if error.wanted in {found.name for found in manager.list_devices()}:
+                hint = f"virtual:{error.wanted} names the virtual device of that name"
+                raise WrongUseError(f"{error}; {hint}") from error
+            raise
     with Devices() as devices:
         devices.open(spec).boot_id()
     return spec

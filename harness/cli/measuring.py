@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.console import remarks
 from harness.errors import WrongUseError
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ Devices = Annotated[
     list[str] | None,
     typer.Option(
         "--device",
-        help="A device: SERIAL, SERIAL@HOST, linux:HOST; may be repeated. By default "
-        "$ANDROID_SERIAL, or the only one.",
+        help="A device: SERIAL, SERIAL@HOST, linux:HOST, virtual:NAME; may be repeated, and then "
+        "they take turns. By default $ANDROID_SERIAL, or the only one; with --pool whichever fits.",
     ),
 ]
 PoolFile = Annotated[
@@ -117,7 +118,11 @@ def conditioning(
         screen_off=True,
         policy="fail" if asked else "continue",
     )
-    return partial(measured_under, conditions)
+    return partial(measured_under, conditions, on_wait=_tell)
+
+
+def _tell(what: str) -> None:
+    remarks().print(what, markup=False, soft_wrap=True)
 
 
 def _window(text: str) -> tuple[float, float]:
@@ -166,3 +171,13 @@ def device_source(
                 yield lease.device
 
         yield leased
+
+
+@contextmanager
+def told_of_interrupts(db: str) -> "Iterator[None]":
+    """Say at Ctrl-C what becomes of what was measured until then."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _tell(f"interrupted: what had ended is in {db}; the session that was cut off is marked so")
+        raise

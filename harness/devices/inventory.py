@@ -20,6 +20,7 @@ from harness.errors import (
     HarnessError,
     HostError,
     NoDeviceError,
+    VirtualDeviceError,
     one_line,
 )
 
@@ -29,6 +30,7 @@ _STATES: tuple[tuple[type[HarnessError], str], ...] = (
     (DeviceLostError, "offline"),
     (DeviceConnectError, "absent"),
     (NoDeviceError, "absent"),
+    (VirtualDeviceError, "absent"),
     (HostError, "unreachable"),
     (AdbServerError, "unreachable"),
 )
@@ -74,13 +76,21 @@ def all_of(server: AdbServer, *, timeout_s: float = 10.0) -> list[Sighting]:
 
 
 def named(
-    devices: Devices, specs: Sequence[DeviceSpec], *, timeout_s: float = 10.0
+    devices: Devices,
+    specs: Sequence[DeviceSpec],
+    *,
+    address: Callable[[DeviceSpec], DeviceSpec] = lambda spec: spec,
+    timeout_s: float = 10.0,
 ) -> list[Sighting]:
-    """The devices that `specs` name, in their order; what is wrong with one is in its line."""
+    """The devices that `specs` name, in their order; what is wrong with one is in its line.
+
+    Args:
+        address: where a device is that `devices` does not open by its own name.
+    """
 
     def look(spec: DeviceSpec) -> Sighting:
         try:
-            device = devices.open(spec)
+            device = devices.open(address(spec))
         except HarnessError as error:
             state = next((word for kind, word in _STATES if isinstance(error, kind)), "unusable")
             return Sighting(spec, spec.identifier or str(spec), state, error=str(error))

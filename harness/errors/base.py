@@ -12,9 +12,14 @@ class HarnessError(Exception):
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """`text` from outside, fit for one line of a message: control characters as spaces, cut."""
+    """`text` from outside, fit for one line of a message: control characters as spaces.
+
+    What is longer than `limit` loses its middle: what was done stands at the beginning, what came
+    of it at the end.
+    """
     flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return flat if len(flat) <= limit else f"…{flat[-limit:]}"
+    head = limit // 3
+    return flat if len(flat) <= limit else f"{flat[:head]} … {flat[head - limit :]}"
 
 
 class WrongUseError(HarnessError):

@@ -11,6 +11,7 @@ from buildlib.container.container import GenAIContainer
 from harness.errors import WrongUseError
 from harness.plans.bench import Spread
 from harness.plans.session import SessionPlan
+from harness.runtimes.files import check_fit
 from harness.store.records import Run, new_run_id
 
 Label = Literal["A", "B"]
@@ -32,6 +33,7 @@ def run_comparison(spread: Spread, a: Side, b: Side, *, sessions: int) -> tuple[
 
     Raises:
         WrongUseError: no session is asked for.
+        RuntimeChoiceError: a container is not for the device.
         HarnessError: a session failed; those before it are in the store.
     """
     if sessions < 1:
@@ -43,6 +45,9 @@ def run_comparison(spread: Spread, a: Side, b: Side, *, sessions: int) -> tuple[
     for number in range(sessions):
         order: tuple[Label, Label] = ("B", "A") if number % 2 else ("A", "B")
         with spread.devices(number) as device:
+            properties = device.properties()
+            for side in (a, b):
+                check_fit(side.container, properties)  # before the other is measured for nothing
             for label in order:
                 side = sides[label]
                 run = spread.run(

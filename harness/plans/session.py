@@ -28,6 +28,7 @@ from harness.store.records import (
 )
 from harness.store.store import ResultsStore, RunRecorder
 from harness.telemetry.conditions import Conditions, prepared
+from harness.telemetry.gate import OnWait
 from harness.telemetry.throttling import judge_throttling
 
 OnRepetition = Callable[[int, int, GenerationResult], None]
@@ -48,14 +49,18 @@ def unconditioned(_deployment: Deployment) -> AbstractContextManager[Sequence[Co
 
 @contextmanager
 def measured_under(
-    conditions: Conditions, device: Device, deployment: Deployment
+    conditions: Conditions,
+    device: Device,
+    deployment: Deployment,
+    *,
+    on_wait: OnWait | None = None,
 ) -> Iterator[Sequence[Condition]]:
     """Prepare a device by our scripts on it; with the first two arguments bound, a `Conditioning`.
 
     Raises:
         ConditionsNotMetError: see `prepared`.
     """
-    with prepared(device, deployment.scripts_dir, conditions) as records:
+    with prepared(device, deployment.scripts_dir, conditions, on_wait=on_wait) as records:
         yield tuple(asdict(record) for record in records)
 
 

@@ -97,7 +97,7 @@ def test_the_path_of_a_user(
     assert answer["metrics"]["generated_tokens"] == 6
 
     short = ("-p", "40", "-n", "4", "-r", "2", "-w", "1", "--db", str(db))
-    run = json.loads(qnnfarm("bench", *on_device, *short, "--json").stdout)
+    (run,) = json.loads(qnnfarm("bench", *on_device, *short, "--json").stdout)["sessions"]
     measured = [m for m in run["measurements"] if m["metric"] == "prefill_tokens_per_s"]
     assert [m["is_warmup"] for m in measured] == [True, False, False]
     prompts = {m["value"] for m in run["measurements"] if m["metric"] == "prompt_tokens"}
@@ -270,7 +270,7 @@ def test_an_interrupted_bench_leaves_nothing_on_the_device(
     command += ["--device", virtual_device.serial, "-r", "50", "-w", "1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert "repetition 1/51" in process.stderr.readline()
+        assert "repetition 1, at most 51" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         process.wait(timeout=60)
     assert process.returncode == 130

@@ -1,12 +1,24 @@
 """Commands hold the device that they use."""
 
+import contextlib
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from harness.adb.client import AdbServer
 from harness.cli.leasing import leased
-from harness.errors import DeviceSpecError, LeaseTimeoutError, NoDeviceError
+from harness.devices.adb import AdbDevice
+from harness.errors import (
+    DeviceSpecError,
+    LeaseTimeoutError,
+    NoDeviceError,
+    UnknownVirtualDeviceError,
+    WrongUseError,
+)
+from harness.virtual import manager
+from tests.harness.cli.conftest import Run
 
 
 def test_a_device_that_is_used_is_not_used_by_others(
@@ -47,5 +59,44 @@ def test_who_waits_is_told_for_what(
 def test_what_is_not_there_is_not_waited_for(adb_server: object) -> None:
     with pytest.raises(NoDeviceError), leased("nosuch", wait_s=600, purpose=""):
         pass
+    with pytest.raises(UnknownVirtualDeviceError), leased("virtual:x", wait_s=600, purpose=""):
+        pass
     with pytest.raises(DeviceSpecError), leased("linux:-x", wait_s=600, purpose=""):
         pass
+
+
+def test_a_virtual_device_is_taken_by_its_name(virtual_device: AdbDevice) -> None:
+    with leased("virtual:shared", wait_s=60, purpose="") as device:
+        assert device.boot_id() == virtual_device.boot_id()
+    with (
+        pytest.raises(WrongUseError, match="virtual:shared names the virtual device"),
+        leased("shared", wait_s=60, purpose=""),
+    ):
+        pass
+
+
+def test_a_device_that_somebody_holds_is_not_stopped(
+    adb_server: AdbServer, qnnfarm: Run, new_device_name: str
+) -> None:
+    serial = manager.start(new_device_name, "SM8750").serial
+    adb_server.connect(serial)
+    try:
+        with leased(serial, wait_s=60, purpose="a long run"):
+            for command in ("stop", "rm"):
+                refused = qnnfarm("device", command, new_device_name)
+                assert refused.returncode == 2
+                assert "held by" in refused.stderr
+                assert "--force" in refused.stderr
+            assert manager.get(new_device_name).state == "running"
+        assert qnnfarm("device", "stop", new_device_name).returncode == 0
+        manager.start(new_device_name, "SM8750")
+        with leased(f"virtual:{new_device_name}", wait_s=60, purpose="another"):
+            assert qnnfarm("device", "rm", new_device_name, "--force").returncode == 0
+    finally:
+        with contextlib.suppress(UnknownVirtualDeviceError):
+            manager.remove(new_device_name)
+
+
+@pytest.fixture
+def new_device_name() -> str:
+    return f"held-{os.getpid()}"
