@@ -50,10 +50,10 @@ read_id() {
 
 # Prints the PID of every process of a holder that may not be: with `claim` of all but ours.
 held_pids() {
-  for held in $(grep -lsF -e "QNNFARM_FENCE=$id." /proc/[0-9]*/environ 2>/dev/null); do
+  for held in $(grep -lszF -e "QNNFARM_FENCE=$id." /proc/[0-9]*/environ 2>/dev/null); do
     if [ "$mode" = sweep ]; then
-      grep -qsF -e "QNNFARM_FENCE=$id.$token." "$held" 2>/dev/null || continue
-    elif grep -qsF -e "QNNFARM_FENCE=$id.$token." "$held" 2>/dev/null; then
+      grep -qszF -e "QNNFARM_FENCE=$id.$token." "$held" 2>/dev/null || continue
+    elif grep -qszF -e "QNNFARM_FENCE=$id.$token." "$held" 2>/dev/null; then
       continue
     fi
     held=${held#/proc/}
@@ -61,8 +61,79 @@ held_pids() {
   done
 }
 
+# Sets look: whether processes of former holders may be left. Each makes its file first and looks
+# then, so that of claims at the same time the greatest stays even where there is no lock.
+raise_fence() {
+  if ! read_id; then
+    (set -C; cat /proc/sys/kernel/random/uuid >"$fence/id") 2>/dev/null
+    # Cut off while it was written, or on a disk that was full.
+    read_id || cat /proc/sys/kernel/random/uuid 2>/dev/null >"$fence/id"
+    read_id || die 1 "cannot write to $fence: full or read-only"
+  fi
+  : 2>/dev/null >"$fence/$token" || die 1 "cannot write to $fence: full or read-only"
+  find_highest
+  if [ "$highest" -gt "$token" ]; then
+    rm -f "$fence/$token"
+    refuse
+  fi
+  former=none
+  for file in "$fence"/[0-9]*; do
+    number=${file##*/}
+    # A greater one may have come since we looked: it ends us, not we it.
+    if is_token "$number" && [ "$number" -ge "$token" ]; then continue; fi
+    if [ "$former" = none ]; then former=$number; else former=several; fi
+    rm -f "$file"
+  done
+  [ -e "$fence/$token" ] || refuse
+  # Its claim ended what was there before, and it ran nothing.
+  if [ "$former" = "$quiet" ]; then look=0; else look=1; fi
+}
+
+# Runs first: run.sh ends its own in the kind way. Then commands that have no run.
+end_others() {
+  ended=0
+  left=0
+  for run_dir in "$root"/runs/*; do
+    [ -d "$run_dir" ] && [ ! -L "$run_dir" ] && valid_run_id "${run_dir##*/}" || continue
+    [ "$mode" = claim ] || [ -f "$run_dir/.qnnfarm/process" ] || continue
+    sh "$here/cleanup.sh" "$run_dir" >/dev/null 2>&1
+    if [ -e "$run_dir" ]; then left=$((left + 1)); else ended=$((ended + 1)); fi
+  done
+  # A folder that was being made when its maker was cut off.
+  if [ "$mode" = claim ]; then
+    for unmade in "$root"/runs/.[!.]*; do
+      if [ -d "$unmade" ] && [ ! -L "$unmade" ]; then rm -rf "$unmade"; fi
+    done
+  fi
+  held=''
+  rounds=0
+  while [ "$look" -eq 1 ]; do
+    held=$(held_pids)
+    [ -n "$held" ] && [ "$rounds" -lt 50 ] || break
+    for pid in $held; do
+      [ "$pid" = $$ ] || kill -s KILL "$pid" 2>/dev/null
+    done
+    rounds=$((rounds + 1))
+    [ "$rounds" -eq 1 ] || sleep 0.1
+  done
+  [ -z "$held" ] || left=$((left + 1))
+}
+
+act() {
+  if [ "$mode" = claim ]; then
+    raise_fence
+  else
+    read_id && [ -e "$fence/$token" ] || refuse
+    look=1
+  fi
+  end_others
+  [ -e "$fence/$token" ] || refuse
+  echo "qnnfarm-fence token=$token id=$id ended=$ended left=$left"
+  [ "$left" -eq 0 ]
+  exit
+}
+
 mode=$2
-look=0
 case $mode in
   claim)
     if [ -n "$known" ]; then
@@ -76,67 +147,14 @@ case $mode in
     [ -d "$fence" ] && [ -d "$root/store" ] || mkdir -p "$fence" "$root/store" 2>/dev/null ||
       die 1 "cannot make the folder $fence"
     [ ! -L "$fence" ] || die 1 "a symbolic link is no fence: $fence"
-    if ! read_id; then
-      (set -C; cat /proc/sys/kernel/random/uuid >"$fence/id") 2>/dev/null
-      # Cut off while it was written, or on a disk that was full.
-      read_id || cat /proc/sys/kernel/random/uuid 2>/dev/null >"$fence/id"
-      read_id || die 1 "cannot write to $fence: full or read-only"
-    fi
-    # Of claims at the same time exactly the greatest stays: each makes its file first and looks
-    # then, so of any two at least the later one sees the other.
-    : 2>/dev/null >"$fence/$token" || die 1 "cannot write to $fence: full or read-only"
-    find_highest
-    if [ "$highest" -gt "$token" ]; then
-      rm -f "$fence/$token"
-      refuse
-    fi
-    former=none
-    for file in "$fence"/[0-9]*; do
-      number=${file##*/}
-      # A greater one may have come since we looked: it ends us, not we it.
-      if is_token "$number" && [ "$number" -ge "$token" ]; then continue; fi
-      if [ "$former" = none ]; then former=$number; else former=several; fi
-      rm -f "$file"
-    done
-    [ -e "$fence/$token" ] || refuse
-    # Its claim ended what was there before, and it ran nothing.
-    [ "$former" = "$quiet" ] || look=1
     ;;
-  sweep)
-    read_id && [ -e "$fence/$token" ] || refuse
-    look=1
-    ;;
+  sweep) [ -d "$fence" ] || refuse ;;
   *) die 2 "claim or sweep, not $mode" ;;
 esac
 
-# Runs first: run.sh ends its own in the kind way. Then commands that have no run.
-ended=0
-left=0
-for run_dir in "$root"/runs/*; do
-  [ -d "$run_dir" ] && [ ! -L "$run_dir" ] && valid_run_id "${run_dir##*/}" || continue
-  [ "$mode" = claim ] || [ -f "$run_dir/.qnnfarm/process" ] || continue
-  # Another claim may be at it too: what counts is that the folder is gone.
-  sh "$here/cleanup.sh" "$run_dir" >/dev/null 2>&1
-  if [ -e "$run_dir" ]; then left=$((left + 1)); else ended=$((ended + 1)); fi
-done
-# A folder that was being made when its maker was cut off.
-if [ "$mode" = claim ]; then
-  for unmade in "$root"/runs/.[!.]*; do
-    if [ -d "$unmade" ] && [ ! -L "$unmade" ]; then rm -rf "$unmade"; fi
-  done
-fi
-held=''
-rounds=0
-while [ "$look" -eq 1 ]; do
-  held=$(held_pids)
-  [ -n "$held" ] && [ "$rounds" -lt 50 ] || break
-  for pid in $held; do
-    [ "$pid" = $$ ] || kill -s KILL "$pid" 2>/dev/null
-  done
-  rounds=$((rounds + 1))
-  [ "$rounds" -eq 1 ] || sleep 0.1
-done
-[ -z "$held" ] || left=$((left + 1))
-[ -e "$fence/$token" ] || refuse
-echo "qnnfarm-fence token=$token id=$id ended=$ended left=$left"
-[ "$left" -eq 0 ]
+# One after the other: a claim whose host died goes on here, and would end what a greater one, which
+# came meanwhile, lets its holder begin. The kernel lets go of the lock when its holder dies.
+command -v flock >/dev/null 2>&1 || act
+: 2>/dev/null >>"$fence/.lock" || die 1 "cannot write to $fence: full or read-only"
+{ flock 9 && act; } 9>>"$fence/.lock"
+die 1 "cannot lock $fence"

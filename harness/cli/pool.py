@@ -11,6 +11,7 @@ from rich.text import Text
 
 from harness.cli.arguments import Json
 from harness.cli.console import answers, print_json, remarks
+from harness.errors import one_line
 
 if TYPE_CHECKING:
     from harness.pool.base import MemberStatus
@@ -29,6 +30,8 @@ PoolFile = Annotated[
 ]
 Name = Annotated[str, typer.Argument(help="Name of the device in the pool.")]
 
+_MOST_FAILURES = 3
+_LONGEST_FAILURE = 120
 _COLOURS = {
     "ready": "green",
     "leased": "cyan",
@@ -42,15 +45,18 @@ _COLOURS = {
 
 @app.command("show")
 def show(pool: PoolFile = None, json: Json = False) -> None:
-    """Show every device: its state and why, who holds it, what counts against it."""
+    """Show every device: its state and why, who holds it, what counts against it.
+
+    No device is asked, started or repaired: see `probe`.
+    """
     with _opened(pool) as opened:
-        _print(opened.members(), json=json)
+        _print(opened.overview(), json=json)
 
 
 @app.command("probe")
 def probe(pool: PoolFile = None, json: Json = False) -> None:
     """Ask every device that nobody holds who it is, then show them."""
-    with _opened(pool) as opened:
+    with _opened(pool, look=True) as opened:
         _print(opened.probe(), json=json)
 
 
@@ -110,20 +116,24 @@ def undrain(name: Name, pool: PoolFile = None) -> None:
 def unquarantine(name: Name, pool: PoolFile = None) -> None:
     """Try a quarantined device now; if its probation run passes it is ready again."""
     with _opened(pool) as opened:
-        _decided(opened, name, str(opened.unquarantine(name)))
+        _decided(opened, name, str(opened.unquarantine(name, tell=_tell)))
 
 
 @app.command("recover")
 def recover(name: Name, pool: PoolFile = None) -> None:
     """Take a device through the steps of recovery now."""
     with _opened(pool) as opened:
-        _decided(opened, name, str(opened.recover(name)))
+        _decided(opened, name, str(opened.recover(name, tell=_tell)))
 
 
-def _opened(path: Path | None) -> "Pool":
+def _opened(path: Path | None, *, look: bool = False) -> "Pool":
     from harness.pool.pool import Pool
 
-    return Pool.open(path)
+    return Pool.open(path, look=look)
+
+
+def _tell(step: str) -> None:
+    remarks().print(step, markup=False, soft_wrap=True)
 
 
 def _said(name: str, state: str) -> None:
@@ -135,7 +145,7 @@ def _decided(pool: "Pool", name: str, state: str) -> None:
     _said(name, state)
     if state != "ready":
         status = next(member for member in pool.members() if member.name == name)
-        remarks().print(status.reason, markup=False)
+        remarks().print(status.reason, markup=False, soft_wrap=True)
         raise typer.Exit(1)
 
 
@@ -152,23 +162,36 @@ def _print(members: "list[MemberStatus]", *, json: bool) -> None:
         )
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("name", "state", "since", "SoC", "tags", "token"):
+    for heading in ("name", "state", "since", "SoC", "tags", "token", "against it"):
         table.add_column(heading, no_wrap=True)
     table.add_column("held by, or why", overflow="fold")
     for member in members:
         soc = " ".join(filter(None, (member.soc, member.hexagon)))
         table.add_row(
             Text(member.name),
-            Text(member.state, style=_COLOURS[member.state]),
-            _age(time.time() - member.since),
+            _state(member),
+            "" if _is_unsure(member) else _age(time.time() - member.since),
             Text(soc),
             Text(" ".join(sorted(member.tags))),
             str(member.token or ""),
+            f"{member.weight:g} of {member.limit:g}" if member.weight else "",
             Text(member.holder or member.reason),
         )
-        for failure in member.failures[-3:]:
-            table.add_row("", "", "", "", "", "", Text(f"  {failure}", style="dim"))
+        for failure in member.failures[: -_MOST_FAILURES - 1 : -1]:
+            shown = one_line(failure, _LONGEST_FAILURE)
+            table.add_row(*[""] * 7, Text(f"  {shown}", style="dim"))
     answers().print(table)
+
+
+def _is_unsure(member: "MemberStatus") -> bool:
+    """Whether it is plain to see that the ledger's state says nothing."""
+    return bool(member.seen) and member.state in {"ready", "absent"}
+
+
+def _state(member: "MemberStatus") -> Text:
+    if _is_unsure(member):
+        return Text(member.seen, style="red" if member.state == "ready" else "yellow")
+    return Text(member.state, style=_COLOURS[member.state])
 
 
 def _age(seconds: float) -> str:

@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.cli.arguments import Json
-from harness.cli.console import answers, print_json, remarks
+from harness.cli.console import EMULATOR, answers, print_json, remarks
 
 if TYPE_CHECKING:
     from harness.plans.campaign import Campaign
-    from harness.plans.outcome import Summary
+    from harness.plans.outcome import Failure, Summary
 
 
 def run(
@@ -61,8 +61,6 @@ def run(
         print_json(_as_mapping(campaign, summary))
     else:
         _show(campaign, summary)
-    if summary.interrupted:
-        raise KeyboardInterrupt
     raise typer.Exit(summary.exit_code)
 
 
@@ -113,18 +111,27 @@ def _as_mapping(campaign: "Campaign", summary: "Summary") -> dict[str, object]:
 
 def _show(campaign: "Campaign", summary: "Summary") -> None:
     table = Table("cell", "", "device", "result", box=None, header_style="bold", pad_edge=False)
+    first: dict[Failure, str] = {}
     for outcome in summary.outcomes:
         failure = outcome.failure
-        said = f"{failure.error}: {failure.reason}" if failure else outcome.result.summary
+        said = outcome.result.summary
+        if failure and failure in first:
+            said = f"as {first[failure]}"
+        elif failure:
+            said = f"{failure.error}: {failure.reason}"
+            first[failure] = outcome.cell.label
         status = "done before" if outcome.resumed else outcome.status
         table.add_row(Text(outcome.cell.label), status, Text(outcome.device), Text(said))
     console = answers()
     console.print(table)
     left = summary.count("left") + summary.count("interrupted")
+    kept = f"; results in {campaign.location}" if campaign.has_results else ""
     console.print(
         f"{summary.count('done')} done, {summary.count('failed')} failed, {left} left in "
-        f"{summary.elapsed_s:.1f} s; results in {campaign.location}",
+        f"{summary.elapsed_s:.1f} s{kept}",
         markup=False,
     )
+    if any(outcome.result.emulator for outcome in summary.outcomes):
+        console.print(EMULATOR)
     if left or summary.count("failed"):
         console.print("the same command runs what is not done; --fresh runs all", markup=False)

@@ -11,8 +11,10 @@ from rich.text import Text
 
 from harness.plans.cells import Cell
 from harness.plans.outcome import CellOutcome, Failure
+from harness.plans.waiting import AFTER_S
 
 _MOST_ROWS = 20
+_MOST_LABELS = 4
 
 
 class RunProgress:
@@ -26,6 +28,7 @@ class RunProgress:
         self._before = done_before
         self._ended = {"done": 0, "failed": 0, "interrupted": 0}
         self._busy: dict[str, tuple[Cell, float]] = {}
+        self._waiting: dict[str, tuple[str, float]] = {}
         self._seconds = 0.0
         self._most_devices = 0
         self._stopping = False
@@ -68,6 +71,29 @@ class RunProgress:
             said = f": {outcome.result.summary}" if outcome.result.summary else ""
             self._say(f"{count} {words} in {outcome.duration_s:.1f} s{said}")
 
+    def without_device(self, outcomes: Sequence[CellOutcome]) -> None:
+        """See `Observer`."""
+        with self._lock:
+            for outcome in outcomes:
+                self._ended[outcome.status] += 1
+            count = f"[{self._before + sum(self._ended.values())}/{self._total}]"
+        labels = [outcome.cell.label for outcome in outcomes]
+        shown = ", ".join(labels[:_MOST_LABELS])
+        if len(labels) > _MOST_LABELS:
+            shown += f" and {len(labels) - _MOST_LABELS} more"
+        failure = outcomes[0].failure
+        if failure is not None:
+            self._say(f"{count} failed {shown}: {failure.error}: {failure.reason}")
+
+    def waiting(self, wanted: str, reason: str) -> None:
+        """See `Observer`."""
+        with self._lock:
+            _, since = self._waiting.pop(wanted, ("", time.monotonic() - AFTER_S))
+            if reason:
+                self._waiting[wanted] = reason, since
+        if reason and not self._live:
+            self._say(f"waiting for {wanted}: {reason}")
+
     def stopping(self) -> None:
         """See `Observer`."""
         self._stopping = True
@@ -77,6 +103,7 @@ class RunProgress:
         """The display as it is now."""
         with self._lock:
             busy = sorted(self._busy.items())
+            waiting = list(self._waiting.items())
             ended, seconds = dict(self._ended), self._seconds
         at = time.monotonic()
         rows = Table("device", "cell", "for", box=None, header_style="bold", pad_edge=False)
@@ -84,6 +111,9 @@ class RunProgress:
             rows.add_row(Text(device), Text(cell.label), f"{at - began:.0f} s")
         if len(busy) > _MOST_ROWS:
             rows.add_row(f"and {len(busy) - _MOST_ROWS} more", "", "")
+        for wanted, (reason, since) in waiting:
+            said = Text(f"waiting for {wanted}: {reason}")
+            rows.add_row("", said, f"{at - since:.0f} s", style="yellow")
         left = self._total - self._before - sum(ended.values())
         words = [
             f"{self._before + ended['done']} done",

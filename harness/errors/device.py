@@ -90,7 +90,7 @@ class DeviceCommandError(DeviceError):
     def __str__(self) -> str:
         tail = one_line(self.log_tail) or "it wrote nothing"
         return (
-            f"device {one_line(self.serial)}: `{one_line(self.command, 120)}` failed with status "
+            f"device {one_line(self.serial)}: {one_line(self.command, 120)} failed with status "
             f"{self.exit_status}: {tail}"
         )
 

@@ -1,5 +1,6 @@
 """A plan on its way: its cells, its journal, its store and its pool, opened together."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from harness.plans.journal import Journal, journal_path
 from harness.plans.matrix import expand, resolve, select
 from harness.plans.outcome import CellResult, Summary
 from harness.plans.plan_file import CommandWork, Plan, load_plan
+from harness.plans.results import ResultsLater, file_of
+from harness.plans.room import too_long
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.plans.seams import Observer
-from harness.pool.pool import Pool
+from harness.pool.pool import Pool, config_in_use
 from harness.store.records import new_run_id
 from harness.store.store import ResultsStore
 from harness.telemetry.sampler import DEFAULT_HZ
@@ -44,6 +47,11 @@ class Campaign:
     def done_before(self) -> int:
         """Number of cells that earlier runs of the plan have done."""
         return len(self.done)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether there is a database: none is made before there is something to keep."""
+        return self.runner is not None and self.runner.has_results
 
     def is_done(self, cell: Cell) -> bool:
         """Whether an earlier run has done it."""
@@ -94,13 +102,18 @@ def open_campaign(
 
     Raises:
         PlanFileError: the plan cannot be used.
+        PoolConfigError: the pool's file cannot.
         WrongUseError: no cell has such a label.
         PlanBusyError: another process runs it.
     """
     plan = load_plan(plan_file)
     location = db if db is not None else _db_of(plan, plan_file)
+    _check_folder(location, plan_file, by_option=db is not None)
     if pool_file is None and plan.pool is not None:
         pool_file = resolve(plan_file, plan.pool)
+        if not pool_file.is_file():
+            raise PlanFileError(str(plan_file), "pool", f"there is no file {pool_file}")
+    config_in_use(pool_file)
     with ExitStack() as stack:
         pool = None
         if any(entry.count == "all" for entry in plan.devices):
@@ -110,16 +123,19 @@ def open_campaign(
             plan,
             plan_file,
             identify=lambda path: containers.load(path).metadata.container_sha256,
+            too_long=lambda path, work: too_long(containers.load(path).metadata.graphs, work),
             members=lambda: pool.members() if pool is not None else (),
         )
         cells = select(cells, only)
         if not cells:
             raise WrongUseError(f"no cell of {plan_file} matches {' or '.join(only)}")
         try:
-            store = stack.enter_context(ResultsStore.open(location, create=begin))
+            store = (
+                stack.enter_context(contextlib.closing(ResultsLater(location)))
+                if begin
+                else stack.enter_context(ResultsStore.open(location, create=False))
+            )
         except MissingStoreError:
-            if begin:
-                raise
             path = journal_path(plan.name, plan_file, location)
             yield Campaign(plan, cells, Journal(path), None, pool_file, pool, {}, 0, location)
             return
@@ -150,6 +166,17 @@ def _finished(cell: Cell, journal: Journal, runner: DeviceCellRunner) -> CellRes
     if isinstance(cell.work, CommandWork):
         return known.result if known.status == "done" else None
     return runner.finished(cell)
+
+
+def _check_folder(location: str, plan_file: Path, *, by_option: bool) -> None:
+    """Refuse a database in a folder that is not there, before anything is measured."""
+    path = file_of(location)
+    if path is None or path.absolute().parent.is_dir():
+        return
+    reason = f"there is no folder {path.absolute().parent}"
+    if by_option:
+        raise WrongUseError(f"--db: {reason}")
+    raise PlanFileError(str(plan_file), "db", reason)
 
 
 def _db_of(plan: Plan, plan_file: Path) -> str:

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.plans.cells import Cell
+from harness.plans.durations import Durations
 from harness.pool.base import Requirement
 
 _URGENT = 0.5
 """Part of what is left for each device, from which on a cell is long."""
+_NEWS = 0.05
+"""Durations that are worth a new order, in parts of what waits."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -28,18 +31,14 @@ class _Entry:
 class CellQueue:
     """The cells that wait. Not for several threads: its owner has a lock."""
 
-    def __init__(self, cells: Sequence[Cell], expected_s: Callable[[Cell], float]) -> None:
+    def __init__(self, cells: Sequence[Cell], durations: Durations) -> None:
         self._numbers = {cell.key: number for number, cell in enumerate(cells)}
-        self._expected_s = expected_s
+        self._durations = durations
         self._groups: dict[tuple[Requirement, str], list[_Entry]] = {}
         self._left_s = 0.0
         self._count = 0
-        for cell in cells:
-            self._group(cell).append(self._entry(cell))
-            self._left_s += expected_s(cell)
-            self._count += 1
-        for group in self._groups.values():
-            group.sort()
+        self._learned = 0
+        self._sort(cells)
 
     def __len__(self) -> int:
         return self._count
@@ -64,9 +63,17 @@ class CellQueue:
 
     def put(self, cell: Cell) -> None:
         """A cell that waits again."""
-        bisect.insort(self._group(cell), self._entry(cell))
-        self._left_s += self._expected_s(cell)
+        entry = self._entry(cell)
+        bisect.insort(self._group(cell), entry)
+        self._left_s -= entry.minus_expected_s
         self._count += 1
+
+    def learn(self, cell: Cell, seconds: float) -> None:
+        """A cell took so long, and others like it will."""
+        self._durations.learn(cell, seconds)
+        self._learned += 1
+        if self._learned > _NEWS * self._count:
+            self._sort([entry.cell for group in self._groups.values() for entry in group])
 
     def take(
         self,
@@ -102,7 +109,7 @@ class CellQueue:
     def remove(self, cells: Iterable[Cell]) -> None:
         """Cells that wait for nothing any more."""
         for cell in cells:
-            self._remove(self._entry(cell))
+            self._remove(next(e for e in self._group(cell) if e.cell.key == cell.key))
 
     def _remove(self, entry: _Entry) -> None:
         group = self._group(entry.cell)
@@ -110,11 +117,22 @@ class CellQueue:
         self._left_s += entry.minus_expected_s
         self._count -= 1
 
+    def _sort(self, cells: Sequence[Cell]) -> None:
+        """Put all that waits into order anew, by what is expected now."""
+        self._groups.clear()
+        for cell in cells:
+            self._group(cell).append(self._entry(cell))
+        for group in self._groups.values():
+            group.sort()
+        self._left_s = -sum(e.minus_expected_s for group in self._groups.values() for e in group)
+        self._count = len(cells)
+        self._learned = 0
+
     def _group(self, cell: Cell) -> list[_Entry]:
         return self._groups.setdefault((cell.requirement, cell.affinity), [])
 
     def _entry(self, cell: Cell) -> _Entry:
-        return _Entry(-self._expected_s(cell), self._numbers[cell.key], cell)
+        return _Entry(-self._durations.expected_s(cell), self._numbers[cell.key], cell)
 
 
 def _first(group: Sequence[_Entry], allowed: Callable[[Cell], bool]) -> Iterator[_Entry]:
@@ -122,22 +140,3 @@ def _first(group: Sequence[_Entry], allowed: Callable[[Cell], bool]) -> Iterator
         if allowed(entry.cell):
             yield entry
             return
-
-
-def expectations(
-    cells: Sequence[Cell], known_s: Callable[[Cell], float | None]
-) -> Callable[[Cell], float]:
-    """How long each cell is expected to take, in seconds, by what is known of some of them."""
-    known = {cell.key: known_s(cell) for cell in cells}
-    kinds: dict[str, list[float]] = {}
-    for cell in cells:
-        seconds = known[cell.key]
-        if seconds is not None:
-            kinds.setdefault(cell.work.kind, []).append(seconds)
-    guesses = {kind: sum(values) / len(values) for kind, values in kinds.items()}
-
-    def expected_s(cell: Cell) -> float:
-        seconds = known[cell.key]
-        return guesses.get(cell.work.kind, 1.0) if seconds is None else seconds
-
-    return expected_s

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from harness.plans.plan_file import Retries, Work
@@ -84,6 +84,24 @@ def make_cell(
         session=session,
         retries=retries or Retries(),
         timeout_s=timeout_s,
+    )
+
+
+def copy_of(cell: Cell, number: int) -> Cell:
+    """The same once more, as a cell of its own, for a plan that asks for it again.
+
+    Args:
+        number: counted from 1.
+    """
+
+    def again(digest: str) -> str:
+        return _digest({"of": digest, "copy": number})
+
+    return replace(
+        cell,
+        key=again(cell.key),
+        group=again(cell.group),
+        spread=again(cell.spread) if cell.spread else "",
     )
 
 

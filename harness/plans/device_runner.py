@@ -26,6 +26,7 @@ from harness.plans.output_check import (
 )
 from harness.plans.perplexity import perplexity_workload
 from harness.plans.plan_file import BenchWork, CommandWork, GenerateWork, PerplexityWork
+from harness.plans.results import ResultsLater
 from harness.plans.seams import LeasedDevice
 from harness.plans.session import Conditioning, measured_under, run_session, unconditioned
 from harness.plans.target import Target
@@ -74,7 +75,7 @@ class DeviceCellRunner:
         telemetry_hz: samples a second while a device generates; `None`: no telemetry.
     """
 
-    store: ResultsStore
+    store: ResultsStore | ResultsLater
     containers: Containers
     campaign: str
     resolve: Callable[[str], Path]
@@ -112,8 +113,20 @@ class DeviceCellRunner:
         if isinstance(cell.work, CommandWork):
             return None
         wanted = RunFilter(status="done", group_id=self.group_id(cell))
-        done = [run for run in self.store.list_runs(wanted) if run.session == cell.session]
+        store = self.store.there if isinstance(self.store, ResultsLater) else self.store
+        found = [] if store is None else store.list_runs(wanted)
+        done = [run for run in found if run.session == cell.session]
         return _result(done[-1]) if done else None
+
+    @property
+    def has_results(self) -> bool:
+        """Whether there is a database."""
+        return not isinstance(self.store, ResultsLater) or self.store.there is not None
+
+    @property
+    def _results(self) -> ResultsStore:
+        """The store, to be written to."""
+        return self.store.made() if isinstance(self.store, ResultsLater) else self.store
 
     @contextmanager
     def _target(self, cell: Cell, device: Device, guard: Guard) -> Iterator[Target]:
@@ -150,7 +163,7 @@ class DeviceCellRunner:
         if work.reference_tokens is not None:
             tokens = read_tokens(self.resolve(work.reference_tokens))
             wanted = Wanted(tokens, work.reference_tokens, work.max_perplexity)
-        expectations = expecting(wanted, work.new_tokens, self.store)(target)
+        expectations = expecting(wanted, work.new_tokens, self._results)(target)
         run = run_session(
             target.runtime,
             replace(
@@ -159,7 +172,7 @@ class DeviceCellRunner:
                 around=self._around(target.device),
             ),
             records,
-            self.store,
+            self._results,
             group_id=self.group_id(cell),
             session=cell.session,
             label=cell.label,
@@ -179,7 +192,7 @@ class DeviceCellRunner:
             soc=device.soc,
             emulator=device.emulator,
         )
-        for run in self.store.list_runs(wanted)[:1]:
+        for run in self._results.list_runs(wanted)[:1]:
             if run.generated_text is not None:
                 yield ReferenceText(run.generated_text, run.check)
 
@@ -188,7 +201,7 @@ class DeviceCellRunner:
         runtime = target.runtime
         windows = runtime.windows(text, work.windows)
         run = self._new_run(cell, target, perplexity_workload(runtime, text, windows))
-        with self.store.recording(run) as recorder:
+        with self._results.recording(run) as recorder:
             recorder.add_library_versions(runtime.versions())
             result = runtime.score(windows)
             recorder.add_values({"perplexity": result.perplexity})
@@ -197,7 +210,7 @@ class DeviceCellRunner:
                 recorder.set_check(check.outcome, check.reason)
                 if check.outcome == "failed":
                     raise OutputCheckError(target.device.serial, check.reason)
-        return _result(self.store.get_run(run.id))
+        return _result(self._results.get_run(run.id))
 
     def _generate(self, cell: Cell, work: GenerateWork, target: Target) -> CellResult:
         runtime = target.runtime
@@ -208,7 +221,7 @@ class DeviceCellRunner:
             sampler={"greedy": True},
         )
         run = self._new_run(cell, target, workload)
-        with self.store.recording(run) as recorder:
+        with self._results.recording(run) as recorder:
             recorder.add_library_versions(runtime.versions())
             result = runtime.generate(GenerationRequest(work.max_tokens, prompt=work.prompt))
             recorder.generated_text = result.text
@@ -220,7 +233,7 @@ class DeviceCellRunner:
                 recorder.set_check("passed", f"the answer holds {work.expect[:80]!r}")
             recorder.add_values(result.metrics)
             recorder.add_telemetry(result.telemetry, repetition=0, is_warmup=False)
-        return _result(self.store.get_run(run.id), one_line(result.text, 60))
+        return _result(self._results.get_run(run.id))
 
     def _new_run(self, cell: Cell, target: Target, workload: Workload) -> Run:
         container, device, provenance = target.records()
@@ -250,14 +263,15 @@ def _end_all(device: LeasedDevice) -> None:
         device.fence.sweep(device.unleased, budget)
 
 
-def _result(run: Run, said: str = "") -> CellResult:
+def _result(run: Run) -> CellResult:
     values: Mapping[str, float] = {
         key: fmean(found) for key in METRICS if (found := run.values(key))
     }
+    answer = one_line(run.generated_text or "", 60) if run.kind == "generate" else ""
     shown = [
         f"{METRICS[key].label} {METRICS[key].show(values[key])}" for key in _SHOWN if key in values
     ]
-    return CellResult(run.id, said or ", ".join(shown), values)
+    return CellResult(run.id, answer or ", ".join(shown), values, run.device.emulator)
 
 
 def _read(path: Path) -> str:

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from harness.errors import RequirementError
 from harness.pool.base import MemberState, MemberStatus, Requirement
+from harness.pool.matching import candidates
 
 _OUT_OF_USE = {MemberState.ABSENT, MemberState.DRAINING, MemberState.QUARANTINED}
 
@@ -37,10 +39,21 @@ class Members:
             self._meeting[requirement] = found
         return found
 
+    def would_do(self, requirement: Requirement) -> Sequence[MemberStatus]:
+        """Those that would do once they are free or back, as far as anybody knows."""
+        try:
+            return candidates(replace(requirement, count=1), list(self._by_name.values()))
+        except RequirementError:
+            return ()
+
     def usable(self, names: Iterable[str]) -> list[str]:
         """Those that can be had now or soon, the ready ones first."""
         usable = [n for n in names if self._by_name[n].state not in _OUT_OF_USE]
         return sorted(usable, key=lambda n: self._by_name[n].state is not MemberState.READY)
+
+    def ready(self, names: Iterable[str]) -> list[str]:
+        """Those that nobody holds."""
+        return [n for n in names if self._by_name[n].state is MemberState.READY]
 
     def fits(self, name: str, leased_as: Requirement, wanted: Requirement) -> bool:
         """Whether a device that was leased for one requirement will do for another."""

@@ -75,6 +75,7 @@ class Journal:
         self._written = 0
         self._synced = 0
         self._file: int | None = None
+        self._broken = ""
         self._content = _Content()
 
     @property
@@ -101,11 +102,10 @@ class Journal:
             self._read()
         except Timeout as error:
             raise PlanBusyError(str(self._path)) from error
-        except OSError as error:
+        except BaseException as error:
             self.close()
-            raise JournalError(str(self._path), error.strerror or str(error)) from error
-        except JournalError:
-            self.close()
+            if isinstance(error, OSError):
+                raise JournalError(str(self._path), error.strerror or str(error)) from error
             raise
         return self
 
@@ -119,9 +119,10 @@ class Journal:
 
     def close(self) -> None:
         """Give it up."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        with self._syncing, self._writing:  # threads that are left behind write into no other file
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
         self._lock.release()
 
     def begin(self, plan: str, campaign: str, *, fresh: bool) -> None:
@@ -162,13 +163,12 @@ class Journal:
         line = json.dumps({"at": now().isoformat(), **record}, ensure_ascii=True) + "\n"
         data = memoryview(line.encode())
         with self._writing:
-            if self._file is None:
-                raise JournalError(str(self._path), "it is closed")
+            file = self._usable()
             try:
                 while data:
-                    data = data[os.write(self._file, data) :]
+                    data = data[os.write(file, data) :]
             except OSError as error:
-                raise JournalError(str(self._path), error.strerror or str(error)) from error
+                raise self._failed(error) from error
             self._written += 1
 
     def _sync(self) -> None:
@@ -176,15 +176,29 @@ class Journal:
         with self._writing:
             mine = self._written
         with self._syncing:
-            if self._synced >= mine or self._file is None:
+            if self._synced >= mine:
                 return
             with self._writing:
-                upto = self._written
+                file, upto = self._usable(), self._written
             try:
-                os.fsync(self._file)
+                os.fsync(file)
             except OSError as error:
-                raise JournalError(str(self._path), error.strerror or str(error)) from error
+                raise self._failed(error) from error
             self._synced = upto
+
+    def _usable(self) -> int:
+        """The open file, of which all that was written until now is whole."""
+        if self._file is None or self._broken:
+            raise JournalError(str(self._path), self._broken or "it is closed")
+        return self._file
+
+    def _failed(self, error: OSError) -> JournalError:
+        """Nothing is written any more: a line that was cut off is to stay the last.
+
+        Nor is fsync tried again, which tells of a write-back that failed only once.
+        """
+        self._broken = error.strerror or str(error)
+        return JournalError(str(self._path), self._broken)
 
     def _read(self) -> None:
         if self._file is None:

@@ -4,11 +4,13 @@ import fnmatch
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from buildlib.errors import BuildError
 from harness.errors import PlanFileError
-from harness.plans.cells import Cell, make_cell
+from harness.plans.cells import Cell, copy_of, make_cell
 from harness.plans.eligibility import meets
 from harness.plans.plan_file import (
     BenchWork,
@@ -46,6 +48,7 @@ def expand(
     *,
     identify: Callable[[Path], str],
     members: Callable[[], Sequence[MemberStatus]],
+    too_long: Callable[[Path, Work], tuple[str, Exception] | None] = lambda *_: None,
 ) -> tuple[Cell, ...]:
     """All cells of a plan, in the order in which it names them.
 
@@ -53,13 +56,14 @@ def expand(
         path: the plan's file; paths in the plan are relative to its folder.
         identify: gives a container's content hash.
         members: the pool's devices; asked only where a plan wants each of them (`count: all`).
+        too_long: the key of a workload that a container has no room for, and what is wrong.
 
     Raises:
-        PlanFileError: a label is there twice, a file cannot be read, a match matches nothing, or
-            there are no cells, or far too many.
-        BuildError: a container is not whole.
+        PlanFileError: a label is there twice, a file cannot be read, a container is not whole or
+            has no room for a workload, a match matches nothing, or there are no cells, or far too
+            many.
     """
-    return tuple(_Expansion(plan, path, identify, members).cells())
+    return tuple(_Expansion(plan, path, identify, members, too_long).cells())
 
 
 def select(cells: Sequence[Cell], patterns: Sequence[str]) -> tuple[Cell, ...]:
@@ -80,7 +84,9 @@ class _Expansion:
         path: Path,
         identify: Callable[[Path], str],
         members: Callable[[], Sequence[MemberStatus]],
+        too_long: Callable[[Path, Work], tuple[str, Exception] | None],
     ) -> None:
+        self._too_long = too_long
         self._plan = plan
         self._path = path
         self._identify = identify
@@ -98,8 +104,8 @@ class _Expansion:
         if not paths and any(not isinstance(work, CommandWork) for work in plan.workloads):
             raise self._error("containers", "a plan whose workloads run a model names containers")
         identities = [
-            ContainerIdentity(path, self._identify(path))
-            for path in paths
+            self._identity(number, path)
+            for number, path in enumerate(paths)
             if any(not isinstance(work, CommandWork) for work in plan.workloads)
         ]
         contents = [self._content(i, work) for i, work in enumerate(plan.workloads)]
@@ -125,10 +131,34 @@ class _Expansion:
         if not 0 < total <= MOST_CELLS:
             amount = "no cell" if not total else f"{total:,} cells, more than {MOST_CELLS:,}"
             raise self._error("", f"the plan comes to {amount}")
+        self._check_room(
+            paths, {(c, w) for (c, _, w), keep in zip(combinations, kept, strict=True) if keep}
+        )
+        asked: Counter[str] = Counter()
         for (c, d, w), name, keep in zip(combinations, names, kept, strict=True):
             if keep:
                 identity = identities[c] if c >= 0 else None
-                yield from self._sessions(name, plan.workloads[w], contents[w], identity, places[d])
+                groups = set()
+                for cell in self._sessions(
+                    name, plan.workloads[w], contents[w], identity, places[d]
+                ):
+                    groups.add(cell.group)
+                    before = asked[cell.group]
+                    yield copy_of(cell, before) if before else cell
+                asked.update(groups)
+
+    def _identity(self, number: int, path: Path) -> ContainerIdentity:
+        try:
+            return ContainerIdentity(path, self._identify(path))
+        except BuildError as error:
+            raise self._error(f"containers[{number}].path", str(error)) from error
+
+    def _check_room(self, paths: Sequence[Path], pairs: AbstractSet[tuple[int, int]]) -> None:
+        for c, w in sorted(pairs):
+            wrong = None if c < 0 else self._too_long(paths[c], self._plan.workloads[w])
+            if wrong is not None:
+                key, error = wrong
+                raise self._error(f"workloads[{w}].{key}", f"{paths[c].name}: {error}")
 
     def _sessions(
         self,
@@ -212,7 +242,8 @@ class _Expansion:
                 content = source.read(_LARGEST_TEXT + 1)
             content.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise self._error(where, f"cannot read {name}: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise self._error(where, f"cannot read {self._resolve(name)}: {why}") from error
         if len(content) > _LARGEST_TEXT:
             raise self._error(where, f"{name} is larger than {_LARGEST_TEXT} bytes")
         return hashlib.sha256(content).hexdigest()
@@ -234,8 +265,10 @@ class _Expansion:
 
 
 def resolve(plan_file: Path, path: str) -> Path:
-    """A path of a plan: relative to the plan's folder."""
-    return (plan_file.parent / Path(path).expanduser()).absolute()
+    """A path of a plan: relative to the plan's folder, and without `..`."""
+    found = (plan_file.parent / Path(path).expanduser()).absolute()
+    # A link keeps its own name, which is the label of a container.
+    return found.resolve() if found.name == ".." else found.parent.resolve() / found.name
 
 
 def cell_as_mapping(cell: Cell) -> Mapping[str, object]:

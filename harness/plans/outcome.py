@@ -30,7 +30,7 @@ from harness.errors import (
 from harness.plans.cells import Cell
 from harness.plans.plan_file import CommandWork, Retries, Work
 
-EXIT_DONE, EXIT_FAILED, EXIT_NOTHING_MEASURED = 0, 1, 4
+EXIT_DONE, EXIT_FAILED, EXIT_NOTHING_MEASURED, EXIT_INTERRUPTED = 0, 1, 4, 130
 
 
 class FailureClass(StrEnum):
@@ -96,11 +96,13 @@ class CellResult:
         run_id: of the results store; `None` for a plain command, which measures nothing.
         summary: for people, a few words: `prefill 12.3 tokens/s`.
         values: of the metrics, their means.
+        emulator: whether they are an emulator's, which says nothing about hardware speed.
     """
 
     run_id: str | None = None
     summary: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
+    emulator: bool = False
 
 
 CellStatus = Literal["done", "failed", "interrupted", "left"]
@@ -142,6 +144,7 @@ class CellOutcome:
             "device": self.device or None,
             "run_id": self.result.run_id,
             "values": dict(self.result.values),
+            "emulator": self.result.emulator,
             "duration_s": round(self.duration_s, 3),
             "failures": [
                 {"device": device or None, **dataclasses.asdict(failure)}
@@ -168,7 +171,9 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """0 all done; 4 nothing could be measured for want of working devices; else 1."""
+        """130 interrupted; 0 all done; 4 for want of working devices nothing measured; else 1."""
+        if self.interrupted:
+            return EXIT_INTERRUPTED
         if self.count("done") == len(self.outcomes):
             return EXIT_DONE
         failures = [o.failure for o in self.outcomes if o.status == "failed"]

@@ -33,9 +33,13 @@ class Placement:
         if cell.spread:
             self._replicas_on[cell.spread].discard(member)
 
+    def refused(self, cell: Cell, member: str) -> None:
+        """The device would never do for the cell, by what the pool knows of it."""
+        self._failed_on.setdefault(cell.key, set()).add(member)
+
     def relax(self, cell: Cell, members: Collection[str]) -> None:
         """Where a cell failed on all devices that there are, it may go onto them again."""
-        if not any(self.allows(cell, member) for member in members):
+        if members and not any(self.allows(cell, member) for member in members):
             self._failed_on.pop(cell.key, None)
 
     def is_exhausted(self, cell: Cell, members: Collection[str]) -> bool:

@@ -6,14 +6,15 @@ from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
 
 from harness.devices.spec import DeviceType
 from harness.errors import ConditionsError, PlanFileError
+from harness.pool.wording import reason, together
 from harness.telemetry.charge import ChargeWindow
 from harness.telemetry.conditions import Conditions
 
 _LARGEST_FILE = 1 << 20
+_OF_TEXTS = {"tags", "command", "zones"}
 Label = Annotated[str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,63}\Z")]
 Word = Annotated[str, Field(min_length=1, max_length=128, pattern=r"\A[^\x00-\x20\x7f]+\Z")]
 NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\Z")]
@@ -253,6 +254,12 @@ def load_plan(path: Path) -> Plan:
         raise PlanFileError(str(path), "", f"it is larger than {_LARGEST_FILE} bytes")
     try:
         content = yaml.load(text, _StrictLoader)  # noqa: S506  (a SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = "" if mark is None else f"line {mark.line + 1}: "
+        problem = error.problem or error.context or "it cannot be read"
+        said = problem if isinstance(error, _KeyError) else f"it is no YAML: {problem}"
+        raise PlanFileError(str(path), "", f"{line}{said}") from error
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         raise PlanFileError(str(path), "", f"it is no YAML: {error}") from error
     except RecursionError as error:
@@ -262,10 +269,13 @@ def load_plan(path: Path) -> Plan:
     try:
         return Plan.model_validate(content)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        key = _key(found[0]["loc"])
-        reasons = [_reason(each) for each in found if _key(each["loc"]) == key]
-        raise PlanFileError(str(path), key, ", or ".join(dict.fromkeys(reasons))) from error
+        reasons: dict[str, dict[str, None]] = {}
+        for each in error.errors(include_url=False, include_input=False):
+            reasons.setdefault(_key(each["loc"]), {})[reason(each, _OF_TEXTS)] = None
+        complaints = [(key, ", or ".join(words)) for key, words in reasons.items()]
+        (key, first), *others = complaints
+        more = (f"{other}: {words}" for other, words in others)
+        raise PlanFileError(str(path), key, together(first, more)) from error
 
 
 def _key(location: tuple[int | str, ...]) -> str:
@@ -281,19 +291,8 @@ def _key(location: tuple[int | str, ...]) -> str:
     return ".".join(words)
 
 
-def _reason(error: ErrorDetails) -> str:
-    """Pydantic's words, where there are none that say more to the author of a plan."""
-    match error["type"]:
-        case "extra_forbidden":
-            return "there is no such key"
-        case "missing":
-            return "it is missing"
-        case "tuple_type":
-            return "a list is wanted"
-        case "dict_type" | "model_type" | "model_attributes_type":
-            return "a mapping of keys is wanted"
-        case _:
-            return error["msg"].removeprefix("Value error, ")
+class _KeyError(yaml.constructor.ConstructorError):
+    """A key that is there twice, or cannot be one."""
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -306,8 +305,8 @@ class _StrictLoader(yaml.SafeLoader):
                 continue
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable) or key in seen:
-                mark = key_node.start_mark
-                problem = f"the key {str(key)[:80]!r} is there twice, or cannot be a key"
-                raise yaml.constructor.ConstructorError(None, None, problem, mark)
+                wrong = "is there twice" if isinstance(key, Hashable) else "cannot be a key"
+                problem = f"the key {str(key)[:80]!r} {wrong}"
+                raise _KeyError(None, None, problem, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep=deep)

@@ -2,9 +2,8 @@
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness.errors import (
     HarnessError,
@@ -12,34 +11,31 @@ from harness.errors import (
     LeaseTimeoutError,
     LedgerError,
     NewerSchemaError,
-    NoDeviceForCellError,
     NotAStoreError,
     OlderSchemaError,
     PoolError,
     RequirementError,
     StoreLockedError,
     StoreUnavailableError,
+    one_line,
 )
-from harness.plans.cell_queue import CellQueue, expectations
+from harness.plans.asking import Asking, serves
+from harness.plans.attempt import Attempt
+from harness.plans.cell_queue import CellQueue
 from harness.plans.cells import Cell
+from harness.plans.durations import Durations
 from harness.plans.eligibility import Members
-from harness.plans.guard import CellInterrupted, Guard
+from harness.plans.guard import CellInterrupted
 from harness.plans.journal import Journal
-from harness.plans.outcome import (
-    CellOutcome,
-    CellResult,
-    CellStatus,
-    Failure,
-    FailureClass,
-    Summary,
-)
+from harness.plans.outcome import CellOutcome, CellResult, FailureClass, Summary
 from harness.plans.placement import Placement
-from harness.plans.seams import CellRunner, DevicePool, Lease, LeasedDevice, Observer, Silent
+from harness.plans.seams import CellRunner, DevicePool, Lease, Observer, Silent
+from harness.plans.tally import Tally
+from harness.plans.waiting import WaitingNotices
 from harness.pool.base import Requirement
+from harness.pool.owner import this_process
 
 _TICK_S = 0.5
-_MOST_ASKING = 16
-"""100 devices of one host are leased as fast by 16 at once as by 32, and slower by 4."""
 _FATAL = (
     JournalError, LedgerError, NewerSchemaError, NotAStoreError, OlderSchemaError,
     StoreLockedError, StoreUnavailableError,
@@ -96,33 +92,14 @@ def run_matrix(
             outcomes[cell.key] = CellOutcome(
                 cell, "done", resumed=True, device=device, result=result
             )
-    queue = CellQueue(
-        waiting, expectations(waiting, lambda cell: journal.expected_s(cell.key, cell.group))
-    )
-    matrix = _Matrix(
-        queue, outcomes, pool, runner, journal, options or MatrixOptions(), observer or Silent()
-    )
+    durations = Durations(cells, lambda cell: journal.expected_s(cell.key, cell.group))
+    queue = CellQueue(waiting, durations)
+    observer = observer or Silent()
+    tally = Tally(outcomes, journal, observer)
+    matrix = _Matrix(queue, tally, pool, runner, options or MatrixOptions(), observer)
     began = time.monotonic()
     interrupted = matrix.run()
-    return Summary(tuple(outcomes.values()), time.monotonic() - began, interrupted)
-
-
-@dataclass(slots=True)
-class _Try:
-    """A cell on its device."""
-
-    cell: Cell
-    device: LeasedDevice
-    guard: Guard
-    began: float
-    expired: bool = False
-
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self.began
-
-    def expire(self) -> None:
-        action = f"cell {self.cell.label}"
-        self.guard.expire(self.device.serial, action, self.cell.timeout_s)
+    return Summary(tally.outcomes, time.monotonic() - began, interrupted)
 
 
 class _Matrix:
@@ -131,27 +108,32 @@ class _Matrix:
     def __init__(
         self,
         queue: CellQueue,
-        outcomes: dict[str, CellOutcome],
+        tally: Tally,
         pool: DevicePool,
         runner: CellRunner,
-        journal: Journal,
         options: MatrixOptions,
         observer: Observer,
     ) -> None:
         self._queue = queue
-        self._outcomes = outcomes
+        self._tally = tally
         self._pool = pool
         self._runner = runner
-        self._journal = journal
-        self._options = options
+        self._purpose = options.purpose
         self._observer = observer
+        own = f"{this_process().label}: {one_line(self._purpose, 120)}"
+        self._notices = WaitingNotices(observer, own=own)
         self._changed = threading.Condition()
         self._members = Members(())
         self._placement = Placement()
-        self._asking: Counter[Requirement] = Counter()
-        self._held: dict[str, _Try | None] = {}
+        self._asking = Asking(
+            queue,
+            self._placement,
+            self._fail,
+            max_parallel=options.max_parallel,
+            lease_s=options.lease_s,
+        )
+        self._held: dict[str, Attempt | None] = {}
         self._threads: set[threading.Thread] = set()
-        self._without_device: dict[Requirement, float] = {}
         self._stopping = False
         self._fatal: BaseException | None = None
 
@@ -178,76 +160,29 @@ class _Matrix:
                 with self._changed:
                     self._members = members
             with self._changed:
-                self._give_up_waiting()
-                self._ask_for_devices()
+                self._asking.give_up(self._members, self._held)
+                for requirement in self._asking.requests(self._members, self._held):
+                    self._start(requirement)
+                self._notices.look(
+                    {
+                        wanted: self._members.would_do(wanted)
+                        for wanted in self._asking.starving(self._members, self._held)
+                    }
+                )
                 if self._fatal is not None or not (self._queue or self._threads):
                     return
                 self._changed.wait(_TICK_S)
             self._expire_overdue()
 
-    # Asking for devices
-
-    def _ask_for_devices(self) -> None:
-        for requirement, count in self._queue.requirements():
-            names = self._members.meeting(requirement)
-            free = [name for name in self._members.usable(names) if name not in self._held]
-            serving = any(name in self._held for name in names)
-            bound = all(map(self._placement.is_bound, self._queue.waiting(requirement)))
-            if bound and names:
-                self._ask_by_name(requirement, names, free)
-                continue
-            wanted = min(count, max(len(free), 0 if serving else 1))
-            while self._asking[requirement] < wanted and self._may_ask():
-                self._start(requirement)
-
-    def _ask_by_name(
-        self, requirement: Requirement, names: Sequence[str], free: Sequence[str]
-    ) -> None:
-        """For cells that may not go onto just any device: again, or spread over devices."""
-        for cell in list(self._queue.waiting(requirement)):
-            if self._placement.is_exhausted(cell, names):
-                reason = f"all {len(names)} have another replica of the cell: lower its `count`"
-                self._fail([cell], RequirementError(str(requirement), reason))
-                continue
-            self._placement.relax(cell, names)
-            for name in free:
-                if not self._may_ask():
-                    return
-                named = replace(requirement, name=name)
-                if self._placement.allows(cell, name) and not self._asking[named]:
-                    self._start(named)
-                    break
-
-    def _may_ask(self) -> bool:
-        most = self._options.max_parallel
-        asking = self._asking.total()
-        return asking < _MOST_ASKING and (most is None or asking + len(self._held) < most)
-
     def _start(self, requirement: Requirement) -> None:
-        self._asking[requirement] += 1
         thread = threading.Thread(target=self._work, args=(requirement,), daemon=True)
         self._threads.add(thread)
         thread.start()
 
-    def _give_up_waiting(self) -> None:
-        """Cells for which no device at all could be had for too long have failed."""
-        at = time.monotonic()
-        waiting = [requirement for requirement, _ in self._queue.requirements()]
-        for served in self._without_device.keys() - set(waiting):
-            del self._without_device[served]  # what waits again later begins to wait then
-        for requirement in waiting:
-            if any(name in self._held for name in self._members.meeting(requirement)):
-                self._without_device.pop(requirement, None)
-                continue
-            since = self._without_device.setdefault(requirement, at)
-            if at - since >= self._options.lease_s:
-                error = NoDeviceForCellError(str(requirement), self._options.lease_s)
-                self._fail(list(self._queue.waiting(requirement)), error)
-
     def _fail(self, cells: Sequence[Cell], error: HarnessError) -> None:
         """Cells that wait will get no device."""
         self._queue.remove(cells)
-        self._end(*(self._failed(cell, "", error) for cell in cells))
+        self._tally.without_device(cells, error)
 
     # A thread for a device
 
@@ -272,14 +207,14 @@ class _Matrix:
         try:
             lease = self._pool.acquire(
                 requirement,
-                purpose=self._options.purpose,
+                purpose=self._purpose,
                 cancelled=lambda: not self._is_wanted(requirement),
             )
         except LeaseTimeoutError:
             return None
         except RequirementError as error:
             with self._changed:
-                self._fail(list(self._queue.waiting(requirement)), error)
+                self._asking.refused(requirement, error)
                 self._changed.wait(_TICK_S)  # one that asked by name asks no sooner
             return None
         else:
@@ -288,14 +223,15 @@ class _Matrix:
             return lease
         finally:
             with self._changed:
-                self._asking[requirement] -= 1
+                self._asking.answered(requirement)
                 self._changed.notify_all()
 
     def _is_wanted(self, asked: Requirement) -> bool:
-        """Whether a cell waits for what is asked of the pool, by name or not."""
+        """Whether what is asked of the pool, by name or not, is still worth waiting for."""
         with self._changed:
-            waiting = [] if self._stopping else self._queue.requirements()
-        return any(asked in {wanted, replace(wanted, name=asked.name)} for wanted, _ in waiting)
+            if self._stopping or self._asking.gives_way(asked, self._members, self._held):
+                return False
+            return any(serves(asked, wanted) for wanted, _ in self._queue.requirements())
 
     def _serve(self, lease: Lease, requirement: Requirement) -> None:
         member = lease.device.member
@@ -326,71 +262,51 @@ class _Matrix:
     def _try(self, cell: Cell, lease: Lease) -> bool:
         """Try a cell; gives whether the lease is still good for the next."""
         member = lease.device.member
-        current = _Try(cell, lease.device, Guard(), time.monotonic())
+        attempt = Attempt(cell, lease.device)
         with self._changed:
-            self._held[member] = current
+            self._held[member] = attempt
             if self._stopping:
-                current.guard.interrupt()
-        self._journal.cell_begun(cell.key, member)
-        self._observer.cell_begun(cell, member)
+                attempt.guard.interrupt()
+        self._tally.begun(attempt)
         try:
-            result = self._runner.run(cell, lease.device, current.guard)
+            result = self._runner.run(cell, lease.device, attempt.guard)
         except CellInterrupted:
-            self._end(self._ended(current, status="interrupted"))
+            self._tally.interrupted(attempt)
             return False
         except Exception as error:
             if isinstance(error, _FATAL) or not isinstance(getattr(error, "exit_code", None), int):
                 raise
-            return self._failed_try(current, lease, error)
+            return self._failed_try(attempt, lease, error)
         finally:
             with self._changed:
                 self._held[member] = None
-        self._end(replace(self._ended(current, status="done"), result=result))
+        with self._changed:
+            self._queue.learn(cell, attempt.elapsed_s())
+        self._tally.done(attempt, result)
         return True
 
-    def _failed_try(self, current: _Try, lease: Lease, error: Exception) -> bool:
-        cell, member = current.cell, lease.device.member
-        outcome = replace(self._failed(cell, member, error), duration_s=current.elapsed_s())
+    def _failed_try(self, attempt: Attempt, lease: Lease, error: Exception) -> bool:
+        cell = attempt.cell
+        outcome = self._tally.with_failure(attempt, error)
         failure = outcome.failures[-1][1]
         tries = sum(past.kind is failure.kind for _, past in outcome.failures)
         if tries <= failure.kind.retries(cell.retries) and not self._stopping:
-            self._observer.cell_retried(cell, member, failure)
+            self._tally.retried(outcome)
             with self._changed:
-                self._outcomes[cell.key] = replace(outcome, status="left")
-                self._placement.failed(cell, member)
+                self._placement.failed(cell, lease.device.member)
                 self._queue.put(cell)
                 self._changed.notify_all()
         else:
-            self._end(outcome)
+            self._tally.failed(outcome)
         if isinstance(error, HarnessError):
             lease.report(error)
         return failure.kind in {FailureClass.OUTPUT, FailureClass.USE}
-
-    # What became of cells
-
-    def _ended(self, current: _Try, *, status: CellStatus) -> CellOutcome:
-        known = self._outcomes[current.cell.key]
-        member, elapsed_s = current.device.member, current.elapsed_s()
-        return replace(known, status=status, device=member, duration_s=elapsed_s)
-
-    def _failed(self, cell: Cell, member: str, error: Exception) -> CellOutcome:
-        known = self._outcomes[cell.key]
-        failures = (*known.failures, (member, Failure.of(error, cell.work)))
-        return replace(known, status="failed", device=member, failures=failures)
-
-    def _end(self, *outcomes: CellOutcome) -> None:
-        self._journal.cells_ended(outcomes)
-        with self._changed:
-            self._outcomes.update({outcome.cell.key: outcome for outcome in outcomes})
-        for outcome in outcomes:
-            self._observer.cell_ended(outcome)
 
     # The end
 
     def _expire_overdue(self) -> None:
         with self._changed:
-            tries = [t for t in self._held.values() if t is not None and not t.expired]
-            overdue = [t for t in tries if t.elapsed_s() > t.cell.timeout_s]
+            overdue = [a for a in self._held.values() if a is not None and a.is_overdue()]
             for late in overdue:
                 late.expired = True
         for late in overdue:
@@ -400,7 +316,7 @@ class _Matrix:
         """Begin nothing any more, and end on their devices the cells that run."""
         with self._changed:
             self._stopping = True
-            running = [t for t in self._held.values() if t is not None]
+            running = [a for a in self._held.values() if a is not None]
             self._changed.notify_all()
         if tell:
             self._observer.stopping()

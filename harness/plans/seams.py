@@ -93,6 +93,19 @@ class Observer(Protocol):
         """A cell is done, failed or interrupted."""
         ...
 
+    def without_device(self, outcomes: Sequence[CellOutcome]) -> None:
+        """Cells have failed, all for the same reason: they will get no device."""
+        ...
+
+    def waiting(self, wanted: str, reason: str) -> None:
+        """Cells wait for a device, or for another reason than before.
+
+        Args:
+            wanted: what they wait for.
+            reason: who holds it, or why it is out; empty: it is not waited for any more.
+        """
+        ...
+
     def stopping(self) -> None:
         """No cell is begun any more, and those that run are being ended."""
         ...
@@ -108,6 +121,12 @@ class Silent:
         """Nothing."""
 
     def cell_ended(self, outcome: CellOutcome) -> None:
+        """Nothing."""
+
+    def without_device(self, outcomes: Sequence[CellOutcome]) -> None:
+        """Nothing."""
+
+    def waiting(self, wanted: str, reason: str) -> None:
         """Nothing."""
 
     def stopping(self) -> None:

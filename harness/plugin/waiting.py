@@ -7,7 +7,6 @@ that of a setup in which nothing has failed so far, which no reporter shows or c
 
 import contextlib
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,8 +20,6 @@ AFTER_S = 5.0
 """What takes less is not worth a line."""
 WAITS = "qnnfarm_waits"
 """Attribute of a report that carries the line of a test that waits."""
-_MOST_MEMBERS = 6
-_DAY_S = 86_400.0
 
 
 class Waiting:
@@ -89,30 +86,10 @@ def line(name: str, requirement: "Requirement", members: "Sequence[MemberStatus]
     """
     from harness.errors import one_line
     from harness.pool.matching import candidates
+    from harness.pool.waiting import in_the_way
 
-    told = [_in_the_way(member) for member in candidates(requirement, members)]
-    if len(told) > _MOST_MEMBERS:
-        told[_MOST_MEMBERS:] = [f"and {len(told) - _MOST_MEMBERS} more"]
-    return f"qnnfarm: {name} waits for {one_line(str(requirement))}: {'; '.join(told)}"
-
-
-def _in_the_way(member: "MemberStatus") -> str:
-    from harness.errors import one_line
-    from harness.pool.base import MemberState
-
-    name, since = one_line(member.name, 80), _since(member.since)
-    if member.holder:
-        return f"{name} is held by {one_line(member.holder)} since {since}"
-    if member.state is MemberState.READY:
-        return f"{name} is kept for somebody who came before"
-    reason = f" ({one_line(member.reason, 120)})" if member.reason else ""
-    return f"{name} is {member.state}{reason} since {since}"
-
-
-def _since(moment: float) -> str:
-    """By the clock on the wall here, with the day if that is not just past."""
-    told = datetime.fromtimestamp(moment, UTC).astimezone()
-    return f"{told:%H:%M:%S}" if time.time() - moment < _DAY_S else f"{told:%d %b %H:%M}"
+    told = in_the_way(candidates(requirement, members))
+    return f"qnnfarm: {name} waits for {one_line(str(requirement))}: {told}"
 
 
 def _send(item: pytest.Item, told: str) -> None:

@@ -3,22 +3,14 @@
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import suppress
 
-from harness.errors import (
-    DeviceError,
-    DeviceFullError,
-    HarnessError,
-    LeaseLostError,
-    LeaseTimeoutError,
-)
+from harness.errors import LeaseLostError, LeaseTimeoutError, LedgerError
 from harness.pool.base import MemberState, Requirement
 from harness.pool.changes import Changes
-from harness.pool.claims import Claims, Held
+from harness.pool.claims import Claims
 from harness.pool.clock import Clock
-from harness.pool.evidence import judge
-from harness.pool.fence import HigherTokenError
+from harness.pool.grant import Grant
 from harness.pool.heart import Heart
 from harness.pool.lease import Lease
 from harness.pool.ledger import Ledger
@@ -29,7 +21,6 @@ from harness.pool.rows import LeaseRow
 _POLL_S = (0.02, 0.1)
 _LOOK_AGAIN_S = 1.0
 _AFTER_FAILURE_S = 0.05
-_MOST_CLAIMS = 16
 
 
 class Acquisition:
@@ -75,29 +66,34 @@ class Acquisition:
         began = time.monotonic()
         deadline = None if timeout_s is None else began + timeout_s
         found = find()
-        ticket = self._ledger.enqueue(self._owner, list(found), requirement.count)
-        looked = time.monotonic()
+        tickets, wanted = self._ledger.tickets, requirement.count
+        ticket = tickets.enqueue(self._owner, list(found), wanted)
+        grant: Grant | None = None
+        looked = began
         failures = 0
         try:
             while True:
                 before = changes.count
                 try:
-                    rows = self._ledger.try_grant(ticket, self._owner, purpose)
+                    rows = tickets.try_grant(ticket, self._owner, purpose)
                 except LeaseLostError:  # suspended for so long that the queue went on without us
-                    ticket = self._ledger.enqueue(self._owner, list(found), requirement.count)
+                    ticket = tickets.enqueue(self._owner, list(found), wanted)
                     continue
                 if rows:
-                    lease = self._take(rows, found, requirement, changes)
+                    grant = self._grant(rows, found)
+                    lease = grant.fenced(requirement, changes)
                     if lease is not None:
+                        tickets.settle(ticket)
                         return lease
-                    self._ledger.put_back(ticket)
-                    time.sleep(min(_AFTER_FAILURE_S * 2.0**failures, _LOOK_AGAIN_S))
+                    grant = None
+                    tickets.put_back(ticket)
+                    time.sleep(min(_AFTER_FAILURE_S * 2.0**failures, self._look_again_s))
                     failures = min(failures + 1, 10)
                 now = time.monotonic()
                 if rows or now - looked > _LOOK_AGAIN_S:
                     while_waiting()
                     found = find()
-                    self._ledger.reconsider(ticket, list(found))
+                    tickets.reconsider(ticket, list(found))
                     looked = now
                 if cancelled() or (deadline is not None and now >= deadline):
                     waited_s = round(now - began, 1)
@@ -105,8 +101,20 @@ class Acquisition:
                         str(requirement), waited_s, _in_the_way(found, self._ledger)
                     )
                 self._pause(changes, before, deadline, cancelled)
-        finally:
-            self._ledger.settle(ticket)
+        except BaseException:
+            if grant is not None:
+                grant.give_up("its grant was interrupted")
+            with suppress(LedgerError):  # what failed first says more
+                tickets.settle(ticket)
+            raise
+
+    def _grant(self, rows: Sequence[LeaseRow], found: Mapping[str, Member]) -> Grant:
+        return Grant(rows, found, self._ledger.leases, self._clock, self._heart, self._claims)
+
+    @property
+    def _look_again_s(self) -> float:
+        """So often that the place in the queue is kept."""
+        return min(_LOOK_AGAIN_S, self._ledger.leases.ttl_s / 4)
 
     def _pause(
         self,
@@ -117,7 +125,7 @@ class Acquisition:
     ) -> None:
         """Wait for a change: of this process at once, of others by looking again soon."""
         before = self._ledger.version()
-        end = time.monotonic() + _LOOK_AGAIN_S
+        end = time.monotonic() + self._look_again_s
         if deadline is not None:
             end = min(end, deadline)
         while time.monotonic() < end:
@@ -127,87 +135,9 @@ class Acquisition:
             if self._ledger.version() != before or cancelled():
                 return
 
-    def _take(
-        self,
-        rows: Sequence[LeaseRow],
-        found: Mapping[str, Member],
-        requirement: Requirement,
-        changes: Changes,
-    ) -> Lease | None:
-        """Fence the granted devices; `None` if one of them cannot be used after all."""
-        token, keys = rows[0].token, [row.key for row in rows]
-
-        self._heart.add(token, len(rows), rows[0].beat + rows[0].ttl)
-        claimed = self._claim_all(token, {key: found[key] for key in keys}, requirement)
-        if claimed is None:
-            changes.notify()
-            return None
-        token, parts = claimed
-        lease = Lease(self._ledger, self._clock, self._heart, token, changes.notify)
-        lease.begin([part.under(lease) for part in parts])
-        return lease
-
-    def _claim_all(
-        self, token: int, members: Mapping[str, Member], requirement: Requirement
-    ) -> tuple[int, Sequence[Held]] | None:
-        try:
-            while True:
-                outcomes = self._each(token, members, requirement.min_free_bytes)
-                higher = [o.args[0] for o in outcomes.values() if isinstance(o, HigherTokenError)]
-                if not higher:
-                    break
-                new = self._ledger.raise_token(token, max(higher))
-                if new is None:
-                    self._heart.drop(token)
-                    return None
-                self._heart.rename(token, new)
-                token = new
-        except BaseException:
-            self._give_up(token, members, "its grant was interrupted")
-            raise
-        failed = {k: o for k, o in outcomes.items() if isinstance(o, HarnessError)}
-        if failed:
-            self._report(token, failed, requirement)
-            self._give_up(token, members, "not used: another device failed")
-            return None
-        return token, [o for o in outcomes.values() if isinstance(o, Held)]
-
-    def _give_up(self, token: int, members: Mapping[str, Member], reason: str) -> None:
-        self._heart.drop(token)
-        self._ledger.release(token, list(members), reason)
-
-    def _each(
-        self, token: int, members: Mapping[str, Member], min_free_bytes: int
-    ) -> dict[str, "Held | HarnessError | HigherTokenError"]:
-        def one(
-            key: str,
-        ) -> "Held | HarnessError | HigherTokenError":
-            try:
-                return self._claims.claim(token, key, members[key], min_free_bytes=min_free_bytes)
-            except (HarnessError, HigherTokenError) as error:
-                return error
-
-        if len(members) == 1:
-            return {key: one(key) for key in members}
-        with ThreadPoolExecutor(min(len(members), _MOST_CLAIMS)) as threads:
-            return dict(zip(members, threads.map(one, members), strict=True))
-
-    def _report(
-        self, token: int, failed: Mapping[str, HarnessError], requirement: Requirement
-    ) -> None:
-        for key, error in failed.items():
-            # It is sound, and known now for what it has free.
-            wanted = requirement.min_free_bytes
-            if isinstance(error, DeviceFullError) and error.needed_bytes == wanted > 0:
-                continue
-            judgement = replace(judge(error), recover=True)
-            if isinstance(error, DeviceError):  # whatever it is: it cannot be used
-                judgement = replace(judgement, weight=max(judgement.weight, 1.0))
-            self._ledger.report(key, token, judgement)
-
 
 def _in_the_way(found: Mapping[str, Member], ledger: Ledger) -> str:
-    rows = ledger.devices(list(found))
+    rows = ledger.devices.rows(list(found))
     words = []
     for key, member in found.items():
         row = rows.get(key)

@@ -77,7 +77,10 @@ class MemberStatus:
         since: seconds since 1970 at which it came into this state.
         holder: who holds its lease, for people; empty for nobody.
         token: fencing token of that lease.
-        failures: evidence since it was last ready, newest last, for people.
+        failures: what counts against it: the heaviest of each lease, newest last, for people.
+        weight: what they come to; `limit` brings quarantine.
+        seen: what speaks against `state`, without having asked the device: nobody has looked at
+            it yet, or its virtual device does not run; empty: nothing.
     """
 
     name: str
@@ -92,3 +95,6 @@ class MemberStatus:
     hexagon: str = ""
     free_bytes: int | None = None
     failures: tuple[str, ...] = ()
+    weight: float = 0.0
+    limit: float = 0.0
+    seen: str = ""

@@ -8,9 +8,10 @@ from harness.devices.base import Device
 from harness.errors import DeviceCommandError, DeviceFullError, NoDeviceError
 from harness.pool.fence import Fence, OtherDeviceError, claim, claim_known
 from harness.pool.leased_device import Hold, LeasedDevice
-from harness.pool.ledger import Ledger
 from harness.pool.members import Member
+from harness.pool.naming import CLAIMING, SCRIPTS, named
 from harness.pool.opening import Opener, survey
+from harness.pool.register import Register
 from harness.pool.rows import KnownFence
 
 
@@ -35,8 +36,8 @@ class Claims:
     asked who it is.
     """
 
-    def __init__(self, ledger: Ledger, opener: Opener, *, timeout_s: float) -> None:
-        self._ledger = ledger
+    def __init__(self, register: Register, opener: Opener, *, timeout_s: float) -> None:
+        self._register = register
         self._opener = opener
         self._timeout_s = timeout_s
 
@@ -50,17 +51,17 @@ class Claims:
             DeviceError: it fails.
         """
         device = self._opener.open(member)
-        budget = Budget(device.serial, "claiming it for a lease", self._timeout_s)
+        budget = Budget(device.serial, CLAIMING, self._timeout_s)
         fence = self._fence(token, key, member, device, budget)
         if min_free_bytes:
             free = device.free_bytes(timeout_s=budget.left())
-            self._ledger.set_free_bytes(key, free)
+            self._register.set_free_bytes(key, free)
             if free is not None and free < min_free_bytes:
                 raise DeviceFullError(device.serial, device.work_root, min_free_bytes, free)
         return Held(member.name, key, device, fence)
 
     def _fence(self, token: int, key: str, member: Member, device: Device, budget: Budget) -> Fence:
-        known = self._ledger.fence_of(key)
+        known = self._register.fence_of(key)
         if known.id and known.root:
             try:
                 return claim_known(device, token, known, budget)
@@ -68,8 +69,11 @@ class Claims:
                 pass  # wiped, or another device: the long way says
         reached = survey(member, device, timeout_s=budget.left())
         if reached.key != key:
-            self._ledger.register_found(reached.key, member.name, str(member.spec), reached.facts)
-            raise NoDeviceError(key, (f"{device.serial} is {reached.key}",))
-        fence = claim(device, token, ensure_scripts(device, budget), budget)
-        self._ledger.set_fence(key, KnownFence(fence.id, fence.root))
+            self._register.register_found(reached.key, member.name, str(member.spec), reached.facts)
+            other = reached.key.removeprefix("hardware:")
+            raise NoDeviceError(member.name, (f"{device.serial} is another device now: {other}",))
+        with named(SCRIPTS):
+            scripts = ensure_scripts(device, budget)
+        fence = claim(device, token, scripts, budget)
+        self._register.set_fence(key, KnownFence(fence.id, fence.root))
         return fence

@@ -1,5 +1,7 @@
 """`pool.yaml`: which devices a pool has, and what may be done to them."""
 
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -14,12 +16,21 @@ from pydantic import (
     model_validator,
 )
 
+from buildlib.errors import UnknownSocError
+from buildlib.targets import find_soc
 from harness.devices.spec import DeviceSpec, DeviceType
-from harness.errors import DeviceSpecError, PoolConfigError
+from harness.errors import DeviceSpecError, PoolConfigError, VirtualDeviceChangeError
+from harness.pool.evidence import QuarantineRule
+from harness.pool.wording import reason, together
 
 _MOST_BYTES = 1 << 20
 _DEEPEST = 20
 _WHOLE = "the pool"
+_PLACEHOLDER = re.compile(r"\{\w+\}")
+_OF_TEXTS = {"exclude", "tags", "power_cycle", "steps"}
+
+PLACEHOLDERS = ("name", "serial", "key")
+"""What `{...}` in a `power_cycle` may be."""
 
 Name = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:@%\[\]-]{0,127}$", strict=True)
@@ -34,6 +45,14 @@ STEPS: tuple[StepName, ...] = ("reconnect", "adb_server", "reboot", "power_cycle
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _fillable(words: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    known = [f"{{{name}}}" for name in PLACEHOLDERS]
+    for word in words or ():
+        if wrong := next((p for p in _PLACEHOLDER.findall(word) if p not in known), None):
+            raise ValueError(f"there is no {wrong}, but {', '.join(known)}")
+    return words
 
 
 class DeviceEntry(_Model):
@@ -56,6 +75,18 @@ class DeviceEntry(_Model):
     soc: Tag | None = None
     power_cycle: tuple[Word, ...] | None = None
 
+    _fillable = field_validator("power_cycle")(_fillable)
+
+    @field_validator("soc")
+    @classmethod
+    def _in_the_catalog(cls, soc: str | None) -> str | None:
+        try:
+            return None if soc is None else find_soc(soc).name
+        except UnknownSocError as error:
+            hint = f"did you mean {error.near}? " if error.near else ""
+            known = ", ".join(error.known)
+            raise ValueError(f"there is no SoC {error.name!r}: {hint}known are {known}") from None
+
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if (self.discover is None) == (self.type is None):
@@ -74,6 +105,11 @@ class DeviceEntry(_Model):
             except DeviceSpecError as error:
                 raise ValueError(str(error)) from None
         return self
+
+    @property
+    def spec(self) -> DeviceSpec | None:
+        """The device that is named; `None` for those that are found."""
+        return None if self.type is None else DeviceSpec(self.type, self.identifier)
 
 
 class HostConfig(_Model):
@@ -112,6 +148,8 @@ class RecoveryConfig(_Model):
     power_cycle_timeout_s: Seconds = 60.0
     return_timeout_s: Seconds = 30.0
 
+    _fillable = field_validator("power_cycle")(_fillable)
+
     @field_validator("steps")
     @classmethod
     def _once(cls, steps: tuple[StepName, ...]) -> tuple[StepName, ...]:
@@ -125,16 +163,21 @@ class RecoveryConfig(_Model):
 
 
 class QuarantineConfig(_Model):
-    """When evidence is enough, and how long the probation runs lie apart at first."""
+    """When evidence is enough, and how long a device is out before a probation run.
+
+    Attributes:
+        backoff_s: doubled by each probation that fails and each return, up to `max_backoff_s`.
+    """
 
     limit: Annotated[float, Field(gt=0, le=1000)] = 3.0
     window: Annotated[int, Field(ge=1, le=1000)] = 10
     backoff_s: Seconds = 60.0
     max_backoff_s: Seconds = 3600.0
 
-    def backoff(self, attempts: int) -> float:
-        """Seconds to wait after that many failures."""
-        return min(self.backoff_s * 2.0 ** min(attempts, 30), self.max_backoff_s)
+    @property
+    def rule(self) -> QuarantineRule:
+        """The same for the ledger."""
+        return QuarantineRule(self.limit, self.window, self.backoff_s, self.max_backoff_s)
 
 
 class LeaseConfig(_Model):
@@ -161,14 +204,23 @@ class PoolConfig(_Model):
             raise ValueError("name a device, or let some be discovered")
         if len(devices) > 10_000:
             raise ValueError("more than 10,000 entries")
-        names = [entry.name for entry in devices if entry.name]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"two devices are named {twice}")
         return devices
 
 
-def load_config(path: Path) -> PoolConfig:
+def name_of(spec: DeviceSpec) -> str:
+    """What a device is called that was given no name."""
+    return spec.identifier or spec.type
+
+
+def _of_any(_: str) -> None:
+    """Nothing is known of any virtual device."""
+
+
+def load_config(path: Path, *, soc_of: Callable[[str], str | None] = _of_any) -> PoolConfig:
     """Read a pool's file.
+
+    Args:
+        soc_of: the SoC of the virtual device of that name, if there is one.
 
     Raises:
         PoolConfigError: it cannot be read or used; names the line and the key.
@@ -184,11 +236,13 @@ def load_config(path: Path) -> PoolConfig:
         raise PoolConfigError(where, None, "", error.strerror or str(error)) from None
     except UnicodeDecodeError as error:
         raise PoolConfigError(where, None, "", f"it is no UTF-8: {error.reason}") from None
-    return parse_config(text, where)
+    return parse_config(text, where, soc_of=soc_of)
 
 
-def parse_config(text: str, where: str = "pool.yaml") -> PoolConfig:
-    """Read the text of a pool's file.
+def parse_config(
+    text: str, where: str = "pool.yaml", *, soc_of: Callable[[str], str | None] = _of_any
+) -> PoolConfig:
+    """Read the text of a pool's file; see `load_config`.
 
     Raises:
         PoolConfigError: it cannot be used.
@@ -203,12 +257,47 @@ def parse_config(text: str, where: str = "pool.yaml") -> PoolConfig:
     if not isinstance(value, dict):
         raise PoolConfigError(where, 1, "", "it is no mapping of keys: see docs/pool.md")
     try:
-        return PoolConfig.model_validate(value)
+        config = PoolConfig.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        line, key = _place(root, first["loc"])
-        reason = first["msg"].removeprefix("Value error, ")
-        raise PoolConfigError(where, line, key or _WHOLE, reason) from None
+        places = [
+            (*_place(root, found["loc"]), reason(found, _OF_TEXTS))
+            for found in error.errors(include_url=False, include_input=False)
+        ]
+        line, key, first = places[0]
+        others = [
+            f"{f'line {at}, ' if at else ''}{where or _WHOLE}: {said}"
+            for at, where, said in dict.fromkeys(places)
+            if (at, where, said) != places[0]
+        ]
+        raise PoolConfigError(where, line, key or _WHOLE, together(first, others)) from None
+    if twice := _given_twice(config.devices):
+        number, said = twice
+        line, key = _place(root, ("devices", number))
+        raise PoolConfigError(where, line, key, said)
+    for number, entry in enumerate(config.devices):
+        made_with = None if entry.soc is None else soc_of(entry.identifier)
+        if made_with is not None and made_with != entry.soc:
+            line, key = _place(root, ("devices", number, "soc"))
+            other = VirtualDeviceChangeError(entry.identifier, "SoC", made_with, str(entry.soc))
+            raise PoolConfigError(where, line, key, str(other))
+    return config
+
+
+def _given_twice(entries: Sequence[DeviceEntry]) -> tuple[int, str] | None:
+    """The first entry whose name or device another before it has, and which of the two."""
+    names: set[str] = set()
+    specs: set[DeviceSpec] = set()
+    for number, entry in enumerate(entries):
+        if (spec := entry.spec) is None:
+            continue
+        name = entry.name or name_of(spec)
+        if spec in specs:
+            return number, f"{spec} is given twice"
+        if name in names:
+            return number, f"two devices are named {name}: give one another `name`"
+        names.add(name)
+        specs.add(spec)
+    return None
 
 
 def _node(text: str, where: str) -> yaml.Node | None:

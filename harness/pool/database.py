@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 
@@ -90,44 +91,39 @@ class Database:
                 self._connection.close()
             self._connection = None
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def writing(self) -> AbstractContextManager[sqlite3.Connection]:
         """A transaction that alone may write; all of it happens, or nothing.
 
         Raises:
             LedgerError: the file cannot be used.
         """
+        return self._transaction("BEGIN IMMEDIATE")
+
+    def reading(self) -> AbstractContextManager[sqlite3.Connection]:
+        """One consistent view of the ledger.
+
+        Raises:
+            LedgerError: the file cannot be used.
+        """
+        return self._transaction("BEGIN")
+
+    def version(self) -> int:
+        """A number that changes when another process has changed the ledger."""
+        with self._lock, self._named():
+            return int(self._open().execute("PRAGMA data_version").fetchone()[0])
+
+    @contextlib.contextmanager
+    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
         with self._lock, self._named():
             connection = self._open()
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+            try:  # with the beginning in it: Ctrl-C may come right after that
+                connection.execute(begin)
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
                 raise
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """One consistent view of the ledger.
-
-        Raises:
-            LedgerError: the file cannot be used.
-        """
-        with self._lock, self._named():
-            connection = self._open()
-            connection.execute("BEGIN")
-            try:
-                yield connection
-            finally:
-                with contextlib.suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-
-    def version(self) -> int:
-        """A number that changes when another process has changed the ledger."""
-        with self._lock, self._named():
-            return int(self._open().execute("PRAGMA data_version").fetchone()[0])
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is not None and self._pid == os.getpid():

@@ -1,6 +1,6 @@
 """What a failure says about the device that it happened on."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.errors import (
@@ -66,27 +66,54 @@ def on_the_way(failure: HarnessError) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """A failure that was reported and is not settled yet.
+
+    Attributes:
+        lease: number of the device's lease.
+    """
+
+    lease: int
+    weight: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class QuarantineRule:
-    """When evidence is enough.
+    """When evidence is enough, and for how long a device is out then.
 
     Attributes:
         limit: sum of weights from which on a device is quarantined.
         window: of how many of its last leases; of one lease only the heaviest failure counts.
+        backoff_s: until its probation run; doubled by each that fails and each return.
     """
 
     limit: float = 3.0
     window: int = 10
+    backoff_s: float = 60.0
+    max_backoff_s: float = 3600.0
 
-    def exceeded(self, evidence: Iterable[tuple[int, float]], leases: int) -> float | None:
-        """The sum over the window if it is over the limit.
+    @property
+    def memory(self) -> int:
+        """For how many of its leases a device's evidence is kept, settled or not."""
+        return 10 * self.window
+
+    def counted(self, evidence: Iterable[Evidence], leases: int) -> Sequence[Evidence]:
+        """What counts: the heaviest failure of each lease in the window, the newest lease last.
 
         Args:
-            evidence: number of the lease and weight, of what is not settled yet.
-            leases: how many leases the device has had.
+            leases: how many the device has had.
         """
-        worst: dict[int, float] = {}
-        for lease, weight in evidence:
-            if lease > leases - self.window:
-                worst[lease] = max(weight, worst.get(lease, 0.0))
-        total = sum(worst.values())
-        return total if total >= self.limit else None
+        worst: dict[int, Evidence] = {}
+        for found in evidence:
+            known = worst.get(found.lease)
+            if found.lease > leases - self.window and (
+                known is None or found.weight > known.weight
+            ):
+                worst[found.lease] = found
+        return [worst[lease] for lease in sorted(worst)]
+
+    def backoff(self, times: int) -> float:
+        """Seconds to wait for a probation run after so many that failed, and returns."""
+        return min(self.backoff_s * 2.0 ** min(times, 30), self.max_backoff_s)

@@ -16,6 +16,7 @@ from harness.deploy.scripts import intact, scripts_folder
 from harness.devices.base import Device
 from harness.devices.commands import command_line
 from harness.errors import DeviceCommandError, LeaseLostError, one_line
+from harness.pool.naming import CLAIMING, ENDING, named
 from harness.pool.rows import KnownFence
 
 _LAST_LINE = re.compile(
@@ -68,7 +69,7 @@ class Fence:
             DeviceCommandError: something cannot be ended.
         """
         try:
-            _run(device, self._words("sweep"), budget)
+            _run(device, self._words("sweep"), budget, ENDING)
         except HigherTokenError as error:
             reason = f"the device went to token {error.args[0]}"
             raise LeaseLostError(device.serial, self.token, reason) from None
@@ -94,7 +95,7 @@ def claim(device: Device, token: int, scripts: str, budget: Budget) -> Fence:
         DeviceError: the device failed otherwise.
     """
     root = device.work_root
-    match = _run(device, _words(root, scripts, "claim", token), budget)
+    match = _run(device, _words(root, scripts, "claim", token), budget, CLAIMING)
     return Fence(root, token, match["id"], scripts, int(match["ended"]))
 
 
@@ -114,7 +115,7 @@ def claim_known(device: Device, token: int, known: KnownFence, budget: Budget) -
     words = _words(known.root, scripts, "claim", token)
     words += [known.id, str(known.quiet)]
     command = f"{intact(scripts)} || exit {_NO_SCRIPTS}\nexec {command_line(words)}"
-    match = _run(device, command, budget)
+    match = _run(device, command, budget, CLAIMING)
     return Fence(known.root, token, match["id"], scripts, int(match["ended"]))
 
 
@@ -122,8 +123,9 @@ def _words(root: str, scripts: str, action: str, token: int) -> list[str]:
     return ["sh", f"{scripts}/fence.sh", root, action, str(token)]
 
 
-def _run(device: Device, command: str | list[str], budget: Budget) -> re.Match[str]:
-    result = device.shell(command, timeout_s=budget.left(), check=False)
+def _run(device: Device, command: str | list[str], budget: Budget, action: str) -> re.Match[str]:
+    with named(action):
+        result = device.shell(command, timeout_s=budget.left(), check=False)
     lines = result.stdout.splitlines()
     match = _LAST_LINE.fullmatch(lines[-1]) if lines else None
     if match is not None and match["refused"] is not None:
@@ -132,5 +134,5 @@ def _run(device: Device, command: str | list[str], budget: Budget) -> re.Match[s
         raise OtherDeviceError
     if match is None or result.exit_status:
         said = one_line(result.stderr) or one_line(result.stdout)
-        raise DeviceCommandError(device.serial, command_line(command), result.exit_status, said)
+        raise DeviceCommandError(device.serial, action, result.exit_status, said)
     return match

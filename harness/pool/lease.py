@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -12,13 +13,14 @@ from harness.errors import (
     DeviceError,
     HarnessError,
     LeaseLostError,
+    LedgerError,
     WrongUseError,
 )
 from harness.pool.clock import Clock
 from harness.pool.evidence import judge, on_the_way
-from harness.pool.heart import Heart
+from harness.pool.heart import Heart, Pulse
 from harness.pool.leased_device import LeasedDevice
-from harness.pool.ledger import Ledger
+from harness.pool.leases import Leases
 
 _SWEEP_S = 30.0
 
@@ -30,12 +32,12 @@ class Lease:
     """
 
     def __init__(
-        self, ledger: Ledger, clock: Clock, heart: Heart, token: int, on_end: Callable[[], None]
+        self, leases: Leases, clock: Clock, heart: Heart, pulse: Pulse, on_end: Callable[[], None]
     ) -> None:
-        self._ledger = ledger
+        self._leases = leases
         self._clock = clock
         self._heart = heart
-        self._token = token
+        self._pulse = pulse
         self._process = os.getpid()
         self._on_end = on_end
         self._devices: tuple[LeasedDevice, ...] = ()
@@ -49,7 +51,7 @@ class Lease:
         self._devices = tuple(devices)
 
     def __repr__(self) -> str:
-        return f"Lease({', '.join(d.member for d in self._devices)}; token {self._token})"
+        return f"Lease({', '.join(d.member for d in self._devices)}; token {self.token})"
 
     def __enter__(self) -> Self:
         return self
@@ -60,17 +62,19 @@ class Lease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, HarnessError) and not isinstance(error, LeaseLostError):
-            self.report(error)
         if error is not None:
             for device in self._devices:
                 device.dirty = True
-        self.release()
+        try:
+            if isinstance(error, HarnessError) and not isinstance(error, LeaseLostError):
+                self.report(error)
+        finally:
+            self.release()
 
     @property
     def token(self) -> int:
         """The fencing token: higher than that of any earlier lease."""
-        return self._token
+        return self._pulse.token
 
     @property
     def devices(self) -> tuple[LeasedDevice, ...]:
@@ -100,13 +104,17 @@ class Lease:
             raise self._error("it belongs to the process that this one was forked from")
         if self._lost:
             raise self._error(self._lost)
-        if self._clock.boottime() >= self._heart.until(self._token):
-            raise self.lose("it was taken back, or this process slept longer than its heartbeat")
+        if self._clock.boottime() >= self._pulse.until:
+            raise self.lose("this process slept for longer than its heartbeat is good for")
 
     def lose(self, reason: str) -> LeaseLostError:
-        """The lease is lost for good; gives the error to raise."""
-        self._lost = self._lost or reason
-        self._heart.drop(self._token)
+        """The lease is lost for good; gives the error to raise.
+
+        It says who ended the lease, if the ledger knows, else `reason`.
+        """
+        if not self._lost:
+            self._lost = self._ended_by() or reason
+        self._heart.drop(self._pulse)
         return self._error(self._lost)
 
     def report(self, failure: HarnessError) -> None:
@@ -121,7 +129,7 @@ class Lease:
         judgement = judge(failure)
         for device in self._concerned(failure):
             if judgement.weight or judgement.recover:
-                self._ledger.report(device.key, self._token, judgement)
+                self._leases.report(device.key, self.token, judgement)
 
     def release(self) -> None:
         """Give the devices back; fine if that was done, or if the lease is lost.
@@ -137,14 +145,19 @@ class Lease:
                     if device.dirty and not self._lost:
                         self._sweep(device)
             finally:
-                self._heart.drop(self._token)
+                self._heart.drop(self._pulse)
                 self._released = True
-                self._ledger.release(
-                    self._token,
+                self._leases.release(
+                    self.token,
                     [device.key for device in self._devices],
                     unused=[d.key for d in self._devices if not d.used],
                 )
                 self._on_end()
+
+    def _ended_by(self) -> str:
+        with suppress(LedgerError):
+            return self._leases.why_lost(self.token, [device.key for device in self._devices])
+        return ""
 
     def _sweep(self, device: LeasedDevice) -> None:
         budget = Budget(device.serial, "cleaning up after a lease", _SWEEP_S)
@@ -154,7 +167,7 @@ class Lease:
             self._lost = error.reason
         except HarnessError as error:
             judgement = replace(judge(error), recover=True)
-            self._ledger.report(device.key, self._token, judgement)
+            self._leases.report(device.key, self.token, judgement)
 
     def _concerned(self, failure: HarnessError) -> Sequence[LeasedDevice]:
         if isinstance(failure, DeviceError) and len(self._devices) > 1:
@@ -165,4 +178,4 @@ class Lease:
 
     def _error(self, reason: str) -> LeaseLostError:
         names = ", ".join(device.member for device in self._devices)
-        return LeaseLostError(names, self._token, reason)
+        return LeaseLostError(names, self.token, reason)

@@ -8,13 +8,9 @@ from typing import Protocol
 from harness.devices.base import CommandResult, Device, DeviceProperties, Progress, PushItem
 from harness.devices.commands import command_line
 from harness.devices.spec import DeviceType
-from harness.errors import (
-    DeviceCommandError,
-    DeviceLostError,
-    DeviceTimeoutError,
-    LeaseLostError,
-)
+from harness.errors import DeviceCommandError, LeaseLostError
 from harness.pool.fence import Fence
+from harness.pool.naming import CHECKING, in_words, renamed
 
 _LOG_TAIL = 4000
 _CHECK_S = 30.0
@@ -109,7 +105,7 @@ class LeasedDevice:
     ) -> CommandResult:
         """Run a command while the fence is ours; see `Device.shell`."""
         text = command_line(command)
-        with self._held(), _named(text):
+        with self._held(), renamed(in_words(text, self._fence.root)):
             result = self._device.shell(
                 self._fence.guarded(text),
                 timeout_s=timeout_s,
@@ -121,7 +117,8 @@ class LeasedDevice:
         self._lost_if_fenced(result)
         if check and result.exit_status:
             tail = (result.stderr if result.stderr.strip() else result.stdout)[-_LOG_TAIL:]
-            raise DeviceCommandError(self.serial, text, result.exit_status, tail)
+            shown = in_words(text, self._fence.root).strip("`")
+            raise DeviceCommandError(self.serial, shown, result.exit_status, tail)
         return result
 
     def stream(
@@ -134,7 +131,7 @@ class LeasedDevice:
     ) -> CommandResult:
         """Run a command while the fence is ours, and hand on its output; see `Device.stream`."""
         text = command_line(command)
-        with self._held(), _named(text):
+        with self._held(), renamed(in_words(text, self._fence.root)):
             result = self._device.stream(
                 self._fence.guarded(text), on_output=on_output, timeout_s=timeout_s, env=env
             )
@@ -214,23 +211,10 @@ class LeasedDevice:
     def _check_on_device(self) -> None:
         self._hold.check()
         self.used = True
-        result = self._device.shell(self._fence.guarded(":"), timeout_s=_CHECK_S, check=False)
+        with renamed(CHECKING):
+            result = self._device.shell(self._fence.guarded(":"), timeout_s=_CHECK_S, check=False)
         self._lost_if_fenced(result)
 
     def _lost_if_fenced(self, result: CommandResult) -> None:
         if self._fence.was_lost(result.exit_status, result.stderr):
             raise self._hold.lose("the device went to another holder")
-
-
-@contextmanager
-def _named(text: str) -> Iterator[None]:
-    """Errors name the command that was asked for, without what guards it."""
-    action = f"`{text}`"
-    try:
-        yield
-    except DeviceTimeoutError as error:
-        raise DeviceTimeoutError(
-            error.serial, action, error.timeout_s, error.log_tail
-        ) from error.__cause__
-    except DeviceLostError as error:
-        raise DeviceLostError(error.serial, action, error.reason) from error.__cause__

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceSpecError, PoolConfigError
-from harness.pool.config import DeviceEntry, PoolConfig
+from harness.pool.config import DeviceEntry, PoolConfig, name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,26 @@ def members_of(config: PoolConfig, discover: Discover, where: str) -> list[Membe
     """All devices of a pool, in the order of its file; what is named there is not found again.
 
     Raises:
-        PoolConfigError: two devices would have one name, or are the same.
+        PoolConfigError: one that is found has the name of another.
     """
-    named = [_named(entry) for entry in config.devices if entry.discover is None]
-    taken = {member.spec for member in named}
+    taken = {entry.spec for entry in config.devices}
+    names = {entry.name or name_of(entry.spec) for entry in config.devices if entry.spec}
     members: list[Member] = []
-    for entry in config.devices:
-        if entry.discover is None:
-            members.append(named.pop(0))
+    for number, entry in enumerate(config.devices):
+        if entry.spec is not None:
+            name = entry.name or name_of(entry.spec)
+            members.append(Member(name, entry.spec, entry.tags, entry.soc, entry.power_cycle))
             continue
         for spec in discover(entry):
             if spec in taken or spec.identifier in entry.exclude or spec.serial in entry.exclude:
                 continue
+            name = name_of(spec)
+            if name in names:
+                reason = f"it finds {spec}, and another device is named {name}: give that another"
+                raise PoolConfigError(where, None, f"devices[{number}]", reason)
             taken.add(spec)
-            members.append(Member(_name(spec), spec, entry.tags, power_cycle=entry.power_cycle))
-    _refuse_twice(members, where)
+            names.add(name)
+            members.append(Member(name, spec, entry.tags, power_cycle=entry.power_cycle))
     return members
 
 
@@ -60,28 +65,5 @@ def members_from(specs: Iterable[DeviceSpec]) -> list[Member]:
     for spec in specs:
         if any(member.spec == spec for member in members):
             raise DeviceSpecError(str(spec), "it is given twice")
-        members.append(Member(_name(spec), spec))
+        members.append(Member(name_of(spec), spec))
     return members
-
-
-def _named(entry: DeviceEntry) -> Member:
-    assert entry.type is not None  # noqa: S101 - the model made sure
-    spec = DeviceSpec(entry.type, entry.identifier)
-    return Member(entry.name or _name(spec), spec, entry.tags, entry.soc, entry.power_cycle)
-
-
-def _name(spec: DeviceSpec) -> str:
-    return spec.identifier or spec.type
-
-
-def _refuse_twice(members: Sequence[Member], where: str) -> None:
-    names: set[str] = set()
-    specs: set[DeviceSpec] = set()
-    for member in members:
-        if member.name in names:
-            reason = f"two devices are named {member.name}: give one another `name`"
-            raise PoolConfigError(where, None, "devices", reason)
-        if member.spec in specs:
-            raise PoolConfigError(where, None, "devices", f"{member.spec} is given twice")
-        names.add(member.name)
-        specs.add(member.spec)

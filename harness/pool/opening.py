@@ -12,9 +12,15 @@ from harness.devices.adb import AdbDevice
 from harness.devices.base import Device
 from harness.devices.opening import Devices
 from harness.devices.spec import DeviceSpec
-from harness.errors import RecoveryStepError, UnknownVirtualDeviceError
+from harness.errors import (
+    RecoveryStepError,
+    UnknownVirtualDeviceError,
+    VirtualDeviceChangeError,
+    VirtualDeviceError,
+)
 from harness.pool.config import DeviceEntry, HostConfig, PoolConfig
 from harness.pool.members import Member
+from harness.pool.naming import named
 from harness.pool.rows import Facts
 from harness.virtual import manager
 
@@ -130,7 +136,7 @@ def start_virtual(member: Member, server: AdbServer) -> str:
     """Start a virtual device if it does not run, connect it, and give its serial.
 
     Raises:
-        HarnessError: there is none of that name, or it does not start.
+        HarnessError: there is none of that name, it has another SoC, or it does not start.
     """
     name = member.spec.identifier
     try:
@@ -139,6 +145,8 @@ def start_virtual(member: Member, server: AdbServer) -> str:
         if member.soc is None:
             raise
         found = manager.start(name, member.soc)
+    if member.soc is not None and found.soc != member.soc:
+        raise VirtualDeviceChangeError(name, "SoC", found.soc, member.soc)
     if found.state != "running":
         found = manager.start(name, found.soc)
     if server.state(found.serial) != "device":
@@ -146,9 +154,31 @@ def start_virtual(member: Member, server: AdbServer) -> str:
     return found.serial
 
 
+def seen_from_outside(member: Member) -> str:
+    """What keeps a virtual device from answering, without starting it; empty: nothing is known."""
+    if member.spec.type != "virtual":
+        return ""
+    try:
+        state = manager.get(member.spec.identifier).state
+    except UnknownVirtualDeviceError:
+        return "not there"
+    except VirtualDeviceError:
+        return "damaged"
+    return "" if state == "running" else state
+
+
+def soc_of_virtual(name: str) -> str | None:
+    """The SoC of a virtual device that was made; `None` where there is none that can be read."""
+    try:
+        return manager.get(name).soc
+    except VirtualDeviceError:
+        return None
+
+
 def survey(member: Member, device: Device, *, timeout_s: float) -> Reached:
     """Ask a device who it is."""
-    properties = device.properties(timeout_s=timeout_s)
+    with named("asking it who it is"):
+        properties = device.properties(timeout_s=timeout_s)
     serial = properties.hardware_serial
     known = _SERIAL.fullmatch(serial) and serial not in _NO_SERIAL
     key = f"hardware:{serial}" if known else str(member.spec)

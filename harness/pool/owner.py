@@ -59,6 +59,8 @@ def _label(pid: int, environ: Mapping[str, str]) -> str:
     if program == "__main__.py":
         program = Path(sys.argv[0]).parent.name
     worker = environ.get("PYTEST_XDIST_WORKER", "")
+    if program == "-c":  # so pytest-xdist starts its workers
+        program = "pytest" if worker else "python"
     text = f"{user}: {' '.join(filter(None, (program, worker)))}"
     shown = "".join(c if c.isprintable() else " " for c in text)[:_LONGEST_LABEL]
     return f"{shown} (pid {pid})"

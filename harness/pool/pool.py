@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,22 +21,43 @@ from harness.pool.claims import Claims
 from harness.pool.clock import Clock, SystemClock
 from harness.pool.config import PoolConfig, load_config
 from harness.pool.database import Database, default_path
-from harness.pool.evidence import QuarantineRule
 from harness.pool.heart import Heart
 from harness.pool.lease import Lease
-from harness.pool.ledger import HistoryEntry, Ledger
+from harness.pool.ledger import Ledger
 from harness.pool.members import Member, members_from, members_of
-from harness.pool.opening import DeviceOpener, Opener, survey
+from harness.pool.opening import (
+    DeviceOpener,
+    Opener,
+    seen_from_outside,
+    soc_of_virtual,
+    survey,
+)
 from harness.pool.owner import this_process
-from harness.pool.roster import Roster
+from harness.pool.register import HistoryEntry
+from harness.pool.roster import NOT_LOOKED, Roster
 from harness.pool.rows import DeviceRow
 from harness.pool.states import Event
-from harness.pool.upkeep import Upkeep
+from harness.pool.upkeep import Tell, Upkeep, silent
 
 VARIABLE = "QNNFARM_POOL"
 FILE_NAME = "pool.yaml"
 _SURVEY_S = 30.0
 _SURVEYS = 16
+
+
+def config_in_use(config: Path | None) -> tuple[Path | None, PoolConfig]:
+    """The file that `Pool.open` reads, and what it says; `None` where there is none.
+
+    Raises:
+        PoolConfigError: the file cannot be used.
+    """
+    named = os.environ.get(VARIABLE)
+    path = config or (Path(named) if named else None)
+    if path is None and Path(FILE_NAME).is_file():
+        path = Path(FILE_NAME)
+    if path is None:
+        return None, PoolConfig()
+    return path, load_config(path, soc_of=soc_of_virtual)
 
 
 class Pool:
@@ -53,17 +75,19 @@ class Pool:
         *,
         clock: Clock | None = None,
         ledger_path: Path | None = None,
+        look: bool = True,
     ) -> None:
         self.config = config
         self._opener = opener
         self._clock = clock or SystemClock()
         self._database = Database(ledger_path or default_path())
-        rule = QuarantineRule(config.quarantine.limit, config.quarantine.window)
-        self.ledger = Ledger(self._database, self._clock, ttl_s=config.lease.ttl_s, rule=rule)
-        self._roster = Roster(self.ledger, members)
-        self._heart = Heart(self.ledger)
+        self.ledger = Ledger(
+            self._database, self._clock, ttl_s=config.lease.ttl_s, rule=config.quarantine.rule
+        )
+        self._roster = Roster(self.ledger.devices, members)
+        self._heart = Heart(self.ledger.leases)
         self._changes = Changes()
-        self._claims = Claims(self.ledger, opener, timeout_s=config.lease.claim_timeout_s)
+        self._claims = Claims(self.ledger.devices, opener, timeout_s=config.lease.claim_timeout_s)
         self.upkeep = Upkeep(
             self.ledger,
             self._clock,
@@ -74,28 +98,29 @@ class Pool:
             self._changes.notify,
         )
         self.ledger.reconcile()
-        self.survey()
+        if look:
+            self.survey()
 
     @classmethod
-    def open(cls, config: Path | None = None) -> Self:
+    def open(cls, config: Path | None = None, *, look: bool = True) -> Self:
         """The pool of a file: `config`, `$QNNFARM_POOL`, or `pool.yaml` in the working folder.
 
         Where there is none, all devices of the adb server.
+
+        Args:
+            look: whether devices that are not known to be there are looked for, and virtual ones
+                made and started for that. Without, those that nobody has looked at are not leased.
 
         Raises:
             PoolConfigError: the file cannot be used.
             AdbServerError: the adb server cannot be reached or started.
             LedgerError: the ledger cannot be used.
         """
-        named = os.environ.get(VARIABLE)
-        path = config or (Path(named) if named else None)
-        if path is None and Path(FILE_NAME).is_file():
-            path = Path(FILE_NAME)
-        loaded = PoolConfig() if path is None else load_config(path)
+        path, loaded = config_in_use(config)
         opener = DeviceOpener(loaded)
         try:
             members = members_of(loaded, opener.discover, str(path or "the adb server"))
-            return cls(members, loaded, opener)
+            return cls(members, loaded, opener, look=look)
         except BaseException:
             opener.close()
             raise
@@ -132,7 +157,11 @@ class Pool:
     def members(self) -> list[MemberStatus]:
         """All devices as they are now, in the order of the configuration."""
         self.ledger.reconcile()
-        return self._roster.statuses()
+        return self._roster.statuses(self.config.quarantine.limit)
+
+    def overview(self) -> list[MemberStatus]:
+        """The same, with what is seen of virtual devices without starting any."""
+        return [self._from_outside(status) for status in self.members()]
 
     def survey(self) -> None:
         """Look for the devices that are not known to be there, and ask them who they are."""
@@ -208,7 +237,11 @@ class Pool:
         state = self._row(name).state
         if state is not MemberState.DRAINING:
             raise MemberStateError(name, state, "only what is drained can be undrained")
-        return self._event(name, Event.UNDRAIN, "undrained")
+        state = self._event(name, Event.UNDRAIN, "undrained")
+        row = self._row(name)
+        if state is MemberState.READY and not (row.leases or row.facts.soc):
+            return self._event(name, Event.LOST, NOT_LOOKED)  # nobody knows whether it is there
+        return state
 
     def release(self, name: str, *, token: int | None = None) -> bool:
         """Take a device from its holder: from the one that holds `token`, by default whoever does.
@@ -218,14 +251,18 @@ class Pool:
         lease = self._row(name).lease
         if lease is None:
             return False
-        released = self.ledger.release(
-            token or lease.token, [lease.key], f"taken from {lease.holder}"
+        by = this_process().label
+        released = self.ledger.leases.release(
+            token or lease.token, [lease.key], f"{by} took it from {lease.holder}", taken_by=by
         )
         self._changes.notify()
         return bool(released)
 
-    def unquarantine(self, name: str) -> MemberState:
+    def unquarantine(self, name: str, *, tell: Tell = silent) -> MemberState:
         """Try a quarantined device now, without waiting: it is ready if its probation run passes.
+
+        Args:
+            tell: told of each step as it begins, and of how it went.
 
         Raises:
             MemberStateError: it is not in quarantine.
@@ -233,11 +270,14 @@ class Pool:
         state = self._row(name).state
         if state is not MemberState.QUARANTINED:
             raise MemberStateError(name, state, "it is not in quarantine")
-        self.upkeep.work(self._roster.member(name), self._roster.key(name), force=True)
+        self.upkeep.work(self._roster.member(name), self._key(name), force=True, tell=tell)
         return self._row(name).state
 
-    def recover(self, name: str) -> MemberState:
+    def recover(self, name: str, *, tell: Tell = silent) -> MemberState:
         """Take a device through the steps of recovery now, whatever is believed of it.
+
+        Args:
+            tell: told of each step as it begins, and of how it went.
 
         Raises:
             MemberStateError: somebody holds it, or it is drained or in quarantine.
@@ -249,12 +289,25 @@ class Pool:
             wish = "undrain" if row.state is MemberState.DRAINING else "unquarantine"
             raise MemberStateError(name, row.state, f"{wish} it instead")
         self._event(name, Event.FAILED, "recovery was asked for")
-        self.upkeep.work(self._roster.member(name), self._roster.key(name), force=True)
+        self.upkeep.work(self._roster.member(name), self._key(name), force=True, tell=tell)
         return self._row(name).state
 
     def history(self, name: str) -> list[HistoryEntry]:
         """What happened to a device, oldest first."""
-        return self.ledger.history(self._roster.key(name))
+        self._roster.member(name)
+        key = self._roster.known(name)
+        return [] if key is None else self.ledger.devices.history(key)
+
+    def _from_outside(self, status: MemberStatus) -> MemberStatus:
+        member = self._roster.member(status.name)
+        seen = seen_from_outside(member)
+        if not seen or status.state is not MemberState.READY:
+            return replace(status, seen=seen or status.seen)
+        can = seen == "stopped" or member.soc is not None
+        reason = f"{'started' if seen == 'stopped' else 'made'} for its next lease"
+        return replace(
+            status, seen=seen, reason=reason if can else "no virtual device has that name"
+        )
 
     def _keep_up(self) -> None:
         self.upkeep.start(self._roster.by_key())
@@ -272,16 +325,29 @@ class Pool:
             reached = survey(member, self._opener.open(member), timeout_s=_SURVEY_S)
         except HarnessError as error:
             reason = one_line(str(error))
-            return member.name, self.ledger.register_absent(member.name, spec, reason)
-        self.ledger.register_found(reached.key, member.name, spec, reached.facts)
+            return member.name, self.ledger.devices.register_absent(member.name, spec, reason)
+        self.ledger.devices.register_found(reached.key, member.name, spec, reached.facts)
         return member.name, reached.key
 
     def _event(self, name: str, event: Event, reason: str) -> MemberState:
-        state = self.ledger.event(self._roster.key(name), event, reason)
+        state = self.ledger.devices.event(self._key(name), event, reason)
         self._changes.notify()
         return state
 
+    def _key(self, name: str) -> str:
+        """The device that a member is; one that nobody has looked at is absent until somebody does.
+
+        Raises:
+            UnknownMemberError: there is no such member.
+        """
+        member = self._roster.member(name)
+        key = self._roster.known(name)
+        if key is None:
+            key = self.ledger.devices.register_absent(name, str(member.spec), NOT_LOOKED)
+            self._roster.learn(name, key)
+        return key
+
     def _row(self, name: str) -> DeviceRow:
-        key = self._roster.key(name)
+        key = self._key(name)
         self.ledger.reconcile()
-        return self.ledger.devices([key])[key]
+        return self.ledger.devices.rows([key])[key]

@@ -11,6 +11,7 @@ from harness.deploy.budget import Budget
 from harness.deploy.scripts import ensure_scripts
 from harness.devices.base import Device
 from harness.errors import DeploymentCorruptError, DeviceLostError, RuntimeOutputError
+from harness.pool.naming import PROBATION, named
 
 Probation = Callable[[Device], None]
 """Raises a `HarnessError` if the device does not pass."""
@@ -28,7 +29,12 @@ def standard_probation(device: Device) -> None:
         RuntimeOutputError: a command answered wrongly.
         DeviceError: it failed otherwise.
     """
-    budget = Budget(device.serial, "its probation run", _TIMEOUT_S)
+    with named(PROBATION):
+        _try_out(device)
+
+
+def _try_out(device: Device) -> None:
+    budget = Budget(device.serial, PROBATION, _TIMEOUT_S)
     ensure_scripts(device, budget)
     boot = device.boot_id(timeout_s=budget.left())
     incoming = f"{device.work_root}/incoming"  # where what an interruption leaves is cleared away
@@ -45,7 +51,7 @@ def standard_probation(device: Device) -> None:
         if said != f"{word}\n":
             raise RuntimeOutputError(device.serial, f"it answered {said!r} to `echo {word}`", said)
     if device.boot_id(timeout_s=budget.left()) != boot:
-        raise DeviceLostError(device.serial, "its probation run", "it rebooted")
+        raise DeviceLostError(device.serial, PROBATION, "it rebooted")
 
 
 def _round_trip(device: Device, remote: str, budget: Budget) -> None:

@@ -7,6 +7,7 @@ many tickets as possible are served: an earlier one that can do with another dev
 room, but never loses one (augmenting paths of a bipartite matching).
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ def serve(
         if sum(key in there for key in claim.candidates) < claim.count:
             continue
         for _ in range(claim.count):
-            if not _augment(claim, free, taken, set()):
+            if not _augment(claim, free, taken):
                 break
         waiting.append(claim)
     for claim in waiting:
@@ -57,21 +58,22 @@ def serve(
     return served
 
 
-def _augment(
-    claim: Claim, free: AbstractSet[str], taken: dict[str, Claim], tried: set[str]
-) -> bool:
+def _augment(claim: Claim, free: AbstractSet[str], taken: dict[str, Claim]) -> bool:
     """Give `claim` one device more, moving others to devices that serve them as well."""
-    usable = [key for key in claim.candidates if key in free and key not in tried]
-    for key in usable:
-        if key not in taken:
-            taken[key] = claim
-            return True
-    for key in usable:
-        holder = taken[key]
-        if holder is claim or key in tried:
-            continue
-        tried.add(key)
-        if _augment(holder, free, taken, tried):
-            taken[key] = claim
+    wanted_by: dict[str, tuple[Claim, str | None]] = {}
+    """By device: the claim that would take it, and what that claim would give up for it."""
+    looking: deque[tuple[Claim, str | None]] = deque([(claim, None)])
+    while looking:
+        taker, given_up = looking.popleft()
+        for key in taker.candidates:
+            if key not in free or key in wanted_by:
+                continue
+            wanted_by[key] = taker, given_up
+            if key in taken:
+                looking.append((taken[key], key))
+                continue
+            moved: str | None = key
+            while moved is not None:
+                taken[moved], moved = wanted_by[moved]
             return True
     return False

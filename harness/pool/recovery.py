@@ -4,9 +4,10 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from harness.adb.address import ServerAddress, address_from
 from harness.adb.connection import (
@@ -36,6 +37,14 @@ _ANSWER_S = 15.0
 _POLL_S = 0.5
 _TCP = re.compile(r".+:\d{1,5}")
 _LOCAL = {"android", "virtual"}
+_WORDS: Mapping[StepName, str] = MappingProxyType(
+    {
+        "reconnect": "connecting to it anew",
+        "adb_server": "starting its adb server, or restarting it if it is ours",
+        "reboot": "rebooting it",
+        "power_cycle": "switching its power off and on",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,7 @@ class Recovery:
         prove: tries a device that answered; raises if it cannot be used yet.
         server_in_use: whether somebody else holds a device of the same adb server.
         record: called with the name of each step and how it went.
+        begin: told in words of each step before it is taken.
         stopped: whether to give up early.
     """
 
@@ -56,6 +66,7 @@ class Recovery:
     prove: Callable[[Reached], None]
     server_in_use: Callable[[], bool]
     record: Callable[[str, str], None]
+    begin: Callable[[str], None]
     stopped: Callable[[], bool]
 
     def run(self, *, gently: bool = False) -> Reached:
@@ -67,6 +78,7 @@ class Recovery:
         Raises:
             RecoveryStepError: none helped; says why the last did not.
         """
+        self.begin("asking whether it answers")
         try:
             return self._look(0.0, "look")
         except HarnessError as error:
@@ -76,6 +88,7 @@ class Recovery:
         for step in ("reconnect",) if gently and "reconnect" in steps else steps:
             if self.stopped():
                 raise RecoveryStepError("recovery was interrupted")
+            self.begin(self._in_words(step, patience_s))
             try:
                 self._take(step)
                 return self._look(patience_s, step)
@@ -83,6 +96,14 @@ class Recovery:
                 last = f"{step}: {one_line(str(error))}"
                 self.record(step, f"did not help: {one_line(str(error))}")
         raise RecoveryStepError(last)
+
+    def _in_words(self, step: StepName, patience_s: float) -> str:
+        config = self.config.recovery
+        most_s = {"reboot": config.reboot_timeout_s, "power_cycle": config.power_cycle_timeout_s}
+        words = f"{step}: {_WORDS[step]}"
+        if step in most_s:
+            words += f", {most_s[step]:g} s at most"
+        return f"{words}; then it has {patience_s:g} s to answer" if patience_s else words
 
     def _look(self, patience_s: float, step: str) -> Reached:
         """Ask the device who it is, again and again."""

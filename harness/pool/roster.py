@@ -1,14 +1,17 @@
 """Which devices of the ledger the members of a pool are, and which of them would do."""
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from harness.errors import RequirementError, UnknownMemberError
-from harness.pool.base import MemberStatus, Requirement
-from harness.pool.ledger import Ledger
+from harness.pool.base import MemberState, MemberStatus, Requirement
 from harness.pool.matching import candidates
 from harness.pool.members import Member
+from harness.pool.register import Register
 from harness.pool.rows import DeviceRow
+
+NOT_LOOKED = "not looked at yet"
 
 
 class Roster:
@@ -19,8 +22,8 @@ class Roster:
     of devices have changed; it is asked each time.
     """
 
-    def __init__(self, ledger: Ledger, members: Sequence[Member]) -> None:
-        self._ledger = ledger
+    def __init__(self, register: Register, members: Sequence[Member]) -> None:
+        self._register = register
         self._members = {member.name: member for member in members}
         self._keys: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -47,14 +50,9 @@ class Roster:
         except KeyError:
             raise UnknownMemberError(name, tuple(self._members)) from None
 
-    def key(self, name: str) -> str:
-        """The device that a member is.
-
-        Raises:
-            UnknownMemberError: there is no such member.
-        """
-        self.member(name)
-        return self._known_keys()[name]
+    def known(self, name: str) -> str | None:
+        """The device that a member is, if anybody has looked at it."""
+        return self._known_keys().get(name)
 
     def learn(self, name: str, key: str) -> None:
         """A member was reached, or is known to be absent."""
@@ -64,12 +62,20 @@ class Roster:
     def rows(self) -> dict[str, DeviceRow]:
         """The devices of the members, by name, as they are now."""
         keys = self._known_keys()
-        rows = self._ledger.devices(set(keys.values()))
+        rows = self._register.rows(set(keys.values()))
         return {name: rows[keys[name]] for name in self._members if keys.get(name) in rows}
 
-    def statuses(self) -> list[MemberStatus]:
-        """The same, as others see it."""
-        return [_status(self._members[name], row) for name, row in self.rows().items()]
+    def statuses(self, limit: float = 0.0) -> list[MemberStatus]:
+        """All members, as others see them; those that nobody has looked at are absent.
+
+        Args:
+            limit: of what may count against a device.
+        """
+        rows, now = self.rows(), time.time()
+        return [
+            _status(member, rows[name], limit) if name in rows else _not_looked_at(member, now)
+            for name, member in self._members.items()
+        ]
 
     def meeting(self, requirement: Requirement) -> Mapping[str, Member]:
         """The members that would do, by the keys of their devices, best first.
@@ -82,8 +88,8 @@ class Roster:
             version, found = self._version, self._found.get(requirement)
         if found is not None:
             return found
-        fits = candidates(requirement, self.statuses())
         keys = self._known_keys()
+        fits = candidates(requirement, [s for s in self.statuses() if s.name in keys])
         found = {keys[status.name]: self._members[status.name] for status in fits}
         if len(found) < requirement.count:
             reason = "some of its names stand for one and the same device"
@@ -95,12 +101,12 @@ class Roster:
 
     def _known_keys(self) -> dict[str, str]:
         """Which device is behind each name; another than before where it was replaced."""
-        version = self._ledger.facts_version()
+        version = self._register.facts_version()
         with self._lock:
             if version == self._version:
                 return dict(self._keys)
         names = {str(member.spec): name for name, member in self._members.items()}
-        keys = self._ledger.keys_of(names)
+        keys = self._register.keys_of(names)
         with self._lock:
             self._keys |= {names[spec]: key for spec, key in keys.items()}
             if version > self._version:
@@ -109,7 +115,19 @@ class Roster:
             return dict(self._keys)
 
 
-def _status(member: Member, row: DeviceRow) -> MemberStatus:
+def _not_looked_at(member: Member, now: float) -> MemberStatus:
+    return MemberStatus(
+        name=member.name,
+        spec=member.spec,
+        tags=member.tags,
+        state=MemberState.ABSENT,
+        reason="`qnnfarm pool probe` looks",
+        since=now,
+        seen=NOT_LOOKED,
+    )
+
+
+def _status(member: Member, row: DeviceRow, limit: float) -> MemberStatus:
     return MemberStatus(
         name=member.name,
         spec=member.spec,
@@ -122,5 +140,8 @@ def _status(member: Member, row: DeviceRow) -> MemberStatus:
         soc=row.facts.soc,
         hexagon=row.facts.hexagon,
         free_bytes=row.facts.free_bytes,
-        failures=row.failures,
+        failures=tuple(found.text for found in row.failures),
+        weight=sum(found.weight for found in row.failures),
+        limit=limit,
+        seen=NOT_LOOKED if row.reason == NOT_LOOKED else "",
     )

@@ -4,6 +4,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from harness.pool.base import MemberState
+from harness.pool.evidence import Evidence
 from harness.pool.owner import Owner
 
 
@@ -61,7 +62,7 @@ class DeviceRow:
 
     Attributes:
         leases: how many it has had.
-        attempts: at recovery or probation since it was last ready.
+        attempts: at recovery or probation since it was last ready; in quarantine also returns.
         due: seconds since 1970 from which on the next may be made.
     """
 
@@ -76,7 +77,8 @@ class DeviceRow:
     fence: KnownFence
     facts: Facts
     lease: LeaseRow | None
-    failures: tuple[str, ...]
+    failures: tuple[Evidence, ...]
+    """What counts against it, one of each lease, the newest last."""
 
 
 OWNER_COLUMNS = "pid, started, boot, namespace, label, beat, ttl"
@@ -106,7 +108,7 @@ def lease_of(row: sqlite3.Row) -> LeaseRow:
 
 
 def device_of(
-    row: sqlite3.Row, lease: LeaseRow | None, failures: tuple[str, ...] = ()
+    row: sqlite3.Row, lease: LeaseRow | None, failures: tuple[Evidence, ...] = ()
 ) -> DeviceRow:
     """A row of the table of devices."""
     return DeviceRow(

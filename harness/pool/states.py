@@ -45,8 +45,12 @@ _TABLE: dict[State, dict[Event, State]] = {
         Event.RELEASED: State.READY,
         Event.EXPIRED: State.READY,
         Event.FAILED: State.RECOVERING,
-        Event.DISTRUSTED: State.QUARANTINED,
         Event.DRAIN: State.DRAINING,
+        # A repair during which it was drained and undrained: leased by whoever does it.
+        Event.RECOVERED: State.READY,
+        Event.GAVE_UP: State.ABSENT,
+        Event.PASSED: State.READY,
+        Event.NOT_PASSED: State.QUARANTINED,
     },
     State.DRAINING: {
         Event.UNDRAIN: State.READY,

@@ -7,13 +7,15 @@ from functools import lru_cache
 
 from harness.pool.base import MemberState
 from harness.pool.clock import Clock
-from harness.pool.evidence import QuarantineRule
+from harness.pool.evidence import Evidence, QuarantineRule
 from harness.pool.owner import Owner
 from harness.pool.queue import Claim, serve
 from harness.pool.rows import OWNER_COLUMNS, Facts, LeaseRow, owner_of, owner_values
 from harness.pool.states import Event, after
 
 _HISTORY = 200
+LOST = "lost its lease"
+"""In the history: who held a device did not release it."""
 OWNER_SLOTS = "?, ?, ?, ?, ?, ?, ?"
 
 
@@ -72,7 +74,10 @@ class Transaction:
         return MemberState(row["state"])
 
     def move(self, key: str, event: Event, reason: str) -> None:
-        """Let `event` happen; where it cannot in the device's state, nothing changes."""
+        """Let `event` happen; where it cannot in the device's state, nothing changes.
+
+        A device that would be ready by it is quarantined if its evidence is over the limit.
+        """
         row = self.db.execute("SELECT state FROM devices WHERE key = ?", (key,)).fetchone()
         if row is None:
             return
@@ -88,6 +93,16 @@ class Transaction:
             (then, reason, self._clock.now(), key),
         )
         self.note(key, event, f"{state} -> {then}: {reason}")
+        if then is MemberState.READY:
+            self._distrust(key)
+
+    def give_back(self, key: str, failure: str, event: Event, reason: str) -> None:
+        """A lease ended by `event`; a failure reported under it decides what comes next."""
+        if failure:
+            self.db.execute("UPDATE devices SET due = 0, attempts = 0 WHERE key = ?", (key,))
+            self.move(key, Event.FAILED, failure)
+        else:
+            self.move(key, event, reason)
 
     def note(self, key: str, what: str, text: str) -> None:
         """Write something into a device's history, which forgets the oldest for it."""
@@ -101,32 +116,55 @@ class Transaction:
             (key, key, _HISTORY),
         )
 
+    def note_lost(self, key: str, token: int, why: str) -> None:
+        """A lease did not end by its holder, who will ask why."""
+        self.note(key, LOST, f"token {token}: {why}")
+
     def undrain(self, key: str, reason: str) -> MemberState:
         """Take back a person's wish; gives the state that is right without it."""
         self.move(key, Event.UNDRAIN, reason)
         lease = self.db.execute("SELECT * FROM leases WHERE key = ?", (key,)).fetchone()
         if lease is not None and self.state(key) is MemberState.READY:
             self.move(key, Event.GRANTED, f"held by {lease['label']}")
-        else:
-            self.distrust(key)
         return self.state(key)
 
-    def distrust(self, key: str) -> None:
-        """Quarantine a device that would be ready if its evidence were not over the limit."""
-        leases = self.db.execute("SELECT leases FROM devices WHERE key = ?", (key,)).fetchone()
-        if leases is None:
-            return
+    def _distrust(self, key: str) -> None:
+        """Quarantine a device that is ready, but whose evidence is over the limit."""
+        if self.db.execute("SELECT 1 FROM leases WHERE key = ?", (key,)).fetchone():
+            return  # its release decides
+        leases = self.db.execute("SELECT leases FROM devices WHERE key = ?", (key,)).fetchone()[0]
         rows = self.db.execute(
-            "SELECT lease, weight, kind FROM evidence WHERE key = ? AND settled = 0"
+            "SELECT lease, weight, kind, text FROM evidence WHERE key = ? AND settled = 0"
             " AND weight > 0 ORDER BY id",
             (key,),
-        ).fetchall()
-        total = self._rule.exceeded(((row["lease"], row["weight"]) for row in rows), leases[0])
-        if total is not None and self.state(key) is MemberState.READY:
-            kinds = ", ".join(dict.fromkeys(row["kind"] for row in rows))
+        )
+        counted = self._rule.counted((Evidence(*row) for row in rows), leases)
+        total = sum(found.weight for found in counted)
+        if counted and total >= self._rule.limit:
+            kinds = ", ".join(dict.fromkeys(found.kind for found in counted))
             reason = f"failures weigh {total:g} in its last {self._rule.window} leases ({kinds})"
-            self.db.execute("UPDATE devices SET due = 0, attempts = 0 WHERE key = ?", (key,))
+            returns = self._returns(key, leases)
+            due = self._clock.now() + self._rule.backoff(returns)
+            self.db.execute(
+                "UPDATE devices SET due = ?, attempts = ? WHERE key = ?", (due, returns + 1, key)
+            )
             self.move(key, Event.DISTRUSTED, reason)
+
+    def settle_evidence(self, key: str) -> None:
+        """A probation was passed: nothing from before it counts any more.
+
+        What is settled is counted up, so that the oldest evidence that is kept tells how often
+        the device has passed since.
+        """
+        self.db.execute("UPDATE evidence SET settled = settled + 1 WHERE key = ?", (key,))
+
+    def _returns(self, key: str, leases: int) -> int:
+        """How often the device came out of quarantine in the leases whose evidence is kept."""
+        row = self.db.execute(
+            "SELECT coalesce(max(settled), 0) FROM evidence WHERE key = ? AND lease >= ?",
+            (key, leases - self._rule.memory),
+        ).fetchone()
+        return int(row[0])
 
     # The queue and leases
 
@@ -202,10 +240,12 @@ class Transaction:
         """End the tickets and the leases of which a condition is true."""
         self.db.execute(f"DELETE FROM tickets WHERE {which}", values)  # noqa: S608 - all ours
         for row in self.db.execute(
-            f"DELETE FROM leases WHERE {which} RETURNING key, label, ttl",  # noqa: S608
+            f"DELETE FROM leases WHERE {which} RETURNING key, token, label, ttl,"  # noqa: S608
+            " failure",
             values,
         ).fetchall():
-            self.move(row["key"], Event.EXPIRED, why(row))
+            self.note_lost(row["key"], row["token"], why(row))
+            self.give_back(row["key"], row["failure"], Event.EXPIRED, why(row))
 
     def _keys(self, query: str) -> set[str]:
         return {row[0] for row in self.db.execute(query)}

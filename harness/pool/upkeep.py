@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from harness.errors import AdbServerError, HarnessError, LeaseLostError, one_line
-from harness.pool.claims import Claims
+from harness.pool.claims import Claims, Held
 from harness.pool.clock import Clock
 from harness.pool.config import PoolConfig
 from harness.pool.fence import HigherTokenError
-from harness.pool.heart import Heart
+from harness.pool.heart import Heart, Pulse
 from harness.pool.lease import Lease
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member
@@ -24,6 +24,13 @@ from harness.pool.states import Event
 log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 8
+
+Tell = Callable[[str], None]
+"""Is told what is done to a device, and how it went."""
+
+
+def silent(_: str) -> None:
+    """Nobody is told."""
 
 
 class Upkeep:
@@ -59,7 +66,9 @@ class Upkeep:
 
     def start(self, members: Mapping[str, Member]) -> None:
         """Begin what is due, in threads that end with it."""
-        for key in self._ledger.due() & members.keys():
+        for key in self._ledger.repairs.due():
+            if key not in members:
+                continue
             with self._lock:
                 if key in self._busy or len(self._busy) >= _MOST_AT_ONCE:
                     continue
@@ -75,23 +84,35 @@ class Upkeep:
         """Give up what has not begun; a step that runs is not cut off."""
         self._stop.set()
 
-    def work(self, member: Member, key: str, *, force: bool = False) -> None:
-        """Recover a device, or try it, if that is due and nobody else does it."""
-        row = self._ledger.begin_work(key, this_process(), force=force)
+    def work(self, member: Member, key: str, *, force: bool = False, tell: Tell = silent) -> None:
+        """Recover a device, or try it, if that is due and nobody else does it.
+
+        Args:
+            tell: told of each step as it begins, and of how it went.
+        """
+        known = self._ledger.devices.rows([key]).get(key)
+        attempts = known.attempts if known else 0
+        row = self._ledger.repairs.begin(key, this_process(), force=force)
         if row is None:
             return
-        self._heart.add(row.token, 1, row.beat + row.ttl)
+        pulse = Pulse(row.token, 1, row.beat + row.ttl)
         try:
+            self._heart.keep(pulse)
             if row.purpose == "probation":
-                self._probation(member, row)
+                tell("its probation run: files there and back, commands, no reboot")
+                self._probation(member, row, pulse)
             else:
-                self._recovery(member, row)
+                self._recovery(member, row, tell)
         except BaseException:
-            event = Event.NOT_PASSED if row.purpose == "probation" else Event.GAVE_UP
-            self._ledger.end_work(key, row.token, event, "it was interrupted")
+            probation = row.purpose == "probation"
+            event = Event.NOT_PASSED if probation else Event.GAVE_UP
+            backoff = self._config.quarantine.rule if probation else self._config.recovery
+            wait = backoff.backoff(attempts)
+            reason = "it was interrupted"
+            self._ledger.repairs.end(key, pulse.token, event, reason, retry_in_s=wait)
             raise
         finally:
-            self._heart.drop(row.token)
+            self._heart.drop(pulse)
             self._changed()
 
     def _in_thread(self, member: Member, key: str) -> None:
@@ -103,8 +124,13 @@ class Upkeep:
             with self._lock:
                 self._busy.discard(key)
 
-    def _recovery(self, member: Member, row: LeaseRow) -> None:
-        device = self._ledger.devices([row.key])[row.key]
+    def _recovery(self, member: Member, row: LeaseRow, tell: Tell) -> None:
+        device = self._ledger.devices.rows([row.key])[row.key]
+
+        def record(step: str, text: str) -> None:
+            self._ledger.devices.note(row.key, f"recovery: {step}", text)
+            tell(f"{step}: {text}")
+
         recovery = Recovery(
             member,
             row.key,
@@ -112,7 +138,8 @@ class Upkeep:
             self._config,
             lambda reached: self._prove(member, row, reached),
             lambda: self._server_in_use(row),
-            lambda step, text: self._ledger.note(row.key, f"recovery: {step}", text),
+            record,
+            tell,
             self._stop.is_set,
         )
         try:
@@ -120,48 +147,41 @@ class Upkeep:
         except HarnessError as error:
             wait = 0.0 if self._stop.is_set() else self._config.recovery.backoff(device.attempts)
             reason = one_line(str(error))
-            self._ledger.end_work(row.key, row.token, Event.GAVE_UP, reason, retry_in_s=wait)
+            self._ledger.repairs.end(row.key, row.token, Event.GAVE_UP, reason, retry_in_s=wait)
             return
         if reached.key != row.key:
             reason = f"another device answers at {member.spec}"
             wait = self._config.recovery.backoff(device.attempts)
-            self._ledger.end_work(row.key, row.token, Event.GAVE_UP, reason, retry_in_s=wait)
+            self._ledger.repairs.end(row.key, row.token, Event.GAVE_UP, reason, retry_in_s=wait)
         else:
-            self._ledger.end_work(row.key, row.token, Event.RECOVERED, "it answers again")
-        self._ledger.register_found(reached.key, member.name, str(member.spec), reached.facts)
+            self._ledger.repairs.end(row.key, row.token, Event.RECOVERED, "it answers again")
+        self._ledger.devices.register_found(
+            reached.key, member.name, str(member.spec), reached.facts
+        )
 
-    def _probation(self, member: Member, row: LeaseRow) -> None:
-        device = self._ledger.devices([row.key])[row.key]
-        token = row.token
-        lease = Lease(self._ledger, self._clock, self._heart, token, self._changed)
+    def _probation(self, member: Member, row: LeaseRow, pulse: Pulse) -> None:
+        device = self._ledger.devices.rows([row.key])[row.key]
+        lease = Lease(self._ledger.leases, self._clock, self._heart, pulse, self._changed)
         try:
-            try:
-                held = self._claims.claim(token, row.key, member)
-            except HigherTokenError as error:
-                token = self._higher(row, error)
-                lease = Lease(self._ledger, self._clock, self._heart, token, self._changed)
-                held = self._claims.claim(token, row.key, member)
-            leased = held.under(lease)
+            leased = self._claim(member, row.key, pulse).under(lease)
             lease.begin([leased])
             self.probation(leased)
         except AdbServerError as error:  # says nothing of the device: it is tried again at once
-            reason = one_line(str(error))
-            self._ledger.end_work(row.key, token, Event.NOT_PASSED, reason, retry_in_s=1.0)
+            event, reason, wait = Event.NOT_PASSED, one_line(str(error)), 1.0
         except (HarnessError, HigherTokenError) as error:
-            wait = self._config.quarantine.backoff(device.attempts)
+            event, wait = Event.NOT_PASSED, self._config.quarantine.rule.backoff(device.attempts)
             reason = f"its probation run failed: {one_line(str(error))}"
-            self._ledger.end_work(row.key, token, Event.NOT_PASSED, reason, retry_in_s=wait)
         else:
-            self._ledger.end_work(row.key, token, Event.PASSED, "it passed its probation run")
-        finally:
-            self._heart.drop(token)
+            event, reason, wait = Event.PASSED, "it passed its probation run", 0.0
+        self._ledger.repairs.end(row.key, pulse.token, event, reason, retry_in_s=wait)
 
-    def _higher(self, row: LeaseRow, error: HigherTokenError) -> int:
-        token = self._ledger.raise_token(row.token, int(error.args[0]))
-        if token is None:
-            raise LeaseLostError(row.key, row.token, "it was taken back")
-        self._heart.rename(row.token, token)
-        return token
+    def _claim(self, member: Member, key: str, pulse: Pulse) -> Held:
+        try:
+            return self._claims.claim(pulse.token, key, member)
+        except HigherTokenError as error:
+            if not self._heart.raise_token(pulse, int(error.args[0])):
+                raise LeaseLostError(member.name, pulse.token, "it was taken back") from None
+            return self._claims.claim(pulse.token, key, member)
 
     def _prove(self, member: Member, row: LeaseRow, reached: Reached) -> None:
         """A device that answers must let itself be claimed, too."""
@@ -170,4 +190,4 @@ class Upkeep:
                 self._claims.claim(row.token, row.key, member)
 
     def _server_in_use(self, row: LeaseRow) -> bool:
-        return self._ledger.in_use(besides=row.key)
+        return self._ledger.leases.in_use(besides=row.key)

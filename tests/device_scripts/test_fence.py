@@ -1,3 +1,4 @@
+import contextlib
 import os
 import re
 import shlex
@@ -25,6 +26,10 @@ def claim(device: "DeviceShell", token: int, *known: str) -> Fence:
     return Fence(str(device.work_root), token, match[2], "", int(match[3]))
 
 
+def tokens(device: "DeviceShell") -> set[str]:
+    return {path.name for path in (device.work_root / "fence").glob("[0-9]*")}
+
+
 def guarded(device: "DeviceShell", fence: Fence, command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [device.shell, "-c", fence.guarded(command)],
@@ -50,7 +55,7 @@ def test_the_fence_rises_and_never_falls(device: "DeviceShell") -> None:
     assert second.id == first.id
     done = device.run("fence.sh", device.work_root, "claim", "99")
     assert (done.returncode, done.stdout) == (3, "qnnfarm-fence refused=100\n")
-    assert sorted(path.name for path in (device.work_root / "fence").iterdir()) == ["100", "id"]
+    assert tokens(device) == {"100"}
 
 
 def test_commands_of_a_former_holder_do_not_run(device: "DeviceShell", tmp_path: Path) -> None:
@@ -196,18 +201,21 @@ def test_a_sweep_ends_what_the_holder_left(device: "DeviceShell", tmp_path: Path
     assert (done.returncode, done.stdout) == (3, "qnnfarm-fence refused=4\n")
 
 
-def test_of_claims_at_the_same_time_the_greatest_stays(device: "DeviceShell") -> None:
-    tokens = [11, 19, 12, 18, 13, 17]
+@pytest.mark.parametrize("lock", [True, False])
+def test_of_claims_at_the_same_time_the_greatest_stays(
+    device: "DeviceShell", *, lock: bool
+) -> None:
+    asked = [11, 19, 12, 18, 13, 17]
+    bare = device if lock else device.without_tool("flock")
 
     def one(token: int) -> int:
-        return device.run("fence.sh", device.work_root, "claim", str(token)).returncode
+        return bare.run("fence.sh", device.work_root, "claim", str(token)).returncode
 
-    with ThreadPoolExecutor(len(tokens)) as threads:
-        codes = dict(zip(tokens, threads.map(one, tokens), strict=True))
+    with ThreadPoolExecutor(len(asked)) as threads:
+        codes = dict(zip(asked, threads.map(one, asked), strict=True))
     assert codes[19] == 0
     assert set(codes.values()) <= {0, 3}
-    names = {path.name for path in (device.work_root / "fence").iterdir()}
-    assert names == {"19", "id"}
+    assert tokens(device) == {"19"}
 
 
 def test_a_greater_claim_that_comes_between_two_looks_is_kept(device: "DeviceShell") -> None:
@@ -222,10 +230,60 @@ def test_a_greater_claim_that_comes_between_two_looks_is_kept(device: "DeviceShe
         timeout=60,
         check=False,
     )
-    names = {path.name for path in (device.work_root / "fence").iterdir()}
-    assert "19" in names
+    assert "19" in tokens(device)
     done = device.run("fence.sh", device.work_root, "claim", "19")
     assert done.returncode == 0
+
+
+def test_a_claim_that_was_overtaken_ends_nothing_of_the_greater_one(
+    device: "DeviceShell", tmp_path: Path
+) -> None:
+    """Its host may have died meanwhile, so that the device went to somebody else."""
+    fence = claim(device, 1)
+    at, go = tmp_path / "at", tmp_path / "go"
+    script, *arguments = device.command("fence.sh", device.work_root, "claim", "12")[1:]
+    # As soon as it holds the fence, and before it ends anything, it is held up.
+    stop = f"while [ ! -e {go} ]; do sleep 0.05; done"
+    prompt = f"${{ended:+$(case $ended in 0) [ -e {at} ] || {{ : >{at}; {stop}; }} ;; esac)}}"
+    late = subprocess.Popen(
+        [device.shell, "-x", script, *arguments],
+        env={**device.environment, "PS4": prompt},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until(at)
+    greater = subprocess.Popen(device.command("fence.sh", device.work_root, "claim", "19"))
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it may wait for the other one
+        greater.wait(timeout=3)
+    if greater.returncode is None:
+        go.touch()
+    assert greater.wait(timeout=60) == 0
+    held = subprocess.Popen(
+        [device.shell, "-c", "sleep 64; :"],
+        env=device.environment | {"QNNFARM_FENCE": f"{fence.id}.19."},
+    )
+    try:
+        run_dir = device.make_run("of-the-greater")
+        go.touch()
+        late.wait(timeout=60)
+        assert run_dir.exists()
+        assert held.poll() is None
+    finally:
+        held.kill()
+        held.wait()
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_claims_of_a_new_device_at_the_same_time_agree_on_its_id(
+    device: "DeviceShell", number: int
+) -> None:
+    def one(token: int) -> str:
+        return device.run("fence.sh", device.work_root, "claim", str(token)).stdout
+
+    with ThreadPoolExecutor(8) as threads:
+        said = list(threads.map(one, range(10 * number + 1, 10 * number + 9)))
+    ids = {match[2] for line in said if (match := _LINE.fullmatch(line))}
+    assert ids == {(device.work_root / "fence" / "id").read_text().strip()}
 
 
 def test_another_or_a_wiped_device_is_not_touched(device: "DeviceShell") -> None:

@@ -1,7 +1,10 @@
 """`qnnfarm pool` as a user calls it."""
 
+import contextlib
 import json
 import os
+import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -9,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from harness.adb.client import AdbServer
 from harness.devices.adb import AdbDevice
 from harness.devices.spec import DeviceSpec
-from harness.errors import LeaseLostError
+from harness.errors import LeaseLostError, RuntimeOutputError, UnknownVirtualDeviceError
 from harness.pool.base import Requirement
 from harness.pool.lease import Lease
 from harness.pool.pool import Pool
+from harness.pool.rows import Facts
+from harness.virtual import manager
 
 
 def qnnfarm(pool_file: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -47,8 +53,8 @@ def test_a_person_sees_who_holds_a_device_and_takes_it(
         assert "leased" in table
         done = qnnfarm(pool_file, "release", "dut", "--token", str(lease.token))
         assert (done.returncode, done.stderr) == (0, "released dut\n")
-        with pytest.raises(LeaseLostError):  # its next heartbeat says so
-            _use(lease, times=600)
+        with pytest.raises(LeaseLostError, match=r"\(pid \d+\) took it back, at \d\d:\d\d:\d\d"):
+            _use(lease, times=600)  # its next heartbeat says so
 
 
 def _use(lease: Lease, times: int) -> None:
@@ -57,14 +63,94 @@ def _use(lease: Lease, times: int) -> None:
         time.sleep(0.1)
 
 
+def test_show_counts_what_speaks_against_a_device(
+    pool_file: Path, virtual_device: AdbDevice
+) -> None:
+    with Pool.open(pool_file) as pool:
+        for number in (1, 2):
+            with pool.acquire(Requirement(), timeout_s=60) as lease:
+                for part in ("first", "second"):
+                    text = f"{part} of lease {number} " + "and so on " * 40
+                    lease.report(RuntimeOutputError(virtual_device.serial, text, ""))
+    lines = qnnfarm(pool_file, "show").stdout.splitlines()
+    assert "2 of 3" in lines[1]
+    newest, oldest = lines[2:]
+    assert "first of lease 2" in newest
+    assert "first of lease 1" in oldest
+    (shown,) = json.loads(qnnfarm(pool_file, "show", "--json").stdout)
+    assert (shown["weight"], shown["limit"], len(shown["failures"])) == (2, 3, 2)
+
+
+def test_show_starts_nothing_and_repairs_nothing(adb_server: AdbServer, tmp_path: Path) -> None:
+    name = f"show-{secrets.token_hex(3)}"
+    path = tmp_path / "pool.yaml"
+    path.write_text(
+        f"devices:\n- {{type: virtual, identifier: {name}, soc: SM8750}}\n"
+        "- {name: usb, type: android, identifier: nobody}\n"
+    )
+
+    def shown() -> list[str]:
+        states = [row["seen"] or row["state"] for row in json.loads(said("--json"))]
+        assert all(state in said() for state in states)
+        return states
+
+    def said(*words: str) -> str:
+        return qnnfarm(path, "show", *words).stdout
+
+    try:
+        assert shown() == ["not there", "not looked at yet"]
+        assert qnnfarm(path, "history", name).stdout == "nothing yet\n"
+        assert qnnfarm(path, "drain", "usb", "--reason", "x").stderr == "usb is draining\n"
+        assert name not in [device.name for device in manager.list_devices()]
+        assert qnnfarm(path, "probe").returncode == 0
+        assert shown() == ["ready", "draining"]
+        pid = manager.get(name).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        while manager.get(name).state == "running":
+            time.sleep(0.05)
+        assert shown() == ["stopped", "draining"]
+        manager.remove(name)
+        assert shown() == ["not there", "draining"]
+        assert "made for its next lease" in said()
+        assert qnnfarm(path, "probe").returncode == 0
+        assert shown() == ["ready", "draining"]
+    finally:
+        with contextlib.suppress(UnknownVirtualDeviceError):
+            manager.remove(name)
+
+
+def test_recover_says_each_step_as_it_begins(pool_file: Path, virtual_device: AdbDevice) -> None:
+    recovery = "recovery: {return_timeout_s: 0.5, steps: [reconnect, power_cycle]}"
+    text = pool_file.read_text().replace(virtual_device.serial, "127.0.0.1:9")
+    pool_file.write_text(f"{text}\n{recovery}")
+    assert qnnfarm(pool_file, "drain", "dut", "--reason", "x").returncode == 0
+    assert qnnfarm(pool_file, "undrain", "dut").stderr == "dut is absent\n"
+    assert "not looked at yet" in qnnfarm(pool_file, "show").stdout
+    with Pool.open(pool_file, look=False) as pool:  # it was there once
+        key = pool.ledger.devices.keys_of(["android:127.0.0.1:9"])["android:127.0.0.1:9"]
+        facts = Facts("SM8750", "v79")
+        pool.ledger.devices.register_found(key, "dut", "android:127.0.0.1:9", facts)
+    done = qnnfarm(pool_file, "recover", "dut")
+    assert done.returncode == 1
+    asking, connecting, failed, cycling, not_taken, *_ = done.stderr.splitlines()
+    assert asking == "asking whether it answers"
+    assert connecting == "reconnect: connecting to it anew; then it has 0.5 s to answer"
+    assert failed.startswith("reconnect: did not help: ")
+    assert cycling.startswith("power_cycle: switching its power off and on, 60 s at most")
+    assert not_taken == "power_cycle: did not help: not taken: no command is configured"
+
+
 def test_drain_and_undrain(pool_file: Path) -> None:
+    assert qnnfarm(pool_file, "probe").returncode == 0
     assert qnnfarm(pool_file, "drain", "dut", "--reason", "[red]swollen").returncode == 0
     assert "[red]swollen" in qnnfarm(pool_file, "show").stdout
     done = qnnfarm(pool_file, "recover", "dut")
     assert (done.returncode, done.stdout) == (2, "")
     assert "undrain it instead" in done.stderr
     assert qnnfarm(pool_file, "undrain", "dut").stderr == "dut is ready\n"
-    assert qnnfarm(pool_file, "recover", "dut").stderr == "dut is ready\n"
+    told = ["asking whether it answers", "look: it answers", "dut is ready"]
+    assert qnnfarm(pool_file, "recover", "dut").stderr.splitlines() == told
     assert "ready -> draining: [red]swollen" in qnnfarm(pool_file, "history", "dut").stdout
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from harness.cli.run_progress import RunProgress
-from harness.errors import DeviceLostError
+from harness.errors import DeviceLostError, RequirementError
 from harness.plans.outcome import CellOutcome, CellResult, Failure
 from tests.harness.plans.farm import cells
 
@@ -42,6 +42,37 @@ def test_lines_without_a_terminal() -> None:
         "[3/4] failed cell-0: DeviceLostError: device s went away during [red]push: off [2J",
         "stopping: ending what runs on the devices; once more to leave at once",
     ]
+
+
+def waited_for(*, terminal: bool) -> str:
+    todo = cells(12)
+    console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=100)
+    progress = RunProgress(console, todo, done_before=0)
+    progress.waiting("soc=SM8750", "pixel is held by ann: nightly since 21:00:00")
+    progress.waiting("tag=hot", "board is draining (swollen) since 20:00:00")
+    progress.waiting("soc=SM8750", "")
+    failure = Failure.of(RequirementError("tag=old", "none has the tag old"), todo[0].work)
+    progress.without_device(
+        [CellOutcome(cell, "failed", failures=(("", failure),)) for cell in todo[:11]]
+    )
+    if terminal:
+        console.print(progress.render())
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return output.getvalue()
+
+
+def test_who_waits_says_for_what_and_cells_of_one_reason_are_one_line() -> None:
+    refused = "RequirementError: no device of the pool meets tag=old: none has the tag old"
+    assert waited_for(terminal=False).splitlines() == [
+        "waiting for soc=SM8750: pixel is held by ann: nightly since 21:00:00",
+        "waiting for tag=hot: board is draining (swollen) since 20:00:00",
+        f"[11/12] failed cell-0, cell-1, cell-2, cell-3 and 7 more: {refused}",
+    ]
+    shown = waited_for(terminal=True)
+    assert "waiting for tag=hot: board is draining (swollen) since 20:00:00" in shown
+    assert "soc=SM8750" not in shown
+    assert "0 done, 11 failed, 1 left" in shown
 
 
 def test_a_table_on_a_terminal() -> None:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Self, cast
 
@@ -49,8 +49,16 @@ class HandLease:
 class HandPool:
     """First come first served is left to the real one; here it is only never twice."""
 
-    def __init__(self, members: Sequence[MemberStatus]) -> None:
+    def __init__(
+        self,
+        members: Sequence[MemberStatus],
+        *,
+        away: Collection[str] = (),
+        refused: Collection[str] = (),
+    ) -> None:
         self._members = {member.name: member for member in members}
+        self._away = away
+        self._refused = refused
         self._held: set[str] = set()
         self._changed = threading.Condition()
         self.reports: list[tuple[str, str]] = []
@@ -68,12 +76,16 @@ class HandPool:
     def acquire(
         self, requirement: Requirement, *, purpose: str = "", cancelled: Callable[[], bool]
     ) -> HandLease:
-        wanted = [m.name for m in self._members.values() if meets(requirement, m)]
+        wanted = [
+            m.name
+            for m in self._members.values()
+            if meets(requirement, m) and m.name not in self._refused
+        ]
         if not wanted:
             raise RequirementError(str(requirement), "none is such")
         began = time.monotonic()
         with self._changed:
-            while not (free := [name for name in wanted if name not in self._held]):
+            while not (free := [n for n in wanted if n not in self._held and n not in self._away]):
                 if cancelled():
                     waited_s = time.monotonic() - began
                     raise LeaseTimeoutError(str(requirement), waited_s, "all are held")

@@ -1,6 +1,7 @@
 """In which order cells go onto devices, and how long that takes: by simulation, without clocks."""
 
 import heapq
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -8,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.plans.cell_queue import CellQueue, expectations
-from harness.plans.cells import Cell
+from harness.plans.cell_queue import CellQueue
+from harness.plans.cells import Cell, make_cell
+from harness.plans.durations import Durations
+from harness.plans.plan_file import CommandWork
 from harness.pool.base import Requirement
 from tests.harness.plans.farm import cells
 
@@ -17,18 +20,24 @@ from tests.harness.plans.farm import cells
 class Simulation:
     """Devices that take cells and are busy for as long as those last."""
 
-    def __init__(self, todo: Sequence[Cell], seconds: dict[str, float]) -> None:
-        self.queue = CellQueue(todo, lambda cell: seconds[cell.key])
+    def __init__(
+        self, todo: Sequence[Cell], seconds: dict[str, float], *, known: bool = True
+    ) -> None:
+        durations = Durations(todo, lambda cell: seconds[cell.key] if known else None)
+        self.queue = CellQueue(todo, durations)
         self.seconds = seconds
         self.switches = 0
         self.order: list[Cell] = []
 
     def run(self, devices: int) -> float:
         """The makespan."""
-        free = [(0.0, number, "") for number in range(devices)]
+        free: list[tuple[float, int, str, Cell | None]]
+        free = [(0.0, number, "", None) for number in range(devices)]
         end = 0.0
         while free:
-            at, number, affinity = heapq.heappop(free)
+            at, number, affinity, before = heapq.heappop(free)
+            if before is not None:
+                self.queue.learn(before, self.seconds[before.key])
             cell = self.queue.take(
                 lambda _: True, lambda _: True, affinity=affinity, devices=len(free) + 1
             )
@@ -38,7 +47,7 @@ class Simulation:
             self.switches += affinity not in {"", cell.affinity}
             done = at + self.seconds[cell.key]
             end = max(end, done)
-            heapq.heappush(free, (done, number, cell.affinity))
+            heapq.heappush(free, (done, number, cell.affinity, cell))
         return end
 
 
@@ -63,6 +72,34 @@ def test_200_devices_finish_5000_cells_together(containers: int, low: float, hig
     todo, seconds = work(containers, 5000 // containers, low, high)
     makespan = Simulation(todo, seconds).run(200)
     assert makespan <= 1.05 * bound(seconds, 200)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("containers", "works", "sessions"), [(10, 5, 100), (20, 10, 25), (100, 50, 1)]
+)
+def test_they_do_so_too_where_nothing_is_known_at_first(
+    containers: int, works: int, sessions: int, seed: int
+) -> None:
+    chance = random.Random(seed)  # noqa: S311 - a simulation
+    speed = [chance.uniform(0.5, 2) for _ in range(containers)]
+    length = [chance.uniform(1, 8) for _ in range(works)]
+    seconds: dict[str, float] = {}
+    todo = []
+    for work, container, session in itertools.product(
+        range(works), range(containers), range(sessions)
+    ):
+        cell = make_cell(
+            f"{container}/{work}#{session}",
+            CommandWork(kind="command", command=("run", str(work))),
+            Requirement(),
+            container_sha256=str(container),
+            session=session,
+        )
+        todo.append(cell)
+        seconds[cell.key] = speed[container] * length[work] * chance.uniform(0.8, 1.2)
+    makespan = Simulation(todo, seconds, known=False).run(200)
+    assert makespan <= 1.03 * bound(seconds, 200)
 
 
 def test_one_long_cell_among_short_ones_does_not_come_last() -> None:
@@ -101,7 +138,7 @@ def test_it_never_exceeds_what_list_scheduling_promises(
 def test_only_what_fits_and_is_allowed_is_taken() -> None:
     phone, board = Requirement(soc="SM8750"), Requirement(soc="QCS8550")
     todo = cells(2, phone) + cells(1, board, first=2)
-    queue = CellQueue(todo, lambda _: 1.0)
+    queue = CellQueue(todo, Durations(todo))
     assert dict(queue.requirements()) == {phone: 2, board: 1}
 
     def take(wanted: Requirement, not_this: Cell | None = None) -> Cell | None:
@@ -122,10 +159,44 @@ def test_only_what_fits_and_is_allowed_is_taken() -> None:
 def test_the_longest_goes_first_by_what_earlier_ones_took() -> None:
     todo = cells(4)
     known = {todo[1].key: 5.0, todo[2].key: 9.0}
-    expected_s = expectations(todo, lambda cell: known.get(cell.key))
-    assert [expected_s(cell) for cell in todo] == [7.0, 5.0, 9.0, 7.0]
-    queue = CellQueue(todo, expected_s)
+    durations = Durations(todo, lambda cell: known.get(cell.key))
+    assert [durations.expected_s(cell) for cell in todo] == [7.0, 5.0, 9.0, 7.0]
+    queue = CellQueue(todo, durations)
     taken = [
         queue.take(lambda _: True, lambda _: True, affinity="", devices=4) for _ in range(len(todo))
     ]
     assert taken == [todo[2], todo[0], todo[3], todo[1]]
+
+
+def test_the_closest_that_is_known_is_expected() -> None:
+    def cell(work: str, container: str = "c", session: int = 0) -> Cell:
+        command = CommandWork(kind="command", command=(work,))
+        return make_cell(
+            "label", command, Requirement(), container_sha256=container, session=session
+        )
+
+    durations = Durations([])
+    assert durations.expected_s(cell("a")) == 1.0
+    durations.learn(cell("a"), 10.0)
+    durations.learn(cell("b", "d"), 30.0)
+    assert durations.expected_s(cell("a", session=1)) == 10.0
+    assert durations.expected_s(cell("b")) == 30.0
+    assert durations.expected_s(cell("c")) == 20.0
+
+
+def test_what_is_learned_changes_the_order_of_what_waits() -> None:
+    todo = cells(6)
+    queue = CellQueue(todo, Durations(todo))
+
+    def take() -> Cell | None:
+        return queue.take(lambda _: True, lambda _: True, affinity="", devices=1)
+
+    assert take() == todo[0]
+    again = todo[4]
+    queue.remove([again])
+    queue.learn(again, 50.0)
+    assert queue.left_s == 4 * 50.0
+    queue.learn(todo[0], 10.0)
+    queue.put(again)
+    assert take() == again
+    assert [take() for _ in range(5)] == [todo[1], todo[2], todo[3], todo[5], None]

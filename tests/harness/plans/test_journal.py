@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -189,3 +190,92 @@ def test_another_database_or_file_has_another_journal(
     assert one == journal_path("nightly", tmp_path / "a.yaml", "x.db")
     assert one != journal_path("nightly", tmp_path / "b.yaml", "x.db")
     assert one != journal_path("nightly", tmp_path / "a.yaml", "y.db")
+
+
+_FULL_DISK = """
+import pathlib, resource, sys
+from harness.errors import JournalError
+from harness.plans.journal import Journal
+
+path = pathlib.Path(sys.argv[1])
+with Journal(path) as journal:
+    journal.begin("plan", "1" * 32, fresh=False)
+    journal.cell_begun("a" * 64, "pixel")
+    most = path.stat().st_size + 40
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+    for room in (most, resource.RLIM_INFINITY):  # as if somebody made room meanwhile
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+        try:
+            journal.cell_begun("b" * 64, "pixel")
+        except JournalError as error:
+            print(error.reason)
+"""
+
+
+def test_a_line_that_the_disk_cut_off_stays_the_last(tmp_path: Path) -> None:
+    """Else it would damage the next, and with it the journal, for all runs to come."""
+    path = tmp_path / "j.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL_DISK, str(path)],
+        check=True, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert len(done.stdout.splitlines()) == 2
+    assert "File too large" in done.stdout
+    assert not path.read_bytes().endswith(b"\n")
+    with Journal(path) as journal:
+        assert journal.lost() == {"a" * 64}
+        journal.begin("plan", TWO, fresh=False)
+        assert journal.campaign == ONE
+
+
+def test_nothing_counts_as_kept_that_was_not_brought_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is left at once (a second Ctrl-C) closes its journal while threads go on."""
+    (cell,) = cells(1)
+    path, written, told, syncs = tmp_path / "j.jsonl", threading.Event(), [], []
+    real_write, real_sync = os.write, os.fsync
+
+    def slow(descriptor: int, data: bytes) -> int:
+        done = real_write(descriptor, data)
+        written.set()
+        time.sleep(0.3)
+        return done
+
+    def counted(descriptor: int) -> None:
+        real_sync(descriptor)
+        syncs.append(descriptor)
+
+    def end(journal: Journal) -> None:
+        try:
+            journal.cells_ended([outcome(cell)])
+        except JournalError:
+            told.append("refused")
+        else:
+            told.append("kept")
+
+    with Journal(path) as journal:
+        journal.begin("plan", ONE, fresh=False)
+        monkeypatch.setattr(os, "write", slow)
+        monkeypatch.setattr(os, "fsync", counted)
+        thread = threading.Thread(target=end, args=(journal,))
+        thread.start()
+        assert written.wait(60)
+        journal.close()
+        thread.join()
+    assert told == (["kept"] if syncs else ["refused"])
+
+
+def test_what_the_disk_refused_once_is_not_kept_by_a_later_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of a failed write-back once; a second fsync says that all is well."""
+    first, second = cells(2)
+    with Journal(tmp_path / "j.jsonl") as journal:
+        journal.begin("plan", ONE, fresh=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda _: os.close(-1))
+            with pytest.raises(JournalError):
+                journal.cells_ended([outcome(first)])
+        with pytest.raises(JournalError):
+            journal.cells_ended([outcome(second)])

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from buildlib.container.manifest import GraphsRecord
+from buildlib.errors import ContainerError
 from harness.errors import PlanFileError
 from harness.plans.cells import Cell
 from harness.plans.matrix import cell_as_mapping, expand, select
 from harness.plans.plan_file import Plan
+from harness.plans.room import too_long
 from tests.harness.plans.farm import members
 
 Expand = Callable[..., tuple[Cell, ...]]
@@ -142,6 +145,52 @@ def test_a_matrix_that_cannot_be_is_refused(
     assert reason in caught.value.reason
 
 
+def test_a_container_that_is_not_whole_is_named_by_its_key(tmp_path: Path) -> None:
+    plan = Plan.model_validate(
+        {"name": "p", "containers": [{"path": "../../x/one"}], "workloads": [BENCH]}
+    )
+    folder = tmp_path / "deep" / "plans"
+
+    def identify(path: Path) -> str:
+        raise ContainerError(str(path), "it has no manifest")
+
+    with pytest.raises(PlanFileError) as caught:
+        expand(plan, folder / "plan.yaml", identify=identify, members=list)
+    assert caught.value.key == "containers[0].path"
+    assert f"{tmp_path}/x/one" in caught.value.reason
+    assert ".." not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("work", "key"),
+    [
+        ({**BENCH, "prompt_tokens": 500}, "workloads[1].prompt_tokens"),
+        ({**BENCH, "prompt_tokens": 100, "new_tokens": 100}, "workloads[1].prompt_tokens"),
+        ({"kind": "generate", "prompt": "x", "max_tokens": 192}, "workloads[1].max_tokens"),
+    ],
+)
+def test_a_workload_that_no_context_holds_is_refused(
+    tmp_path: Path, work: dict[str, Any], key: str
+) -> None:
+    graphs = GraphsRecord(auto_regression_numbers=(1, 32), context_length=192, splits=1)
+
+    def cells(*works: dict[str, Any]) -> tuple[Cell, ...]:
+        content = {"name": "p", "containers": [{"path": "one"}], "workloads": works}
+        return expand(
+            Plan.model_validate(content),
+            tmp_path / "plan.yaml",
+            identify=lambda _: "a" * 64,
+            members=list,
+            too_long=lambda _, work: too_long(graphs, work),
+        )
+
+    fits = {**BENCH, "prompt_tokens": 161, "new_tokens": 31}
+    assert len(cells(fits, COMMAND)) == 2
+    with pytest.raises(PlanFileError, match=r"one: .* 192 tokens in all") as caught:
+        cells(fits, {**work, "label": "long"})
+    assert caught.value.key == key
+
+
 def test_cells_are_chosen_by_patterns_of_their_labels(cells_of: Expand) -> None:
     cells = cells_of(containers=TWO, workloads=[{**BENCH, "sessions": 2}])
     assert labels(select(cells, ["a/*"])) == ["a/any/bench#1", "a/any/bench#2"]
@@ -156,3 +205,28 @@ def test_a_cell_for_programs(cells_of: Expand) -> None:
     assert shown["cell"] == "a/SM8750/bench"
     assert shown["requirement"] == "soc=SM8750"
     assert str(shown["container"]).endswith("/a")
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"workloads": [{**COMMAND, "label": "one"}, {**COMMAND, "label": "two"}]},
+        {"workloads": [COMMAND], "devices": [{"label": "one"}, {"label": "two"}]},
+        {
+            "workloads": [{**COMMAND, "sessions": 2}, {**COMMAND, "label": "two", "sessions": 2}],
+            "devices": [{"count": 2}],
+        },
+    ],
+    ids=["workloads", "devices", "replicas"],
+)
+def test_what_a_plan_asks_for_twice_is_done_twice(cells_of: Expand, plan: dict[str, Any]) -> None:
+    cells = cells_of(**plan)
+    assert len({cell.key for cell in cells}) == len(cells)
+    assert len({cell.label for cell in cells}) == len(cells)
+    alone = cells_of(**{**plan, "workloads": plan["workloads"][:1]})
+    assert {cell.key for cell in alone} <= {cell.key for cell in cells}
+    for cell in cells:  # sessions of one cell share a group, and the copies do not
+        same = [other.session for other in cells if other.group == cell.group]
+        assert len(same) == len(set(same))
+    keep_apart = {cell.spread for cell in cells if cell.spread}
+    assert all(sum(cell.spread == spread for cell in cells) == 2 for spread in keep_apart)

@@ -71,8 +71,8 @@ MINIMAL = "name: x\nworkloads: [{kind: bench}]\n"
         ("name: x\n", "workloads", "it is missing"),
         (MINIMAL + "colour: red\n", "colour", "there is no such key"),
         (MINIMAL + "devices: [{sco: SM8750}]\n", "devices[0].sco", "there is no such key"),
-        (MINIMAL + "devices: [{count: 0}]\n", "devices[0].count", "or Input should be 'all'"),
-        (MINIMAL + "devices: [{tags: a b}]\n", "devices[0].tags", "a list is wanted"),
+        (MINIMAL + "devices: [{count: 0}]\n", "devices[0].count", "or must be 'all'"),
+        (MINIMAL + "devices: [{tags: a b}]\n", "devices[0].tags", "must be a list of texts"),
         (MINIMAL + "retries: {device: -1}\n", "retries.device", "greater than or equal to 0"),
         (MINIMAL + "timeouts: {cell_s: .inf}\n", "timeouts.cell_s", "finite"),
         (MINIMAL + "conditions: {max_temp_c: 900}\n", "conditions", "900 is not between"),
@@ -81,16 +81,18 @@ MINIMAL = "name: x\nworkloads: [{kind: bench}]\n"
         ("name: x\nworkloads: [{kind: bench}, {kind: bench, new_tokens: 0}]\n",
          "workloads[1].new_tokens", "greater than or equal to 1"),
         ("name: x\nworkloads: [{kind: bench, prompt_tokens: '64'}]\n",
-         "workloads[0].prompt_tokens", "valid integer"),
+         "workloads[0].prompt_tokens", "must be a whole number"),
         ("name: x\nworkloads: [{kind: bunch}]\n", "workloads[0]", "'bunch'"),
         ("name: x\nworkloads: [{kind: command, command: rm -rf /}]\n",
-         "workloads[0].command", "a list is wanted"),
+         "workloads[0].command", "must be a list of texts"),
         ("name: x\nworkloads: [{kind: command, command: [A=b, ls]}]\n",
          "workloads[0]", "names a program"),
         ("name: x\nworkloads: [{kind: command, command: ['a\\0b']}]\n".replace("\\0", "\\x00")
          .replace("'", '"'), "workloads[0].command[0]", "match pattern"),
         ("name: ../x\nworkloads: [{kind: bench}]\n", "name", "match pattern"),
-        (MINIMAL + "name: y\n", "", "'name' is there twice"),
+        (MINIMAL + "name: y\n", "", "line 3: the key 'name' is there twice"),
+        (MINIMAL + "devices: [\n", "", "line 4: it is no YAML: "),
+        (MINIMAL + "colour: red\ndb: 3\n", "db", "must be a text; colour: there is no such key"),
         ("- a\n- b\n", "", "a plan is a mapping"),
         ("name: [\n", "", "it is no YAML"),
         ("!!python/object/apply:os.system [ls]\n", "", "it is no YAML"),
@@ -104,6 +106,7 @@ def test_what_is_wrong_is_named_by_file_and_key(
         load(tmp_path, text)
     assert caught.value.key == key
     assert reason in caught.value.reason
+    assert "<byte string>" not in str(caught.value)
     assert str(caught.value).startswith(str(tmp_path / "plan.yaml"))
     assert str(caught.value).isprintable()
     assert caught.value.exit_code == 2

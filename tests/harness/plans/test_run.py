@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -157,6 +158,94 @@ def test_a_matrix_of_all_kinds_of_work_is_measured(
     assert resumed.pop("tiny/phone/wrong") is False
     assert set(resumed.values()) == {True}
     assert len(lab.runs()) == 6
+
+
+def test_who_waits_for_devices_is_told_why(lab: Lab, start: Start) -> None:
+    with Pool.open(lab.folder / "pool.yaml") as pool:
+        first, second = (member.name for member in pool.members())
+        for name in (first, second):
+            pool.drain(name, "swollen")
+        process = start(lab.plan(workloads=[QUICK]))
+        said: list[str] = []
+        assert process.stderr is not None
+        patience = threading.Timer(60, process.kill)  # so that it ends if nothing is ever said
+        patience.start()
+        while "swollen" not in "".join(said):
+            said.append(process.stderr.readline())
+            assert said[-1], said
+        patience.cancel()
+        assert len(said) == 1
+        assert said[0].startswith(f"waiting for any device: {first} is draining (swollen) since ")
+        assert f"; {second} is draining (swollen) since " in said[0]
+        pool.drain(second, "a new battery")  # drained already: nothing is another now
+        pool.undrain(first)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "waiting" not in err
+    assert not lab.db.exists()  # a plain command keeps nothing there
+    assert "results in" not in out
+
+
+def test_a_kind_that_the_pool_lacks_is_said_once_and_leaves_no_database(
+    lab: Lab, start: Start
+) -> None:
+    work = {"kind": "command", "command": ["true"], "sessions": 11}
+    process = start(lab.plan(workloads=[work], devices=[{"tags": ["none-such"]}]))
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 4
+    assert (out + err).count("none has the tag none-such") == 2  # a line, and a row
+    assert out.count("as none-such/command#1") == 10
+    assert not lab.db.exists()
+
+
+@pytest.fixture
+def refused(adb_environment: Path, tmp_path: Path) -> Callable[..., str]:
+    """Runs a plan that cannot be used, in both ways; gives what is said of it."""
+
+    def run(content: dict[str, object], *options: str) -> str:
+        folder = tmp_path / "deep" / "plans"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "plan.yaml"
+        path.write_text(json.dumps({"name": "p", "db": "results.db", **content}))
+        said = []
+        for way in ([], ["--dry-run"]):
+            command = [sys.executable, "-m", "harness.cli", "run", str(path), *options, *way]
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, cwd=adb_environment
+            )
+            assert (done.returncode, done.stdout) == (2, ""), done.stderr
+            assert done.stderr.count("\n") == 1
+            assert ".." not in done.stderr
+            said.append(done.stderr)
+        assert not list(tmp_path.rglob("results.db"))
+        assert said[0] == said[1]
+        return said[0].removeprefix(f"qnnfarm: {path}: ").strip()
+
+    return run
+
+
+def test_a_plan_that_cannot_be_used_is_refused_before_anything_runs(
+    refused: Callable[..., str], tmp_path: Path, tiny_bundle: Path
+) -> None:
+    bench: dict[str, object] = {"kind": "bench"}
+    missing = {"containers": [{"path": "../../no/such"}], "workloads": [bench]}
+    assert refused(missing).startswith(f"containers[0].path: container {tmp_path}/no/such: ")
+    quick: dict[str, object] = {"workloads": [QUICK]}
+    there = f"there is no folder {tmp_path}/none"
+    assert refused({**quick, "db": "../../none/results.db"}) == f"db: {there}"
+    assert refused(quick, "--db", f"{tmp_path}/none/r.db") == f"qnnfarm: --db: {there}"
+    file = f"{tmp_path}/pool.yaml"
+    assert refused({**quick, "pool": "../../pool.yaml"}) == f"pool: there is no file {file}"
+    assert refused(quick, "--pool", file) == f"qnnfarm: {file}: No such file or directory"
+    (tmp_path / "pool.yaml").write_text("device: []\n")
+    assert refused(quick, "--pool", file) == (
+        f"qnnfarm: {file}, line 1, device: there is no such key"
+    )
+    long = {
+        "containers": [{"path": str(tiny_bundle)}],
+        "workloads": [{**bench, "prompt_tokens": 500}],
+    }
+    assert refused(long).startswith("workloads[0].prompt_tokens: ")
 
 
 def test_after_a_kill_it_goes_on_and_repeats_nothing(

@@ -27,6 +27,7 @@ from harness.plans.plan_file import CommandWork, Retries
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.base import Requirement
 from tests.harness.plans.farm import HandPool, HandRunner, cells, members
+from tests.harness.pool.interrupts import Interrupter
 
 
 @pytest.fixture
@@ -242,7 +243,7 @@ def test_an_interrupt_ends_what_runs_and_leaves_the_rest(journal: Journal) -> No
     assert sorted(statuses(summary).values()) == ["interrupted"] * 2 + ["left"] * 3
     assert len(runner.ran) == 2
     assert pool.held == set()
-    assert summary.exit_code == 1
+    assert summary.exit_code == 130
 
 
 def test_a_second_interrupt_goes_at_once(journal: Journal) -> None:
@@ -316,3 +317,40 @@ def test_whatever_fails_each_cell_ends_once_and_all_leases_end(
                 break
         assert outcome.status == expected
         assert runner.tries[outcome.cell.label] == sum(seen.values()) + (expected == "done")
+
+
+def test_ctrl_c_at_any_line_leaves_no_lease_and_a_journal_that_is_true(tmp_path: Path) -> None:
+    modules = ("asking.py", "cell_queue.py", "placement.py", "scheduler.py", "tally.py")
+    todo = cells(3, Requirement(name="a")) + cells(2, Requirement(name="b"), first=3)
+    todo += cells(1, Requirement(name="nobody"), first=5)
+    for number in itertools.count(1, 3):
+        pool, runner = HandPool(members("a", "b")), HandRunner()
+        path = tmp_path / f"{number}.jsonl"
+        summaries: list[Summary] = []
+        interrupter = Interrupter(number, *modules)
+        with Journal(path) as journal:
+            journal.begin("plan", "0" * 32, fresh=False)
+
+            def run(journal: Journal = journal) -> None:
+                summaries.append(run_matrix(todo, pool, runner, journal))  # noqa: B023
+
+            raised = interrupter.run(run)
+            deadline = time.monotonic() + 10
+            while pool.held and time.monotonic() < deadline:
+                time.sleep(0.01)
+        assert pool.held == set(), interrupter.where
+        with Journal(path) as journal:
+            ran = {label for label, _ in runner.ran}
+            for cell in todo:
+                known = journal.remembered(cell.key)
+                if known is not None and known.status == "done":
+                    assert cell.label in ran, interrupter.where
+                if not raised:
+                    (outcome,) = [o for o in summaries[0].outcomes if o.cell == cell]
+                    assert (outcome.status == "done") == (
+                        known is not None and known.status == "done"
+                    ), interrupter.where
+        if not interrupter.where:
+            break
+    assert statuses(summaries[0])["cell-5"] == "failed"
+    assert number > 100

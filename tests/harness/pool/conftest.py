@@ -17,15 +17,16 @@ TTL_S = 30.0
 
 @dataclass
 class HandClock:
-    """Both clocks, turned by hand."""
+    """Both clocks, turned by hand; the wall clock may be set besides."""
 
     time: float = 1000.0
+    set_by: float = 0.0
 
     def boottime(self) -> float:
         return self.time
 
     def now(self) -> float:
-        return 1_700_000_000.0 + self.time
+        return 1_700_000_000.0 + self.time + self.set_by
 
 
 @dataclass
@@ -49,13 +50,15 @@ class Bench:
 
     def add(self, *names: str) -> None:
         for name in names:
-            self.ledger.register_found(name, name, f"spec:{name}", Facts("SM8750", "v79", 1 << 30))
+            self.ledger.devices.register_found(
+                name, name, f"spec:{name}", Facts("SM8750", "v79", 1 << 30)
+            )
 
     def state(self, key: str) -> str:
-        return str(self.ledger.devices([key])[key].state)
+        return str(self.ledger.devices.rows([key])[key].state)
 
     def reason(self, key: str) -> str:
-        return self.ledger.devices([key])[key].reason
+        return self.ledger.devices.rows([key])[key].reason
 
 
 def process(pid: int) -> Owner:
@@ -74,10 +77,10 @@ def grab(bench: Bench) -> Callable[..., int]:
     """Takes devices for a process, and gives the token."""
 
     def take(pid: int, *keys: str) -> int:
-        ticket = bench.ledger.enqueue(process(pid), keys, len(keys))
-        rows = bench.ledger.try_grant(ticket, process(pid))
+        ticket = bench.ledger.tickets.enqueue(process(pid), keys, len(keys))
+        rows = bench.ledger.tickets.try_grant(ticket, process(pid))
         assert rows is not None
-        bench.ledger.settle(ticket)
+        bench.ledger.tickets.settle(ticket)
         return rows[0].token
 
     return take

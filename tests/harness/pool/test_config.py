@@ -60,10 +60,43 @@ def test_an_empty_file_is_all_devices_of_the_adb_server() -> None:
         ("devices: []", 1, "devices", "name a device"),
         ("devices:\n  - {discover: adb, name: x}", 2, "devices[0]", "of their own"),
         ("devices:\n  - {name: x}", 2, "devices[0]", "either"),
-        ("\nleases: {}", 2, "leases", "Extra"),
+        ("\nleases: {}", 2, "leases", "no such key"),
         ("lease:\n  ttl_s: -1", 2, "lease.ttl_s", "greater"),
         ("lease:\n  ttl_s: .nan", 2, "lease.ttl_s", "finite|greater"),
-        ("recovery: {power_cycle: rm -rf /}", 1, "recovery.power_cycle", "tuple"),
+        ("recovery: {power_cycle: rm -rf /}", 1, "recovery.power_cycle", "must be a list of texts"),
+        ("devices:\n  - type: android\n    tags: cooled", 3, "devices[0].tags", "list of texts"),
+        (
+            "devices: {type: local}",
+            1,
+            "devices",
+            "line 1, devices: must be a list$",
+        ),
+        ("recovery:\n  power_cycle: [hub, '{sreial}']", 2, "recovery.power_cycle", "{serial}"),
+        (
+            "devices:\n  - type: local\n    power_cycle: ['x{Name}']",
+            3,
+            "devices[0].power_cycle",
+            "there is no {Name}, but {name}",
+        ),
+        (
+            "devices:\n  - type: virtual\n    identifier: a\n    soc: SM8751",
+            4,
+            "devices[0].soc",
+            "no SoC 'SM8751': did you mean SM8750",
+        ),
+        (
+            "devices:\n  - {type: local}\n  - {name: y, type: local}",
+            3,
+            "devices[1]",
+            "local is given twice",
+        ),
+        (
+            "devices:\n  - {name: b, type: local}\n  - {type: virtual, identifier: b}",
+            3,
+            "devices[1]",
+            "two devices are named b",
+        ),
+        ("lease: {ttl: 3}\nhost: {}", 1, "lease.ttl", "; line 2, host: there is no such key"),
         ("recovery:\n  steps: [reboot, reboot]", 2, "recovery.steps", "twice"),
         ("recovery:\n  steps: [burn]", 2, "recovery.steps[0]", "reconnect"),
         ("adb_server: {ours: true}\nadb_server: {ours: false}", 2, "adb_server", "twice"),
@@ -84,15 +117,19 @@ def test_what_is_wrong_is_said_with_line_and_key(
     assert str(caught.value).isprintable()
 
 
-def test_two_devices_of_one_name(tmp_path: Path) -> None:
-    twice = (
-        "devices:\n - {type: android, identifier: A}\n - {name: A, type: virtual, identifier: B}"
-    )
-    with pytest.raises(PoolConfigError, match="two devices are named A"):
-        members_of(parse_config(twice), lambda _: [], "pool.yaml")
-    same = "devices:\n - {name: x, type: local}\n - {name: y, type: local}"
-    with pytest.raises(PoolConfigError, match="given twice"):
-        members_of(parse_config(same), lambda _: [], "pool.yaml")
+def test_a_device_that_is_found_has_no_name_of_another() -> None:
+    config = parse_config("devices:\n - {name: A, type: local}\n - {discover: adb}")
+    found = [DeviceSpec("android", "A")]
+    with pytest.raises(PoolConfigError, match=r"pool.yaml, devices\[1\]: it finds android:A"):
+        members_of(config, lambda _: found, "pool.yaml")
+
+
+def test_a_virtual_device_that_exists_with_another_soc_is_refused() -> None:
+    text = "devices:\n  - type: virtual\n    identifier: one\n    soc: sm8650"
+    assert parse_config(text, soc_of={"two": "SM8750"}.get).devices[0].soc == "SM8650"
+    with pytest.raises(PoolConfigError, match="one exists with SoC SM8750, not SM8650") as caught:
+        parse_config(text, soc_of={"one": "SM8750"}.get)
+    assert (caught.value.line, caught.value.key) == (4, "devices[0].soc")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a: b\x00", b"#" * (1 << 20) + b"\n"])

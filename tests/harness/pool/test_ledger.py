@@ -19,12 +19,12 @@ BAD_RUN = Judgement("RunnerError", 1.0, recover=False, text="the runner crashed"
 def test_first_come_first_served(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     held = grab(1, "a")
-    tickets = [bench.ledger.enqueue(process(pid), ["a"], 1) for pid in (2, 3, 4)]
-    assert [bench.ledger.try_grant(t, process(9)) for t in tickets] == [None] * 3
-    bench.ledger.release(held, ["a"])
-    assert bench.ledger.try_grant(tickets[2], process(4)) is None
-    assert bench.ledger.try_grant(tickets[1], process(3)) is None
-    rows = bench.ledger.try_grant(tickets[0], process(2))
+    tickets = [bench.ledger.tickets.enqueue(process(pid), ["a"], 1) for pid in (2, 3, 4)]
+    assert [bench.ledger.tickets.try_grant(t, process(9)) for t in tickets] == [None] * 3
+    bench.ledger.leases.release(held, ["a"])
+    assert bench.ledger.tickets.try_grant(tickets[2], process(4)) is None
+    assert bench.ledger.tickets.try_grant(tickets[1], process(3)) is None
+    rows = bench.ledger.tickets.try_grant(tickets[0], process(2))
     assert rows is not None
     assert rows[0].token > held
 
@@ -32,11 +32,11 @@ def test_first_come_first_served(bench: Bench, grab: Grab) -> None:
 def test_several_devices_come_together_under_one_token(bench: Bench, grab: Grab) -> None:
     bench.add("a", "b", "c")
     held = grab(1, "c")
-    ticket = bench.ledger.enqueue(process(2), ["a", "b", "c"], 3)
-    assert bench.ledger.try_grant(ticket, process(2)) is None
+    ticket = bench.ledger.tickets.enqueue(process(2), ["a", "b", "c"], 3)
+    assert bench.ledger.tickets.try_grant(ticket, process(2)) is None
     assert bench.state("a") == "ready"
-    bench.ledger.release(held, ["c"])
-    rows = bench.ledger.try_grant(ticket, process(2)) or []
+    bench.ledger.leases.release(held, ["c"])
+    rows = bench.ledger.tickets.try_grant(ticket, process(2)) or []
     assert sorted(row.key for row in rows) == ["a", "b", "c"]
     assert len({row.token for row in rows}) == 1
 
@@ -44,20 +44,22 @@ def test_several_devices_come_together_under_one_token(bench: Bench, grab: Grab)
 def test_a_stream_of_small_requests_does_not_starve_a_big_one(bench: Bench) -> None:
     bench.add("a", "b", "c")
     keys = ["a", "b", "c"]
-    waiting = [(bench.ledger.enqueue(process(n), keys, 1), process(n)) for n in range(10, 13)]
+    waiting = [
+        (bench.ledger.tickets.enqueue(process(n), keys, 1), process(n)) for n in range(10, 13)
+    ]
     running = []
     for ticket, owner in waiting:
-        rows = bench.ledger.try_grant(ticket, owner)
+        rows = bench.ledger.tickets.try_grant(ticket, owner)
         assert rows
-        bench.ledger.settle(ticket)
+        bench.ledger.tickets.settle(ticket)
         running.append(rows[0])
-    big = bench.ledger.enqueue(process(1), keys, 3)
-    small = [(bench.ledger.enqueue(process(n), keys, 1), process(n)) for n in range(20, 40)]
+    big = bench.ledger.tickets.enqueue(process(1), keys, 3)
+    small = [(bench.ledger.tickets.enqueue(process(n), keys, 1), process(n)) for n in range(20, 40)]
     for row in running:
-        bench.ledger.release(row.token, [row.key])
+        bench.ledger.leases.release(row.token, [row.key])
         for ticket, owner in small:
-            assert bench.ledger.try_grant(ticket, owner) is None
-    assert len(bench.ledger.try_grant(big, process(1)) or []) == 3
+            assert bench.ledger.tickets.try_grant(ticket, owner) is None
+    assert len(bench.ledger.tickets.try_grant(big, process(1)) or []) == 3
 
 
 def test_a_release_never_takes_what_a_new_owner_holds(bench: Bench, grab: Grab) -> None:
@@ -65,10 +67,10 @@ def test_a_release_never_takes_what_a_new_owner_holds(bench: Bench, grab: Grab) 
     old = grab(1, "a")
     bench.clock.time += TTL_S + 1
     new = grab(2, "a")
-    assert bench.ledger.release(old, ["a"]) == frozenset()
-    assert bench.ledger.holds(new, "a")
-    assert bench.ledger.report("a", old, LOST) is False
-    assert bench.ledger.end_work("a", old, Event.RECOVERED, "") is False
+    assert bench.ledger.leases.release(old, ["a"]) == frozenset()
+    assert bench.ledger.leases.holds(new, "a")
+    assert bench.ledger.leases.report("a", old, LOST) is False
+    assert bench.ledger.repairs.end("a", old, Event.RECOVERED, "") is False
 
 
 def test_a_lease_lives_as_long_as_its_heart_beats(bench: Bench, grab: Grab) -> None:
@@ -76,10 +78,10 @@ def test_a_lease_lives_as_long_as_its_heart_beats(bench: Bench, grab: Grab) -> N
     token = grab(1, "a")
     for _ in range(5):
         bench.clock.time += TTL_S - 1
-        assert bench.ledger.heartbeat({token: 1})[token] == bench.clock.time + TTL_S
+        assert bench.ledger.leases.heartbeat({token: 1})[token] == bench.clock.time + TTL_S
     bench.clock.time += TTL_S
     # Nobody took it yet, but nobody may think that it still is leased: it is not revived.
-    assert bench.ledger.heartbeat({token: 1}) == {token: None}
+    assert bench.ledger.leases.heartbeat({token: 1}) == {token: None}
     bench.ledger.reconcile()
     assert bench.state("a") == "ready"
     assert "no sign of life" in bench.reason("a")
@@ -88,80 +90,80 @@ def test_a_lease_lives_as_long_as_its_heart_beats(bench: Bench, grab: Grab) -> N
 def test_the_device_of_a_killed_holder_is_free_at_once(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     grab(1, "a")
-    ticket = bench.ledger.enqueue(process(2), ["a"], 1)
-    assert bench.ledger.try_grant(ticket, process(2)) is None
+    ticket = bench.ledger.tickets.enqueue(process(2), ["a"], 1)
+    assert bench.ledger.tickets.try_grant(ticket, process(2)) is None
     bench.dead.add(1)
-    assert bench.ledger.try_grant(ticket, process(2))
+    assert bench.ledger.tickets.try_grant(ticket, process(2))
 
 
 def test_a_dead_process_blocks_no_place_in_the_queue(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     held = grab(1, "a")
-    bench.ledger.enqueue(process(2), ["a"], 1)
-    ticket = bench.ledger.enqueue(process(3), ["a"], 1)
+    bench.ledger.tickets.enqueue(process(2), ["a"], 1)
+    ticket = bench.ledger.tickets.enqueue(process(3), ["a"], 1)
     bench.dead.add(2)
-    bench.ledger.release(held, ["a"])
-    assert bench.ledger.try_grant(ticket, process(3))
+    bench.ledger.leases.release(held, ["a"])
+    assert bench.ledger.tickets.try_grant(ticket, process(3))
 
 
 def test_a_waiting_process_that_slept_is_told(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     grab(1, "a")
-    ticket = bench.ledger.enqueue(process(2), ["a"], 1)
+    ticket = bench.ledger.tickets.enqueue(process(2), ["a"], 1)
     bench.clock.time += TTL_S
     bench.ledger.reconcile()
     with pytest.raises(LeaseLostError):
-        bench.ledger.try_grant(ticket, process(2))
+        bench.ledger.tickets.try_grant(ticket, process(2))
 
 
 def test_a_ticket_whose_device_failed_goes_back_to_its_place(bench: Bench) -> None:
     bench.add("a")
-    first = bench.ledger.enqueue(process(1), ["a"], 1)
-    second = bench.ledger.enqueue(process(2), ["a"], 1)
-    rows = bench.ledger.try_grant(first, process(1)) or []
-    bench.ledger.release(rows[0].token, ["a"])
-    bench.ledger.put_back(first)
-    assert bench.ledger.try_grant(second, process(2)) is None
-    assert bench.ledger.try_grant(first, process(1))
+    first = bench.ledger.tickets.enqueue(process(1), ["a"], 1)
+    second = bench.ledger.tickets.enqueue(process(2), ["a"], 1)
+    rows = bench.ledger.tickets.try_grant(first, process(1)) or []
+    bench.ledger.leases.release(rows[0].token, ["a"])
+    bench.ledger.tickets.put_back(first)
+    assert bench.ledger.tickets.try_grant(second, process(2)) is None
+    assert bench.ledger.tickets.try_grant(first, process(1))
 
 
 def test_tokens_only_rise_also_past_what_a_device_knows(bench: Bench, grab: Grab) -> None:
     bench.add("a", "b")
     first = grab(1, "a")
-    raised = bench.ledger.raise_token(first, 5000)
+    raised = bench.ledger.leases.raise_token(first, 5000, 1)
     assert raised == 5001
-    assert bench.ledger.holds(5001, "a")
+    assert bench.ledger.leases.holds(5001, "a")
     assert grab(2, "b") == 5002
-    assert bench.ledger.raise_token(first, 9000) is None
+    assert bench.ledger.leases.raise_token(first, 9000, 1) is None
 
 
 def test_a_drained_device_is_finished_but_not_granted(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     token = grab(1, "a")
-    assert bench.ledger.event("a", Event.DRAIN, "battery") == "draining"
-    assert bench.ledger.holds(token, "a")
-    assert bench.ledger.event("a", Event.UNDRAIN, "") == "leased"
-    bench.ledger.event("a", Event.DRAIN, "battery")
-    bench.ledger.release(token, ["a"])
+    assert bench.ledger.devices.event("a", Event.DRAIN, "battery") == "draining"
+    assert bench.ledger.leases.holds(token, "a")
+    assert bench.ledger.devices.event("a", Event.UNDRAIN, "") == "leased"
+    bench.ledger.devices.event("a", Event.DRAIN, "battery")
+    bench.ledger.leases.release(token, ["a"])
     assert (bench.state("a"), bench.reason("a")) == ("draining", "battery")
-    ticket = bench.ledger.enqueue(process(2), ["a"], 1)
-    assert bench.ledger.try_grant(ticket, process(2)) is None
-    bench.ledger.event("a", Event.UNDRAIN, "")
-    assert bench.ledger.try_grant(ticket, process(2))
+    ticket = bench.ledger.tickets.enqueue(process(2), ["a"], 1)
+    assert bench.ledger.tickets.try_grant(ticket, process(2)) is None
+    bench.ledger.devices.event("a", Event.UNDRAIN, "")
+    assert bench.ledger.tickets.try_grant(ticket, process(2))
 
 
 def test_a_failure_leads_to_recovery_after_the_release(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     token = grab(1, "a")
-    assert bench.ledger.report("a", token, LOST)
+    assert bench.ledger.leases.report("a", token, LOST)
     assert bench.state("a") == "leased"
-    bench.ledger.release(token, ["a"])
+    bench.ledger.leases.release(token, ["a"])
     assert (bench.state("a"), bench.reason("a")) == ("recovering", "it went away")
-    work = bench.ledger.begin_work("a", process(2))
+    work = bench.ledger.repairs.begin("a", process(2))
     assert work is not None
     assert work.purpose == "recovery"
-    assert bench.ledger.begin_work("a", process(3), force=True) is None
-    bench.ledger.end_work("a", work.token, Event.RECOVERED, "it answers")
+    assert bench.ledger.repairs.begin("a", process(3), force=True) is None
+    bench.ledger.repairs.end("a", work.token, Event.RECOVERED, "it answers")
     assert bench.state("a") == "ready"
 
 
@@ -170,31 +172,31 @@ def test_recovery_backs_off_and_is_done_by_another_when_its_process_dies(
 ) -> None:
     bench.add("a")
     token = grab(1, "a")
-    bench.ledger.report("a", token, LOST)
-    bench.ledger.release(token, ["a"])
-    assert bench.ledger.begin_work("a", process(2))
+    bench.ledger.leases.report("a", token, LOST)
+    bench.ledger.leases.release(token, ["a"])
+    assert bench.ledger.repairs.begin("a", process(2))
     bench.dead.add(2)
-    work = bench.ledger.begin_work("a", process(3))
+    work = bench.ledger.repairs.begin("a", process(3))
     assert work is not None
-    bench.ledger.end_work("a", work.token, Event.GAVE_UP, "dead", retry_in_s=100)
+    bench.ledger.repairs.end("a", work.token, Event.GAVE_UP, "dead", retry_in_s=100)
     assert bench.state("a") == "absent"
-    assert bench.ledger.begin_work("a", process(3)) is None
+    assert bench.ledger.repairs.begin("a", process(3)) is None
     bench.clock.time += 101
-    assert bench.ledger.begin_work("a", process(3))
+    assert bench.ledger.repairs.begin("a", process(3))
 
 
 def _fail(bench: Bench, grab: Grab, judgement: Judgement = BAD_RUN) -> None:
     token = grab(1, "a")
-    bench.ledger.report("a", token, judgement)
-    bench.ledger.release(token, ["a"])
+    bench.ledger.leases.report("a", token, judgement)
+    bench.ledger.leases.release(token, ["a"])
 
 
 def test_quarantine_takes_failures_in_several_leases(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     token = grab(1, "a")
     for _ in range(10):  # a lease that fails again and again is one bad lease
-        bench.ledger.report("a", token, BAD_RUN)
-    bench.ledger.release(token, ["a"])
+        bench.ledger.leases.report("a", token, BAD_RUN)
+    bench.ledger.leases.release(token, ["a"])
     assert bench.state("a") == "ready"
     _fail(bench, grab)
     assert bench.state("a") == "ready"
@@ -208,8 +210,56 @@ def test_old_failures_leave_the_window(bench: Bench, grab: Grab) -> None:
     for _ in range(6):
         _fail(bench, grab)
         for _ in range(5):
-            bench.ledger.release(grab(1, "a"), ["a"])
+            bench.ledger.leases.release(grab(1, "a"), ["a"])
     assert bench.state("a") == "ready"
+
+
+def test_quarantine_keeps_a_device_out_for_longer_each_time_it_returns(
+    bench: Bench, grab: Grab
+) -> None:
+    bench.add("a")
+    for wait_s in (60, 120, 240):
+        for _ in range(3):
+            _fail(bench, grab)
+        bench.clock.time += wait_s - 1
+        assert bench.ledger.repairs.due() == []
+        assert bench.ledger.repairs.begin("a", process(2)) is None
+        bench.clock.time += 2
+        assert bench.ledger.repairs.due() == ["a"]
+        work = bench.ledger.repairs.begin("a", process(2))
+        assert work is not None
+        bench.ledger.repairs.end("a", work.token, Event.PASSED, "passed")
+    for _ in range(bench.rule.memory + 1):  # it has been good for long
+        bench.ledger.leases.release(grab(1, "a"), ["a"])
+    for _ in range(3):
+        _fail(bench, grab)
+    bench.clock.time += 61
+    assert bench.ledger.repairs.due() == ["a"]
+
+
+def test_of_one_lease_only_the_heaviest_failure_counts(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    token = grab(1, "a")
+    for weight, text in ((1.0, "it hung"), (2.0, "a file came out as another"), (1.0, "again")):
+        bench.ledger.leases.report("a", token, Judgement("X", weight, recover=False, text=text))
+    bench.ledger.leases.release(token, ["a"])
+    (counted,) = bench.ledger.devices.rows(["a"])["a"].failures
+    assert (counted.weight, counted.text) == (2.0, "a file came out as another")
+
+
+def test_who_lost_a_lease_is_told_who_took_it_and_when(bench: Bench, grab: Grab) -> None:
+    bench.add("a", "b")
+    taken, slept = grab(1, "a"), grab(2, "b")
+    bench.ledger.leases.release(taken, ["a"], taken_by="ann: qnnfarm (pid 7)")
+    again = grab(3, "a")
+    bench.clock.time += TTL_S + 1
+    bench.ledger.reconcile()
+    told = bench.ledger.leases.why_lost(taken, ["a"])
+    assert told.startswith("ann: qnnfarm (pid 7) took it back, at ")
+    assert "no sign of life for 30 s, at " in bench.ledger.leases.why_lost(slept, ["b"])
+    assert "no sign of life" in bench.ledger.leases.why_lost(again, ["a"])
+    bench.ledger.leases.release(ended := grab(4, "a"), ["a"])
+    assert bench.ledger.leases.why_lost(ended, ["a"]) == ""
 
 
 def test_a_repaired_device_is_not_quarantined_again_for_what_was_before(
@@ -218,12 +268,12 @@ def test_a_repaired_device_is_not_quarantined_again_for_what_was_before(
     bench.add("a")
     for _ in range(3):
         _fail(bench, grab)
-    work = bench.ledger.begin_work("a", process(2))
+    work = bench.ledger.repairs.begin("a", process(2), force=True)
     assert work is not None
     assert (work.purpose, bench.state("a")) == ("probation", "probation")
-    bench.ledger.end_work("a", work.token, Event.PASSED, "passed")
+    bench.ledger.repairs.end("a", work.token, Event.PASSED, "passed")
     assert bench.state("a") == "ready"
-    assert bench.ledger.devices(["a"])["a"].failures == ()
+    assert bench.ledger.devices.rows(["a"])["a"].failures == ()
     _fail(bench, grab)
     _fail(bench, grab)
     assert bench.state("a") == "ready"
@@ -235,8 +285,8 @@ def test_draining_does_not_end_quarantine(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     for _ in range(3):
         _fail(bench, grab)
-    bench.ledger.event("a", Event.DRAIN, "look at it")
-    assert bench.ledger.event("a", Event.UNDRAIN, "") == "quarantined"
+    bench.ledger.devices.event("a", Event.DRAIN, "look at it")
+    assert bench.ledger.devices.event("a", Event.UNDRAIN, "") == "quarantined"
 
 
 def test_a_failed_probation_and_a_killed_one_lead_back_to_quarantine(
@@ -245,12 +295,12 @@ def test_a_failed_probation_and_a_killed_one_lead_back_to_quarantine(
     bench.add("a")
     for _ in range(3):
         _fail(bench, grab)
-    work = bench.ledger.begin_work("a", process(2))
+    work = bench.ledger.repairs.begin("a", process(2), force=True)
     assert work is not None
-    bench.ledger.end_work("a", work.token, Event.NOT_PASSED, "bad file", retry_in_s=60)
+    bench.ledger.repairs.end("a", work.token, Event.NOT_PASSED, "bad file", retry_in_s=60)
     assert bench.state("a") == "quarantined"
-    assert bench.ledger.begin_work("a", process(2)) is None
-    assert bench.ledger.begin_work("a", process(2), force=True)
+    assert bench.ledger.repairs.begin("a", process(2)) is None
+    assert bench.ledger.repairs.begin("a", process(2), force=True)
     bench.dead.add(2)
     bench.ledger.reconcile()
     assert bench.state("a") == "quarantined"
@@ -264,12 +314,12 @@ def test_what_says_nothing_of_the_device_does_not_count(bench: Bench, grab: Grab
 
 
 def test_a_device_that_was_nameless_while_absent_gets_its_key(bench: Bench) -> None:
-    key = bench.ledger.register_absent("phone", "android:S1", "not there")
+    key = bench.ledger.devices.register_absent("phone", "android:S1", "not there")
     assert bench.state(key) == "absent"
-    bench.ledger.register_found("hardware:X", "phone", "android:S1", Facts("SM8750"))
+    bench.ledger.devices.register_found("hardware:X", "phone", "android:S1", Facts("SM8750"))
     assert bench.state("hardware:X") == "ready"
-    assert bench.ledger.devices([key]) == {}
-    assert bench.ledger.register_absent("phone", "android:S1", "unplugged") == "hardware:X"
+    assert bench.ledger.devices.rows([key]) == {}
+    assert bench.ledger.devices.register_absent("phone", "android:S1", "unplugged") == "hardware:X"
     assert (bench.state("hardware:X"), bench.reason("hardware:X")) == ("absent", "unplugged")
 
 
@@ -285,8 +335,8 @@ def test_contradictions_are_repaired(bench: Bench, grab: Grab) -> None:
 def test_history_says_what_happened_and_stays_short(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     for _ in range(150):
-        bench.ledger.release(grab(1, "a"), ["a"])
-    entries = bench.ledger.history("a")
+        bench.ledger.leases.release(grab(1, "a"), ["a"])
+    entries = bench.ledger.devices.history("a")
     assert len(entries) == 200
     assert entries[-1].text == "leased -> ready: released"
 
@@ -335,21 +385,21 @@ def test_a_ledger_of_the_first_format_is_brought_up_to_date(bench: Bench, grab: 
         db.execute("UPDATE devices SET fence = 'known'")
         db.execute("PRAGMA user_version = 1")
     bench.database.close()
-    assert bench.ledger.fence_of("a") == KnownFence("known")
-    assert bench.ledger.facts_version() == 0
-    bench.ledger.set_free_bytes("a", 1)
-    assert bench.ledger.facts_version() == 1
-    assert bench.ledger.release(token, ["a"], unused=["a"]) == {"a"}
-    assert bench.ledger.fence_of("a").quiet == token
+    assert bench.ledger.devices.fence_of("a") == KnownFence("known")
+    assert bench.ledger.devices.facts_version() == 0
+    bench.ledger.devices.set_free_bytes("a", 1)
+    assert bench.ledger.devices.facts_version() == 1
+    assert bench.ledger.leases.release(token, ["a"], unused=["a"]) == {"a"}
+    assert bench.ledger.devices.fence_of("a").quiet == token
 
 
 def test_a_late_release_makes_no_lease_quiet(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     late = grab(1, "a")
-    bench.ledger.release(late, ["a"])
+    bench.ledger.leases.release(late, ["a"])
     grab(2, "a")
-    bench.ledger.release(late, ["a"], unused=["a"])
-    assert bench.ledger.fence_of("a").quiet == 0
+    bench.ledger.leases.release(late, ["a"], unused=["a"])
+    assert bench.ledger.devices.fence_of("a").quiet == 0
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -369,3 +419,106 @@ def test_a_transaction_that_fails_changes_nothing(bench: Bench) -> None:
     with pytest.raises(RuntimeError):
         fail()
     assert bench.state("a") == "ready"
+
+
+def test_a_lease_that_lost_one_of_its_devices_gets_no_higher_token(
+    bench: Bench, grab: Grab
+) -> None:
+    """With it, its late claim would shut out who holds that device now."""
+    bench.add("a", "b")
+    token = grab(1, "a", "b")
+    bench.ledger.leases.release(token, ["b"], "taken by a person")
+    new = grab(2, "b")
+    assert bench.ledger.leases.raise_token(token, new, 2) is None
+    assert bench.ledger.leases.holds(token, "a")
+    assert bench.ledger.leases.holds(new, "b")
+
+
+def test_a_lease_that_ran_out_gets_no_higher_token(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    token = grab(1, "a")
+    bench.clock.time += TTL_S
+    assert bench.ledger.leases.raise_token(token, 5000, 1) is None
+
+
+@pytest.mark.parametrize("end", ["killed", "asleep"])
+def test_what_a_holder_reported_counts_if_it_dies_before_the_release(
+    bench: Bench, grab: Grab, end: str
+) -> None:
+    def die(pid: int) -> None:
+        if end == "killed":
+            bench.dead.add(pid)
+        bench.clock.time += TTL_S
+        bench.ledger.reconcile()
+
+    bench.add("a", "b")
+    token = grab(1, "a")
+    bench.ledger.leases.report("a", token, LOST)
+    die(1)
+    assert (bench.state("a"), bench.reason("a")) == ("recovering", "it went away")
+    assert "a" in bench.ledger.repairs.due()
+    for pid in (2, 3, 4):
+        token = grab(pid, "b")
+        bench.ledger.leases.report("b", token, BAD_RUN)
+        die(pid)
+    assert bench.state("b") == "quarantined"
+
+
+def test_a_distrusted_device_that_comes_back_is_quarantined(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    for _ in range(2):
+        _fail(bench, grab)
+    _fail(bench, grab, LOST)
+    work = bench.ledger.repairs.begin("a", process(2))
+    assert work is not None
+    bench.ledger.repairs.end("a", work.token, Event.GAVE_UP, "unplugged")
+    assert bench.state("a") == "absent"
+    bench.add("a")  # it was plugged in again, and found
+    assert bench.state("a") == "quarantined"
+
+
+@pytest.mark.parametrize("quarantined", [False, True])
+def test_a_drain_that_is_taken_back_during_a_repair_does_not_make_the_device_ready(
+    bench: Bench, grab: Grab, *, quarantined: bool
+) -> None:
+    bench.add("a")
+    for _ in range(2):
+        _fail(bench, grab)
+    _fail(bench, grab, BAD_RUN if quarantined else LOST)
+    work = bench.ledger.repairs.begin("a", process(2), force=True)
+    assert work is not None
+    bench.ledger.devices.event("a", Event.DRAIN, "a look")
+    bench.ledger.devices.event("a", Event.UNDRAIN, "")
+    ended = Event.NOT_PASSED if quarantined else Event.GAVE_UP
+    bench.ledger.repairs.end("a", work.token, ended, "no better", retry_in_s=60)
+    bench.ledger.reconcile()
+    assert bench.state("a") == ("quarantined" if quarantined else "absent")
+
+
+def test_a_wall_clock_that_is_set_back_puts_off_no_repair(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    _fail(bench, grab, LOST)
+    work = bench.ledger.repairs.begin("a", process(2))
+    assert work is not None
+    bench.ledger.repairs.end("a", work.token, Event.GAVE_UP, "dead", retry_in_s=100)
+    assert bench.ledger.repairs.begin("a", process(2)) is None
+    bench.clock.set_by -= 365 * 86_400
+    assert "a" in bench.ledger.repairs.due()
+    assert bench.ledger.repairs.begin("a", process(2))
+
+
+def test_who_waits_longest_for_a_repair_comes_first(bench: Bench, grab: Grab) -> None:
+    names = [f"d{n:02}" for n in range(20)]
+    bench.add(*names)
+    for name in names:
+        token = grab(1, name)
+        bench.ledger.leases.report(name, token, LOST)
+        bench.ledger.leases.release(token, [name])
+    order = names[7:] + names[:7]
+    for name in order:
+        work = bench.ledger.repairs.begin(name, process(2))
+        assert work is not None
+        bench.ledger.repairs.end(name, work.token, Event.GAVE_UP, "dead", retry_in_s=10)
+        bench.clock.time += 1
+    bench.clock.time += 100
+    assert list(bench.ledger.repairs.due()) == order

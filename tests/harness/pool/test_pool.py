@@ -35,6 +35,7 @@ from harness.pool.leased_device import LeasedDevice
 from harness.pool.members import Member
 from harness.pool.opening import DeviceOpener
 from harness.pool.pool import Pool
+from harness.pool.rows import Facts, KnownFence
 from harness.virtual import manager
 
 ANY = Requirement()
@@ -212,10 +213,12 @@ def test_a_late_holder_is_refused_by_the_device(open_pool: OpenPool, tmp_path: P
             with pytest.raises(LeaseLostError, match="went to another"):
                 touch()
         assert b"late" not in b"".join(said)
+        with pytest.raises(LeaseLostError, match=r"\(pid \d+\) took it back, at \d\d:"):
+            late.device.shell("true")
         assert lease.device.shell(["ls", f"{root}/late"]).stdout == ""
         boot = lease.device.boot_id()
         late.release()
-        assert old.ledger.holds(lease.token, lease.device.key)
+        assert old.ledger.leases.holds(lease.token, lease.device.key)
         assert lease.device.boot_id() == boot
 
 
@@ -229,6 +232,7 @@ from harness.pool.config import parse_config
 from harness.pool.members import Member
 from harness.pool.opening import DeviceOpener
 from harness.pool.pool import Pool
+from harness.pool.rows import Facts, KnownFence
 
 name, ledger, ttl = sys.argv[1:]
 config = parse_config("lease: {ttl_s: " + ttl + "}")
@@ -345,10 +349,10 @@ def test_only_a_lease_under_which_nothing_was_done_is_quiet(open_pool: OpenPool)
     pool = open_pool(count=1)
     with pool.acquire(ANY, timeout_s=15) as lease:
         key = lease.device.key
-    assert pool.ledger.fence_of(key).quiet == lease.token
+    assert pool.ledger.devices.fence_of(key).quiet == lease.token
     with pool.acquire(ANY, timeout_s=15) as used:
         used.device.shell("setsid sleep 73 >/dev/null 2>&1 &")
-    assert pool.ledger.fence_of(key).quiet == lease.token
+    assert pool.ledger.devices.fence_of(key).quiet == lease.token
     with pool.acquire(ANY, timeout_s=15) as lease:
         mark = f"QNNFARM_FENCE={lease.device.fence.id}.{used.token}."
         count = f"grep -lsF {mark} /proc/[0-9]*/environ | wc -l"
@@ -382,11 +386,11 @@ def test_who_waits_can_give_up_and_keeps_the_place_until_then(open_pool: OpenPoo
 
     with pool.acquire(ANY, timeout_s=15, purpose="first"), ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(wait)
-        while not pool.ledger.queue():
+        while not pool.ledger.tickets.waiting():
             time.sleep(0.01)
         given_up.set()
         assert "first" in waiting.result(timeout=30)
-    assert pool.ledger.queue() == []
+    assert pool.ledger.tickets.waiting() == []
     assert states(pool) == ["ready"]
 
 
@@ -424,18 +428,52 @@ def test_a_timeout_names_the_command_and_leaves_no_process(open_pool: OpenPool) 
     assert states(pool) == ["ready"]
 
 
+def test_what_we_do_to_a_device_ourselves_is_named_in_words(open_pool: OpenPool) -> None:
+    pool = open_pool(count=1)
+    with pool.acquire(ANY, timeout_s=15) as lease:
+        device, root = lease.device.unleased, lease.device.work_root
+        ours = f"sh {lease.device.fence.scripts}/verify.sh {root}"
+        with pytest.raises(DeviceCommandError) as caught:
+            lease.device.shell(f"{ours} /nowhere/at/all; exit 9")
+        assert caught.value.command == "checking its files"
+    device.shell(f"mv {root}/fence {root}/kept; echo >{root}/fence")
+    try:
+        with pytest.raises(LeaseTimeoutError):
+            pool.acquire(ANY, timeout_s=2)
+        told = [e.text for e in pool.history(pool.members()[0].name)]
+    finally:
+        device.shell(f"rm -f {root}/fence; mv {root}/kept {root}/fence")
+    assert any("claiming its lease" in text for text in told), told
+    assert not [text for text in told if ".sh" in text or "exec" in text]
+
+
+def test_evidence_names_a_device_as_people_do(open_pool: OpenPool, names: tuple[str, str]) -> None:
+    pool = open_pool()
+    device = pool.members()[0]
+    key, other = (pool.ledger.devices.keys_of([str(m.spec)])[str(m.spec)] for m in pool.members())
+    # Since it was last seen, another device took its place.
+    pool.ledger.devices.register_found(other, names[0], str(device.spec), Facts("SM8750", "v79"))
+    pool.ledger.devices.set_fence(other, KnownFence("", "", 0))
+    with pool.acquire(Requirement(name=names[0]), timeout_s=15) as lease:
+        assert lease.device.key == key
+    (told,) = [e.text for e in pool.ledger.devices.history(other) if "no adb device" in e.text]
+    assert f"no adb device '{names[0]}'" in told
+    assert "hardware:" not in told
+    assert key.removeprefix("hardware:") in told
+
+
 def _fail(pool: Pool) -> None:
     with pool.acquire(ANY, timeout_s=15) as lease:
         lease.report(RunnerError(lease.device.serial, "genie", "crashed", 139, ""))
 
 
 def test_quarantine_ends_with_a_probation_run(open_pool: OpenPool) -> None:
-    pool = open_pool(count=1)
+    pool = open_pool("quarantine: {backoff_s: 0.2}", count=1)
     for _ in range(3):
         _fail(pool)
     (member,) = pool.members()
     assert member.state is MemberState.QUARANTINED
-    assert len(member.failures) == 3
+    assert (len(member.failures), member.weight, member.limit) == (3, 3.0, 3.0)
     with pool.acquire(ANY, timeout_s=60):  # whoever waits sees to it
         pass
     assert states(pool) == ["ready"]
@@ -509,8 +547,8 @@ def test_the_state_of_a_pool_is_json_for_programs(pool: Pool) -> None:
 def test_space_that_vanished_meanwhile_is_not_the_devices_fault(open_pool: OpenPool) -> None:
     pool = open_pool(count=1)
     spec = str(pool.members()[0].spec)
-    key = pool.ledger.keys_of([spec])[spec]
-    pool.ledger.set_free_bytes(key, 1 << 62)
+    key = pool.ledger.devices.keys_of([spec])[spec]
+    pool.ledger.devices.set_free_bytes(key, 1 << 62)
     with pytest.raises(RequirementError, match="free bytes"):
         pool.acquire(Requirement(min_free_bytes=1 << 60), timeout_s=30)
     (member,) = pool.members()

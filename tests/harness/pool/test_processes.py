@@ -30,21 +30,21 @@ folder, action, ttl, count, rounds = Path(sys.argv[1]), sys.argv[2], *map(int, s
 ledger = Ledger(Database(folder / "pool.db"), SystemClock(), ttl_s=ttl, rule=QuarantineRule())
 me = this_process()
 for _ in range(rounds):
-    ticket = ledger.enqueue(me, ["a", "b", "c"][: int(sys.argv[6])], count)
-    while not (rows := ledger.try_grant(ticket, me)):
+    ticket = ledger.tickets.enqueue(me, ["a", "b", "c"][: int(sys.argv[6])], count)
+    while not (rows := ledger.tickets.try_grant(ticket, me)):
         time.sleep(0.005)
-    ledger.settle(ticket)
+    ledger.tickets.settle(ticket)
     token, keys = rows[0].token, [row.key for row in rows]
     for key in keys:  # a second holder would fail here
         os.close(os.open(folder / f"held-{key}", os.O_CREAT | os.O_EXCL))
     if action == "hold":
         print(token, flush=True)
         sys.stdin.read()
-        print(json.dumps(ledger.heartbeat({token: len(keys)})[token]), flush=True)
+        print(json.dumps(ledger.leases.heartbeat({token: len(keys)})[token]), flush=True)
         sys.exit()
     for key in keys:
         (folder / f"held-{key}").unlink()
-    assert ledger.release(token, keys) == set(keys)
+    assert ledger.leases.release(token, keys) == set(keys)
     print(json.dumps([ticket, token]), flush=True)
 """
 
@@ -65,7 +65,7 @@ def start(
 def ledger(tmp_path: Path) -> Ledger:
     made = Ledger(Database(tmp_path / "pool.db"), SystemClock(), ttl_s=30, rule=QuarantineRule())
     for key in "abc":
-        made.register_found(key, key, f"spec:{key}", Facts())
+        made.devices.register_found(key, key, f"spec:{key}", Facts())
     return made
 
 
@@ -79,8 +79,8 @@ def test_processes_contend_and_all_are_served_once(tmp_path: Path, ledger: Ledge
     assert len(served) == 5 * 12
     tokens = [token for _, token in served]
     assert len(set(tokens)) == len(tokens)
-    assert {str(row.state) for row in ledger.devices("abc").values()} == {"ready"}
-    assert ledger.queue() == []
+    assert {str(row.state) for row in ledger.devices.rows("abc").values()} == {"ready"}
+    assert ledger.tickets.waiting() == []
 
 
 def test_of_one_device_the_grants_come_in_the_order_of_the_tickets(
@@ -99,7 +99,7 @@ def test_of_one_device_the_grants_come_in_the_order_of_the_tickets(
 def wait_for_grant(ledger: Ledger, ticket: int, *, timeout_s: float = 30) -> int:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        rows = ledger.try_grant(ticket, this_process())
+        rows = ledger.tickets.try_grant(ticket, this_process())
         if rows:
             return rows[0].token
         time.sleep(0.02)
@@ -110,11 +110,12 @@ def test_kill_9_of_a_holder_frees_its_devices(tmp_path: Path, ledger: Ledger) ->
     holder = start(tmp_path, "hold", ttl=3600, count=3)
     assert holder.stdout is not None
     token = int(holder.stdout.readline())
-    ticket = ledger.enqueue(this_process(), ["a", "b", "c"], 3)
-    assert ledger.try_grant(ticket, this_process()) is None
+    ticket = ledger.tickets.enqueue(this_process(), ["a", "b", "c"], 3)
+    assert ledger.tickets.try_grant(ticket, this_process()) is None
     holder.kill()
     holder.wait()
-    rows = ledger.try_grant(ticket, this_process())  # at once: an hour's TTL is not waited for
+    # At once: an hour's TTL is not waited for.
+    rows = ledger.tickets.try_grant(ticket, this_process())
     assert rows is not None
     assert rows[0].token > token
     holder.communicate()
@@ -125,12 +126,12 @@ def test_a_suspended_holder_loses_its_lease_and_is_told(tmp_path: Path, ledger: 
     assert holder.stdout is not None
     token = int(holder.stdout.readline())
     os.kill(holder.pid, signal.SIGSTOP)
-    ticket = ledger.enqueue(this_process(), ["a"], 1)
+    ticket = ledger.tickets.enqueue(this_process(), ["a"], 1)
     assert wait_for_grant(ledger, ticket) > token
     os.kill(holder.pid, signal.SIGCONT)
     said, _ = holder.communicate("", timeout=30)
     assert json.loads(said) is None
-    assert ledger.devices(["a"])["a"].lease is not None
+    assert ledger.devices.rows(["a"])["a"].lease is not None
 
 
 def test_a_killed_process_in_a_transaction_leaves_the_ledger_whole(
@@ -147,7 +148,7 @@ with Database(Path(sys.argv[1])).writing() as db:
     words = [sys.executable, "-c", program, str(tmp_path / "pool.db")]
     done = subprocess.run(words, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert set(ledger.devices("abc")) == set("abc")
+    assert set(ledger.devices.rows("abc")) == set("abc")
 
 
 def test_many_processes_make_the_ledger_at_once(tmp_path: Path) -> None:

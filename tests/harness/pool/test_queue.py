@@ -92,3 +92,12 @@ def test_a_request_that_cannot_be_met_for_now_keeps_its_place_but_no_devices() -
 def test_an_earlier_request_makes_room_where_it_can() -> None:
     any_device, only_a = Claim(1, ("a", "b"), 1), Claim(2, ("a",), 1)
     assert serve([any_device, only_a], {"a", "b"}, set()) == {1: ["b"], 2: ["a"]}
+
+
+def test_a_long_chain_of_tickets_that_make_room_is_walked() -> None:
+    """Each of them can do with its device or the next; the last to come wants the first's."""
+    names = [f"d{number:04}" for number in range(2001)]
+    claims = [Claim(n, (names[n], names[n + 1]), 1) for n in range(2000)]
+    served = serve([*claims, Claim(2000, (names[0],), 1)], frozenset(names), frozenset())
+    assert len(served) == 2001
+    assert served[2000] == [names[0]]

@@ -194,14 +194,14 @@ recovery:
     assert pool.recover("dut") is MemberState.ABSENT
     assert log.read_text() == f"dut {virtual.serial}\n"
     assert pool.members()[0].reason.startswith("power_cycle: ")
-    row = pool.ledger.devices([f"android:{virtual.serial}", *_keys(pool)])
+    row = pool.ledger.devices.rows([f"android:{virtual.serial}", *_keys(pool)])
     assert {found.attempts for found in row.values()} == {1}
     pool.upkeep.work(Member("dut", DeviceSpec("android", virtual.serial)), _keys(pool)[0])
     assert log.read_text() == f"dut {virtual.serial}\n"  # it is not due
 
 
 def _keys(pool: Pool) -> list[str]:
-    return list(pool.ledger.keys_of([str(pool.members()[0].spec)]).values())
+    return list(pool.ledger.devices.keys_of([str(pool.members()[0].spec)]).values())
 
 
 def test_the_death_of_the_adb_server_is_not_the_devices(
@@ -238,10 +238,10 @@ def test_an_adb_server_of_ours_is_restarted_but_not_under_others(
     try:
         assert pool.recover("dut") is MemberState.ABSENT
         assert "took longer" in pool.members()[0].reason
-        pool.ledger.register_found("other", "other", "android:other", Facts())
+        pool.ledger.devices.register_found("other", "other", "android:other", Facts())
         me = this_process()
-        ticket = pool.ledger.enqueue(me, ["other"], 1)
-        assert pool.ledger.try_grant(ticket, me)
+        ticket = pool.ledger.tickets.enqueue(me, ["other"], 1)
+        assert pool.ledger.tickets.try_grant(ticket, me)
         assert pool.recover("dut") is MemberState.ABSENT
         assert "devices that are in use" in pool.members()[0].reason
     finally:

@@ -1,0 +1,60 @@
+"""Saying what cells wait for: once it has lasted, and again when the reason is another."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from harness.plans.seams import Observer
+from harness.pool.base import MemberStatus, Requirement
+from harness.pool.waiting import in_the_way, situation
+
+AFTER_S = 2.0
+"""What takes less is not worth a line."""
+_MOST = 8
+_NOTHING_TOLD = ""
+
+
+class WaitingNotices:
+    """Tells an observer why cells get no device. Not for several threads.
+
+    Args:
+        own: as the pool shows who holds a device under a lease of this run.
+    """
+
+    def __init__(self, observer: Observer, *, own: str = "", after_s: float = AFTER_S) -> None:
+        self._own = own
+        self._observer = observer
+        self._after_s = after_s
+        self._since: dict[Requirement, float] = {}
+        self._told: dict[Requirement, frozenset[tuple[str, str]]] = {}
+        self._more = _NOTHING_TOLD
+
+    def look(self, starving: Mapping[Requirement, Sequence[MemberStatus]]) -> None:
+        """Tell what has to be told now.
+
+        Args:
+            starving: what cells wait for without any device, with the devices that would do.
+        """
+        at = time.monotonic()
+        for over in self._since.keys() - starving.keys():
+            del self._since[over]
+            if self._told.pop(over, None) is not None:
+                self._observer.waiting(str(over), "")
+        more = 0
+        for wanted, members in starving.items():
+            if at - self._since.setdefault(wanted, at) < self._after_s:
+                continue
+            if wanted not in self._told and len(self._told) >= _MOST:
+                more += 1
+            elif self._told.get(wanted) != (found := situation(members)):
+                self._told[wanted] = found
+                self._observer.waiting(str(wanted), in_the_way(members, own=self._own))
+        self._tell_of_more(f"{more} more kinds of device" if more else _NOTHING_TOLD)
+
+    def _tell_of_more(self, words: str) -> None:
+        if words == self._more:
+            return
+        if self._more:
+            self._observer.waiting(self._more, "")
+        if words:
+            self._observer.waiting(words, "none can be had")
+        self._more = words

@@ -1,0 +1,53 @@
+"""Why whoever waits for a device waits, for people."""
+
+import time
+from collections.abc import Sequence
+
+from harness.errors import one_line
+from harness.pool.base import MemberState, MemberStatus
+from harness.pool.clock import on_the_wall
+
+_MOST_MEMBERS = 6
+_AWAY = {MemberState.ABSENT, MemberState.RECOVERING}
+_DISTRUSTED = {MemberState.QUARANTINED, MemberState.PROBATION}
+
+
+def in_the_way(members: Sequence[MemberStatus], *, own: str = "") -> str:
+    """Who holds each of those devices since when, or why it is out.
+
+    Args:
+        own: the holder that waits: what it holds is being claimed.
+    """
+    told = [_reason(member, own) for member in members[:_MOST_MEMBERS]]
+    if len(members) > _MOST_MEMBERS:
+        told.append(f"and {len(members) - _MOST_MEMBERS} more")
+    return "; ".join(told) or "the pool has no such device now"
+
+
+def situation(members: Sequence[MemberStatus]) -> frozenset[tuple[str, str]]:
+    """What is another one only when a person would say that the reason is another.
+
+    A device that is looked for again and again goes from absent to recovering and back.
+    """
+    return frozenset((member.name, _kind(member)) for member in members)
+
+
+def _kind(member: MemberStatus) -> str:
+    if member.state in _AWAY:
+        return "away"
+    if member.state in _DISTRUSTED:
+        return "distrusted"
+    return f"held by {member.holder}" if member.holder else f"{member.state}: {member.reason}"
+
+
+def _reason(member: MemberStatus, own: str) -> str:
+    name, since = one_line(member.name, 80), on_the_wall(member.since, time.time())
+    repaired = member.state in _AWAY | _DISTRUSTED
+    if own and member.holder == own:
+        return f"{name} is being claimed since {since}"
+    if member.holder and not repaired:
+        return f"{name} is held by {one_line(member.holder)} since {since}"
+    if member.state is MemberState.READY:
+        return f"{name} is kept for somebody who came before"
+    reason = f" ({one_line(member.reason, 120)})" if member.reason else ""
+    return f"{name} is {member.state}{reason} since {since}"

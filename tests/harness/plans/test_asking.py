@@ -1,0 +1,84 @@
+"""What the scheduler asks the pool for, where not every device will do, or not all can be had."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.errors import DeviceLostError
+from harness.plans.journal import Journal
+from harness.plans.outcome import Summary
+from harness.plans.scheduler import MatrixOptions, run_matrix
+from harness.pool.base import MemberState, Requirement
+from tests.harness.plans.farm import HandPool, HandRunner, cells, members
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "plan.jsonl") as journal:
+        journal.begin("plan", "0" * 32, fresh=False)
+        yield journal
+
+
+def statuses(summary: Summary) -> dict[str, str]:
+    return {outcome.cell.label: outcome.status for outcome in summary.outcomes}
+
+
+def test_a_device_that_is_away_is_no_other_to_try_again_on(journal: Journal) -> None:
+    there = members("a")
+    away = [replace(member, state=MemberState.ABSENT) for member in members("b")]
+    tries = itertools.count()
+
+    def fails_once(*_: object) -> None:
+        if not next(tries):
+            raise DeviceLostError("serial-of-a", "a push", "closed")
+
+    runner, options = HandRunner(fails_once), MatrixOptions(lease_s=10)
+    pool = HandPool(there + away, away={"b"})
+    summary = run_matrix(cells(1), pool, runner, journal, options=options)
+    assert statuses(summary) == {"cell-0": "done"}
+    assert [member for _, member in runner.ran] == ["a", "a"]
+
+
+def test_a_device_that_the_pool_refuses_is_no_other_to_try_again_on(journal: Journal) -> None:
+    """By what the plan knows it would do; the pool knows that it is full."""
+    tries = itertools.count()
+
+    def fails_once(*_: object) -> None:
+        if not next(tries):
+            raise DeviceLostError("serial-of-a", "a push", "closed")
+
+    runner, options = HandRunner(fails_once), MatrixOptions(lease_s=10)
+    pool = HandPool(members("a", "b"), refused={"b"})
+    summary = run_matrix(cells(1), pool, runner, journal, options=options)
+    assert statuses(summary) == {"cell-0": "done"}
+    assert [member for _, member in runner.ran] == ["a", "a"]
+
+
+@pytest.mark.parametrize(("limit", "taken"), [(None, 20), (1, 1), (2, 3)])
+def test_requests_for_what_others_hold_do_not_keep_the_rest_waiting(
+    journal: Journal, limit: int | None, taken: int
+) -> None:
+    names = [f"d{number:02}" for number in range(25)]
+    todo = [
+        cell
+        for number, name in enumerate(names)
+        for cell in cells(1, Requirement(name=name), first=number)
+    ]
+    states = [MemberState.LEASED] * taken + [MemberState.READY] * (25 - taken)
+    there = [replace(m, state=s) for m, s in zip(members(*names), states, strict=True)]
+    pool = HandPool(there, away=set(names[:taken]))
+    options = MatrixOptions(max_parallel=limit, lease_s=2)
+    summary = run_matrix(todo, pool, HandRunner(), journal, options=options)
+    assert [o.status for o in summary.outcomes] == ["failed"] * taken + ["done"] * (25 - taken)
+
+
+def test_what_a_limit_of_ours_keeps_waiting_is_not_without_a_device(journal: Journal) -> None:
+    todo = cells(4, Requirement(name="a")) + cells(1, Requirement(name="b"), first=4)
+    runner = HandRunner(lambda *_: time.sleep(0.5))
+    options = MatrixOptions(max_parallel=1, lease_s=0.7)
+    summary = run_matrix(todo, HandPool(members("a", "b")), runner, journal, options=options)
+    assert set(statuses(summary).values()) == {"done"}

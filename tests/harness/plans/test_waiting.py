@@ -1,0 +1,62 @@
+"""What cells wait for is said once it has lasted, and again when the reason is another."""
+
+from dataclasses import replace
+
+from harness.devices.spec import DeviceSpec
+from harness.plans.seams import Silent
+from harness.plans.waiting import WaitingNotices
+from harness.pool.base import MemberState, MemberStatus, Requirement
+
+PHONE = MemberStatus(
+    "phone", DeviceSpec("android", "phone"), frozenset(), MemberState.LEASED, "held", 0.0,
+    holder="ann: pytest (pid 7): nightly", token=3,
+)  # fmt: skip
+ANY, HOT = Requirement(), Requirement(tags=frozenset({"hot"}))
+
+
+class Told(Silent):
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def waiting(self, wanted: str, reason: str) -> None:
+        self.lines.append((wanted, reason))
+
+
+def test_each_reason_is_told_once() -> None:
+    told = Told()
+    notices = WaitingNotices(told, own="me (pid 1): qnnfarm run", after_s=0)
+    drained = replace(PHONE, state=MemberState.DRAINING, holder="", reason="swollen\x1b[2J")
+    away = replace(PHONE, state=MemberState.ABSENT, holder="", reason="it does not answer")
+    again = replace(away, state=MemberState.RECOVERING, reason="looked for again", since=9.0)
+    mine = replace(PHONE, holder="me (pid 1): qnnfarm run")
+    for member in (PHONE, PHONE, drained, drained, away, again, away, mine):
+        notices.look({ANY: [member]})
+    notices.look({})
+    notices.look({})
+    wanted, reasons = zip(*told.lines, strict=True)
+    assert set(wanted) == {"any device"}
+    held, out, gone, claimed, over = reasons
+    assert held.startswith("phone is held by ann: pytest (pid 7): nightly since ")
+    assert out.startswith("phone is draining (swollen [2J) since ")
+    assert gone.startswith("phone is absent (it does not answer) since ")
+    assert claimed.startswith("phone is being claimed since ")
+    assert over == ""
+
+
+def test_what_is_over_soon_is_not_worth_a_line() -> None:
+    told = Told()
+    notices = WaitingNotices(told, after_s=3600)
+    notices.look({ANY: [PHONE]})
+    notices.look({HOT: []})
+    assert told.lines == []
+
+
+def test_many_kinds_of_device_are_not_a_line_each() -> None:
+    told = Told()
+    notices = WaitingNotices(told, after_s=0)
+    many = {Requirement(name=f"phone-{number}"): [PHONE] for number in range(50)}
+    notices.look(many)
+    notices.look(many)
+    assert [wanted for wanted, _ in told.lines[-2:]] == ["name=phone-7", "42 more kinds of device"]
+    notices.look({})
+    assert ("42 more kinds of device", "") in told.lines

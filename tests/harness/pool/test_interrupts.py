@@ -1,0 +1,159 @@
+"""Ctrl-C at any line of the pool's own code leaves neither locks nor leases behind."""
+
+import itertools
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from harness.devices.spec import DeviceSpec
+from harness.errors import DeviceLostError, LedgerError
+from harness.pool.acquire import Acquisition
+from harness.pool.base import Requirement
+from harness.pool.changes import Changes
+from harness.pool.claims import Claims, Held
+from harness.pool.fence import Fence, HigherTokenError
+from harness.pool.heart import Heart
+from harness.pool.lease import Lease
+from harness.pool.leased_device import LeasedDevice
+from harness.pool.members import Member
+from tests.harness.pool.conftest import TTL_S, Bench, process
+from tests.harness.pool.interrupts import Interrupter
+
+if TYPE_CHECKING:
+    from harness.devices.base import Device
+
+_MODULES = (
+    "acquire.py", "book.py", "database.py", "heart.py", "lease.py", "leases.py", "tickets.py",
+    "transaction.py",
+)  # fmt: skip
+
+
+class HandDevice:
+    serial = "serial"
+    work_root = "/root"
+
+
+class HandClaims:
+    """Fences nothing; the first claim of a device may find a higher token there."""
+
+    def __init__(self, higher: int = 0) -> None:
+        self._higher = higher
+
+    def claim(self, token: int, key: str, *_: object, **__: object) -> Held:
+        if token <= self._higher:
+            raise HigherTokenError(self._higher)
+        return Held(key, key, cast("Device", HandDevice()), Fence("/root", token, "id", ""))
+
+
+def acquisition(bench: Bench, heart: Heart, claims: HandClaims) -> Acquisition:
+    return Acquisition(bench.ledger, bench.clock, heart, cast("Claims", claims), process(1))
+
+
+def acquire(bench: Bench, heart: Heart, higher: int = 0, keys: str = "a") -> Lease:
+    members = {key: Member(key, DeviceSpec("android", key)) for key in keys}
+    return acquisition(bench, heart, HandClaims(higher)).run(
+        Requirement(count=len(keys)),
+        lambda: members,
+        timeout_s=10,
+        purpose="",
+        changes=Changes(),
+        while_waiting=lambda: None,
+        cancelled=lambda: False,
+    )
+
+
+def test_a_transaction_that_is_interrupted_anywhere_locks_nobody_out(bench: Bench) -> None:
+    bench.add("a")
+    for number in itertools.count(1):
+        interrupter = Interrupter(number, "book.py", "database.py")
+        if not interrupter.run(lambda: bench.ledger.devices.note("a", "what", "text")):
+            break
+        with sqlite3.connect(bench.path, timeout=0, isolation_level=None) as other:
+            other.execute("BEGIN IMMEDIATE")  # fails if the interrupted one still holds the lock
+            other.execute("ROLLBACK")
+        other.close()
+        assert bench.ledger.devices.rows(["a"]), interrupter.where
+    assert number > 5
+
+
+def test_a_request_that_is_interrupted_anywhere_leaves_no_lease_that_lives_on(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path / "pool.db")
+    bench.add("a")
+    heart = Heart(bench.ledger.leases)
+    for number in itertools.count(1):
+        granted: list[Lease] = []
+        interrupter = Interrupter(number, *_MODULES)
+        higher = bench.ledger.devices.rows(["a"])["a"].leases * 10
+        if not interrupter.run(lambda: granted.append(acquire(bench, heart, higher))):  # noqa: B023
+            break
+        assert not heart.beating, interrupter.where
+        bench.clock.time += TTL_S  # what was cut off before anybody knew of it
+        bench.ledger.reconcile()
+        assert bench.state("a") == "ready", interrupter.where
+        assert bench.ledger.tickets.waiting() == [], interrupter.where
+    assert number > 50
+    granted[0].release()
+    assert not heart.beating
+    bench.database.close()
+
+
+def test_a_lease_whose_report_fails_is_given_back_all_the_same(bench: Bench) -> None:
+    bench.add("a")
+    heart = Heart(bench.ledger.leases)
+    lease = acquire(bench, heart)
+    with bench.database.writing() as db:
+        db.execute("ALTER TABLE evidence RENAME TO elsewhere")
+    lost = DeviceLostError("serial", "a push", "closed")
+    with pytest.raises(LedgerError), lease:
+        raise lost
+    assert not heart.beating
+
+
+def test_a_grant_whose_ticket_cannot_be_settled_is_given_back(bench: Bench) -> None:
+    bench.add("a")
+    heart = Heart(bench.ledger.leases)
+    with bench.database.writing() as db:
+        db.execute(
+            "CREATE TRIGGER full BEFORE DELETE ON tickets BEGIN SELECT RAISE(ABORT, 'full'); END"
+        )
+    with pytest.raises(LedgerError):
+        acquire(bench, heart)
+    assert not heart.beating
+    assert bench.state("a") == "ready"
+
+
+def test_a_report_that_fails_while_a_grant_is_given_up_costs_no_device(bench: Bench) -> None:
+    bench.add("a")
+    heart = Heart(bench.ledger.leases)
+
+    class Failing(HandClaims):
+        def claim(self, *_: object, **__: object) -> Held:
+            raise DeviceLostError("serial", "a claim", "closed")
+
+    with bench.database.writing() as db:
+        db.execute("ALTER TABLE evidence RENAME TO elsewhere")
+    with pytest.raises(LedgerError):
+        acquisition(bench, heart, Failing()).run(
+            Requirement(),
+            lambda: {"a": Member("a", DeviceSpec("android", "a"))},
+            timeout_s=10,
+            purpose="",
+            changes=Changes(),
+            while_waiting=lambda: None,
+            cancelled=lambda: False,
+        )
+    assert not heart.beating
+
+
+def test_a_lease_that_is_begun_knows_its_devices(bench: Bench) -> None:
+    bench.add("a", "b")
+    heart = Heart(bench.ledger.leases)
+    lease = acquire(bench, heart, 700, "ab")
+    assert lease.token == 701
+    assert {type(device) for device in lease.devices} == {LeasedDevice}
+    lease.check()
+    lease.release()

@@ -1,0 +1,51 @@
+"""Upkeep that meets a bug of ours, not a failure of the device."""
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from harness.devices.base import Device
+from harness.devices.spec import DeviceSpec
+from harness.pool.claims import Claims
+from harness.pool.config import PoolConfig
+from harness.pool.evidence import Judgement
+from harness.pool.heart import Heart
+from harness.pool.members import Member
+from harness.pool.upkeep import Upkeep
+from tests.harness.pool.conftest import Bench, process
+
+if TYPE_CHECKING:
+    from harness.pool.opening import Opener
+
+
+class Broken:
+    """Opens nothing, for a reason that nobody foresaw."""
+
+    def open(self, _: Member) -> Device:
+        raise ZeroDivisionError
+
+    def forget(self, _: Member) -> None:
+        pass
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0], ids=["recovery", "probation"])
+def test_a_repair_that_crashed_is_not_begun_again_at_once(bench: Bench, weight: float) -> None:
+    bench.add("a")
+    ticket = bench.ledger.tickets.enqueue(process(1), ["a"], 1)
+    rows = bench.ledger.tickets.try_grant(ticket, process(1))
+    assert rows
+    found = Judgement("DeviceLostError", weight, recover=weight < 3, text="it went away")
+    bench.ledger.leases.report("a", rows[0].token, found)
+    bench.ledger.leases.release(rows[0].token, ["a"])
+    heart, opener = Heart(bench.ledger.leases), cast("Opener", Broken())
+    claims = Claims(bench.ledger.devices, opener, timeout_s=1)
+    config = PoolConfig()
+    upkeep = Upkeep(bench.ledger, bench.clock, heart, opener, config, claims, changed=lambda: None)
+    member = Member("a", DeviceSpec("android", "a"))
+    bench.clock.time += config.quarantine.backoff_s
+    with pytest.raises(ZeroDivisionError):
+        upkeep.work(member, "a")
+    assert bench.ledger.repairs.due() == []
+    assert not heart.beating
+    bench.clock.time += 2 * config.quarantine.backoff_s + 1
+    assert bench.ledger.repairs.due() == ["a"]
