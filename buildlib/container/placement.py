@@ -104,7 +104,9 @@ def refuse_to_lose(
     if not any(destination.iterdir()):
         return
     if not exist_ok:
-        raise ContainerExistsError(path, "is there already; name another folder, or replace it (`--overwrite`)")
+        raise ContainerExistsError(
+            path, "is there already; name another folder, or replace it (`--overwrite`)"
+        )
     if not may_replace(destination):
         raise ContainerExistsError(path, "holds something else than a container; not replaced")
 
