@@ -1,4 +1,4 @@
-"""The whole build of a model of Llama-3.2-1B's shape, timed: `python benchmarks/full_build.py`.
+"""The whole build of a model of Llama-3.2-1B's shape, timed: `python -m benchmarks.full_build`.
 
 Random weights in float32, encodings as `random_encodings` makes them, AR 1 and 128 at CL 4096, 3
 parts, weight-shared for a phone. Then the same again with nothing changed, and with one option of
@@ -15,17 +15,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[1]
-sys.path.insert(0, str(REPOSITORY))
+from benchmarks.memory_meter import MemoryMeter
+from benchmarks.random_encodings import write_random_encodings
+from benchmarks.random_llama import LLAMA_1B, make_random_llama
+from buildlib.genai import GenAIBuilderFactory
+from buildlib.graph.shape import GraphShape
+from buildlib.runner import StageRecord
+from suites.models import tiny_llama
 
-from benchmarks.memory_meter import MemoryMeter  # noqa: E402
-from benchmarks.random_encodings import write_random_encodings  # noqa: E402
-from benchmarks.random_llama import LLAMA_1B, make_random_llama  # noqa: E402
-from buildlib.genai import GenAIBuilderFactory  # noqa: E402
-from buildlib.graph.shape import GraphShape  # noqa: E402
-from buildlib.runner import StageRecord  # noqa: E402
-
-TOKENIZER = REPOSITORY / "suites" / "models" / "tiny_llama" / "tokenizer.json"
+TOKENIZER = tiny_llama.folder() / "tokenizer.json"
 AR, CL = 128, 4096
 CHANGED_OPTION = {"graphs.optimization_type": 1}
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.tcp_meter import TcpMeter
 from tests.private_adb import private_adb
+from tests.tcp_meter import TcpMeter
 
 if TYPE_CHECKING:
     from harness.devices.adb import AdbDevice

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,10 +11,7 @@ from harness.adb.client import AdbServer
 from harness.deploy.deploy import remove_run
 from harness.devices.adb import AdbDevice
 from harness.virtual.manager import VirtualDevice
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
-
-from benchmarks.tcp_meter import TcpMeter
+from tests.tcp_meter import TcpMeter
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tcp_meter import TcpMeter
 from harness.deploy.deploy import deploy, store_usage
 from harness.devices.adb import AdbDevice
+from tests.tcp_meter import TcpMeter
 
 RandomFile = Callable[[int], Path]
 Metered = tuple[AdbDevice, TcpMeter]
