@@ -9,6 +9,7 @@ from typing import Final
 _GETPROP = """\
 #!/bin/sh
 # getprop [NAME [DEFAULT]]
+case ${{1-}} in -*) echo "getprop $*: not supported" >&2; exit 1 ;; esac
 cd {properties} || exit 1
 if [ $# -eq 0 ]; then
     for key in *; do
@@ -69,6 +70,7 @@ with open(sys.argv[1], "a") as synced:
 _UPTIME = """\
 #!/bin/sh
 # uptime: since this device booted, not its host
+[ $# -eq 0 ] || {{ echo "uptime $*: not supported" >&2; exit 1; }}
 read -r booted <{properties}/ro.runtime.firstboot
 seconds=$(($(date +%s) - booted / 1000))
 minutes=$((seconds / 60 % 60))

@@ -1,7 +1,7 @@
 """What a virtual device can be told to do wrong, as one line of text each: `drop:bytes=100000`.
 
 A fault strikes at an activity (`when`): a push, a pull, a listing, a shell command, a run (a shell
-command that calls `run.sh`; a run is a shell command too), a forwarded connection. `throttle` and
+command that starts `run.sh`; a run is a shell command too), a forwarded connection. `throttle` and
 `full` are states: they hold from the moment they are told until they are cleared.
 """
 
@@ -19,9 +19,10 @@ RunnerSignal = Literal["KILL", "STOP"]
 ALWAYS: Final = 0
 """The `count` of a fault that strikes until it is cleared."""
 
+_ALWAYS = "always"
 _MAX_TEXT = 400
 _INTEGER = re.compile(r"\d{1,18}")
-_NUMBER = re.compile(r"(\d{1,12}(\.\d{1,9})?|inf)")
+_NUMBER = re.compile(r"(\d{1,18}(\.\d{1,25})?(e[+-]?\d{1,3})?|inf)")
 _WORD = re.compile(r"[A-Za-z0-9_./+-]{1,80}")
 _INF = math.inf
 
@@ -58,7 +59,7 @@ class Fault:
 
     def __str__(self) -> str:
         parts = [
-            f"{field.name}={_format(getattr(self, field.name))}"
+            f"{field.name}={_format(field.name, getattr(self, field.name))}"
             for field in sorted(fields(self), key=lambda field: field.name in _COMMON)
             if getattr(self, field.name) != field.default
         ]
@@ -235,14 +236,14 @@ def _parse(text: str, key: str, value: str, like: object) -> object:
     if isinstance(like, float) and _NUMBER.fullmatch(value):
         return float(value)
     if isinstance(like, int):
-        if key == "count" and value == "always":
+        if key == "count" and value == _ALWAYS:
             return ALWAYS
         if _INTEGER.fullmatch(value):
             return int(value)
     raise FaultSpecError(text, f"`{key}` cannot be {value!r}")
 
 
-def _format(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.9f}".rstrip("0").rstrip(".") if math.isfinite(value) else str(value)
-    return str(value)
+def _format(key: str, value: object) -> str:
+    if key == "count" and value == ALWAYS:
+        return _ALWAYS
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -25,6 +25,7 @@ from harness.virtual.shell_protocol import (
     parse_window_size,
     read_packet,
 )
+from harness.virtual.shell_text import starts
 from harness.virtual.stream import ExactReader, Stream, StreamClosedError
 
 _SHELL = "/bin/sh"
@@ -34,8 +35,8 @@ _END_OF_FILE = b"\x04"
 _INPUT_GRACE_S = 1.0
 """How long a raw command may go on after the end of its input once its client is gone."""
 _CANNOT_EXECUTE = 126
-_RUN = b"run.sh"
-"""In the commands by which a runner is started."""
+_RUN = "run.sh"
+"""Our script that starts a runner."""
 _MAX_DETAIL = 200
 
 
@@ -71,7 +72,7 @@ class _Shell:
 
     async def serve(self, stream: Stream) -> None:
         command = self._request.command or b""
-        kinds = ("shell", "run") if _RUN in command else ("shell",)
+        kinds = ("shell", "run") if starts(command, _RUN) else ("shell",)
         detail = command[:_MAX_DETAIL].decode("utf-8", "replace")
         try:
             self._activity = await self._host.faults.begin(*kinds, detail=detail)

@@ -130,6 +130,28 @@ def test_reboot_kills_everything_and_comes_back(
     assert told == b"kept\n\n2\n"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "getprop -Z",
+        "setprop one",
+        "uptime -p",
+        "reboot bootloader",
+        "settings reset global all",
+        "dumpsys battery set level 5",
+        "dumpsys meminfo",
+        "cmd package list packages",
+        "svc wifi enable",
+        "input tap 1 1",
+        "sync /none",
+    ],
+)
+def test_what_a_command_cannot_do_it_says(on_device: Adb, command: str) -> None:
+    done = on_device("shell", command)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr
+
+
 def test_the_server_reconnects_by_itself(
     start_device: Callable[..., VirtualDevice], adb: Adb
 ) -> None:

@@ -18,8 +18,9 @@ def test_faults_are_told_listed_and_cleared(start_device: Callable[..., VirtualD
     started = _qnnfarm("start", "told", "--fault", "drop:bytes=5,when=pull")
     try:
         assert started.returncode == 0, started.stderr
-        told = _qnnfarm("fault", "told", "slow:ms=1", "corrupt:file=2")
-        assert told.stdout.splitlines() == ["drop:bytes=5,when=pull", "slow:ms=1", "corrupt:file=2"]
+        more = ["slow:ms=1", "corrupt:file=2,count=always"]
+        told = _qnnfarm("fault", "told", *more)
+        assert told.stdout.splitlines() == ["drop:bytes=5,when=pull", *more]
         assert json.loads(_qnnfarm("fault", "told", "--clear", "--json").stdout) == []
         events = json.loads(_qnnfarm("fault", "told", "--events", "--json").stdout)
         assert [event["kind"] for event in events] == ["booted", *["armed"] * 3, *["cleared"] * 3]

@@ -22,8 +22,6 @@ from harness.virtual.faults import (
     parse_fault,
 )
 
-_MILLIS = st.integers(0, 10**6).map(lambda n: n / 1000)
-
 
 def _values(kind: type[Fault], name: str, default: object) -> st.SearchStrategy[object]:
     low, high = kind.bounds.get(name, (0, 10**6))
@@ -35,7 +33,7 @@ def _values(kind: type[Fault], name: str, default: object) -> st.SearchStrategy[
         case "match":
             return st.from_regex(r"[a-z_.]{1,20}", fullmatch=True)
     if isinstance(default, float):
-        return _MILLIS.filter(lambda value: low <= value <= high)
+        return st.floats(low, high)
     return st.integers(int(low), int(min(high, 10**6)))
 
 
@@ -52,6 +50,21 @@ def _faults(draw: st.DrawFn) -> Fault:
 @given(_faults())
 def test_what_is_written_is_read(fault: Fault) -> None:
     assert parse_fault(str(fault)) == fault
+
+
+@pytest.mark.parametrize(
+    ("text", "listed"),
+    [
+        ("corrupt:count=always", "corrupt:count=always"),
+        ("drop:count=0", "drop:count=always"),
+        ("full:count=always", "full"),
+        ("stall:seconds=0.10,bytes=007", "stall:seconds=0.1,bytes=7"),
+        ("power:after=0.0000000001", "power:after=1e-10"),
+        ("slow:rate=10000000000000.0", "slow:rate=10000000000000"),
+    ],
+)
+def test_how_it_is_listed(text: str, listed: str) -> None:
+    assert str(parse_fault(text)) == listed
 
 
 @pytest.mark.parametrize(

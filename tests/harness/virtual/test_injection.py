@@ -19,6 +19,8 @@ from harness.virtual.namespace import NamespaceKind
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
 _PATIENCE_S = 40
 _TO = "/data/local/tmp/file"
+_RUN = "sh run.sh; sleep 60"
+"""A run to the device; that no such script is there comes later."""
 
 
 @pytest.fixture(scope="module", params=["best", "none"])
@@ -164,7 +166,7 @@ def test_a_full_disk_is_an_error_of_what_writes_and_kills_nobody(
 def test_a_reboot_in_the_middle_of_a_run(struck: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
     _inject(struck, "reboot:after=0.2,when=run")
     before = on_struck("shell", "getprop ro.runtime.firstboot").stdout
-    assert on_struck("shell", ": run.sh; sleep 60").returncode != 0
+    assert on_struck("shell", _RUN).returncode != 0
     _wait(lambda: _answers(struck, adb))
     assert on_struck("shell", "getprop ro.runtime.firstboot").stdout != before
     assert on_struck("shell", "getprop ro.boot.bootreason").stdout == b"reboot\n"
@@ -181,7 +183,7 @@ def test_a_power_cut_loses_what_was_not_synced(
     write = f"until [ fresh -nt {synced} ]; do echo lost >fresh; done"
     on_struck("shell", f"cd $TMPDIR; echo kept >synced; sync; {write}")
     _inject(struck, "power:off=inf,unsynced=60,when=run")
-    assert on_struck("shell", ": run.sh; sleep 60").returncode != 0
+    assert on_struck("shell", _RUN).returncode != 0
     _wait(lambda: manager.events(struck.name)[-1].kind == "off")
     assert b"connected to" not in adb("connect", struck.serial).stdout
     manager.commands(struck.name).power_on()
@@ -199,7 +201,7 @@ def test_the_runner_is_struck_and_what_started_it_is_not(
     struck: VirtualDevice, on_struck: Adb, signal: str
 ) -> None:
     _inject(struck, f"runner:signal={signal},match=61.5")
-    script = ": run.sh; sleep 61.5 & pid=$!; "
+    script = "sh run.sh; sleep 61.5 & pid=$!; "
     if signal == "KILL":
         done = on_struck("shell", f"{script} wait $pid; echo ended $?")
         assert done.stdout == b"ended 137\n"
@@ -269,12 +271,12 @@ def test_what_outlived_one_boot_outlives_the_next(
 
 def _cut_power(device: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
     _inject(device, "power:off=0.1,unsynced=600,when=run")
-    assert on_struck("shell", ": run.sh; sleep 60").returncode != 0
+    assert on_struck("shell", _RUN).returncode != 0
     _wait(lambda: _answers(device, adb))
 
 
 def test_a_power_cut_during_a_reboot_is_one(struck: VirtualDevice, on_struck: Adb) -> None:
     _inject(struck, "reboot:when=run", "power:after=0.5,off=inf,when=run")
-    assert on_struck("shell", ": run.sh; sleep 60").returncode != 0
+    assert on_struck("shell", _RUN).returncode != 0
     _wait(lambda: manager.events(struck.name)[-1].kind == "off")
     manager.commands(struck.name).power_on()
