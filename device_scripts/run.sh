@@ -196,6 +196,12 @@ while :; do
     members=$(marked_pids "$marker")
     # shellcheck disable=SC2086
     [ -z "$sampler" ] || echo $members >.qnnfarm/members
+    # What is written on into a deleted file has no size to look at.
+    if ! [ -e "$log" ] || ! [ -e "$out" ]; then
+      reason=log-gone
+      stop_run
+      break
+    fi
     blocks=$(stat -c %b "$log" 2>/dev/null)
     blocks_out=$(stat -c %b "$out" 2>/dev/null)
     if [ "${blocks:-0}" -gt $((max_log_mib * 2048)) ] || [ "${blocks_out:-0}" -gt $((max_log_mib * 2048)) ]; then

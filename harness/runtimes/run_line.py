@@ -16,7 +16,8 @@ class RunOutcome:
 
     Attributes:
         signal: what killed it, 0 for none.
-        reason: `exited`, `timeout`, `log-too-big`, or the signal that interrupted `run.sh`.
+        reason: `exited`, `timeout`, `log-too-big`, `log-gone`, or the signal that interrupted
+            `run.sh`.
         peak_rss_bytes: highest resident set of its largest process, as the kernel saw it.
         leftover: processes of the run that not even SIGKILL ended.
     """
@@ -41,6 +42,8 @@ class RunOutcome:
                 return f"hung and was killed after {self.elapsed_s:.0f} s"
             case "log-too-big":
                 return "was killed for what it wrote: its log grew too big"
+            case "log-gone":
+                return "was ended, since its folder on the device was removed"
             case "exited" if self.signal:
                 return f"was killed by signal {self.signal} after {self.elapsed_s:.1f} s"
             case "exited":

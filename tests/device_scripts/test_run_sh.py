@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -167,6 +168,19 @@ def test_a_runner_that_prints_without_end_is_stopped(device: "DeviceShell", mark
     assert done.returncode == 123
     assert outcome(done.stdout)[5] == "log-too-big"
     assert marked(run_dir) == []
+
+
+def test_a_run_whose_folder_is_removed_ends(device: "DeviceShell", marked: Marked) -> None:
+    run_dir = device.make_run()
+    process = device.start("run.sh", run_dir, "60", "log", "--", "sleep", "60")
+    deadline = time.monotonic() + 20
+    while not (run_dir / ".qnnfarm" / "process").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    shutil.rmtree(run_dir)
+    said, _ = process.communicate(timeout=30)
+    assert outcome(said)[5] == "log-gone"
+    assert process.returncode == 129
 
 
 @pytest.mark.parametrize(
