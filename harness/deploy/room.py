@@ -21,6 +21,8 @@ class EvictionPolicy:
     Attributes:
         keep_free_bytes: stays free after the push.
         max_store_bytes: what the content store may grow to; `None`: as far as there is room.
+            Deployments at the same time ask each for itself, and may pass it together until the
+            next one.
     """
 
     keep_free_bytes: int = 8 << 20
