@@ -36,7 +36,7 @@ def _run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     ("device", "words"),
     [
         ("nothere", "no adb device 'nothere'"),
-        ("127.0.0.1:9", "127.0.0.1:9"),
+        ("127.0.0.1:7", "127.0.0.1:7"),  # of no other test: a pool may know those
         ("virtual:nothere", "no virtual device 'nothere'"),
     ],
 )
