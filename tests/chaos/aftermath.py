@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness.pool.base import MemberState, Requirement
 from harness.pool.pool import Pool
+from harness.virtual.journal import Event
 from tests.chaos import push_scene
 from tests.chaos.actors import Actor, Tell, conduct
 from tests.chaos.drawing import DEVICES, Case
@@ -38,6 +39,7 @@ def complaints(lab: Lab, farm: Farm, case: Case, struck: set[str], *, untouched:
     found = [f"before the next holder: {what}" for what in processes(farm)] if untouched else []
     for number in range(DEVICES):
         farm.commands(number).clear()
+        _wait_until_down(farm, number)
         _age(farm.work_root(number) / "incoming")
         _age(farm.work_root(number) / "scripts", depth=1, hidden=True)
     user = Actor("next user", lambda tell: _use(lab, farm, case, tell), _log(lab, case))
@@ -154,6 +156,21 @@ def _leftovers(root: Path, number: int, *, deployed: bool) -> list[str]:
             old = left if folder == "incoming" else [name for name in left if name[0] == "."]
             found += [f"d{number} has {folder}/{name}" for name in old]
     return found
+
+
+def _wait_until_down(farm: Farm, number: int) -> None:
+    """Let a power cut that has struck take what it takes: it goes by when files were changed."""
+    deadline = time.monotonic() + _END_S
+    while time.monotonic() < deadline:
+        events = farm.commands(number).events()
+        told = [event.kind for event in events if event.kind in {"off", "booted"} or _cuts(event)]
+        if not told or told[-1] != "struck":
+            return
+        time.sleep(_POLL_S)
+
+
+def _cuts(event: Event) -> bool:
+    return event.kind == "struck" and event.fault.startswith("power")
 
 
 def _age(folder: Path, *, depth: int = 3, hidden: bool = False) -> None:
