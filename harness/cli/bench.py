@@ -61,6 +61,7 @@ def bench(
     from harness.cli.progress import deploy_progress
     from harness.plans.bench import BenchPlan, Spread, run_sessions
     from harness.plans.expectations import expecting
+    from harness.runtimes.files import target_of
     from harness.store.store import ResultsStore
 
     plan = BenchPlan(prompt_tokens, new_tokens, repetitions, warmup, max_warmup)
@@ -68,7 +69,7 @@ def bench(
     expected = wanted(reference_tokens, max_perplexity)
     around = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
     container = GenAIContainer.load(container_dir)
-    soc = container.metadata.target.name.partition(":")[0]
+    soc = target_of(container).soc.name
     with (
         told_of_interrupts(db),
         device_source(device, pool, soc, wait_s=wait) as source,

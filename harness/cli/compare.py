@@ -84,6 +84,7 @@ def compare(
     from harness.plans.bench import BenchPlan, Spread
     from harness.plans.compare import Side, run_comparison
     from harness.plans.expectations import expecting
+    from harness.runtimes.files import target_of
     from harness.store.store import ResultsStore
 
     plan = BenchPlan(prompt_tokens, new_tokens, repetitions, warmup, max_warmup)
@@ -95,7 +96,7 @@ def compare(
         Side(container, plan.session_of(container))
         for container in (GenAIContainer.load(a), GenAIContainer.load(b))
     ]
-    soc = sides[0].container.metadata.target.name.partition(":")[0]
+    soc = target_of(sides[0].container).soc.name
     with (
         told_of_interrupts(db),
         device_source(device, pool, soc, wait_s=wait) as source,

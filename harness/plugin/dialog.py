@@ -1,7 +1,6 @@
 """Conversations of several turns with a container on a device, by the `genie-app` runner."""
 
 import contextlib
-import tempfile
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,19 +9,16 @@ from pathlib import Path
 
 from harness.deploy.deploy import deploy, remove_run
 from harness.deploy.deployment import DeployFile
-from harness.devices.base import Device, PushItem
-from harness.errors import HarnessError, RunnerError, RuntimeOutputError, WrongUseError
+from harness.devices.base import Device
+from harness.errors import HarnessError, RuntimeOutputError, WrongUseError
 from harness.plans.target import Target
 from harness.runtimes.files import device_files, target_of
 from harness.runtimes.libraries.choice import find_genie
-from harness.runtimes.run_line import RunOutcome, parse_run_line
+from harness.runtimes.run_folder import run_command, send_inputs
 from harness.runtimes.starting import runner_of, starting
-from harness.store.records import Runner
 
 _SCRIPTS = ("genie_app.py", "genie_app_script.py")
-_MARGIN_S = 30.0
 _MAX_ANSWER = 1 << 20
-_LOG_TAIL = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +52,7 @@ def converse(
 
     Raises:
         WrongUseError: a turn is empty, or holds a NUL.
+        DeploymentCorruptError: a turn arrived as another.
         RunnerError: Genie refused, crashed or hung.
         RuntimeOutputError: an answer is missing.
     """
@@ -79,9 +76,10 @@ def converse(
             for d, turns in enumerate(dialogs)
             for t, turn in enumerate(turns)
         }
-        _send(device, deployment.run_dir, inputs)
+        send_inputs(device, deployment.run_dir, inputs)
         runner = runner_of("genie-app", genie)
-        outcome = _run(device, deployment.scripts_dir, deployment.run_dir, runner, timeout_s)
+        command = [*starting(runner), "-s", "script.txt"]
+        outcome = run_command(device, deployment, command, shown=runner, timeout_s=timeout_s)
         answers = tuple(
             tuple(_answer(device, deployment.run_dir, d, t) for t, _ in enumerate(turns))
             for d, turns in enumerate(dialogs)
@@ -101,32 +99,6 @@ def _script(dialogs: Sequence[Sequence[str]]) -> str:
             f"dialog query dialog turn_{d}_{t}.txt answer_{d}_{t}.txt" for t, _ in enumerate(turns)
         ]
     return "\n".join([*lines, "dialog free dialog", "dialog config free config", ""])
-
-
-def _send(device: Device, run_dir: str, inputs: dict[str, str]) -> None:
-    with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
-        items = []
-        for name, content in inputs.items():
-            local = Path(folder) / name
-            local.write_bytes(content.encode())
-            items.append(PushItem(local, f"{run_dir}/{name}"))
-        device.push_many(items, timeout_s=60.0)
-
-
-def _run(
-    device: Device, scripts_dir: str, run_dir: str, runner: Runner, timeout_s: float
-) -> RunOutcome:
-    command = [*starting(runner), "-s", "script.txt"]
-    script = ["sh", f"{scripts_dir}/run.sh", run_dir, str(int(timeout_s)), "run.log", "--"]
-    result = device.shell([*script, *command], timeout_s=timeout_s + _MARGIN_S, check=False)
-    outcome = parse_run_line(result.stdout)
-    if outcome is not None and outcome.succeeded:
-        return outcome
-    tail = ["tail", "-c", str(_LOG_TAIL), f"{run_dir}/run.log"]
-    log = device.shell(tail, check=False).stdout
-    reason = "could not be started" if outcome is None else outcome.in_words()
-    status = result.exit_status if outcome is None else outcome.exit_status
-    raise RunnerError(device.serial, runner, reason, status, log)
 
 
 def _answer(device: Device, run_dir: str, dialog: int, turn: int) -> str:

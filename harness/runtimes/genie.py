@@ -2,27 +2,20 @@
 
 import contextlib
 import functools
-import hashlib
 import re
-import shlex
-import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buildlib.container.container import GenAIContainer
 from harness.deploy.deploy import DEPLOY_TIMEOUT_S, deploy, remove_run
 from harness.deploy.deployment import Deployment
-from harness.deploy.hashing import hashes_on
 from harness.deploy.pipeline import Progress, Shown
-from harness.devices.base import Device, DeviceProperties, PushItem
+from harness.devices.base import Device, DeviceProperties
 from harness.errors import (
-    DeploymentCorruptError,
     HarnessError,
     PromptTooLongError,
-    RunnerError,
     RuntimeChoiceError,
     RuntimeOutputError,
 )
@@ -32,7 +25,8 @@ from harness.runtimes.genie_output import generated_text
 from harness.runtimes.genie_profile import parse_profile
 from harness.runtimes.libraries.choice import find_genie
 from harness.runtimes.perplexity_result import parse_perplexity
-from harness.runtimes.run_line import RunOutcome, parse_run_line
+from harness.runtimes.run_folder import run_command, send_inputs
+from harness.runtimes.run_line import RunOutcome
 from harness.runtimes.starting import runner_of, starting
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.runtimes.windows import cut_windows
@@ -44,7 +38,6 @@ if TYPE_CHECKING:
 
 _MAX_FETCH = 8 << 20
 _LOG_TAIL = 4000
-_MARGIN_S = 30.0  # for adb and run.sh around the runner's own time limit
 
 
 def _in_silence(_serial: str) -> AbstractContextManager[Progress]:
@@ -241,45 +234,17 @@ class GenieRuntime:
         return load_tokenizer(self._container.files["tokenizer.json"])
 
     def _send(self, inputs: Mapping[str, str]) -> None:
-        """Write a query's inputs into the run folder: configuration, which is never reused.
-
-        Raises:
-            DeploymentCorruptError: one arrived as something else, which would be answered as well.
-        """
-        run_dir = self.prepare().run_dir
-        sent = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in inputs.items()}
-        with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
-            items = [PushItem(Path(folder) / name, f"{run_dir}/{name}") for name in inputs]
-            for item, text in zip(items, inputs.values(), strict=True):
-                item.local.write_bytes(text.encode())
-            self._device.push_many(items, timeout_s=60.0)
-        arrived = hashes_on(self._device, run_dir, sent, timeout_s=60.0)
-        for name, sha256 in sent.items():
-            if arrived.get(name) != sha256:
-                found = arrived.get(name, "")
-                raise DeploymentCorruptError(self._device.serial, name, sha256, found)
+        send_inputs(self._device, self.prepare().run_dir, inputs)
 
     def _run(self, shown: str, command: Sequence[str], timeout_s: float) -> RunOutcome:
-        """Run a command in the run folder, and turn any end but a good one into an error."""
-        deployment = self.prepare()
-        script = ["sh", f"{deployment.scripts_dir}/run.sh", "-o", "output.txt", deployment.run_dir]
-        script += [str(int(timeout_s)), "run.log", "--", *command]
-        result = self._device.shell(script, timeout_s=timeout_s + _MARGIN_S, check=False)
-        outcome = parse_run_line(result.stdout)
-        if outcome is None:
-            tail = (result.stderr or result.stdout)[-_LOG_TAIL:]
-            raise RunnerError(
-                self._device.serial, shown, "could not be started", result.exit_status, tail
-            )
-        if not outcome.succeeded:
-            raise RunnerError(
-                self._device.serial,
-                shown,
-                outcome.in_words(),
-                outcome.exit_status,
-                self._log_tail(),
-            )
-        return outcome
+        return run_command(
+            self._device,
+            self.prepare(),
+            command,
+            shown=shown,
+            timeout_s=timeout_s,
+            stdout="output.txt",
+        )
 
     def _sampled(self) -> AbstractContextManager[Sampling]:
         if self._telemetry_hz is None:
@@ -288,11 +253,6 @@ class GenieRuntime:
         return sampling(
             self._device, deployment.scripts_dir, deployment.run_dir, hz=self._telemetry_hz
         )
-
-    def _log_tail(self) -> str:
-        run_dir = self.prepare().run_dir
-        quoted = shlex.quote(f"{run_dir}/run.log")
-        return self._device.shell(f"tail -c {_LOG_TAIL} {quoted}", check=False).stdout
 
     def _fetch(self, name: str) -> str:
         """A file of the run folder as text, of bounded size; what is not UTF-8 is replaced."""

@@ -7,7 +7,7 @@ from harness.store.records import Runner
 
 Program = Literal["genie-t2t-run", "genie-app"]
 # Files of a run are links into the store, and Python looks for modules where a link leads.
-PYTHON = ("env", "PYTHONPATH=.", "python3")
+_PYTHON = ("env", "PYTHONPATH=.", "python3")
 
 
 def runner_of(program: Program, genie: GenieLibraries) -> Runner:
@@ -19,4 +19,4 @@ def runner_of(program: Program, genie: GenieLibraries) -> Runner:
 
 def starting(runner: Runner) -> tuple[str, ...]:
     """The words that start it in a run folder, before its own options."""
-    return (*PYTHON, runner) if runner.endswith(".py") else (f"./{runner}",)
+    return (*_PYTHON, runner) if runner.endswith(".py") else (f"./{runner}",)
