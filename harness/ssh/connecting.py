@@ -40,6 +40,7 @@ def connect(host: HostConfig, deadline: Deadline, jump: OpenChannel | None) -> p
         transport.set_keepalive(host.keepalive_s)
     except BaseException:
         transport.close()
+        link.close()  # what has not begun yet leaves it open
         raise
     return transport
 

@@ -24,6 +24,7 @@ from harness.errors import (
 )
 from harness.ssh.command import run
 from harness.ssh.config import resolve_host
+from harness.ssh.connecting import connect
 from harness.ssh.host import SshHost, closing_by
 from harness.ssh.host_keys import known_keys
 from tests.ssh_server import SshServer, make_key, running_ssh_server
@@ -356,6 +357,43 @@ def _listener(answer: bytes) -> Iterator[int]:
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()
+
+
+class _EndsAt(Deadline):
+    """A deadline that is over when it is asked for the given time."""
+
+    def __init__(self, ask: int) -> None:
+        super().__init__(30.0)
+        self._left = ask
+
+    def remaining(self) -> float:
+        self._left -= 1
+        if self._left < 0:
+            raise DeadlineExceeded
+        return super().remaining()
+
+
+def _sockets() -> int:
+    found = 0
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += str(fd.readlink()).startswith("socket:")
+    return found
+
+
+def test_a_deadline_leaves_no_socket_wherever_it_strikes(ssh_server: SshServer) -> None:
+    config = resolve_host("board", ssh_server.config)
+    before = _sockets()
+    for ask in range(100):
+        try:
+            transport = connect(config, _EndsAt(ask), None)
+        except DeadlineExceeded:
+            assert _sockets() == before, f"asked {ask} times"
+        else:
+            transport.close()
+            break
+    assert ask > 3
+    assert _sockets() == before
 
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-x\r\n"])
