@@ -15,7 +15,7 @@ _KEY = "qnnfarm.encoding"
 
 
 def attach(model: ir.Model, encodings: Encodings) -> None:
-    """Hang every encoding of a file on the value of its name.
+    """Hang every encoding of a file on the value of its name; axes count from the front then.
 
     Raises:
         EncodingsError: the model has no value of that name.
@@ -24,7 +24,8 @@ def attach(model: ir.Model, encodings: Encodings) -> None:
     for encoding in (*encodings.activation_encodings, *encodings.param_encodings):
         if encoding.name not in values:
             raise EncodingsError(encoding.name, "the model has no such tensor")
-        set_encoding(values[encoding.name], encoding)
+        value = values[encoding.name]
+        set_encoding(value, _from_the_front(encoding, value))
 
 
 def collect(model: ir.Model) -> Encodings:
@@ -63,6 +64,19 @@ def inherit(value: ir.Value, source: ir.Value) -> ir.Value:
     if encoding is not None:
         set_encoding(value, encoding)
     return value
+
+
+def _from_the_front(encoding: Encoding, value: ir.Value) -> Encoding:
+    """Files may count an axis from the end, as QuantizeLinear does; passes drop dimensions of 1."""
+    axes = {"axis": encoding.axis, "block_axis": encoding.block_axis}
+    behind = {key: axis for key, axis in axes.items() if axis is not None and axis < 0}
+    if not behind:
+        return encoding
+    rank = 0 if value.shape is None else len(value.shape)
+    for key, axis in behind.items():
+        if axis < -rank:
+            raise EncodingsError(encoding.name, f"it has no {key} {axis}")
+    return encoding.model_copy(update={key: axis + rank for key, axis in behind.items()})
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -1,5 +1,6 @@
 """The canonical model of what a reading has written: inputs, outputs, shapes."""
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -9,6 +10,7 @@ from buildlib.graph.infer import infer_shapes
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.unused import remove_unused
 from buildlib.importing.bases import Cache
+from buildlib.importing.gather import Placed
 from buildlib.importing.interpreter import Interpreter
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.values import Form
@@ -70,6 +72,9 @@ def _logits(model: ir.Model, reading: Interpreter) -> ir.Value:
         raise Refusal(f"no single output holds logits; besides keys and values there are {names}")
     output, form = named[0]
     placed = reading.gather.placed(form, output)
+    if not _is_by_token(placed):
+        reason = "does not hold the scores of the vocabulary in order, token by token"
+        raise Refusal(f"output {output.name} {reason}")
     writer = reading.writer
     value = writer.value(placed.rows, stacked=False)
     shape = writer.builder.shape(1, -1, placed.rows.features)
@@ -77,6 +82,17 @@ def _logits(model: ir.Model, reading: Interpreter) -> ir.Value:
         value.name = writer.name("lm_head")
     logits = writer.builder.op("Reshape", [value, shape], interface.LOGITS)
     return inherit(logits, output)
+
+
+def _is_by_token(placed: Placed) -> bool:
+    """Whether tokens follow each other, and along some axis the features of each."""
+    n_features = placed.rows.features
+    for axis in (axis for axis, size in enumerate(placed.feature.shape) if size == n_features):
+        feature, token = (np.moveaxis(ids, axis, -1) for ids in (placed.feature, placed.token))
+        tokens = token[..., 0].reshape(-1)
+        if (feature == np.arange(n_features)).all() and (np.diff(tokens) > 0).all():
+            return bool((token == token[..., :1]).all())
+    return False
 
 
 def _is_cache(reading: Interpreter, form: Form) -> bool:

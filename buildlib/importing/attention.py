@@ -11,7 +11,14 @@ import numpy as np
 import onnx_ir as ir
 
 from buildlib.importing.bases import Attended, Bases, Rows
-from buildlib.importing.heads import CacheRows, HeadRows, Rotation, cache_rows, head_rows
+from buildlib.importing.heads import (
+    CacheRows,
+    HeadRows,
+    Rotation,
+    UnequalHalvesRefusal,
+    cache_rows,
+    head_rows,
+)
 from buildlib.importing.probe import Probe
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.values import Floats, Form, Ids, Known, Numbers, Scores
@@ -76,12 +83,18 @@ class Attention:
     """All attention of a model, as it is read.
 
     Args:
-        tables: cosines and sines [AR, width/2] that the host feeds, if the source takes them.
+        fed: cosines and sines [AR, width/2] that the host feeds, if the source takes them.
+
+    Attributes:
+        tables: those by which the source turns its heads; known once it has turned one.
     """
 
-    def __init__(self, bases: Bases, probe: Probe) -> None:
+    def __init__(
+        self, bases: Bases, probe: Probe, fed: tuple[Floats, Floats] | None = None
+    ) -> None:
         self.bases = bases
         self.probe = probe
+        self.fed = fed
         self.tables: tuple[Floats, Floats] | None = None
         self.width = 0
         self._products: list[_Product] = []
@@ -237,16 +250,30 @@ class Attention:
         if self.tables is None:
             first = [int(np.flatnonzero(token == t)[0]) for t in range(self.bases.ar)]
             self.tables = (rotation.cos[first], rotation.sin[first])
+            self._check_fed(*self.tables)
         cos, sin = self.tables
         if cos.shape[1] * 2 != rotation.width:
             reason = f"rotates {rotation.width} elements of a head, elsewhere {cos.shape[1] * 2}"
             raise Refusal(reason)
-        near = np.allclose(rotation.cos, cos[token], atol=self.bases.tolerance) and np.allclose(
-            rotation.sin, sin[token], atol=self.bases.tolerance
-        )
-        if not near:
+        if not self._are_near((rotation.cos, rotation.sin), (cos[token], sin[token])):
             raise Refusal("has rotary embeddings of different angles, or in the other direction")
         self.width = rotation.width
+
+    def _check_fed(self, cos: Floats, sin: Floats) -> None:
+        """Heads must turn as a host will have it: by the cosines and sines that it feeds."""
+        if self.fed is None:
+            return
+        fed_cos, fed_sin = (table[:, : cos.shape[1]] for table in self.fed)
+        if fed_cos.shape == cos.shape and self._are_near((cos, sin), (fed_cos, fed_sin)):
+            return
+        if not self.probe.full_tables:
+            raise UnequalHalvesRefusal
+        raise Refusal("turns heads otherwise than by the cosines and sines that it is fed")
+
+    def _are_near(self, tables: tuple[Floats, Floats], others: tuple[Floats, Floats]) -> bool:
+        pairs = zip(tables, others, strict=True)
+        tolerance = self.bases.precision.tolerance
+        return all(np.allclose(one, other, atol=tolerance) for one, other in pairs)
 
 
 def _head(

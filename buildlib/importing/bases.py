@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 import onnx_ir as ir
 
+from buildlib.importing.precision import SINGLE, Precision
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.roles import Role
 from buildlib.importing.values import ABSENT, Form, Ids
@@ -121,14 +122,10 @@ AnyBase = TypeVar("AnyBase", bound=Base)
 
 @dataclass
 class Bases:
-    """All bases of a model, by id.
-
-    Attributes:
-        tolerance: of cosines and sines that the source computes, in float32 or in half.
-    """
+    """All bases of a model, by id."""
 
     ar: int
-    tolerance: float = 1e-4
+    precision: Precision = SINGLE
     _all: list[Base] = field(default_factory=list)
     _offsets: list[int] = field(default_factory=list)
     _end: int = 0

@@ -3,7 +3,6 @@
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.graph.files import tensor_array
 from buildlib.importing import layout
 from buildlib.importing.folding import fold
 from buildlib.importing.refusal import Refusal
@@ -75,13 +74,15 @@ def initializer(value: ir.Value) -> Abstract:
 
 
 def constant(node: ir.Node) -> Abstract:
-    """The numbers of a Constant."""
+    """The numbers of a Constant; one that holds a tensor is as good as an initializer."""
     for name in ("value", "value_float", "value_int", "value_floats", "value_ints"):
         if name not in node.attributes:
             continue
         given = node.attributes[name]
         if name == "value":
-            return Known(tensor_array(given.as_tensor()))
+            value = node.outputs[0]
+            value.const_value = given.as_tensor()
+            return initializer(value)
         kind = np.float32 if "float" in name else np.int64
         return Known(np.array(given.value, dtype=kind))
     raise Refusal("has a constant of an unknown kind", node)

@@ -8,6 +8,7 @@ from buildlib.encodings.attached import encoding_of, set_encoding
 from buildlib.encodings.model import Encoding
 from buildlib.errors import EncodingsError
 from buildlib.importing.roles import Role, cache_name
+from buildlib.importing.values import Weight
 
 _SAME = 1e-6  # of scales that files round
 
@@ -24,6 +25,39 @@ def follow(value: ir.Value, sources: Iterable[ir.Value], factor: float = 1.0) ->
         if joined is not None:
             set_encoding(value, joined)
     return value
+
+
+def follow_view(weight: Weight, view: ir.Value) -> None:
+    """Give a weight that has no encoding that of its cast, transpose or reshape `view`."""
+    given = encoding_of(view)
+    if given is None or weight.source is view or encoding_of(weight.source) is not None:
+        return
+    kept = weight.in_file[::-1] if weight.transposed else weight.in_file
+    moved = reshaped(given, weight.dims, kept)
+    if weight.transposed:
+        last = len(kept) - 1
+        axes = {"axis": moved.axis, "block_axis": moved.block_axis}
+        turned = {key: last - axis for key, axis in axes.items() if axis is not None}
+        moved = moved.model_copy(update=turned)
+    set_encoding(weight.source, moved)
+
+
+def reshaped(encoding: Encoding, before: tuple[int, ...], after: tuple[int, ...]) -> Encoding:
+    """The encoding of a tensor that gained or lost dimensions of 1.
+
+    An axis of size 1 is none that could be found again: it becomes the operator's own.
+
+    Raises:
+        EncodingsError: the tensor has no such axis.
+    """
+    old, new = ([i for i, size in enumerate(dims) if size != 1] for dims in (before, after))
+    update: dict[str, int | None] = {}
+    for key, axis in (("axis", encoding.axis), ("block_axis", encoding.block_axis)):
+        if axis is not None and axis >= len(before):
+            raise EncodingsError(encoding.name, f"it has no {key} {axis}")
+        if axis is not None and before != after:
+            update[key] = new[old.index(axis)] if axis in old and len(old) == len(new) else None
+    return encoding.model_copy(update=update) if update else encoding
 
 
 def check_caches(model: ir.Model, roles: Iterable[Role]) -> None:

@@ -98,7 +98,7 @@ def head_rows(bases: Bases, form: Form) -> HeadRows:
     start = local % features
     if (start + dim > features).any():
         raise Refusal("a head crosses from one token to the next")
-    rotation = _rotation(own, turned, partner, bases.tolerance)
+    rotation = _rotation(own, turned, partner, bases.precision.tolerance)
     return HeadRows(owners, owner, local // features, start, rotation)
 
 

@@ -25,6 +25,9 @@ from buildlib.importing.values import Floats
 from buildlib.passes.arcl import ArClConversion
 from buildlib.passes.base import SORTED, STATIC, Pass
 
+_OLDEST_OPSET = 7  # broadcasting as it is now
+_SOFTMAX_OPSET = 13  # over its last axis unless it says otherwise
+
 
 @dataclass(frozen=True)
 class RopeTables:
@@ -33,11 +36,13 @@ class RopeTables:
     Attributes:
         first: the position of the first row.
         cos, sin: [positions, rope_dim/2].
+        tolerance: how far the type they are computed in may leave them from what they stand for.
     """
 
     first: int
     cos: Floats
     sin: Floats
+    tolerance: float = 0.0
 
 
 class ImportModel(Pass):
@@ -52,6 +57,7 @@ class ImportModel(Pass):
     """
 
     name = "import"
+    takes_any_order = True  # some tools append what they insert, and ONNX Runtime does not mind
     requires = (SORTED,)
     ensures = (SORTED, STATIC)
 
@@ -84,6 +90,7 @@ class ImportModel(Pass):
             raise _error(self._path, model, refusal) from refusal
 
     def _imported(self, model: ir.Model) -> ir.Model:
+        _check_opset(model)
         _inline(model)
         roles = find_roles(model)
         check_caches(model, roles)
@@ -96,7 +103,8 @@ class ImportModel(Pass):
         shape = _own_shape(probe) if self.shape is None or keep else self.shape
         tables = reading.attention.tables
         if tables is not None and not any(role.kind == "cos" for role in roles):
-            self.rope = RopeTables(probe.past, *tables)
+            tolerance = reading.bases.precision.tolerance
+            self.rope = RopeTables(probe.past, *tables, tolerance=tolerance)
         return assembled(model, reading, shape)
 
 
@@ -173,6 +181,16 @@ def _read(model: ir.Model, roles: list[Role], probe: Probe) -> Interpreter:
     reading = Interpreter(model, roles, probe)
     reading.run()
     return reading
+
+
+def _check_opset(model: ir.Model) -> None:
+    """Refuse what meant something else in its opset than it is read as."""
+    opset = model.opset_imports.get("", 0)
+    if opset < _OLDEST_OPSET:
+        raise Refusal(f"it has opset {opset}; the oldest that is understood is {_OLDEST_OPSET}")
+    for node in model.graph:
+        if node.op_type == "Softmax" and "axis" not in node.attributes and opset < _SOFTMAX_OPSET:
+            raise Refusal(f"is over axis 1 and all behind it in opset {opset}", node)
 
 
 def _inline(model: ir.Model) -> None:

@@ -13,9 +13,11 @@ from buildlib.importing.bases import Bases, Cache, Tokens
 from buildlib.importing.constants import Constants, constant, initializer, shape_of
 from buildlib.importing.elementwise import Elementwise
 from buildlib.importing.gather import Gatherer
+from buildlib.importing.grids import follow_view
 from buildlib.importing.layer import LayerWriter
 from buildlib.importing.linear import Projections
 from buildlib.importing.moving import Moving, words
+from buildlib.importing.precision import precision_of
 from buildlib.importing.probe import Probe
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.roles import Role
@@ -23,7 +25,11 @@ from buildlib.importing.rotations import follow_steps
 from buildlib.importing.values import Abstract, Form, Known, Scores, Weight
 from buildlib.importing.writer import Writer
 
-_TOLERANCE, _HALF_TOLERANCE = 1e-4, 2e-3
+_HOLD_ALL = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
+_HOLD_ACTIVATIONS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_HOLD_TOKENS = frozenset({
+    ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT32, ir.DataType.UINT64,
+})  # fmt: skip
 _ILL_TYPED = (ValueError, IndexError, KeyError, TypeError, ArithmeticError, MemoryError)
 """What numpy and onnx_ir raise for shapes and attributes that do not fit."""
 
@@ -39,12 +45,12 @@ class Interpreter:
     def __init__(self, model: ir.Model, roles: list[Role], probe: Probe) -> None:
         self.model = model
         self.probe = probe
-        self.bases = Bases(probe.ar, _HALF_TOLERANCE if _is_half(model) else _TOLERANCE)
+        self.bases = Bases(probe.ar, precision_of(model))
         self.writer = Writer(self.bases)
         self.layers = LayerWriter(self.writer)
         self.gather = Gatherer(self.bases, self.writer, self.layers.attend)
         self.layers.gather = self.gather
-        self.attention = Attention(self.bases, probe)
+        self.attention = Attention(self.bases, probe, probe.fed_tables(roles))
         self.projections = Projections(self.writer, self.gather)
         self.elementwise = Elementwise(self.writer, self.gather, self.projections, self.attention)
         self.values: dict[ir.Value, Abstract] = {}
@@ -112,6 +118,7 @@ class Interpreter:
     def _one(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
         kind, first = node.op_type, inputs[0]
         if kind in layout.PASSING and first is not None:
+            self._check_cast(node, first)
             return first
         if kind == "Concat":
             return self._moving.joined(node, inputs)
@@ -120,6 +127,21 @@ class Interpreter:
         if kind in layout.MOVING and first is not None:
             return self._moving.moved(node, first, inputs[1:])
         return self._computed(node, inputs)
+
+    def _check_cast(self, node: ir.Node, value: Abstract) -> None:
+        """A cast leaves numbers as they are only to a type that can hold them."""
+        if node.op_type == "Cast":
+            to = ir.DataType(node.attributes["to"].as_int())
+        elif node.op_type == "CastLike" and (like := node.inputs[1]) is not None and like.dtype:
+            to = like.dtype
+        else:
+            return
+        if to in _HOLD_ALL:
+            return
+        base = self.bases.only(value.ids[0]) if isinstance(value, Form) else None
+        held = _HOLD_TOKENS if isinstance(base, Tokens) else _HOLD_ACTIVATIONS
+        if to not in held:
+            raise Refusal(f"turns {words(value)} into {to.name}", node)
 
     def _value(self, value: ir.Value) -> Abstract:
         """What is known of a value; ids of caches are large, and made when they are needed."""
@@ -201,6 +223,8 @@ class Interpreter:
 
     def _inherit(self, result: Abstract, value: ir.Value) -> None:
         """An encoding on a mere rearrangement is one of what it rearranges."""
+        if isinstance(result, Weight):
+            follow_view(result, value)
         if not isinstance(result, Form) or encoding_of(value) is None:
             return
         if result.varies:
@@ -213,11 +237,6 @@ class Interpreter:
         base = self.bases.of(int(ids.reshape(-1)[0]))
         if base.origin is not value and encoding_of(base.origin) is None and base.size == ids.size:
             inherit(base.origin, value)
-
-
-def _is_half(model: ir.Model) -> bool:
-    half = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
-    return any(value.dtype in half for value in model.graph.inputs)
 
 
 def _weight(value: Abstract | None) -> Weight | None:

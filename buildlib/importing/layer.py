@@ -15,8 +15,6 @@ from buildlib.importing.refusal import Refusal
 from buildlib.importing.rotations import WHOLE, Step, Turned
 from buildlib.importing.writer import Writer
 
-_EXACT = 1e-5
-
 
 class LayerWriter:
     """Writes each layer's attention once, and keeps its new keys and values.
@@ -66,13 +64,13 @@ class LayerWriter:
     def _write(self, heads: list[Head], group: int, n_kv: int, origin: ir.Value) -> Rows:
         head, builder, op = heads[0], self.writer.builder, self._op
         layer, dim = head.layer, head.dim
-        query_scale = _snapped(head.query_scale * head.joined_scale, dim)
+        query_scale = self._snapped(head.query_scale * head.joined_scale, dim)
         query = self._heads([h.query for h in heads], (n_kv, group, dim), layer, "q")
         query = self._scaled(query, query_scale, layer, "q")
         query = self._rotated(query, heads, "q", query_scale)
         follow(query, _origins(heads, "query"), head.joined_scale)
         own = heads[::group]
-        key_scale = _snapped(head.key_scale, dim)
+        key_scale = self._snapped(head.key_scale, dim)
         key = self._heads([h.key for h in own], (n_kv, 1, dim), layer, "k")
         key = self._scaled(key, key_scale, layer, "k")
         key = self._rotated(key, own, "k", key_scale)
@@ -90,7 +88,7 @@ class LayerWriter:
         keys = inherit(op(layer, "Concat", [past_key, new_key], "keys", axis=3), past_key)
         values = inherit(op(layer, "Concat", [past_value, new_value], "values", axis=2), past_value)
         scores = follow(op(layer, "MatMul", [query, keys], "scores"), _origins(heads, "scores"))
-        scale = _snapped(head.score_scale, dim)
+        scale = self._snapped(head.score_scale, dim)
         if scale != 1.0:
             factor = self.writer.constant(f"factor_{scale:.9g}", np.array(scale))
             scores = op(layer, "Mul", [scores, factor], "scaled_scores")
@@ -211,6 +209,13 @@ class LayerWriter:
         scaled = self._op(layer, "Mul", [heads, factor], f"{which}_scaled")
         return follow(scaled, [heads], scale)
 
+    def _snapped(self, scale: float, dim: int) -> float:
+        """The number that a measured scale stands for."""
+        for exact in (1.0, dim**-0.5):
+            if abs(scale - exact) <= self.writer.bases.precision.snap * exact:
+                return exact
+        return scale
+
     def _new(self, name: str, inputs: list[ir.Value], perm: list[int]) -> ir.Value:
         self.outputs[name] = self.writer.builder.op("Transpose", inputs, name, perm=perm)
         return self.outputs[name]
@@ -242,14 +247,6 @@ def _below(source: Source, dim: int) -> Source:
 def _origins(heads: Sequence[Head], name: str) -> list[ir.Value]:
     """What a value of the canonical attention is in the source, head by head."""
     return [value for head in heads for which, value in head.origins if which == name]
-
-
-def _snapped(scale: float, dim: int) -> float:
-    """The number that a measured scale stands for."""
-    for exact in (1.0, dim**-0.5):
-        if abs(scale - exact) <= _EXACT * exact:
-            return exact
-    return scale
 
 
 def _settings(head: Head) -> tuple[float, ...]:

@@ -1,6 +1,7 @@
 """The sizes at which the source is read, and numbers for what a host feeds besides tokens."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ _AR, _PAST = 11, 62
 """Sizes for symbolic dimensions, unlike what models have: else a transposed tensor might fit."""
 
 _THETA = 10000.0
+_HOLE = 3  # every third slot of the past is hidden, where a host can
 _MOST_NUMBERS = 1 << 30  # in one input: AR 8192 at CL 131072 has as many in its mask
 
 
@@ -25,12 +27,14 @@ class Probe:
     Attributes:
         is_fixed: they are the export's own, not chosen here.
         full_tables: cosines and sines come for both halves of a head, not for one.
+        holes: the host feeds the mask itself, so that it can hide slots of the past too.
     """
 
     ar: int
     past: int
     is_fixed: bool
     full_tables: bool = False
+    holes: bool = False
 
     @property
     def cl(self) -> int:
@@ -69,9 +73,25 @@ class Probe:
         table = np.cos(angles) if role.kind == "cos" else np.sin(angles)
         return np.broadcast_to(table, dims).astype(dtype)
 
+    def fed_tables(
+        self, roles: Iterable[Role]
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+        """Cosines and sines [AR, width/2] that the host feeds; None when the source makes them."""
+        found: dict[str, npt.NDArray[np.float64]] = {}
+        for role in roles:
+            if role.kind in {"cos", "sin"}:
+                numbers = self.numbers(role).astype(np.float64)
+                width = numbers.shape[-1] // 2 if self.full_tables else numbers.shape[-1]
+                found[role.kind] = numbers.reshape(-1, *numbers.shape[-2:])[0, :, :width]
+        return (found["cos"], found["sin"]) if len(found) == 2 else None
+
     def visible(self) -> npt.NDArray[np.bool_]:
-        """Which slots [AR, CL] each token may see."""
-        return np.arange(self.cl)[None] <= self.past + np.arange(self.ar)[:, None]
+        """Which slots [AR, CL] each token may see; of one token the past would tell nothing."""
+        slots = np.arange(self.cl)
+        seen = slots[None] <= self.past + np.arange(self.ar)[:, None]
+        if self.holes:
+            seen &= (slots >= self.past) | (slots % _HOLE != 0)
+        return seen
 
     def _mask(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         if len(dims) <= 2:
@@ -92,6 +112,7 @@ def find_probe(roles: list[Role]) -> Probe:
     mask = next((role for role in roles if role.kind == "mask"), None)
     ar = _size(tokens, 1) if tokens.kind == "embeds" or _rank(tokens) > 1 else _size(tokens, 0)
     total = _size(mask, _rank(mask) - 1) if mask is not None else None
+    holes = mask is not None and _rank(mask) > 2
     key = next(role for role in roles if role.kind == "key")
     free = [axis for axis in range(1, _rank(key)) if _size(key, axis) is None]
     if (ar is None) != (total is None) and mask is not None:
@@ -100,10 +121,10 @@ def find_probe(roles: list[Role]) -> Probe:
         if total <= ar:
             reason = f"{total} slots in {mask.value.name}" if mask is not None else ""
             raise Refusal(f"{reason} leave no past before {ar} tokens")
-        return Probe(ar, total - ar, is_fixed=True)
+        return Probe(ar, total - ar, is_fixed=True, holes=holes)
     if not free:
         raise Refusal(f"no mask and no symbolic dimension tell the past in {key.value.name}")
-    return Probe(ar or _AR, _PAST, is_fixed=False)
+    return Probe(ar or _AR, _PAST, is_fixed=False, holes=holes)
 
 
 def cache_axis(role: Role, past: int) -> int | None:

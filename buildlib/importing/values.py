@@ -61,6 +61,13 @@ class Weight:
         """Its dimensions in the source."""
         return self.dims
 
+    @property
+    def in_file(self) -> tuple[int, ...]:
+        """The dimensions of the parameter as it is kept."""
+        tensor = self.source.const_value
+        assert tensor is not None  # noqa: S101  (made from initializers alone)
+        return tuple(int(dim) for dim in tensor.shape.numpy())
+
     @cached_property
     def known(self) -> Known:
         """The numbers themselves."""

@@ -7,10 +7,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from buildlib.encodings.attached import inherit
+from buildlib.encodings.attached import encoding_of, inherit, set_encoding
 from buildlib.graph import interface
 from buildlib.graph.builder import GraphBuilder
 from buildlib.importing.bases import Bases, Normed, Projected, Rows
+from buildlib.importing.grids import reshaped
+from buildlib.importing.refusal import Refusal
 
 _RESERVED = {
     interface.INPUT_IDS,
@@ -158,6 +160,8 @@ class Writer:
         if held is None:
             tensor = source.const_value
             assert tensor is not None  # noqa: S101  (initializers have numbers)
+            if not source.is_initializer() and not np.isfinite(tensor.numpy()).all():
+                raise Refusal(f"constant {name} holds what is not finite")
             held = ir.Value(
                 name=name,
                 type=ir.TensorType(tensor.dtype),
@@ -165,7 +169,12 @@ class Writer:
                 const_value=_reshaped(tensor, dims),
             )
             self._names.add(name)
-            self.builder.initializers[name] = inherit(held, source)
+            self.builder.initializers[name] = held
+        encoding = encoding_of(source)
+        if encoding is not None:  # at a later use the source may have one that it had not before
+            assert source.const_value is not None  # noqa: S101  (initializers have numbers)
+            kept = tuple(int(dim) for dim in source.const_value.shape.numpy())
+            set_encoding(held, reshaped(encoding, kept, dims))
         assert held.const_value is not None  # noqa: S101  (initializers have numbers)
         dtype = held.const_value.dtype
         if dtype == ir.DataType.FLOAT:

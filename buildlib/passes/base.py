@@ -1,5 +1,6 @@
 """What every pass is: declared conditions around one transformation of a model."""
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class Pass(ABC):
 
     name: str
     carries_encodings = True
+    takes_any_order = False
     requires: tuple[Condition, ...] = ()
     ensures: tuple[Condition, ...] = ()
 
@@ -65,6 +67,8 @@ class Pass(ABC):
             PassError: a condition does not hold; nothing is written then.
         """
         model = read(source, carries_encodings=self.carries_encodings)
+        if self.takes_any_order:
+            _put_in_order(model)
         check(self.name, "precondition", self.requires, model, source)
         try:
             result = self.transform(model)
@@ -103,6 +107,13 @@ def check(
         fault = condition.fault(model)
         if fault is not None:
             raise PassError(name, stage, path, f"{condition.text}: {shown(fault)}")
+
+
+def _put_in_order(model: ir.Model) -> None:
+    """Each node after those that it needs; a graph in a circle is left for `SORTED` to name."""
+    if _unsorted(model) is not None:
+        with contextlib.suppress(ValueError):
+            model.graph.sort()
 
 
 def _unsorted(model: ir.Model) -> str | None:

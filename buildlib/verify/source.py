@@ -20,10 +20,10 @@ from buildlib.errors import ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
+from buildlib.importing.precision import SINGLE, precision_of
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.roles import Role, cache_name, find_roles
 from buildlib.reference.runners import Arrays, PartRunner, Port, Ports, plain_session, run_session
-from buildlib.verify.trace import OpenPart
 
 Array = npt.NDArray[Any]
 Axis = Literal["batch", "head", "dim", "slot"]
@@ -40,19 +40,30 @@ _OTHERS: tuple[Layout, ...] = (
 )
 
 
-def source_part(path: Path, config: DecoderConfig, shape: GraphShape) -> OpenPart:
+@dataclass(frozen=True)
+class SourcePart:
     """Opens the export at `path` as a canonical model at `shape` (see `StageModels.sources`).
 
-    Args:
+    Attributes:
         path: the ONNX, with symbolic dimensions or fixed at `shape`.
         config: tells the number and size of its key/value heads.
         shape: of the model that was imported from it.
     """
 
-    def opened() -> Mapping[int, PartRunner]:
-        return {shape.ar: SourceRunner(path, config, shape)}
+    path: Path
+    config: DecoderConfig
+    shape: GraphShape
 
-    return opened
+    def __call__(self) -> Mapping[int, PartRunner]:
+        """The one runner that there is."""
+        return {self.shape.ar: SourceRunner(self.path, self.config, self.shape)}
+
+    def is_coarse(self) -> bool:
+        """Whether it computes in less than float32, as what is imported from it does not."""
+        return precision_of(load_model(self.path)) != SINGLE
+
+
+source_part = SourcePart  # the name by which builds ask for one
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,7 @@ class _Cache:
     layer: int
     head: int | None
     layout: Layout
+    dtype: np.dtype[Any]
 
     def canonical(self, end: str) -> str:
         make = interface.past_key if self.kind == "key" else interface.past_value
@@ -75,13 +87,14 @@ class _Cache:
 
     def from_canonical(self, array: Array) -> Array:
         part = array if self.head is None else array[self.head : self.head + 1]
-        return part.transpose([self.own.index(axis) for axis in self.layout])
+        turned = part.transpose([self.own.index(axis) for axis in self.layout])
+        return np.ascontiguousarray(turned, self.dtype)
 
     def to_canonical(self, array: Array, n_new: int) -> Array:
         turned = array.transpose([self.layout.index(axis) for axis in self.own])
         slots = [slice(None)] * 4
         slots[self.own.index("slot")] = slice(turned.shape[self.own.index("slot")] - n_new, None)
-        return turned[tuple(slots)]
+        return turned[tuple(slots)].astype(np.float32)
 
 
 class SourceRunner:
@@ -109,15 +122,17 @@ class SourceRunner:
             for role in roles
             if role.kind == "key" or role.kind == "value"
         ]
-        layouts = {(one.kind, one.layer): one.layout for one in self._past}
+        layouts = {(one.kind, one.layer): (one.layout, one.dtype) for one in self._past}
         self._new = []
         for value in model.graph.outputs:
             told = cache_name(str(value.name))
             if told is not None and told[:2] in layouts:
-                self._new.append(_Cache(str(value.name), *told, layouts[told[:2]]))
+                self._new.append(_Cache(str(value.name), *told, *layouts[told[:2]]))
         names = [str(value.name) for value in model.graph.outputs]
         rest = [name for name in names if name not in {one.name for one in self._new}]
-        self._logits = interface.LOGITS if interface.LOGITS in rest else rest[0] if rest else ""
+        named = [name for name in rest if "logit" in name.lower()] or rest
+        self._logits = named[0] if named else ""
+        self._logits_dims = (1, shape.ar, config.vocab_size)
         self._ports = _ports(config, shape, {role.kind for role in roles})
         self._session = plain_session(path)
 
@@ -132,14 +147,17 @@ class SourceRunner:
             str(role.value.name): self._fed(role, feeds) for role in self._others
         }
         for cache in self._past:
-            given[cache.name] = np.ascontiguousarray(
-                cache.from_canonical(feeds[cache.canonical("in")])
-            )
+            given[cache.name] = cache.from_canonical(feeds[cache.canonical("in")])
         wanted = [self._logits, *(cache.name for cache in self._new)]
         results = run_session(self._path, self._session, wanted, given)
         found = dict(zip(wanted, results, strict=True))
+        logits = found[self._logits]
+        dims = tuple(size for size in logits.shape if size != 1)
+        if dims != tuple(size for size in self._logits_dims if size != 1):
+            reason = f"output {self._logits} is {list(logits.shape)}, not {list(self._logits_dims)}"
+            raise ModelFileError(self._path, f"{reason}: there is nothing to verify it by")
         outputs: dict[str, Array] = {
-            interface.LOGITS: found[self._logits].reshape(1, self._shape.ar, -1)
+            interface.LOGITS: logits.reshape(self._logits_dims).astype(np.float32)
         }
         heads: dict[str, dict[int, Array]] = {}
         for cache in self._new:
@@ -206,7 +224,8 @@ def _cache(
             for axis, dim in zip(layout, value.shape, strict=False)
         )
         if len(value.shape) == len(layout) and all(fits):
-            return _Cache(str(value.name), kind, layer, head, layout)
+            assert value.dtype is not None  # noqa: S101  (a role needs a type)
+            return _Cache(str(value.name), kind, layer, head, layout, value.dtype.numpy())
     reason = f"cache {value.name} {list(value.shape)} is not one of {dict(own_heads)}"
     raise ModelFileError(path, reason)
 

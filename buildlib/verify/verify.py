@@ -33,12 +33,14 @@ from buildlib.verify.measure import compare
 from buildlib.verify.models import Parts, StageModels, emulated_parts, onnx_parts
 from buildlib.verify.report import Bound, StageComparison, VerificationReport
 from buildlib.verify.schedule import Schedule, alone, together
+from buildlib.verify.source import SourcePart
 from buildlib.verify.trace import OpenPart, Trace, run
 
 OnComparison = Callable[[StageComparison], None]
 
 EXACT = Bound("bit-exact")
 SAME_FLOAT = Bound("relative", 1e-5)
+SAME_HALF = Bound("sqnr", 40.0)
 COMPILED = Bound("sqnr", 40.0)
 FINITE = Bound("finite")
 
@@ -165,8 +167,10 @@ class _Verification:
         parts = onnx_parts({shape.ar: [path]}, self._options.n_threads)
         trace = self._run(parts, shape.cl, schedule, sample)
         if path in self._models.sources:
-            source = self._run([self._models.sources[path]], shape.cl, schedule, sample)
-            self._compare("import", shape, SAME_FLOAT, source, trace)
+            opened = self._models.sources[path]
+            source = self._run([opened], shape.cl, schedule, sample)
+            coarse = isinstance(opened, SourcePart) and opened.is_coarse()
+            self._compare("import", shape, SAME_HALF if coarse else SAME_FLOAT, source, trace)
         return trace
 
     def _arcl(self, cl: int, sample: list[int], imported: Mapping[Path, Trace]) -> Trace:

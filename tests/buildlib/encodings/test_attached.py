@@ -1,11 +1,13 @@
 """Encodings that travel with the values of a graph."""
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
 from buildlib.encodings.attached import attach, collect, encoding_of, inherit
 from buildlib.encodings.model import Encodings, covering
 from buildlib.errors import EncodingsError
+from buildlib.quantize.weights import per_channel
 
 
 @pytest.fixture
@@ -37,3 +39,18 @@ def test_an_encoding_of_no_value_is_refused(model: ir.Model) -> None:
             model,
             Encodings(activation_encodings=(covering("nothing", 0, 1, 8),), param_encodings=()),
         )
+
+
+def test_axes_count_from_the_front_once_attached(model: ir.Model) -> None:
+    """QuantizeLinear, after which format 2.0.0 is made, lets them count from the end."""
+    numbers = np.ones((3, 2, 1, 1), np.float32)
+    weight = ir.Value(name="w", shape=ir.Shape(numbers.shape), const_value=ir.tensor(numbers))
+    model.graph.initializers["w"] = weight
+    given = per_channel("w", numbers, 0, 8)
+    for axis in (-4, 0):
+        behind = given.model_copy(update={"axis": axis})
+        attach(model, Encodings(activation_encodings=(), param_encodings=(behind,)))
+        assert encoding_of(weight) == given
+    beyond = given.model_copy(update={"axis": -5})
+    with pytest.raises(EncodingsError, match="no axis -5"):
+        attach(model, Encodings(activation_encodings=(), param_encodings=(beyond,)))

@@ -1,10 +1,13 @@
 """Exports of every naming run under the canonical names, and the import changes nothing."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
+from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from buildlib.checkpoint.config import load_config
 from buildlib.errors import ModelFileError
@@ -82,3 +85,57 @@ def test_what_no_adapter_understands_is_refused(change: str, tmp_path: Path) -> 
     config = load_config(export.with_name("config.json"))
     with pytest.raises(ModelFileError, match=r"whatever|past_key_0_in"):
         SourceRunner(path, config, ASKED)
+
+
+@pytest.mark.parametrize("keep_io", [True, False])
+@pytest.mark.parametrize("name", ["dynamo-qwen2", "notebook-llama-mha"])
+def test_a_float16_export_is_verified_as_closely_as_it_computes(
+    name: str, keep_io: bool, tmp_path: Path
+) -> None:
+    model = _copied(name, tmp_path)
+    made = convert_float_to_float16(model, keep_io_types=keep_io, min_positive_val=1e-7)
+    onnx.save(made, tmp_path / "model.onnx")
+    report = verify_outputs(_imported(tmp_path), options=FEW)
+    assert report.passed, report.failures
+    assert report.comparisons[0].bound == "SQNR >= 40 dB"
+    assert report.comparisons[0].max_rel_diff > 1e-5  # float16 shows
+
+
+def test_a_wrong_import_of_a_float16_export_is_seen(tmp_path: Path) -> None:
+    made = convert_float_to_float16(_copied("dynamo-qwen2", tmp_path), min_positive_val=1e-7)
+    onnx.save(made, tmp_path / "model.onnx")
+    models = _imported(tmp_path)
+    gain = next(t for t in made.graph.initializer if t.name.endswith("norm.weight"))
+    larger = numpy_helper.to_array(gain) * np.float16(1.05)
+    gain.CopyFrom(numpy_helper.from_array(larger, gain.name))
+    onnx.save(made, tmp_path / "model.onnx")
+    assert [one.stage for one in verify_outputs(models, options=FEW).failures] == ["import"]
+
+
+def test_logits_of_the_last_token_alone_verify_nothing(tmp_path: Path) -> None:
+    """The import gives those of all tokens; one row of them could be of any."""
+    model = _copied("dynamo-qwen2", tmp_path)
+    maker = next(node for node in model.graph.node if "logits" in node.output)
+    maker.output[0] = "all"
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "last"))
+    model.graph.node.append(helper.make_node("Gather", ["all", "last"], ["logits"], axis=1))
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(ModelFileError, match=r"logits is \[1, 1, 64\].*nothing to verify"):
+        verify_outputs(_imported(tmp_path), options=FEW)
+
+
+def _copied(name: str, folder: Path) -> onnx.ModelProto:
+    shutil.copytree(EXPORTS / name, folder, dirs_exist_ok=True)
+    (folder / "model.encodings").unlink(missing_ok=True)
+    return onnx.load(folder / "model.onnx")
+
+
+def _imported(folder: Path) -> StageModels:
+    """The export in `folder`, imported, at its own shape or at the one that is asked for."""
+    export, config = folder / "model.onnx", load_config(folder / "config.json")
+    is_fixed = model_shape(load_model(export)) is not None
+    path = ImportModel(None if is_fixed else ASKED).run(export, folder / "out" / "model.onnx")
+    shape = model_shape(load_model(path))
+    assert shape is not None
+    sources = {path: source_part(export, config, shape)}
+    return StageModels(config=config, imported={shape: path}, arcl={shape: path}, sources=sources)

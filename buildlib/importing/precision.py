@@ -1,0 +1,44 @@
+"""How exactly a source computes, told by the types that its operators take."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How far numbers that the source computes may be from those that they stand for.
+
+    Attributes:
+        tolerance: of cosines and sines, and of what heads are scaled by.
+        snap: relative, of a scale that stands for 1 or for 1/sqrt(head_dim).
+    """
+
+    tolerance: float
+    snap: float
+
+
+SINGLE = Precision(1e-4, 1e-5)
+_COARSER: Mapping[ir.DataType, Precision] = MappingProxyType(
+    {
+        ir.DataType.FLOAT16: Precision(2e-3, 1e-3),
+        ir.DataType.BFLOAT16: Precision(1.6e-2, 8e-3),
+    }
+)
+"""Of the types that are coarser than float32."""
+
+
+def precision_of(model: ir.Model) -> Precision:
+    """That of the coarsest type that an operator computes with; a Cast of a weight is none."""
+    kinds = {value.dtype for value in model.graph.inputs}
+    for node in model.graph:
+        if node.op_type == "Cast":
+            kinds.add(ir.DataType(node.attributes["to"].as_int()))
+        else:
+            kinds |= {v.dtype for v in node.inputs if v is not None and v.is_initializer()}
+    for kind in (ir.DataType.BFLOAT16, ir.DataType.FLOAT16):
+        if kind in kinds:
+            return _COARSER[kind]
+    return SINGLE
