@@ -10,10 +10,11 @@ from buildlib.cache import CacheEntry, StageCache
 from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.encodings.model import Encodings
+from buildlib.errors import InvalidOptionError
 from buildlib.graph.shape import GraphShape
 from buildlib.memory import available_memory
 from buildlib.naming import naming
-from buildlib.package import Prepared
+from buildlib.package import Prepared, compose
 from buildlib.passes.balance import Apart, choose_splits
 from buildlib.passes.split import model_weights
 from buildlib.plan import MAX_PART_BYTES, BuildPlan, Part, integer_bytes, own_shape, parts
@@ -22,11 +23,9 @@ from buildlib.runner import (
     OnStage,
     StageRecord,
     StageRunner,
-    check_unchanged,
-    hash_inputs,
     hash_texts,
 )
-from buildlib.schedule import Task, default_workers, run_bounded
+from buildlib.schedule import Task, run_bounded
 from buildlib.source import ModelSource, OnnxSource
 from buildlib.stages import MULTI_HEAD
 from buildlib.toolchains.base import Toolchain
@@ -92,7 +91,7 @@ class Build:
     plan: BuildPlan
     cache_root: Path
     toolchain: Toolchain
-    max_workers: int | None = None
+    max_workers: int = 1
     records: list[StageRecord] = field(default_factory=list)
 
     def run(self, on_stage: OnStage | None = None) -> GenAIContainer:
@@ -124,6 +123,8 @@ class Build:
         main = ready[self.sources.main]
         chain = parts(self._count_parts(plan, main.entry))
         runner.total = self._stage_count(plan, len(chain))
+        names = [part.binary_name(self.name) for part in chain]
+        composition = compose(plan, main.prepared, names)  # what does not fit ends the build here
         shapes = plan.shapes
         arcl = {shape: runner.arcl(ready[self.sources[shape]].entry, shape) for shape in shapes}
         split = {}
@@ -138,12 +139,17 @@ class Build:
             )
             for part in chain
         ]
-        workers = self.max_workers or default_workers()
-        built = run_bounded(tasks, max_workers=workers, memory_bytes=available_memory())
+        built = run_bounded(tasks, max_workers=self.max_workers, memory_bytes=available_memory())
         binaries = tuple(part.binary for part in built)
         compiled = [part.compiled for part in built]
         container = runner.package(
-            plan, main.prepared, compiled, binaries, self.name, self._inputs(ready)
+            plan,
+            main.prepared,
+            composition,
+            compiled,
+            binaries,
+            self.name,
+            self._inputs(ready),
         )
 
         def files(of: Callable[[GraphShape, "BuiltPart"], Path]) -> PartFiles:
@@ -193,15 +199,19 @@ class Build:
     def _ready(self, runner: StageRunner) -> "tuple[BuildPlan, dict[ModelSource, Ready]]":
         """Every source in canonical form, and the plan with the shapes that are to be made."""
         plan = self.plan
-        inputs = {source: hash_inputs(source, self.cache_root) for source in self.sources.each()}
+        inputs = {source: runner.watch.hashed(source.inputs()) for source in self.sources.each()}
         exports = {
             source: runner.export(source, inputs[source], plan, self._shape_for(source))
             for source in inputs
         }
-        for source, before in inputs.items():
-            check_unchanged(source, before, self.cache_root)
+        runner.watch.check(reread=True)
         if plan.keeps_shape:
-            plan = plan.at(own_shape(entry.folder / MODEL_FILE) for entry in exports.values())
+            own = {source: own_shape(exports[source].folder / MODEL_FILE) for source in exports}
+            for ar, source in self.sources.by_ar.items():
+                if own[source].ar != ar:
+                    reason = f"the model attached for AR {ar} is at {own[source]}"
+                    raise InvalidOptionError("skip_ar_conversion", reason, ())
+            plan = plan.at(own.values())
         ready = {}
         for source, export in exports.items():
             entry, prepared = runner.prepare(source, export, plan)

@@ -19,13 +19,13 @@ class Children:
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._ended = False
+        self.ended = False
         self._lock = threading.Lock()
 
     def end(self) -> None:
         """Kill all of them with everything they started; those that come later are killed too."""
         with self._lock:
-            self._ended = True
+            self.ended = True
             for child in self._running:
                 _kill(child)
 
@@ -47,14 +47,14 @@ class Children:
         """
         with self._lock:
             self._running.add(child)
-            if self._ended:
+            if self.ended:
                 _kill(child)
         try:
             yield
         finally:
             with self._lock:
                 self._running.discard(child)
-        if self._ended and child.returncode == -signal.SIGKILL:
+        if self.ended and child.returncode == -signal.SIGKILL:
             raise CancelledError
 
 
@@ -74,6 +74,17 @@ def tracked(child: "subprocess.Popen[bytes]") -> Iterator[None]:
         return
     with children.tracking(child):
         yield
+
+
+def check_cancelled() -> None:
+    """Before something long: see that the other tasks of the one that this thread runs go on.
+
+    Raises:
+        CancelledError: one failed, or the user interrupted.
+    """
+    children = _CURRENT.get()
+    if children is not None and children.ended:
+        raise CancelledError
 
 
 def _kill(child: "subprocess.Popen[bytes]") -> None:

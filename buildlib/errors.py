@@ -49,16 +49,14 @@ class BuildError(Exception):
     """Root of everything `buildlib` raises on purpose.
 
     Attributes:
-        exit_code: what the command line exits with: 1 failed, 2 wrong use.
+        exit_code: of the command line: 2, no answer could be had, or 1, the answer is bad.
     """
 
-    exit_code = 1
+    exit_code = 2
 
 
 class UnknownSocError(BuildError):
     """A target names no SoC of the catalog, or is written in no form that is known."""
-
-    exit_code = 2
 
     def __init__(self, name: str, known: tuple[str, ...], near: str | None) -> None:
         super().__init__(name, known, near)
@@ -76,8 +74,6 @@ class UnknownSocError(BuildError):
 
 class InvalidOptionError(BuildError):
     """A builder option does not exist, or cannot take the value it was given."""
-
-    exit_code = 2
 
     def __init__(self, key: str, reason: str, known: tuple[str, ...]) -> None:
         super().__init__(key, reason, known)
@@ -105,8 +101,6 @@ class ModelNotFoundError(BuildError):
 class CalibrationTextMissingError(BuildError):
     """A checkpoint needs text to calibrate its quantization on, and there is none."""
 
-    exit_code = 2
-
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
         self.folder = folder
@@ -120,8 +114,6 @@ class CalibrationTextMissingError(BuildError):
 
 class CheckpointError(BuildError):
     """A checkpoint's file is missing, truncated, corrupt, or disagrees with its configuration."""
-
-    exit_code = 2
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)
@@ -142,8 +134,6 @@ class UnsupportedModelError(CheckpointError):
 class InvalidShapeError(BuildError):
     """An (AR, CL) that no graph can have, or that would confuse the runtime."""
 
-    exit_code = 2
-
     def __init__(self, ar: int, cl: int, reason: str) -> None:
         super().__init__(ar, cl, reason)
         self.ar = ar
@@ -156,8 +146,6 @@ class InvalidShapeError(BuildError):
 
 class ModelFileError(BuildError):
     """An ONNX model, or the weights beside it, is missing, corrupt or not of the expected kind."""
-
-    exit_code = 2
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)
@@ -185,8 +173,6 @@ class PassError(BuildError):
 class EncodingsError(BuildError):
     """An encodings file cannot be read, or does not fit the model it is applied to."""
 
-    exit_code = 2
-
     def __init__(self, subject: str, reason: str) -> None:
         super().__init__(subject, reason)
         self.subject = subject
@@ -199,8 +185,6 @@ class EncodingsError(BuildError):
 class CalibrationError(BuildError):
     """The calibration text or its windows cannot calibrate the model."""
 
-    exit_code = 2
-
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -211,8 +195,6 @@ class CalibrationError(BuildError):
 
 class PromptTooLongError(BuildError):
     """Prompt and continuation do not fit into the context."""
-
-    exit_code = 2
 
     def __init__(self, n_tokens: int, cl: int) -> None:
         super().__init__(n_tokens, cl)
@@ -225,6 +207,8 @@ class PromptTooLongError(BuildError):
 
 class RunnerDiedError(BuildError):
     """The child process that runs compiled graphs ended, hung or answered garbage."""
+
+    exit_code = 1
 
     def __init__(self, subject: str, reason: str, log_tail: str) -> None:
         super().__init__(subject, reason, log_tail)
@@ -343,13 +327,9 @@ class ContainerFileError(ContainerError):
 class ContainerExistsError(ContainerError):
     """The destination of a save is there already."""
 
-    exit_code = 2
-
 
 class InputFileError(BuildError):
     """A file of the user's is missing, unreadable, no file, or changes while it is read."""
-
-    exit_code = 2
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -378,8 +358,6 @@ class UnsupportedOperatorsError(ToolchainError):
     Attributes:
         nodes: name and operator of each of them.
     """
-
-    exit_code = 2
 
     def __init__(
         self,
@@ -433,6 +411,8 @@ class CancelledError(BuildError):
 
 class VerificationFailedError(BuildError):
     """A stage of a build changed what the model computes by more than it may."""
+
+    exit_code = 1
 
     def __init__(self, target: str, stage: str, subject: str, bound: str) -> None:
         super().__init__(target, stage, subject, bound)

@@ -12,16 +12,18 @@ import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 from buildlib.architectures import SupportedLLMs
 from buildlib.build import Build, Sources
 from buildlib.cache import default_cache_root
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import InvalidOptionError
+from buildlib.locations import lasting_path, user_path
 from buildlib.option_sets import GRAPH_OPTIONS, OptionSets
 from buildlib.plan import Additions, BuildPlan
 from buildlib.runner import OnStage
+from buildlib.schedule import default_workers
 from buildlib.source import (
     ModelSource,
     OnnxSource,
@@ -29,6 +31,7 @@ from buildlib.source import (
     architecture_of,
     attached_source,
     find_source,
+    positions_of,
 )
 from buildlib.targets import Target, parse_target
 from buildlib.toolchains.base import Toolchain
@@ -47,12 +50,15 @@ MULTI_GRAPH_CONTEXT_LENGTHS = (512, 1024, 2048, 3072, 4096)
 
 _ARS = "arn_cl_options.auto_regression_number"
 _LENGTHS = "arn_cl_options.context_length"
-_SKIP = "arn_cl_options.skip_ar_cl_conversion"
 _WEIGHT_SHARING = "context.weight_sharing_enabled"
 
 
 class UnknownArchitectureWarning(UserWarning):
     """A model is of no family that is known to build; it may build all the same."""
+
+
+class LongContextWarning(UserWarning):
+    """A context is longer than what the model was made for; it builds, and may answer badly."""
 
 
 class GenAIBuilderFactory:
@@ -102,10 +108,10 @@ class GenAIBuilderFactory:
             )
         if config_path is not None and config_dict is not None:
             raise InvalidOptionError("config_dict", "config_path is given as well; give one", ())
-        text = None if config_dict is None else json.dumps(dict(config_dict), sort_keys=True)
+        text = None if config_dict is None else _json_of(config_dict)
         files = SourceFiles(_path(tokenizer_path), _path(config_path), text, _path(encodings_path))
-        folder = Path(pretrained_model_path).expanduser()
-        source = find_source(folder, calibration_text, files)
+        folder = user_path(pretrained_model_path)
+        source = find_source(folder.absolute(), calibration_text, files)
         if architecture_of(source) is None:
             known = ", ".join(SupportedLLMs)
             warnings.warn(
@@ -114,7 +120,7 @@ class GenAIBuilderFactory:
                 UnknownArchitectureWarning,
                 stacklevel=2,
             )
-        root = default_cache_root() if cache_root is None else Path(cache_root).expanduser()
+        root = lasting_path(default_cache_root() if cache_root is None else cache_root)
         return GenAIBuilderHTP(source, root, toolchain or _default_toolchain())
 
 
@@ -131,6 +137,22 @@ class GenAIBuilderHTP:
         max_workers: parts built at once; by default as many as there are cores and memory for.
     """
 
+    # A name that is none of these would be an option that is silently passed over.
+    __slots__ = (
+        "_attached",
+        "_cache_root",
+        "_keeps_ar",
+        "_options",
+        "_source",
+        "_targets",
+        "_toolchain",
+        "embedding_datatype",
+        "lora_config",
+        "max_workers",
+        "prepare_embedding_lut",
+        "speculative_config",
+    )
+
     def __init__(self, source: ModelSource, cache_root: Path, toolchain: Toolchain) -> None:
         self._source = source
         self._cache_root = cache_root
@@ -138,6 +160,7 @@ class GenAIBuilderHTP:
         self._targets: tuple[Target, ...] = ()
         self._options = OptionSets()
         self._attached: dict[int, AttachedBuilder] = {}
+        self._keeps_ar = False
         self.lora_config: LoraBuilderInputConfig | None = None
         self.speculative_config: SpeculativeConfig | None = None
         self.prepare_embedding_lut = False
@@ -151,6 +174,8 @@ class GenAIBuilderHTP:
             UnknownSocError: the catalog has no such SoC.
             InvalidOptionError: not exactly one; a container is for one target.
         """
+        if isinstance(targets, str):
+            raise InvalidOptionError("targets", f"it takes a list, such as [{targets!r}]", ())
         if len(targets) != 1:
             raise InvalidOptionError(
                 "targets", f"a container is built for one target, not {len(targets)}", ()
@@ -179,9 +204,10 @@ class GenAIBuilderHTP:
     def set_compilation_options(self, options: Mapping[str, object]) -> Self:
         """Set options by dotted keys: `graphs.vtcm_size_in_mb`, `context.weight_sharing_enabled`.
 
+        What fits neither target nor toolchain is refused by `plan()`.
+
         Raises:
-            InvalidOptionError: a key that does not exist, a value it cannot take, or something
-                that the toolchain cannot do.
+            InvalidOptionError: a key that does not exist.
         """
         self._options = self._options.with_compilation(options)
         return self
@@ -197,6 +223,28 @@ class GenAIBuilderHTP:
         return self
 
     @property
+    def encodings_path(self) -> Path | None:
+        """The encodings of the ONNX; those beside it unless another file was named."""
+        return self._source.encodings if isinstance(self._source, OnnxSource) else None
+
+    @encodings_path.setter
+    def encodings_path(self, path: str | PathLike[str]) -> None:
+        if not isinstance(self._source, OnnxSource):
+            reason = "a checkpoint has no encodings; they are made by calibration"
+            raise InvalidOptionError("encodings_path", reason, ())
+        self._source = self._source.with_encodings(lasting_path(path))
+
+    @property
+    def parallel_build(self) -> bool:
+        """Whether parts are built at once, which `max_workers` bounds."""
+        return self.max_workers != 1
+
+    @parallel_build.setter
+    def parallel_build(self, value: bool) -> None:
+        if value != self.parallel_build:
+            self.max_workers = None if value else 1
+
+    @property
     def weight_sharing(self) -> bool:
         """Whether the graphs of a part keep one copy of their weights; hardware only."""
         return bool(self._options.compilation.get(_WEIGHT_SHARING, True))
@@ -207,12 +255,15 @@ class GenAIBuilderHTP:
 
     @property
     def skip_ar_conversion(self) -> bool:
-        """Whether the model keeps the AR that it has."""
-        return self._options.transformation.arn_cl_options.skip_ar_cl_conversion
+        """Whether the model keeps the AR that it has, at every context length that is asked for.
+
+        `arn_cl_options.skip_ar_cl_conversion` keeps its context length too.
+        """
+        return self._keeps_ar
 
     @skip_ar_conversion.setter
     def skip_ar_conversion(self, value: bool) -> None:
-        self.set_transformation_options({_SKIP: value})
+        self._keeps_ar = bool(value)
 
     @property
     def multi_graph(self) -> bool:
@@ -263,25 +314,34 @@ class GenAIBuilderHTP:
         """
         if arn in self._attached:
             raise InvalidOptionError("arn", f"AR {arn} has a model attached already", ())
-        source = attached_source(Path(model_path).expanduser(), self._source, _path(encodings_path))
-        child = AttachedBuilder(name or f"ar{arn}", source)
-        self._attached[arn] = child
+        source = attached_source(lasting_path(model_path), self._source, _path(encodings_path))
         ars = self._options.transformation.arn_cl_options.auto_regression_number
         if arn not in ars:
             self.set_transformation_options({_ARS: (*ars, arn)})
+        child = AttachedBuilder(name or f"ar{arn}", source)
+        self._attached[arn] = child
         return child
 
     def sync_attached_builder_options(self) -> None:
         """See that the attached builders have this one's options; `build()` does it too.
 
         Raises:
-            InvalidOptionError: an attached builder has set something else than `graphs.*`.
+            InvalidOptionError: an attached builder has set something else than `graphs.*`, or its
+                AR is not among those to build any more.
         """
-        for child in self._attached.values():
-            child.check(self._options)
+        wanted = self._options.transformation.arn_cl_options
+        own = self._keeps_ar or wanted.skip_ar_cl_conversion
+        for arn, child in self._attached.items():
+            if arn not in wanted.auto_regression_number and not own:
+                ars = list(wanted.auto_regression_number)
+                raise InvalidOptionError(_ARS, f"{child.name} is attached for AR {arn}: {ars}", ())
+            child.check(self._options, self._targets)
 
     def plan(self) -> Build:
         """The build that `build()` runs, for callers that want the outputs of its stages.
+
+        Warns:
+            LongContextWarning: a context length is beyond `max_position_embeddings`.
 
         Raises:
             InvalidOptionError: no target is set, or options contradict each other.
@@ -299,12 +359,30 @@ class GenAIBuilderHTP:
             options.compile_config(target),
             graph_options,
             self._additions(),
+            keeps_ar=self._keeps_ar,
         )
-        self._toolchain.check(plan.compilation)
+        for config in plan.compile_configs():
+            self._toolchain.check(config)
+        workers = default_workers() if self.max_workers is None else self.max_workers
+        if workers < 1:
+            raise InvalidOptionError("max_workers", f"{workers} is no number from 1 up", ())
+        self._warn_of_length()
         sources = Sources(
             self._source, {arn: child.source for arn, child in self._attached.items()}
         )
-        return Build(sources, plan, self._cache_root, self._toolchain, self.max_workers)
+        return Build(sources, plan, self._cache_root, self._toolchain, workers)
+
+    def _warn_of_length(self) -> None:
+        options = self._options.transformation.arn_cl_options
+        longest, positions = max(options.context_length), positions_of(self._source)
+        if positions is None or longest <= positions or options.skip_ar_cl_conversion:
+            return
+        warnings.warn(
+            f"{self._source.name} was made for {positions:.0f} positions (max_position_embeddings "
+            f"in config.json): beyond them a context length of {longest} may answer badly",
+            LongContextWarning,
+            stacklevel=3,
+        )
 
     def build(self, on_stage: OnStage | None = None) -> GenAIContainer:
         """Run all stages; those whose inputs and options have not changed are taken from the cache.
@@ -343,16 +421,28 @@ class GenAIBuilderHTP:
         )
 
     def _additions(self) -> Additions:
-        lora = self.lora_config
-        if lora is not None and not lora.create_lora_graph:
-            reason = "graphs that bring their own branches are not built here; set it to True"
-            raise InvalidOptionError("lora_config.create_lora_graph", reason, ())
+        from buildlib.embedding.config import EmbedDatatype
+        from buildlib.speculative import SpeculativeConfig
+
+        lora, speculative = self.lora_config, self.speculative_config
+        if lora is not None:
+            lora = _checked_lora(lora)
+        _see_kind("speculative_config", speculative, get_args(SpeculativeConfig))
+        known = get_args(EmbedDatatype)
+        if self.embedding_datatype not in known:
+            reason = f"{self.embedding_datatype!r} is no type of a table"
+            raise InvalidOptionError("embedding_datatype", reason, known)
         table = self.embedding_datatype if self.prepare_embedding_lut else None
-        return Additions(lora, table, self.speculative_config)
+        if table and self._options.transformation.split_model.split_embedding:
+            reason = "prepare_embedding_lut leaves no embedding in the graphs to split off"
+            raise InvalidOptionError("split_model.split_embedding", reason, ())
+        return Additions(lora, table, speculative)
 
 
 class AttachedBuilder:
     """The builder of one AR's graphs, from an export of their own; the rest is its parent's."""
+
+    __slots__ = ("_own", "_set", "name", "source")
 
     def __init__(self, name: str, source: OnnxSource) -> None:
         self.name = name
@@ -380,13 +470,20 @@ class AttachedBuilder:
         """What is set for these graphs alone."""
         return {key: value for key, value in self._set.items() if key.startswith(GRAPH_OPTIONS)}
 
-    def check(self, parent: OptionSets) -> None:
+    def check(self, parent: OptionSets, targets: Sequence[Target]) -> None:
         """See that no more than `graphs.*` differs from the parent.
+
+        Args:
+            parent: what it has set.
+            targets: the parent's, from which comes what it has not set.
 
         Raises:
             InvalidOptionError: names what does.
         """
-        inherited = parent.as_options()
+        inherited: dict[str, object] = {}
+        for target in targets:
+            inherited |= parent.compile_config(target).as_options()
+        inherited |= parent.as_options()
         for key, value in self._set.items():
             if not key.startswith(GRAPH_OPTIONS) and inherited.get(key) != value:
                 reason = (
@@ -396,8 +493,42 @@ class AttachedBuilder:
                 raise InvalidOptionError(key, reason, ())
 
 
+def _see_kind(key: str, value: object, kinds: tuple[type, ...]) -> None:
+    if value is not None and not isinstance(value, kinds):
+        names = tuple(kind.__name__ for kind in kinds)
+        raise InvalidOptionError(key, f"{type(value).__name__} is none of its kinds", names)
+
+
+def _checked_lora(given: "LoraBuilderInputConfig") -> "LoraBuilderInputConfig":
+    """As `create` checks it, which the documented constructor does not; and that it names adapters.
+
+    Raises:
+        InvalidOptionError: it asks for what is not built here.
+        CheckpointError: there are no adapters where it says.
+    """
+    from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
+
+    _see_kind("lora_config", given, (LoraBuilderInputConfig,))
+    path = user_path(given.lora_config_path)
+    config = LoraBuilderInputConfig.create(**(dict(given) | {"lora_config_path": path}))
+    if not config.create_lora_graph:
+        reason = "graphs that bring their own branches are not built here; set it to True"
+        raise InvalidOptionError("lora_config.create_lora_graph", reason, ())
+    LoraSet.load(config.lora_config_path)
+    return config
+
+
+def _json_of(config: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(config), sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise InvalidOptionError(
+            "config_dict", f"it cannot be a config.json: {error}", ()
+        ) from error
+
+
 def _path(path: str | PathLike[str] | None) -> Path | None:
-    return None if path is None else Path(path).expanduser()
+    return None if path is None else lasting_path(path)
 
 
 def _default_toolchain() -> Toolchain:

@@ -33,6 +33,8 @@ class Options(BaseModel):
         for key, value in options.items():
             if key in _NOT_HONOURED:
                 raise InvalidOptionError(key, _NOT_HONOURED[key], ())
+            if key == _BIAS_BITS and value == _UNKNOWN_BIAS_BITS:
+                raise InvalidOptionError(key, _BIAS_REASON, ())
             if key not in known:
                 raise InvalidOptionError(key, "no such option", known)
             section, _, name = key.rpartition(".")
@@ -112,6 +114,9 @@ _NOT_HONOURED: Mapping[str, str] = {
     "split_model.skip_verification": "nothing is verified unless asked: call verify()",
     "adapt_moe": "mixtures of experts are not built here; the QAIRT SDK builds them",
 }
+_BIAS_BITS = "quantization.bias_bitwidth"
+_UNKNOWN_BIAS_BITS = 8
+_BIAS_REASON = "onnxruntime-qnn compiles biases of 32 bits alone; 8 need the QAIRT SDK's toolchain"
 
 
 def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, OptionValue]:

@@ -10,13 +10,13 @@ from buildlib.container.draft import ContainerDraft, DraftFile, write_container
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_engine import Lora, RopeScaling
 from buildlib.container.htp_config import htp_config
-from buildlib.container.manifest import GraphsRecord, ModelRecord, PartKind
+from buildlib.container.manifest import MAX_NAME, GraphsRecord, ModelRecord, PartKind
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.encodings.model import Encodings
 from buildlib.encodings.summary import in_words
 from buildlib.lora.adapters import LORA_FOLDER
 from buildlib.plan import BuildPlan
-from buildlib.speculative import SsdBuilderConfig, speculate
+from buildlib.speculative import Speaker, SsdBuilderConfig, speculate
 from buildlib.stages import EMBEDDING_FILE, LORA_FILE
 from buildlib.targets import Target
 
@@ -74,7 +74,8 @@ def compose(plan: BuildPlan, prepared: Prepared, ctx_bins: Sequence[str]) -> Com
         extras[TABLE_FILE] = DraftFile(prepared.table / TABLE_FILE, "embedding")
     how = plan.additions.speculative
     if how is not None:
-        speculation = speculate(config, how, plan.ars)
+        speaker = Speaker(config, plan.target, prepared.model / TOKENIZER_FILE)
+        speculation = speculate(speaker, how, plan.ars)
         config = speculation.genie_config
         kind: PartKind = "forecast_prefix" if isinstance(how, SsdBuilderConfig) else "binary"
         extras |= {name: DraftFile(path, kind) for name, path in speculation.files.items()}
@@ -107,7 +108,7 @@ def package(
     draft = ContainerDraft(
         target=plan.target,
         model=ModelRecord(
-            name=model_name,
+            name=model_name[:MAX_NAME],
             architecture=config.model_type,
             inputs=inputs,
             quantization=in_words(Encodings.load(prepared.model / ENCODINGS_FILE)),

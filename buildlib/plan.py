@@ -1,6 +1,6 @@
 """What a build is to make: shapes, parts, target, and every option that decides its outcome."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from buildlib.options import (
     OptionValue,
     SplitModelConfig,
 )
-from buildlib.speculative import SpeculativeConfig
+from buildlib.speculative import SpeculativeConfig, check_speculation
 from buildlib.targets import Target
 from buildlib.toolchains.base import CompileConfig
 
@@ -97,6 +97,7 @@ class BuildPlan:
         target: what it is compiled for.
         graph_options: `graphs.*` of single ARs.
         additions: adapters, tables, speculation.
+        keeps_ar: whether the model is built at the AR that it has.
     """
 
     shapes: tuple[GraphShape, ...]
@@ -106,6 +107,7 @@ class BuildPlan:
     compilation: CompileConfig
     graph_options: Mapping[int, Mapping[str, object]]
     additions: Additions = Additions()
+    keeps_ar: bool = False
 
     @classmethod
     def create(
@@ -115,42 +117,57 @@ class BuildPlan:
         compilation: CompileConfig,
         graph_options: Mapping[int, Mapping[str, object]] | None = None,
         additions: Additions | None = None,
+        *,
+        keeps_ar: bool = False,
     ) -> "BuildPlan":
         """Check options against each other.
 
         Raises:
             InvalidShapeError: an AR does not fit a context length.
             InvalidOptionError: there is no decode graph, or an AR or a context length twice, or
-                more parts are asked for than there can be.
+                more parts are asked for than there can be, or the graphs are too small to
+                speculate as asked.
         """
         wanted = transformation.arn_cl_options
-        shapes = () if wanted.skip_ar_cl_conversion else wanted_shapes(wanted)
+        keeps = keeps_ar or wanted.skip_ar_cl_conversion
+        shapes = () if keeps else wanted_shapes(wanted)
         added = additions or Additions()
         transformation = _with_ends_apart(transformation, added)
         _check_splits(transformation.split_model)
         ars = {shape.ar for shape in shapes}
+        if added.speculative is not None and ars:
+            check_speculation(added.speculative, sorted(ars))
         if not compilation.weight_sharing and not compilation.target.emulator and len(ars) > 1:
             key = "context.weight_sharing_enabled"
             raise InvalidOptionError(
                 key, f"graphs of AR {sorted(ars)} share weights; ask for one", ()
             )
         own = graph_options or {}
-        return cls(shapes, compilation.target, transformation, conversion, compilation, own, added)
+        target = compilation.target
+        return cls(
+            shapes, target, transformation, conversion, compilation, own, added, keeps_ar=keeps_ar
+        )
 
     @property
     def keeps_shape(self) -> bool:
-        """Whether the model is built at the (AR, CL) that it has."""
-        return self.transformation.arn_cl_options.skip_ar_cl_conversion
+        """Whether the model is built at the (AR, CL) that it has, or at its AR."""
+        return self.keeps_ar or self.transformation.arn_cl_options.skip_ar_cl_conversion
 
     def at(self, shapes: Iterable[GraphShape]) -> "BuildPlan":
         """The same for the shapes that models turned out to have.
 
         Raises:
             InvalidOptionError: none of them decodes.
+            InvalidShapeError: one that keeps its AR does not fit a context length.
         """
+        options = self.transformation.arn_cl_options
+        key = "arn_cl_options.skip_ar_cl_conversion"
+        if not options.skip_ar_cl_conversion:
+            key = "skip_ar_conversion"
+            lengths = _sorted("arn_cl_options.context_length", options.context_length)
+            shapes = [GraphShape(shape.ar, cl) for shape in shapes for cl in lengths]
         found = tuple(sorted(set(shapes), key=lambda shape: (shape.cl, shape.ar)))
         if all(shape.ar != 1 for shape in found):
-            key = "arn_cl_options.skip_ar_cl_conversion"
             names = ", ".join(map(str, found))
             reason = f"the model is at {names} and none of it decodes; attach one of AR 1"
             raise InvalidOptionError(key, reason, ())
@@ -169,7 +186,18 @@ class BuildPlan:
             **self.compilation.as_options(),
             **own,
             **self.additions.as_options(),
+            **({"skip_ar_conversion": True} if self.keeps_ar else {}),
         }
+
+    def compile_configs(self) -> Iterator[CompileConfig]:
+        """How graphs are compiled: all of them, and those of each AR with options of its own.
+
+        Raises:
+            InvalidOptionError: an option that graphs do not have, or a value it cannot take.
+        """
+        yield self.compilation
+        for ar, options in self.graph_options.items():
+            yield self.compilation.with_graph_options([f"ar{ar}"], options)
 
     def compile_config(self, part: Part) -> CompileConfig:
         """How one part is compiled: graphs of an AR with options of its own have these.

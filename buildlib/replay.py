@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildlib.errors import InputFileError
+from buildlib.locations import user_path
 from buildlib.toolchains.base import BinaryInfo, CompileConfig, Toolchain
 
 _STRUCTURE = "model"
@@ -59,10 +60,10 @@ class CompiledModel:
             InputFileError: there is such a file already.
             OSError: it cannot be written.
         """
-        path = Path(dest)
+        path = user_path(dest)
         if path.is_dir():
             path /= self.path.name
-        if path.exists() and not exist_ok:
+        if (path.exists() or path.is_symlink()) and not exist_ok:
             raise InputFileError(
                 str(path), "it exists already; save with exist_ok=True or elsewhere"
             )
@@ -85,7 +86,7 @@ def load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Dlc
         InputFileError: one is missing or no DLC, or two have the same name.
     """
     given = [path] if isinstance(path, str | os.PathLike) else list(path)
-    paths = tuple(Path(one) for one in given)
+    paths = tuple(user_path(one) for one in given)
     if not paths:
         raise InputFileError("", "no DLC is named")
     for one in paths:

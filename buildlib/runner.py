@@ -12,15 +12,17 @@ from types import MappingProxyType
 from buildlib import stages
 from buildlib.cache import CacheEntry, Operation, StageCache, StageKey
 from buildlib.checkpoint.layout import MODEL_FILE
-from buildlib.errors import InputFileError, InvalidOptionError
+from buildlib.children import check_cancelled
+from buildlib.errors import InvalidOptionError
 from buildlib.graph.shape import GraphShape
 from buildlib.hashing import combined, sha256_sources
 from buildlib.hashing_memo import MEMO_FILE, hash_files
 from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
 from buildlib.naming import naming
-from buildlib.package import Prepared, compose, package
+from buildlib.package import Composition, Prepared, package
 from buildlib.plan import BuildPlan, Part
 from buildlib.source import CheckpointSource, ModelSource, OnnxSource
+from buildlib.source_watch import SourceWatch
 from buildlib.toolchains.base import Toolchain
 
 _GRAPHS = ("stages.py", "checkpoint", "encodings", "graph", "passes/base.py")
@@ -74,6 +76,7 @@ class StageRunner:
     ) -> None:
         self.records: list[StageRecord] = []
         self.total: int | None = None
+        self.watch = SourceWatch(cache_root / MEMO_FILE)
         self._toolchain = toolchain
         self._cache = cache
         self._cache_root = cache_root
@@ -266,8 +269,7 @@ class StageRunner:
             for adapter in adapters.adapters
             for path in sorted(adapter.path.glob("adapter_*"))
         }
-        digests = hash_files(paths.values(), self._cache_root / MEMO_FILE)
-        hashes = {name: digests[path].sha256 for name, path in paths.items()}
+        hashes = self.watch.hashed(paths)
         options = {
             "lora_config": config.model_dump(mode="json", exclude={"lora_config_path"}),
             "adapters": [adapter.name for adapter in adapters.adapters],
@@ -287,13 +289,13 @@ class StageRunner:
         self,
         plan: BuildPlan,
         prepared: Prepared,
+        composition: Composition,
         compiled: Sequence[CacheEntry],
         binaries: Sequence[Path],
         model_name: str,
         inputs: Mapping[str, str],
     ) -> Path:
         """The container."""
-        composition = compose(plan, prepared, [path.name for path in binaries])
         extras = {name: file.path for name, file in composition.extras.items()}
         hashes = hash_files(extras.values(), self._cache_root / MEMO_FILE)
         config = {
@@ -337,7 +339,13 @@ class StageRunner:
         began = time.monotonic()
         versions = self._versions if operation in _COMPILED else {}
         key = StageKey(operation, config, source_hashes, versions, self._code[operation])
-        entry = self._cache.get_or_build(key, source, work, subject=subject)
+
+        def watched(folder: Path) -> None:
+            work(folder)
+            self.watch.check()  # or there would be an entry of other content than its key
+
+        check_cancelled()
+        entry = self._cache.get_or_build(key, source, watched, subject=subject)
         with self._recording:
             record = StageRecord(
                 operation,
@@ -353,32 +361,9 @@ class StageRunner:
         return entry
 
 
-def hash_inputs(source: ModelSource, cache_root: Path) -> dict[str, str]:
-    """SHA-256 of every file that a source consists of, by name.
-
-    Raises:
-        InputFileError: one cannot be read.
-    """
-    files = source.inputs()
-    digests = hash_files(files.values(), cache_root / MEMO_FILE)
-    return {name: digests[path].sha256 for name, path in files.items()}
-
-
 def hash_texts(source: ModelSource) -> dict[str, str]:
     """SHA-256 of what else decides what is built, by name."""
     return {name: _sha256(text) for name, text in source.texts().items()}
-
-
-def check_unchanged(source: ModelSource, before: Mapping[str, str], cache_root: Path) -> None:
-    """See that a source is what it was when it was hashed; a look at each file if it is.
-
-    Raises:
-        InputFileError: one has changed meanwhile.
-    """
-    for name, sha256 in hash_inputs(source, cache_root).items():
-        if before.get(name) != sha256:
-            reason = "it changed while it was built from; build again"
-            raise InputFileError(str(source.folder / name), reason)
 
 
 def _sha256(text: str) -> str:

@@ -1,15 +1,21 @@
 """What a model folder holds: ONNX with encodings, or a checkpoint that becomes that first."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from buildlib.architectures import SupportedLLMs, detect_architecture
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
-from buildlib.errors import CalibrationTextMissingError, CheckpointError, ModelNotFoundError
+from buildlib.errors import (
+    CalibrationTextMissingError,
+    CheckpointError,
+    InputFileError,
+    ModelNotFoundError,
+)
 
 CALIBRATION_TEXT = Path("text") / "calibration.txt"
 _MAX_TEXT_BYTES = 64 << 20
+_NO_FILE = Path("config_dict")  # what messages call a configuration that was given as itself
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,14 @@ class OnnxSource:
     def folder(self) -> Path:
         """Where the model and its external data lie."""
         return self.model.parent
+
+    def with_encodings(self, path: Path) -> "OnnxSource":
+        """The same with other encodings.
+
+        Raises:
+            ModelNotFoundError: there is no such file.
+        """
+        return replace(self, encodings=_needed(path, self.folder))
 
     def inputs(self) -> dict[str, Path]:
         """Every file that decides what is built, by what it is there for."""
@@ -85,7 +99,7 @@ class SourceFiles:
     """Where a model's files lie when they do not have their usual names in one folder.
 
     Attributes:
-        config_text: takes the place of a `config.json`.
+        config_text: takes the place of a file; `config` is then just what messages call it.
     """
 
     tokenizer: Path | None = None
@@ -100,11 +114,36 @@ def architecture_of(source: ModelSource) -> SupportedLLMs | None:
     Raises:
         CheckpointError: the configuration is no JSON object.
     """
-    path = source.folder / CONFIG_FILE
+    return detect_architecture(_configuration(source))
+
+
+def positions_of(source: ModelSource) -> float | None:
+    """How many positions a model was made for, by its configuration; None where that says nothing.
+
+    Raises:
+        CheckpointError: the configuration is no JSON object.
+    """
+    config = _configuration(source)
+    positions = config.get("max_position_embeddings")
+    if type(positions) is not int:
+        return None
+    for key in ("rope_parameters", "rope_scaling"):
+        scaling = config.get(key)
+        if not isinstance(scaling, dict):
+            continue
+        factor = scaling.get("factor")
+        linear = scaling.get("rope_type", scaling.get("type")) == "linear"
+        if linear and isinstance(factor, int | float):  # some files tell those without it
+            return positions * factor
+    return positions
+
+
+def _configuration(source: ModelSource) -> dict[str, object]:
     match source:
         case OnnxSource():
-            text = source.config
+            path, text = source.config_file, source.config
         case CheckpointSource():
+            path = source.folder / CONFIG_FILE
             text = _text_of(path, source.folder)
     try:
         config = json.loads(text)
@@ -112,7 +151,7 @@ def architecture_of(source: ModelSource) -> SupportedLLMs | None:
         raise CheckpointError(path, f"not valid JSON ({error})") from error
     if not isinstance(config, dict):
         raise CheckpointError(path, "it holds no JSON object")
-    return detect_architecture(config)
+    return config
 
 
 def attached_source(path: Path, parent: ModelSource, encodings: Path | None) -> OnnxSource:
@@ -123,8 +162,8 @@ def attached_source(path: Path, parent: ModelSource, encodings: Path | None) -> 
     """
     match parent:
         case OnnxSource():
-            text, tokenizer = parent.config, parent.tokenizer
-            files = SourceFiles(tokenizer, None, text, encodings)
+            tokenizer, config, text = parent.tokenizer, parent.config_file, parent.config
+            files = SourceFiles(tokenizer, config, text, encodings)
         case CheckpointSource():
             own = parent.folder
             files = SourceFiles(own / TOKENIZER_FILE, own / CONFIG_FILE, None, encodings)
@@ -141,10 +180,14 @@ def find_source(
 
     Raises:
         ModelNotFoundError: no folder, or nothing in it that can be built.
+        InputFileError: its calibration text is too large.
         CalibrationTextMissingError: a checkpoint without text.
     """
     given = files or SourceFiles()
     folder = path.parent if path.is_file() else path
+    if not _is_text(folder.resolve()):
+        reason = "its path is no UTF-8, which metadata and tokenizers need; rename it"
+        raise ModelNotFoundError(ascii(str(path)), reason)
     if not folder.is_dir():
         raise ModelNotFoundError(str(path), "there is no such folder")
     model = path if path.is_file() else _onnx_in(folder)
@@ -154,7 +197,7 @@ def find_source(
             model=model,
             encodings=_encodings_of(model, given.encodings),
             config=_config_text(folder, given),
-            config_file=given.config or folder / CONFIG_FILE,
+            config_file=given.config or (_NO_FILE if given.config_text else folder / CONFIG_FILE),
             tokenizer=_needed(given.tokenizer or folder / TOKENIZER_FILE, folder),
             calibration_text=calibration_text or _own_text(folder),
         )
@@ -167,6 +210,14 @@ def find_source(
     if text is None:
         raise CalibrationTextMissingError(str(folder))
     return CheckpointSource(folder, text)
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _onnx_in(folder: Path) -> Path | None:
@@ -214,6 +265,13 @@ def _needed(path: Path, folder: Path) -> Path:
 
 def _own_text(folder: Path) -> str | None:
     path = folder / CALIBRATION_TEXT
-    if not path.is_file() or path.stat().st_size > _MAX_TEXT_BYTES:
-        return None
-    return path.read_text(encoding="utf-8", errors="replace")
+    try:
+        if not path.is_file():
+            return None
+        size = path.stat().st_size
+        if size > _MAX_TEXT_BYTES:
+            reason = f"it has {size} bytes and may have {_MAX_TEXT_BYTES}; keep a part of it"
+            raise InputFileError(str(path), reason)
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputFileError(str(path), error.strerror or str(error)) from error

@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.container.config_model import Count, GenieModel
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_engine import Engine
 from buildlib.container.genie_speculative import Eaglet, Lade, Spd, Ssd
+from buildlib.container.layout import TOKENIZER
 from buildlib.errors import InvalidOptionError
+from buildlib.locations import user_path
+from buildlib.targets import Target
 
 _OPTION = "speculative_config"
 _DRAFT_FOLDER = "draft"
@@ -27,6 +30,9 @@ _PREFIX_FOLDER = "forecast-prefix"
 _Block = TypeVar("_Block", bound=GenieModel)
 _LADE_TOKENS = 1000
 """Genie starts lookahead from token ids below this, whatever the vocabulary."""
+
+
+UserPath = Annotated[Path, AfterValidator(user_path)]
 
 
 class _Config(BaseModel):
@@ -44,7 +50,7 @@ class LadeBuilderConfig(_Config):
 class SpdBuilderConfig(_Config):
     """Speculative decoding: the container of a smaller model drafts `draft_len` tokens a step."""
 
-    draft_container: Path
+    draft_container: UserPath
     draft_len: Count = 4
 
 
@@ -56,7 +62,7 @@ class SsdBuilderConfig(_Config):
         forecast_prefix_length: of the prefix, in tokens.
     """
 
-    forecast_prefix: Path
+    forecast_prefix: UserPath
     forecast_prefix_length: Count = 16
     forecast_token_count: Count = 4
     branches: Annotated[tuple[Count, ...], Field(min_length=1)] = (3, 2)
@@ -69,7 +75,7 @@ class EagletBuilderConfig(_Config):
         total_draft_tokens: of the tree that the target evaluates at once.
     """
 
-    draft_container: Path
+    draft_container: UserPath
     eaglet_version: Annotated[int, Field(ge=1)] = 2
     draft_depth: Count = 5
     draft_top_k: Count = 8
@@ -92,74 +98,121 @@ class Speculation:
     files: Mapping[str, Path] = field(default_factory=dict)
 
 
-def speculate(config: GenieConfig, how: SpeculativeConfig, ars: Sequence[int]) -> Speculation:
+@dataclass(frozen=True)
+class Speaker:
+    """The model whose dialog speculates.
+
+    Attributes:
+        config: of its plain dialog.
+        target: that its binaries are for.
+        tokenizer: its file.
+    """
+
+    config: GenieConfig
+    target: Target
+    tokenizer: Path
+
+
+def check_speculation(how: SpeculativeConfig, ars: Sequence[int]) -> None:
+    """What can be told before anything is built.
+
+    Args:
+        how: the kind of speculation.
+        ars: of the graphs; the largest bounds how many tokens can be verified at once.
+
+    Raises:
+        InvalidOptionError: the graphs take too few tokens, or files are missing.
+    """
+    ar = max(ars)
+    match how:
+        case LadeBuilderConfig():
+            tokens = _lade(how).tokens_per_step
+            _see_that(tokens <= ar, "window", _too_long(tokens, ar))
+        case SpdBuilderConfig():
+            # A longer draft than the target can verify hangs Genie.
+            _see_that(how.draft_len < ar, "draft_len", _too_long(how.draft_len + 1, ar))
+            _check_draft_folder(how.draft_container)
+        case SsdBuilderConfig():
+            _ssd(how)
+            reason = f"{how.forecast_prefix} holds no files: they are trained, not built here"
+            _see_that(bool(_prefix_files(how)), "forecast_prefix", reason)
+        case EagletBuilderConfig():
+            tokens = how.total_draft_tokens
+            _see_that(tokens < ar, "total_draft_tokens", _too_long(tokens + 1, ar))
+            _check_draft_folder(how.draft_container)
+
+
+def speculate(speaker: Speaker, how: SpeculativeConfig, ars: Sequence[int]) -> Speculation:
     """The configuration of a plain dialog, turned into one that speculates.
 
     Args:
-        config: of a container with one graph for each AR of `ars`.
+        speaker: the model, with one graph for each AR of `ars`.
         how: the kind of speculation.
-        ars: the largest bounds how many tokens can be verified at once.
+        ars: of the graphs.
 
     Raises:
-        InvalidOptionError: the graphs take too few tokens, files are missing, or the draft does
-            not fit the model.
+        InvalidOptionError: as `check_speculation`, or the draft does not fit the model.
         ContainerError: the draft is no sound container.
     """
+    check_speculation(how, ars)
     match how:
         case LadeBuilderConfig():
-            return _lookahead(config, how, max(ars))
+            return _lookahead(speaker.config, how)
         case SpdBuilderConfig():
-            # A longer draft than the target can verify hangs Genie.
-            _see_that(how.draft_len < max(ars), "draft_len", _too_long(how.draft_len + 1, max(ars)))
             spd = _block(Spd, draft_len=how.draft_len)
-            return _drafted(config, how.draft_container, "spd", spd=spd)
+            return _drafted(speaker, how.draft_container, "spd", spd=spd)
         case SsdBuilderConfig():
-            return _self_speculation(config, how)
+            named = {f"{_PREFIX_FOLDER}/{path.name}": path for path in _prefix_files(how)}
+            return Speculation(speaker.config.with_type("ssd-q1", ssd=_ssd(how)), named)
         case EagletBuilderConfig():
-            tokens = how.total_draft_tokens
-            _see_that(tokens < max(ars), "total_draft_tokens", _too_long(tokens + 1, max(ars)))
             eaglet = _block(
                 Eaglet,
                 eaglet_version=how.eaglet_version,
                 draft_len=how.draft_depth,
                 n_branches=how.draft_top_k,
-                max_tokens_target_can_evaluate=tokens + 1,
+                max_tokens_target_can_evaluate=how.total_draft_tokens + 1,
                 draft_kv_cache=how.draft_kv_cache,
             )
-            return _drafted(config, how.draft_container, "eaglet", eaglet=eaglet)
+            return _drafted(speaker, how.draft_container, "eaglet", eaglet=eaglet)
 
 
-def _lookahead(config: GenieConfig, how: LadeBuilderConfig, ar: int) -> Speculation:
-    lade = _block(Lade, window=how.window, ngram=how.ngram, gcap=how.gcap)
-    _see_that(lade.tokens_per_step <= ar, "window", _too_long(lade.tokens_per_step, ar))
+def _lade(how: LadeBuilderConfig) -> Lade:
+    return _block(Lade, window=how.window, ngram=how.ngram, gcap=how.gcap)
+
+
+def _lookahead(config: GenieConfig, how: LadeBuilderConfig) -> Speculation:
     vocabulary = config.dialog.context.n_vocab
     reason = f"lookahead feeds token ids up to {_LADE_TOKENS}; the vocabulary has {vocabulary}"
     _see_that(vocabulary > _LADE_TOKENS, "", reason)
-    return Speculation(config.with_type("lade", lade=lade))
+    return Speculation(config.with_type("lade", lade=_lade(how)))
 
 
-def _self_speculation(config: GenieConfig, how: SsdBuilderConfig) -> Speculation:
-    files = sorted(path for path in how.forecast_prefix.glob("*") if path.is_file())
-    reason = f"{how.forecast_prefix} holds no files: it is trained with the model, not built here"
-    _see_that(bool(files), "forecast_prefix", reason)
-    ssd = _block(
+def _prefix_files(how: SsdBuilderConfig) -> list[Path]:
+    return sorted(path for path in how.forecast_prefix.glob("*") if path.is_file())
+
+
+def _ssd(how: SsdBuilderConfig) -> Ssd:
+    return _block(
         Ssd,
         forecast_token_count=how.forecast_token_count,
         branches=how.branches,
         forecast_prefix=how.forecast_prefix_length,
         forecast_prefix_name=_PREFIX_FOLDER,
     )
-    named = {f"{_PREFIX_FOLDER}/{path.name}": path for path in files}
-    return Speculation(config.with_type("ssd-q1", ssd=ssd), named)
 
 
-def _drafted(config: GenieConfig, folder: Path, kind: str, **block: GenieModel) -> Speculation:
-    """With a second engine, whose binaries lie in a folder of their own."""
+def _check_draft_folder(folder: Path) -> None:
     reason = f"{folder} is no folder: a draft is built, or trained, before"
     _see_that(folder.is_dir(), "draft_container", reason)
+
+
+def _drafted(speaker: Speaker, folder: Path, kind: str, **block: GenieModel) -> Speculation:
+    """With a second engine, whose binaries lie in a folder of their own."""
+    config = speaker.config
     draft = GenAIContainer.load(folder)
     ours, theirs = config.dialog.context, draft.genie_config.dialog.context
     for key, mine, its in (
+        ("target", str(speaker.target), draft.metadata.target.name),
         ("context length", ours.size, theirs.size),
         ("vocabulary", ours.n_vocab, theirs.n_vocab),
         ("bos token", ours.bos_token, theirs.bos_token),
@@ -167,10 +220,20 @@ def _drafted(config: GenieConfig, folder: Path, kind: str, **block: GenieModel) 
     ):
         reason = f"{folder} has another {key} ({its}, the model {mine})"
         _see_that(mine == its, "draft_container", reason)
+    same = _tokens(speaker.tokenizer) == _tokens(draft.files[TOKENIZER])
+    _see_that(same, "draft_container", f"{folder} has a tokenizer with other tokens than the model")
+    reason = f"{folder} looks tokens up in a table of its own, and a dialog has one table"
+    _see_that(draft.genie_config.dialog.embedding is None, "draft_container", reason)
     engine = draft.genie_config.dialog.target_engine
     files = {f"{_DRAFT_FOLDER}/{name}": draft.files[name] for name in draft.genie_config.ctx_bins}
     moved = _with_binaries(engine, tuple(files))
     return Speculation(config.with_type(kind, draft=moved, **block), files)
+
+
+def _tokens(tokenizer: Path) -> dict[str, int]:
+    from buildlib.quantize.export import load_tokenizer
+
+    return load_tokenizer(tokenizer).get_vocab()
 
 
 def _with_binaries(engine: Engine, names: tuple[str, ...]) -> Engine:

@@ -5,8 +5,10 @@ its process, whatever ends that: a list whose lock is free is of a build that is
 """
 
 import contextlib
+import json
 import secrets
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -30,7 +32,7 @@ class RunningBuild:
     def uses(self, model: str, entry: str) -> None:
         """Take note of an entry; to be called while its lock is held."""
         with self._writing:
-            self._list.write(f"{model}/{entry}\n")
+            self._list.write(json.dumps(f"{model}/{entry}") + "\n")  # a name may hold line ends
             self._list.flush()
 
     def end(self) -> None:
@@ -54,5 +56,12 @@ def entries_in_use(root: Path) -> set[str]:
                 path.unlink(missing_ok=True)
         except Timeout:
             with contextlib.suppress(FileNotFoundError):
-                used.update(listed.read_text(encoding="utf-8").split("\n"))
-    return used - {""}
+                used.update(_entries_of(listed))
+    return used
+
+
+def _entries_of(listed: Path) -> Iterator[str]:
+    """What a list holds; the line that a build is just writing comes into play with its end."""
+    for line in listed.read_text(encoding="utf-8").split("\n")[:-1]:
+        with contextlib.suppress(ValueError):
+            yield str(json.loads(line))

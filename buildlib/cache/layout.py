@@ -47,12 +47,16 @@ def is_entry_name(name: str) -> bool:
     return _ENTRY.fullmatch(name) is not None
 
 
+def is_model_name(name: str) -> bool:
+    """Whether a model can have that name, and its entries a folder of it."""
+    return name not in {"", ".", "..", BUILDS, _LOCKS} and Path(name).name == name
+
+
 def model_folders(root: Path) -> list[Path]:
     """The folders of models, in the order of their names."""
     if not root.is_dir():
         return []
-    others = {BUILDS, _LOCKS}
-    return sorted(path for path in root.iterdir() if path.is_dir() and path.name not in others)
+    return sorted(path for path in root.iterdir() if path.is_dir() and is_model_name(path.name))
 
 
 def entry_folders(root: Path) -> Iterator[Path]:

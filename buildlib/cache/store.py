@@ -12,16 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from filelock import FileLock, Timeout
+
 from buildlib.cache.builds import RunningBuild, entries_in_use
 from buildlib.cache.key import StageKey
-from buildlib.cache.layout import LAST_USED, Operation, entry_lock, entry_name
+from buildlib.cache.layout import LAST_USED, Operation, entry_lock, entry_name, is_model_name
 from buildlib.cache.records import problem_of, write_records
 from buildlib.cache.removal import discard, prune, sweep
 from buildlib.cache.sizes import default_limit
+from buildlib.children import check_cancelled
 from buildlib.errors import CacheError, ToolchainError
 from buildlib.hashing_memo import MEMO_FILE, HashMemo
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_WAIT_S = 0.5  # for another build's lock, before a look whether this one is to end
 _FULL_BYTES = 1 << 20  # where less is free, a compiler's failure is taken for the disk's
 
 
@@ -66,7 +70,7 @@ class StageCache:
             CacheError: the model's name cannot be a folder's.
             InvalidOptionError: `QNNFARM_CACHE_LIMIT` is no size.
         """
-        if model_name in {"", ".", ".."} or Path(model_name).name != model_name:
+        if not is_model_name(model_name):
             raise CacheError(str(cache_root), f"no folder can have the model's name {model_name!r}")
         self._root = cache_root
         self._model = model_name
@@ -114,7 +118,7 @@ class StageCache:
         with _as_cache_error(place):
             resources = self._resources()
             lock = entry_lock(self._root, self._model, name)
-            lock.acquire()
+            _wait_for(lock)
         try:
             with _as_cache_error(place):
                 resources.running.uses(self._model, name)
@@ -152,8 +156,8 @@ class _Resources:
     """What a cache holds while its build runs."""
 
     def __init__(self, root: Path) -> None:
-        self.memo = HashMemo(root / MEMO_FILE)
         self.running = RunningBuild(root)
+        self.memo = HashMemo(root / MEMO_FILE)  # after what may fail, and would leave it open
         self._closed = False
 
     def close(self) -> None:
@@ -161,6 +165,17 @@ class _Resources:
             self._closed = True
             self.running.end()
             self.memo.close()
+
+
+def _wait_for(lock: FileLock) -> None:
+    """Take a lock, however long another build holds it, unless this build ends meanwhile."""
+    while True:
+        check_cancelled()
+        try:
+            lock.acquire(timeout=_WAIT_S)
+        except Timeout:
+            continue
+        return
 
 
 @contextmanager

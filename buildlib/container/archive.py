@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from buildlib.container.files import pour
+from buildlib.container.files import check_file, pour
 from buildlib.container.layout import ARCHIVE_SUFFIX
 from buildlib.container.manifest import FileRecord
 from buildlib.container.placement import placed_file
@@ -33,6 +33,7 @@ def write_archive(folder: Path, files: Mapping[str, FileRecord], destination: Pa
         zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED, strict_timestamps=True) as archive,
     ):
         for name, record in sorted(files.items()):
+            check_file(folder, name, record)
             header = zipfile.ZipInfo(f"{top}/{name}", _EARLIEST)
             header.create_system = _UNIX
             header.external_attr = (stat.S_IFREG | 0o644) << 16

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from buildlib.container.archive import write_archive
 from buildlib.container.containerable import GenAIContainerable
@@ -21,8 +21,9 @@ from buildlib.container.layout import (
 )
 from buildlib.container.manifest import ContainerMetadata, is_container, read_metadata
 from buildlib.container.placement import placed_folder
-from buildlib.errors import ContainerFileError
+from buildlib.errors import ContainerExistsError, ContainerFileError, InvalidOptionError
 from buildlib.hashing_memo import HashMemo
+from buildlib.locations import user_path
 
 ExportFormat = Literal["genie_bundle", "zip"]
 
@@ -64,7 +65,7 @@ class GenAIContainer(GenAIContainerable):
             ContainerError: the folder is no container.
             GenieConfigError: a configuration in it is not readable.
         """
-        folder = Path(path)
+        folder = user_path(path)
         metadata = read_metadata(folder)
         _check_files(folder, metadata, verify=verify)
         genie_config = GenieConfig.from_file(folder / GENIE_CONFIG)
@@ -86,9 +87,10 @@ class GenAIContainer(GenAIContainerable):
             ContainerFileError: a file of this container has changed meanwhile.
             ContainerError: the destination cannot be written.
         """
-        destination = Path(dest)
+        destination = user_path(dest)
         if destination.resolve() == self.path.resolve():
             return self
+        self._refuse_inside(destination)
         with placed_folder(destination, exist_ok=exist_ok, may_replace=is_container) as scratch:
             self._copy_to(scratch)
             write_text(scratch / METADATA, self.metadata.to_json(), "configuration")
@@ -107,11 +109,15 @@ class GenAIContainer(GenAIContainerable):
             What was written.
 
         Raises:
+            InvalidOptionError: there is no such format.
             ContainerExistsError: the destination is there; nothing is replaced.
             ContainerFileError: a file of this container has changed meanwhile.
             ContainerError: the destination cannot be written.
         """
-        destination = Path(dest)
+        if format not in get_args(ExportFormat):
+            raise InvalidOptionError("format", f"{format!r} is none", get_args(ExportFormat))
+        destination = user_path(dest)
+        self._refuse_inside(destination)
         if format == "zip":
             if destination.suffix != ".zip":
                 destination /= archive_stem(self.metadata.model.name) + ARCHIVE_SUFFIX
@@ -121,9 +127,14 @@ class GenAIContainer(GenAIContainerable):
                 self._copy_to(scratch)
         return destination
 
+    def _refuse_inside(self, destination: Path) -> None:
+        if destination.resolve().is_relative_to(self.path.resolve()):
+            raise ContainerExistsError(str(destination), "lies in the container itself")
+
     def _copy_to(self, folder: Path) -> None:
         with HashMemo.at(None) as memo:
             for name, record in self.metadata.files.items():
+                check_file(self.path, name, record)
                 if copy_file(self.path / name, folder / name, record.kind) != record:
                     raise ContainerFileError(
                         str(self.path), name, "has changed since it was written"

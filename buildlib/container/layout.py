@@ -11,12 +11,15 @@ METADATA: Final = "metadata.json"
 ARCHIVE_SUFFIX: Final = ".genie.zip"
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 _LONGEST = 1000
-_LONGEST_STEM = 200
+_LONGEST_STEM = 120  # file names end at 255 bytes, and what is unfinished has longer ones
 
 
 def binary_name(model_name: str, part: int, parts: int) -> str:
-    """Name of the context binary of a split; parts count from 1."""
-    return f"{model_name}_part_{part}_of_{parts}.bin"
+    """Name of the context binary of a split; parts count from 1.
+
+    A model is named after its folder, which may have a name that no file of a container can have.
+    """
+    return f"{archive_stem(model_name)}_part_{part}_of_{parts}.bin"
 
 
 def part_name_problem(names: Iterable[str]) -> str | None:

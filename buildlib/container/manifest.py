@@ -7,6 +7,7 @@ Format history:
 
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,8 @@ from buildlib.container.layout import METADATA, part_name_problem
 from buildlib.errors import ContainerError, ContainerVersionError
 
 FORMAT_VERSION: Final = 2
+MAX_NAME: Final = 200
+"""Characters of a model's name."""
 T = TypeVar("T")
 _MAX_BYTES = 16 * 1024 * 1024
 
@@ -47,7 +50,7 @@ class ModelRecord(_Part):
         quantization: how it was quantized, in words and numbers.
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=200)]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
     architecture: str
     parameters: Annotated[int, Field(ge=0)] | None = None
     inputs: Mapping[str, Sha256]
@@ -146,7 +149,10 @@ def read_metadata(folder: Path) -> ContainerMetadata:
     """
     path = folder / METADATA
     try:
-        if path.stat().st_size > _MAX_BYTES:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # to read a pipe would wait for a writer
+            raise ContainerError(str(folder), f"{METADATA} is no file: not a container")
+        if status.st_size > _MAX_BYTES:
             raise ContainerError(str(folder), f"{METADATA} is larger than {_MAX_BYTES} bytes")
         text = path.read_bytes()
     except OSError as error:
@@ -156,12 +162,13 @@ def read_metadata(folder: Path) -> ContainerMetadata:
 
 
 def is_container(folder: Path) -> bool:
-    """Whether a folder has a manifest."""
+    """Whether a folder holds a container, whole or damaged, and nothing beside it."""
     try:
-        read_metadata(folder)
+        known = {METADATA, *read_metadata(folder).files}
     except ContainerError:
         return False
-    return True
+    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return all(path.relative_to(folder).as_posix() in known for path in found)
 
 
 def parse_metadata(text: bytes, folder: str) -> ContainerMetadata:

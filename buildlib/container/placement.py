@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from buildlib.errors import ContainerError, ContainerExistsError
+from buildlib.locations import user_path
 
 
 @contextmanager
@@ -27,7 +28,7 @@ def placed_folder(
         ContainerExistsError: there is something that may not be replaced.
         ContainerError: the folder cannot be written.
     """
-    destination = destination.absolute()
+    destination = user_path(destination).absolute()
     refuse_to_lose(destination, exist_ok=exist_ok, may_replace=may_replace)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +58,7 @@ def placed_file(destination: Path) -> Iterator[BinaryIO]:
         ContainerExistsError: there is something.
         ContainerError: the file cannot be written.
     """
-    destination = destination.absolute()
+    destination = user_path(destination).absolute()
     scratch = destination.with_name(f".{destination.name[:80]}.{secrets.token_hex(6)}.part")
     try:
         if destination.exists() or destination.is_symlink():
@@ -96,6 +97,7 @@ def refuse_to_lose(
     Raises:
         ContainerExistsError: there is something that may not be replaced.
     """
+    destination = user_path(destination)
     if not destination.exists() and not destination.is_symlink():
         return
     path = str(destination)

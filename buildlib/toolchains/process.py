@@ -81,7 +81,12 @@ def _log_file(step: Step, log_dir: Path | None) -> Iterator[Path]:
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", step.subject.stem)[:80]
     handle, name = tempfile.mkstemp(f"-{step.command}-{stem}.log", "qnnfarm-", log_dir)
     os.close(handle)
-    yield Path(name)
+    try:
+        yield Path(name)
+    except BaseException:  # interrupted or cancelled: nobody will be told of the log
+        if log_dir is None:
+            Path(name).unlink(missing_ok=True)
+        raise
 
 
 def _run(step: Step, request: bytes, answer: Path, log_path: Path) -> int | None:
@@ -137,6 +142,8 @@ def _failure(
         reason = answer["error"]
     elif status < 0:
         reason = f"the process was ended by {_signal_name(-status)}"
+        if status == -signal.SIGKILL:
+            reason += ", as the kernel does when memory runs out"
     else:
         reason = f"the process ended with status {status} and no answer"
     return kind(step.command, str(step.subject), reason, status, tail, str(log_path))

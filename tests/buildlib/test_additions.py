@@ -74,7 +74,7 @@ def test_lookahead_is_a_dialog_over_the_same_binaries(build_cache: Path) -> None
     assert all(plain.metadata.files[n] == ahead.metadata.files[n] for n in files)
     builder.speculative_config = LadeBuilderConfig()  # calls of 64 tokens
     with pytest.raises(InvalidOptionError, match="64 tokens; the largest AR is 32"):
-        builder.build()
+        builder.plan()
 
 
 def test_what_the_toolchain_cannot_do_is_refused_by_name(

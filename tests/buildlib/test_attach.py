@@ -91,7 +91,7 @@ def test_models_can_keep_the_shapes_that_they_have(
 ) -> None:
     builder = GenAIBuilderFactory.create(tiny_export, cache_root=tmp_path)
     builder.set_targets(["SM8750:emulator"])
-    builder.skip_ar_conversion = True
+    builder.set_options({"arn_cl_options.skip_ar_cl_conversion": True})
     with pytest.raises(InvalidOptionError, match="ar16_cl96 and none of it decodes"):
         builder.build()
     builder.attach_model_for_arn(1, decode_export)
@@ -104,6 +104,25 @@ def test_a_checkpoint_has_no_shape_to_keep(tiny: Path, tiny_text: str, tmp_path:
     builder.set_targets(["SM8750"]).skip_ar_conversion = True
     with pytest.raises(InvalidOptionError, match="a checkpoint has no AR"):
         builder.build()
+
+
+def test_models_can_keep_their_ar_at_other_context_lengths(
+    decode_export: Path, tiny_export: Path, tmp_path: Path
+) -> None:
+    shutil.copy(tiny_export / "tokenizer.json", tmp_path)
+    shutil.copy(tiny_export / "config.json", tmp_path)
+    builder = GenAIBuilderFactory.create(
+        decode_export,
+        cache_root=tmp_path / "cache",
+        tokenizer_path=tmp_path / "tokenizer.json",
+        config_path=tmp_path / "config.json",
+    )
+    builder.set_targets(["SM8750:emulator"]).skip_ar_conversion = True
+    builder.set_transformation_options({"arn_cl_options.context_length": [48, 64]})
+    made = builder.build().metadata
+    assert made.graphs.auto_regression_numbers == (1,)
+    assert made.graphs.context_lengths == (48, 64)
+    assert made.options["skip_ar_conversion"] is True
 
 
 def test_graphs_that_share_a_cache_must_mean_the_same_by_it(

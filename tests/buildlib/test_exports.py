@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP, UnknownArchitectureWarning
+from buildlib.genai import (
+    GenAIBuilderFactory,
+    GenAIBuilderHTP,
+    LongContextWarning,
+    UnknownArchitectureWarning,
+)
 from tests.buildlib.model_folders import EXPORTS, copy_of_export
 
 NAMES = sorted(path.name for path in EXPORTS.iterdir() if path.is_dir())
@@ -49,3 +54,21 @@ def test_an_unknown_family_is_built_with_a_warning(folder: Path, tmp_path: Path)
         builder = builder_for(folder, tmp_path / "cache")
     container = builder.build()
     assert container.metadata.model.architecture == "newcomer"
+
+
+@pytest.mark.parametrize("folder", ["dynamo-llama"], indirect=True)
+def test_a_context_that_the_model_was_not_made_for_is_warned_of(
+    folder: Path, tmp_path: Path
+) -> None:
+    builder = builder_for(folder, tmp_path / "cache")
+    lengths = "arn_cl_options.context_length"
+    builder.set_options({lengths: [64, 128]}).plan()  # what it was made for: no word
+    with pytest.warns(LongContextWarning, match=r"made for 128 positions .* length of 136 may"):
+        builder.set_options({lengths: [64, 136]}).plan()
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    stretched = builder_for(folder, tmp_path / "cache")
+    stretched.set_options({lengths: [256]}).plan()
+    with pytest.warns(LongContextWarning, match="256 positions"):
+        stretched.set_options({lengths: [264]}).plan()

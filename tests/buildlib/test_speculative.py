@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from buildlib.container.container import GenAIContainer
+from buildlib.container.draft import ContainerDraft, DraftFile, write_container
 from buildlib.container.genie_config import (
     Context,
     Embedding,
@@ -22,10 +24,14 @@ from buildlib.speculative import (
     EagletBuilderConfig,
     LadeBuilderConfig,
     SpdBuilderConfig,
+    Speaker,
+    Speculation,
     SpeculativeConfig,
     SsdBuilderConfig,
     speculate,
 )
+from buildlib.targets import parse_target
+from suites.models import tiny_llama
 
 
 def plain(size: int = 192, n_vocab: int = 1280) -> GenieConfig:
@@ -40,6 +46,12 @@ def plain(size: int = 192, n_vocab: int = 1280) -> GenieConfig:
     )
 
 
+def speculated(config: GenieConfig, how: SpeculativeConfig, ars: tuple[int, ...]) -> Speculation:
+    """Of a model for the emulator with the reference model's tokenizer."""
+    tokenizer = tiny_llama.folder() / "tokenizer.json"
+    return speculate(Speaker(config, parse_target("SM8750:emulator"), tokenizer), how, ars)
+
+
 def judged(config: GenieConfig) -> GenieConfig:
     """Genie takes it, and so does our model of it."""
     check_genie_text(config.to_json().encode(), "genie_config.json")
@@ -48,46 +60,46 @@ def judged(config: GenieConfig) -> GenieConfig:
 
 
 def test_lookahead() -> None:
-    result = speculate(plain(), LadeBuilderConfig(), (1, 64))
+    result = speculated(plain(), LadeBuilderConfig(), (1, 64))
     assert judged(result.genie_config).dialog.type == "lade"
     assert not result.files
     with pytest.raises(InvalidOptionError, match="calls of 64 tokens; the largest AR is 32"):
-        speculate(plain(), LadeBuilderConfig(), (1, 32))
+        speculated(plain(), LadeBuilderConfig(), (1, 32))
     with pytest.raises(InvalidOptionError, match="the vocabulary has 900"):
-        speculate(plain(n_vocab=900), LadeBuilderConfig(window=2, ngram=2, gcap=2), (1, 32))
+        speculated(plain(n_vocab=900), LadeBuilderConfig(window=2, ngram=2, gcap=2), (1, 32))
 
 
 def test_a_draft_model(tiny_bundle: Path) -> None:
-    result = speculate(plain(), SpdBuilderConfig(draft_container=tiny_bundle), (1, 32))
+    result = speculated(plain(), SpdBuilderConfig(draft_container=tiny_bundle), (1, 32))
     config = judged(result.genie_config)
     assert config.ctx_bins == ("m_part_1_of_2.bin", "m_part_2_of_2.bin")
     assert all(path.is_file() and path.parent == tiny_bundle for path in result.files.values())
     assert set(result.files) == {f"draft/{path.name}" for path in result.files.values()}
     assert set(result.files) <= set(config.referenced_files)
     with pytest.raises(InvalidOptionError, match="calls of 41 tokens; the largest AR is 32"):
-        speculate(plain(), SpdBuilderConfig(draft_container=tiny_bundle, draft_len=40), (1, 32))
+        speculated(plain(), SpdBuilderConfig(draft_container=tiny_bundle, draft_len=40), (1, 32))
     with pytest.raises(InvalidOptionError, match=r"another context length \(192, the model 256\)"):
-        speculate(plain(size=256), SpdBuilderConfig(draft_container=tiny_bundle), (1, 32))
+        speculated(plain(size=256), SpdBuilderConfig(draft_container=tiny_bundle), (1, 32))
 
 
 def test_eaglet_takes_a_draft_container(tiny_bundle: Path) -> None:
     how = EagletBuilderConfig(draft_container=tiny_bundle)
-    config = judged(speculate(plain(), how, (1, 32)).genie_config)
+    config = judged(speculated(plain(), how, (1, 32)).genie_config)
     assert config.dialog.eaglet is not None
     assert config.dialog.eaglet.max_tokens_target_can_evaluate == 32
 
 
 def test_self_speculation_takes_a_prefix(tmp_path: Path) -> None:
     how = SsdBuilderConfig(forecast_prefix=tmp_path)
-    with pytest.raises(InvalidOptionError, match="not built here"):
-        speculate(plain(), how, (1, 32))
+    with pytest.raises(InvalidOptionError, match="trained, not built here"):
+        speculated(plain(), how, (1, 32))
     (tmp_path / "kv-cache.primary.qnn-htp").write_bytes(b"x")
-    result = speculate(plain(), how, (1, 32))
+    result = speculated(plain(), how, (1, 32))
     assert list(result.files) == ["forecast-prefix/kv-cache.primary.qnn-htp"]
     assert "forecast-prefix" in judged(result.genie_config).referenced_files
     wide = how.model_copy(update={"branches": (1, 1, 1, 1, 1)})
     with pytest.raises(InvalidOptionError, match="5 branches of 4 forecast tokens"):
-        speculate(plain(), wide, (1, 32))
+        speculated(plain(), wide, (1, 32))
 
 
 @pytest.mark.parametrize("kind", [SpdBuilderConfig, EagletBuilderConfig])
@@ -95,9 +107,50 @@ def test_a_draft_that_is_not_there(
     kind: type[SpdBuilderConfig] | type[EagletBuilderConfig], tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidOptionError, match=r"speculative_config\.draft_container"):
-        speculate(plain(), kind(draft_container=tmp_path / "none"), (1, 32))
+        speculated(plain(), kind(draft_container=tmp_path / "none"), (1, 32))
     with pytest.raises(ContainerError):
-        speculate(plain(), kind(draft_container=tmp_path), (1, 32))
+        speculated(plain(), kind(draft_container=tmp_path), (1, 32))
+
+
+def test_a_draft_for_another_target(tiny_bundle: Path) -> None:
+    how = SpdBuilderConfig(draft_container=tiny_bundle)
+    phone = Speaker(plain(), parse_target("SM8750"), tiny_bundle / "tokenizer.json")
+    with pytest.raises(InvalidOptionError, match=r"another target \(SM8750:emulator, the model SM"):
+        speculate(phone, how, (1, 32))
+
+
+def test_a_draft_with_other_tokens(tiny_bundle: Path, tmp_path: Path) -> None:
+    """As many tokens are not the same tokens: the text would be none."""
+    values = json.loads((tiny_bundle / "tokenizer.json").read_text("utf-8"))
+    vocabulary = values["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    other = tmp_path / "tokenizer.json"
+    other.write_text(json.dumps(values), "utf-8")
+    speaker = Speaker(plain(), parse_target("SM8750:emulator"), other)
+    with pytest.raises(InvalidOptionError, match=r"draft_container.*tokenizer with other tokens"):
+        speculate(speaker, SpdBuilderConfig(draft_container=tiny_bundle), (1, 32))
+
+
+def test_a_draft_with_a_table_of_its_own(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Its binaries take rows of its table, which a dialog of two engines has no place for."""
+    bundle = GenAIContainer.load(tiny_bundle)
+    (tmp_path / "rows").write_bytes(b"rows")
+    draft = ContainerDraft(
+        target=parse_target(bundle.metadata.target.name),
+        model=bundle.metadata.model,
+        graphs=bundle.metadata.graphs,
+        genie_config=bundle.genie_config.with_embedding(TABLE),
+        htp_config=bundle.htp_config,
+        tokenizer=bundle.files["tokenizer.json"],
+        binaries={name: bundle.files[name] for name in bundle.genie_config.ctx_bins},
+        toolchain=bundle.metadata.toolchain,
+        options=bundle.metadata.options,
+        extras={TABLE.lut_path: DraftFile(tmp_path / "rows", "embedding")},
+    )
+    folder = write_container(draft, tmp_path / "draft").path
+    with pytest.raises(InvalidOptionError, match=r"draft_container.*table of its own"):
+        speculated(plain(), SpdBuilderConfig(draft_container=folder), (1, 32))
 
 
 @given(
@@ -113,7 +166,7 @@ def test_lookahead_fits_the_graphs_or_is_refused(how: SpeculativeConfig, ar: int
     assert isinstance(how, LadeBuilderConfig)
     fits = (how.window + how.gcap) * (how.ngram - 1) <= ar
     try:
-        speculate(plain(), how, (1, ar))
+        speculated(plain(), how, (1, ar))
     except InvalidOptionError:
         assert not fits
     else:
@@ -133,7 +186,7 @@ def test_table_and_adapters(tiny_bundle: Path) -> None:
     config = judged(plain().with_embedding(TABLE).with_lora(LORA))
     assert {"embedding_weights.raw", "lora/a"} <= set(config.referenced_files)
     assert judged(config.with_dialog(max_num_tokens=3)).dialog.embedding == TABLE
-    spd = speculate(config, SpdBuilderConfig(draft_container=tiny_bundle), (1, 32)).genie_config
+    spd = speculated(config, SpdBuilderConfig(draft_container=tiny_bundle), (1, 32)).genie_config
     adapted = [engine.role for engine in judged(spd).dialog.engines if engine.model.binary.lora]
     assert adapted == ["target"]
 

@@ -24,7 +24,7 @@ from buildlib.errors import (
     PassError,
     ToolchainError,
 )
-from buildlib.genai import GenAIBuilderFactory, UnknownArchitectureWarning
+from buildlib.genai import GenAIBuilderFactory, LongContextWarning, UnknownArchitectureWarning
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.infer import static_shape
 from buildlib.graph.interface import ATTENTION_MASK
@@ -175,8 +175,10 @@ def _build(folder: Path, cache: Path, expected: Expected) -> tuple[str, str, str
 def _outputs(folder: Path, cache: Path, toolchain: Toolchain) -> BuildOutputs:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnknownArchitectureWarning)
+        warnings.simplefilter("ignore", LongContextWarning)
         builder = GenAIBuilderFactory.create(folder, cache_root=cache, toolchain=toolchain)
-    return builder.set_targets([_TARGET]).set_transformation_options(OPTIONS).plan().outputs()
+        plan = builder.set_targets([_TARGET]).set_transformation_options(OPTIONS).plan()
+    return plan.outputs()
 
 
 def _message_fault(error: BuildError, folder: Path, cache: Path) -> str:

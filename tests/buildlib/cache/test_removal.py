@@ -56,6 +56,15 @@ def test_by_age_all_and_in_play(make: Make, tmp_path: Path) -> None:
     assert list(entry_folders(tmp_path)) == []
 
 
+def test_a_clock_that_was_wrong_keeps_no_entry_for_ever(make: Make, tmp_path: Path) -> None:
+    future, old = make(1, -10 * 365 * 86400), make(2, 100)
+    assert prune(tmp_path).removed == ()
+    new = make(3, -60)
+    one = Usage.of(new).size_bytes
+    removed = prune(tmp_path, to_bytes=one).removed
+    assert [usage.folder for usage in removed] == [old, future]
+
+
 def test_shared_files_count_once(make: Make, tmp_path: Path) -> None:
     first = make(1, 20, 50_000)
     with StageCache(tmp_path, "tiny") as cache:
@@ -78,6 +87,12 @@ def test_what_a_running_build_uses_stays(make: Make, tmp_path: Path) -> None:
         assert [usage.folder for usage in pruned.removed] == [other]
         assert [usage.folder for usage in pruned.in_use] == [folder]
     assert [usage.folder for usage in prune(tmp_path, everything=True).removed] == [folder]
+
+
+def test_a_name_with_a_line_end_is_protected_like_any_other(tmp_path: Path) -> None:
+    with StageCache(tmp_path, "two\nlines") as running:
+        folder = running.get_or_build(key(1), Path("m"), lambda _: None).folder
+        assert [usage.folder for usage in prune(tmp_path, everything=True).in_use] == [folder]
 
 
 def test_a_build_of_another_process_keeps_what_it_uses_until_it_dies(

@@ -183,7 +183,7 @@ def test_threads_share_one_cache(cache: StageCache) -> None:
         assert len(set(pool.map(work, range(40)))) == 5
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/", ".builds", ".locks"])
 def test_a_model_without_a_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(CacheError, match="name"):
         StageCache(tmp_path, name)

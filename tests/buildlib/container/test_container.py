@@ -17,6 +17,7 @@ from buildlib.errors import (
     ContainerFileError,
     ContainerVersionError,
     GenieConfigError,
+    InvalidOptionError,
 )
 
 
@@ -100,6 +101,58 @@ def test_save_never_overwrites_silently(container: GenAIContainer, tmp_path: Pat
     with pytest.raises(ContainerExistsError):
         container.save(mine / "thesis.txt", exist_ok=True)
     assert snapshot(mine) == {"thesis.txt": b"precious"}
+
+
+def test_what_lies_beside_a_container_is_never_lost(
+    container: GenAIContainer, tmp_path: Path
+) -> None:
+    target = container.save(tmp_path / "copy").path
+    (target / "notes").mkdir()
+    (target / "notes" / "thesis.txt").write_text("precious")
+    with pytest.raises(ContainerExistsError, match="something else"):
+        container.save(target, exist_ok=True)
+    assert (target / "notes" / "thesis.txt").read_text() == "precious"
+
+
+def test_no_container_is_put_into_itself(container: GenAIContainer) -> None:
+    before = snapshot(container.path)
+    with pytest.raises(ContainerExistsError, match="in the container itself"):
+        container.save(container.path / "copy")
+    with pytest.raises(ContainerExistsError, match="in the container itself"):
+        container.export(container.path / "copy")
+    assert snapshot(container.path) == before
+
+
+def test_a_file_that_is_gone_is_named(container: GenAIContainer, tmp_path: Path) -> None:
+    (container.path / "tokenizer.json").unlink()
+    with pytest.raises(ContainerFileError, match=r"tokenizer\.json.*is missing"):
+        container.save(tmp_path / "copy")
+    with pytest.raises(ContainerFileError, match=r"tokenizer\.json.*is missing"):
+        container.export(tmp_path / "copy.zip", format="zip")
+    assert {p.name for p in tmp_path.iterdir()} == {"parts", "container"}
+
+
+def test_a_format_that_there_is_not(container: GenAIContainer, tmp_path: Path) -> None:
+    with pytest.raises(InvalidOptionError, match=r"'tar'.*genie_bundle, zip"):
+        container.export(tmp_path / "copy", format="tar")  # type: ignore[arg-type]
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_home_folder_is_one(
+    container: GenAIContainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert container.save("~/copy").path == tmp_path / "home" / "copy"
+    assert GenAIContainer.load("~/copy").metadata == container.metadata
+    assert container.export("~/bundle.zip", format="zip").is_relative_to(tmp_path / "home")
+    with pytest.raises(ContainerExistsError):
+        container.save("~/copy")
+
+
+def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metadata.json")
+    with pytest.raises(ContainerError, match="is no file"):
+        GenAIContainer.load(tmp_path)
 
 
 def test_save_replaces_a_container_when_told(

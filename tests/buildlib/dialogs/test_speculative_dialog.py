@@ -5,28 +5,34 @@ from typing import TYPE_CHECKING
 
 from buildlib.container.genie_config import GenieConfig
 from buildlib.graph.files import link_into
-from buildlib.speculative import LadeBuilderConfig, SpdBuilderConfig, speculate
+from buildlib.speculative import LadeBuilderConfig, SpdBuilderConfig, Speaker, speculate
+from buildlib.targets import parse_target
 
 if TYPE_CHECKING:
     from tests.buildlib.dialogs.conftest import GenieLab
+
+
+def speaker(config: GenieConfig, bundle: Path) -> Speaker:
+    return Speaker(config, parse_target("SM8750:emulator"), bundle / "tokenizer.json")
 
 
 def test_a_drafted_dialog_says_the_same(
     genie_lab: "GenieLab", plain_dialog: tuple[Path, GenieConfig], tiny_bundle: Path
 ) -> None:
     folder, config = plain_dialog
-    result = speculate(config, SpdBuilderConfig(draft_container=tiny_bundle, draft_len=3), (1, 32))
+    how = SpdBuilderConfig(draft_container=tiny_bundle, draft_len=3)
+    result = speculate(speaker(config, tiny_bundle), how, (1, 32))
     for name, path in result.files.items():
         link_into(path, (folder / name).parent)
     assert genie_lab.ask(folder, result.genie_config) == genie_lab.ask(folder, config)
 
 
 def test_lookahead_says_the_same(
-    genie_lab: "GenieLab", plain_dialog: tuple[Path, GenieConfig]
+    genie_lab: "GenieLab", plain_dialog: tuple[Path, GenieConfig], tiny_bundle: Path
 ) -> None:
     """It ignores max-num-tokens and stop-sequence, so that only its beginning is waited for."""
     folder, config = plain_dialog
     how = LadeBuilderConfig(window=4, ngram=5, gcap=4)
     plain = genie_lab.ask(folder, config)
-    looking = speculate(config, how, (1, 32)).genie_config
+    looking = speculate(speaker(config, tiny_bundle), how, (1, 32)).genie_config
     assert genie_lab.beginning(folder, looking, len(plain)) == plain

@@ -5,14 +5,18 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
 
 import pytest
 
-from buildlib.errors import ToolchainError, ToolchainTimeoutError
+from buildlib.children import Children
+from buildlib.errors import CancelledError, ToolchainError, ToolchainTimeoutError
 from buildlib.toolchains.process import Step, run_step
+
+_LONG_S = 120  # before a test gives up: no measure of speed
 
 WORKER = """
 import ctypes, json, os, pathlib, signal, subprocess, sys, time
@@ -53,9 +57,9 @@ def list_answer(request):
     os._exit(0)
 
 def sleeps(request):
-    child = subprocess.Popen(["sleep", "60"])
+    child = subprocess.Popen(["sleep", "600"])
     pathlib.Path(request.decode()).write_text(f"{os.getpid()} {child.pid}")
-    time.sleep(60)
+    time.sleep(600)
 
 def floods(request):
     for _ in range(20000):
@@ -77,7 +81,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(
-    module: str, command: str, log_dir: Path, *, body: bytes = b"", timeout_s: float = 30
+    module: str, command: str, log_dir: Path, *, body: bytes = b"", timeout_s: float = 120
 ) -> object:
     step = Step(module, command, Path("model.onnx"), timeout_s, "/nowhere")
     return run_step(step, body, log_dir)
@@ -110,7 +114,7 @@ def test_answer_comes_back(module: str, tmp_path: Path) -> None:
     [
         ("refuse", 1, "no such thing"),
         ("broken", 1, "ZeroDivisionError: division by zero"),
-        ("killed", -signal.SIGKILL, "ended by SIGKILL"),
+        ("killed", -signal.SIGKILL, "ended by SIGKILL.*memory"),
         ("aborts", -signal.SIGABRT, "ended by SIGABRT"),
         ("segfault", -signal.SIGSEGV, "ended by SIGSEGV"),
         ("leaves", 7, "status 7"),
@@ -152,10 +156,26 @@ def test_flood_of_output_is_cut(module: str, tmp_path: Path) -> None:
 
 def test_time_out_kills_all_descendants(module: str, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    with pytest.raises(ToolchainTimeoutError) as caught:
-        run(module, "sleeps", tmp_path / "logs", body=str(pids).encode(), timeout_s=3)
-    assert caught.value.exit_status is None
-    assert gone_within([int(pid) for pid in pids.read_text().split()], 5)
+    for timeout_s in (3, 15, 75):  # a busy machine may take long until the worker has begun
+        with pytest.raises(ToolchainTimeoutError) as caught:
+            run(module, "sleeps", tmp_path / "logs", body=str(pids).encode(), timeout_s=timeout_s)
+        assert caught.value.exit_status is None
+        if pids.exists() and pids.read_text():
+            break
+    assert gone_within([int(pid) for pid in pids.read_text().split()], _LONG_S)
+
+
+def test_a_step_that_is_cancelled_leaves_no_log(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    children = Children()
+    children.end()
+    step = Step(module, "sleeps", Path("model.onnx"), _LONG_S, "/nowhere")
+    with children.scope(), pytest.raises(CancelledError):
+        run_step(step, str(tmp_path / "pids").encode())
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_child_does_not_outlive_a_killed_parent(module: str, tmp_path: Path) -> None:
@@ -168,13 +188,13 @@ def test_child_does_not_outlive_a_killed_parent(module: str, tmp_path: Path) -> 
     """
     environment = os.environ | {"TMPDIR": str(tmp_path)}  # a killed parent leaves its scratch
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=environment)
-    end = time.monotonic() + 30
+    end = time.monotonic() + _LONG_S
     while not pids.exists() or not pids.read_text():
         assert time.monotonic() < end
         time.sleep(0.02)
     worker, grandchild = (int(pid) for pid in pids.read_text().split())
     parent.kill()
     parent.wait()
-    assert gone_within([worker], 5)
+    assert gone_within([worker], _LONG_S)
     if is_alive(grandchild):  # the libraries start none; ours to clean up here
         os.kill(grandchild, signal.SIGKILL)

@@ -1,0 +1,88 @@
+"""Models that change while they are built, and builds that end while they wait."""
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from buildlib.cache import StageCache, StageKey
+from buildlib.cache.layout import entry_lock, entry_name
+from buildlib.errors import InputFileError
+from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.runner import StageRecord
+from buildlib.schedule import Task, run_bounded
+
+
+@pytest.fixture
+def model(tiny_export: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny export that shares no file with it."""
+    return Path(shutil.copytree(tiny_export, tmp_path / "model"))
+
+
+def small_builder(folder: Path, cache: Path) -> GenAIBuilderHTP:
+    builder = GenAIBuilderFactory.create(folder, cache_root=cache)
+    return builder.set_targets(["SM8750:emulator"]).set_transformation_options(
+        {
+            "arn_cl_options.auto_regression_number": [1],
+            "arn_cl_options.context_length": [96],
+            "split_model.num_splits": 1,
+        }
+    )
+
+
+def after(operation: str, do: Callable[[], object]) -> Callable[[StageRecord], None]:
+    def on_stage(record: StageRecord) -> None:
+        if record.operation == operation:
+            do()
+
+    return on_stage
+
+
+@pytest.mark.parametrize("operation", ["import", "transform"])
+def test_weights_that_are_written_over_end_the_build_and_spoil_no_entry(
+    operation: str, model: Path, tmp_path: Path
+) -> None:
+    """Stages link to the user's files: whoever writes into those writes into the links."""
+    clean = small_builder(model, tmp_path / "clean").build().metadata.container_sha256
+    (weights,) = model.glob("*.safetensors")
+    before = weights.read_bytes()
+
+    def spoil() -> None:
+        half = len(before) // 2
+        with weights.open("r+b") as file:
+            file.seek(half)
+            file.write(bytes(byte ^ 0x11 for byte in before[half:]))
+
+    with pytest.raises(InputFileError, match="changed while"):
+        small_builder(model, tmp_path / "cache").build(after(operation, spoil))
+    with weights.open("r+b") as file:
+        file.write(before)
+    again = small_builder(model, tmp_path / "cache").build()
+    assert again.metadata.container_sha256 == clean
+
+
+def test_a_new_date_on_the_same_bytes_is_no_change(model: Path, tmp_path: Path) -> None:
+    (weights,) = model.glob("*.safetensors")
+    small_builder(model, tmp_path / "cache").build(after("arcl", weights.touch))
+
+
+def test_a_model_that_was_imported_may_go(model: Path, tmp_path: Path) -> None:
+    remove = partial(shutil.rmtree, model)
+    small_builder(model, tmp_path / "cache").build(after("arcl", remove))
+
+
+def test_a_build_that_waits_for_another_can_be_ended(tmp_path: Path) -> None:
+    key = StageKey("arcl", {}, ())
+    other = entry_lock(tmp_path, "tiny", entry_name("arcl", key.digest()))
+    cache = StageCache(tmp_path, "tiny")
+
+    def fails() -> None:
+        raise OSError("first")
+
+    def waits() -> None:
+        cache.get_or_build(key, Path("m"), lambda _: None)
+
+    with other, cache, pytest.raises(OSError, match="first"):
+        run_bounded([Task("waits", waits), Task("fails", fails)], max_workers=2, memory_bytes=0)

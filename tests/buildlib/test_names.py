@@ -1,0 +1,67 @@
+"""Models in folders with any name, and paths as people write them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from buildlib.container.container import GenAIContainer
+from buildlib.container.layout import binary_name, part_name_problem
+from buildlib.errors import InputFileError, ModelNotFoundError
+from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from tests.buildlib.model_folders import copy_of_export
+
+
+def small_builder(folder: Path, cache: Path) -> GenAIBuilderHTP:
+    builder = GenAIBuilderFactory.create(folder, cache_root=cache)
+    return builder.set_targets(["SM8750:emulator"]).set_transformation_options(
+        {
+            "arn_cl_options.auto_regression_number": [1],
+            "arn_cl_options.context_length": [32],
+            "split_model.num_splits": 1,
+        }
+    )
+
+
+@pytest.mark.parametrize("name", ["Llama 3.2 (мой)\n[b]", "a" * 240])
+def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
+    model = copy_of_export("torchscript-llama", tmp_path / name)
+    container = small_builder(model, tmp_path / "cache").build()
+    assert GenAIContainer.load(container.path).metadata.model.name == name[:200]
+
+
+@pytest.mark.parametrize("name", ["two words", "модель", "-dash", ".hidden", "a" * 255, "x\n"])
+def test_binaries_have_names_that_a_container_can_hold(name: str) -> None:
+    binary = binary_name(name, 10, 10)
+    assert part_name_problem([binary]) is None
+    assert len(binary) < 200
+    assert binary.endswith("_part_10_of_10.bin")
+
+
+def test_a_path_that_no_file_can_tell_of_is_refused(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
+    folder.mkdir()
+    with pytest.raises(ModelNotFoundError, match="UTF-8") as caught:
+        GenAIBuilderFactory.create(folder)
+    str(caught.value).encode()
+
+
+def test_text_that_is_too_large_is_not_passed_over(tmp_path: Path) -> None:
+    model = copy_of_export("torchscript-llama", tmp_path / "model")
+    with (model / "text" / "calibration.txt").open("ab") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(InputFileError, match=r"calibration\.txt.*67108864"):
+        GenAIBuilderFactory.create(model)
+
+
+def test_the_working_folder_may_change_before_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_of_export("torchscript-llama", tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    builder = small_builder(Path("model"), Path("cache"))
+    builder.encodings_path = Path("model", "model.encodings")
+    monkeypatch.chdir("/")
+    build = builder.plan()
+    assert build.cache_root == tmp_path / "cache"
+    assert all(path.is_file() for path in build.sources.main.inputs().values())
