@@ -94,13 +94,14 @@ start_sampler() {
   sampler=$!
 }
 
-# It ends by itself when the command does; the wait is for its last line.
+# It ends by itself when the command does; the wait, of seconds where the device is busy with other
+# things, is for its last line.
 end_sampler() {
   [ -n "$sampler" ] || return 0
   kill -s TERM "$sampler" 2>/dev/null
   ticks=0
   peak_of_run=$peak_kb
-  while [ "$ticks" -lt 25 ]; do
+  while [ "$ticks" -lt 250 ]; do
     sample "$sampler"
     [ "$alive" -eq 1 ] || break
     sleep 0.02
@@ -137,6 +138,10 @@ finish() {
   timed_out=0
   [ "$reason" != timeout ] || timed_out=1
   elapsed_ms=$(((now_s - began_s) * 1000 + (now_cs - began_cs) * 10))
+  # Seen once, or last long before its end, it may have been the shell that it began as.
+  if [ "$seen" -lt 2 ] || [ "$seen_ms" -lt $((elapsed_ms / 3)) ]; then
+    peak_kb=0
+  fi
   result="qnnfarm-run exit=$status signal=$signal timed_out=$timed_out peak_rss_kb=$peak_kb"
   result="$result elapsed_ms=$elapsed_ms reason=$reason leftover=$leftover"
   echo "$result" >.qnnfarm/result
@@ -152,6 +157,8 @@ finish() {
 pid=''
 sampler=''
 peak_kb=0
+seen=0 # how often the command was found alive, and how long after its begin the last time
+seen_ms=0
 reason=exited
 leftover=0
 own_group=0
@@ -186,6 +193,8 @@ while :; do
   [ "$alive" -eq 1 ] || break
   find_uptime
   passed=$((now_s - began_s))
+  seen=$((seen + 1))
+  seen_ms=$((passed * 1000 + (now_cs - began_cs) * 10))
   if [ "$passed" -gt "$timeout_s" ] || { [ "$passed" -eq "$timeout_s" ] && [ "$now_cs" -ge "$began_cs" ]; }; then
     reason=timeout
     stop_run

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pytest
 
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 120.0
+_CONNECT_TIMEOUT_S = 120  # of a client, whose own 10 s a busy machine may need
 
 
 @dataclass
@@ -68,6 +69,7 @@ class SshServer:
             "  IdentitiesOnly yes",
             f"  UserKnownHostsFile {self.known_hosts}",
             "  GlobalKnownHostsFile none",
+            f"  ConnectTimeout {_CONNECT_TIMEOUT_S}",
         ]
         # The first value of an option counts, so extra lines go before ours.
         text = "\n".join([own[0], *(f"  {line}" for line in lines), *own[1:]])
@@ -120,15 +122,28 @@ class SshServer:
     def _greets(self) -> bool:
         with (
             contextlib.suppress(OSError),
-            socket.create_connection(("127.0.0.1", self.port), 1) as link,
+            socket.create_connection(("127.0.0.1", self.port), _START_TIMEOUT_S) as link,
         ):
             return link.recv(4) == b"SSH-"
         return False
 
     def drop_connections(self) -> None:
         """Kill the processes that serve connections; the server listens on, commands run on."""
+        _kill(self._serving(), signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """What serves connections stands still for a while; the kernel goes on."""
+        pids = self._serving()
+        _kill(pids, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            _kill(pids, signal.SIGCONT)
+
+    def _serving(self) -> list[int]:
         assert self._process is not None
-        _kill(pid for pid, name in _below(self._process.pid) if name == "sshd")
+        return [pid for pid, name in _below(self._process.pid) if name.startswith("sshd")]
 
     def stop(self, *, commands_too: bool = True) -> None:
         """End it, with all its connections, and with what runs in them."""
@@ -137,7 +152,8 @@ class SshServer:
         below = _below(self._process.pid)
         self._process.kill()
         self._process.wait()
-        _kill(pid for pid, name in below if commands_too or name == "sshd")
+        serving = (pid for pid, name in below if commands_too or name.startswith("sshd"))
+        _kill(serving, signal.SIGKILL)
         self._process = None
 
 
@@ -185,7 +201,7 @@ def _below(pid: int) -> list[tuple[int, str]]:
     return found[1:]
 
 
-def _kill(pids: Iterable[int]) -> None:
+def _kill(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)

@@ -7,6 +7,7 @@ their timeouts count from each `recv`, and they `send` without looking at how mu
 Protocol: AOSP `packages/modules/adb/docs/dev/{overview,services}.md`.
 """
 
+import contextlib
 import errno
 import os
 import select
@@ -76,8 +77,9 @@ class Connection:
             )
         except OSError as error:
             raise ServerUnreachable(str(error)) from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with contextlib.suppress(OSError):  # on some systems, where it was closed already
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def __enter__(self) -> Self:
         return self

@@ -179,7 +179,8 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         )
         if "\nqnnfarm-verify ok=" not in f"\n{result.stdout}":
             if _FULL in result.stderr:
-                raise self._full(0)
+                # How much it lacked for its lists is not known, and what is free now says little.
+                raise DeviceFullError(self._device.serial, self._device.work_root, None, None)
             log = result.stderr.strip() or result.stdout
             raise DeviceCommandError(self._device.serial, "verify.sh", result.exit_status, log)
         matches = filter(None, map(_ANSWER.fullmatch, result.stdout.splitlines()))

@@ -159,8 +159,12 @@ class ShellDevice(ABC):
         """Reboot it, and wait until it is usable again; see `Device.reboot`."""
         deadline = Deadline(timeout_s)
         with self._typed("reboot", timeout_s):
-            before = self.boot_id(timeout_s=min(_ASK_TIMEOUT_S, deadline.remaining()))
-            self._ask_to_reboot(deadline.remaining())
+            try:
+                before = self.boot_id(timeout_s=min(_ASK_TIMEOUT_S, deadline.remaining()))
+                self._ask_to_reboot(deadline.remaining())
+            except DeviceTimeoutError:
+                deadline.remaining()  # what took too long is the reboot, not one command of it
+                raise
             while not self._is_back(before, Deadline(min(_ASK_TIMEOUT_S, deadline.remaining()))):
                 time.sleep(min(_REBOOT_POLL_S, deadline.remaining()))
 

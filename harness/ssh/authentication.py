@@ -1,5 +1,7 @@
 """Getting in with the user's keys, the agent's first; nobody is asked for passwords."""
 
+import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,10 +71,25 @@ class _Refusable(paramiko.AgentKey):
             return b""
 
 
+class _Agent(paramiko.Agent):
+    """The user's agent; unlike paramiko's, it leaves no socket behind where it is of no use."""
+
+    def __init__(self) -> None:
+        path = os.environ.get("SSH_AUTH_SOCK")
+        if path:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(path)
+        try:
+            super().__init__()
+        except BaseException:
+            self.close()
+            raise
+
+
 def _agent(remarks: list[str]) -> paramiko.Agent | None:
     try:
-        return paramiko.Agent()
-    except (paramiko.SSHException, OSError) as error:
+        return _Agent()
+    except (paramiko.SSHException, OSError, ValueError) as error:
         remarks.append(f"the SSH agent cannot be used: {error}")
         return None
 

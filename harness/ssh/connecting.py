@@ -29,20 +29,24 @@ def connect(host: HostConfig, deadline: Deadline, jump: OpenChannel | None) -> p
     """
     known = known_keys(host)
     link = _link(host, deadline, jump)
-    try:
-        transport = paramiko.Transport(link)
-    except (paramiko.SSHException, OSError) as error:
-        link.close()
-        raise HostUnreachableError(host.asked, str(error)) from None
-    try:
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(hang_up, link)  # a transport that has not begun yet leaves it open
+        try:
+            transport = paramiko.Transport(link)
+        except (paramiko.SSHException, OSError) as error:
+            raise HostUnreachableError(host.asked, str(error)) from None
+        on_failure.callback(hang_up, transport)
         _establish(transport, host, known, deadline)
         authenticate(transport, host, deadline)
         transport.set_keepalive(host.keepalive_s)
-    except BaseException:
-        transport.close()
-        link.close()  # what has not begun yet leaves it open
-        raise
+        on_failure.pop_all()
     return transport
+
+
+def hang_up(end: paramiko.Transport | paramiko.Channel | socket.socket) -> None:
+    """Close it, also where the connection that it goes over was lost a moment ago."""
+    with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
+        end.close()
 
 
 def _establish(
@@ -81,8 +85,8 @@ def _link(
         raise HostConfigError(host.asked, f"its HostName cannot be one: {error}") from None
     except OSError as error:
         raise HostUnreachableError(host.asked, f"{host.hostname}:{host.port}: {error}") from None
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with contextlib.suppress(OSError, AttributeError):  # not on every system
+    with contextlib.suppress(OSError, AttributeError):  # not on every system, nor once it is lost
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A host that is suspended answers nothing, and writes to it shall not wait for ever.
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_MS)
     return link

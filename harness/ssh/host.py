@@ -12,11 +12,16 @@ import paramiko
 from harness.adb.connection import Deadline, DeadlineExceeded, FailReply, StreamClosed
 from harness.errors import HostUnreachableError
 from harness.ssh.config import HostConfig, resolve_host
-from harness.ssh.connecting import OpenChannel, connect
+from harness.ssh.connecting import OpenChannel, connect, hang_up
 
 _HERE = ("127.0.0.1", 0)
 _WINDOW = 8 << 20
-_SETTLE_S = 0.2
+_PROBE = "keepalive@openssh.com"
+_PATIENCE_S = 30.0
+
+
+class _LostBefore(StreamClosed):
+    """The connection was lost before a channel was opened over it."""
 
 
 class SshHost:
@@ -31,6 +36,7 @@ class SshHost:
         self._jump = SshHost(config.jump) if config.jump else None
         self._transport: paramiko.Transport | None = None
         self._lock = threading.Lock()
+        self._closings = 0
 
     @classmethod
     def named(cls, asked: str, config_file: Path | None = None) -> Self:
@@ -55,9 +61,10 @@ class SshHost:
 
     def close(self) -> None:
         """Close the connection; what runs over it fails. Whoever asks again connects again."""
+        self._closings += 1
         transport, self._transport = self._transport, None
         if transport is not None:
-            transport.close()
+            hang_up(transport)
         if self._jump is not None:
             self._jump.close()
 
@@ -83,9 +90,14 @@ class SshHost:
         if not self._lock.acquire(timeout=deadline.remaining()):
             raise DeadlineExceeded
         try:
-            if self._transport is None or not self._transport.is_active():
-                self._transport = self._connect(deadline)
-            return self._transport
+            transport = self._transport
+            if transport is None or not transport.is_active():
+                closings = self._closings
+                transport = self._transport = self._connect(deadline)
+                if self._closings != closings:  # who closed meanwhile saw nothing to close
+                    self.close()
+                    raise HostUnreachableError(self._config.asked, "it was closed meanwhile")
+            return transport
         finally:
             self._lock.release()
 
@@ -111,7 +123,19 @@ class SshHost:
     def _open(
         self, kind: str, address: tuple[str, int] | None, deadline: Deadline
     ) -> paramiko.Channel:
-        transport = self.ensure_connected(deadline)
+        try:
+            return self._open_on(self.ensure_connected(deadline), kind, address, deadline)
+        except _LostBefore:
+            # Nobody knew yet; nothing has begun there.
+            return self._open_on(self.ensure_connected(deadline), kind, address, deadline)
+
+    def _open_on(
+        self,
+        transport: paramiko.Transport,
+        kind: str,
+        address: tuple[str, int] | None,
+        deadline: Deadline,
+    ) -> paramiko.Channel:
         try:
             return transport.open_channel(
                 kind,
@@ -124,8 +148,10 @@ class SshHost:
             refused = error.text if address else f"it opens no more sessions: {error.text}"
             raise FailReply(refused) from None
         except (paramiko.SSHException, OSError, EOFError) as error:
-            if not transport.is_active():
-                raise StreamClosed(f"the connection to {self._config.asked} was lost") from None
+            if isinstance(error, EOFError) or not transport.is_active():
+                hang_up(transport)
+                reason = f"the connection to {self._config.asked} was lost"
+                raise _LostBefore(reason) from None
             deadline.remaining()
             raise StreamClosed(str(error) or "the connection was closed") from None
 
@@ -171,12 +197,13 @@ def closing_by(channel: paramiko.Channel, deadline: Deadline) -> Iterator[None]:
 
     def end() -> None:
         over.set()
-        _close(channel)
+        hang_up(channel)
 
-    timer = threading.Timer(deadline.remaining(), end)
-    timer.daemon = True
-    timer.start()
+    timer: threading.Timer | None = None
     try:
+        timer = threading.Timer(deadline.remaining(), end)
+        timer.daemon = True
+        timer.start()
         yield
     except (
         paramiko.SSHException,
@@ -188,25 +215,28 @@ def closing_by(channel: paramiko.Channel, deadline: Deadline) -> Iterator[None]:
         if over.is_set():
             raise DeadlineExceeded from None
         if channel.closed or not isinstance(error, OSError):
-            stands(channel)
             raise StreamClosed(str(error) or "the connection was closed") from None
         raise
     finally:
-        timer.cancel()
-        _close(channel)
+        if timer is not None:
+            timer.cancel()
+        hang_up(channel)
 
 
-def stands(channel: paramiko.Channel) -> bool:
+def stands(channel: paramiko.Channel, *, patience_s: float = _PATIENCE_S) -> bool:
     """Whether the connection of a channel that has ended stands.
 
-    When it is lost, its channels end a moment before it knows of that itself.
+    When it is lost, its channels end a moment before it knows of that itself; so the host is asked
+    for an answer, which may be that it does not know the question. One who gives none, as when it
+    was suspended meanwhile, counts as lost.
     """
     transport = channel.get_transport()
-    transport.join(_SETTLE_S)
-    return bool(transport.is_active())
 
+    def ask() -> None:
+        with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
+            transport.global_request(_PROBE, wait=True)  # it knows no timeout
 
-def _close(channel: paramiko.Channel) -> None:
-    """Close a channel, also where its connection was lost a moment ago."""
-    with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
-        channel.close()
+    asking = threading.Thread(target=ask, name="ssh probe", daemon=True)
+    asking.start()
+    asking.join(patience_s)
+    return not asking.is_alive() and bool(transport.is_active())

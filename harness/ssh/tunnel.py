@@ -41,7 +41,11 @@ class Tunnel:
         self.failure: HarnessError | None = None
         self.refusal = ""
         self._thread = threading.Thread(target=self._accept, name=f"tunnel {port}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self._listener.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -81,10 +85,16 @@ class Tunnel:
                 time.sleep(_RETRY_S)  # too many open files, for example
                 continue
             name = f"tunnel {self._port} connection"
-            threading.Thread(target=self._serve, args=(connection,), name=name, daemon=True).start()
+            serve = threading.Thread(target=self._serve, args=(connection,), name=name, daemon=True)
+            try:
+                serve.start()
+            except RuntimeError:  # no more threads
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:
+            if self._closed:
+                return  # or the host would be connected to anew
             channel = self._channel(connection)
             if channel is None:
                 return

@@ -18,7 +18,7 @@ from harness.virtual.procfs import all_processes, command_line, descendants
 LOG_NAME = "daemon.log"
 
 _DAEMON = "harness.virtual.daemon"
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 120.0
 _KILL_PATIENCE_S = 5.0
 _MAX_LOG_BYTES = 4 * 1024 * 1024
 _TAIL_BYTES = 600

@@ -42,7 +42,7 @@ from harness.virtual.record import FILE_NAME, DeviceRecord, load_record, save_re
 DeviceState = Literal["running", "stopped", "damaged"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
-_LOCK_PATIENCE_S = 60.0
+_LOCK_PATIENCE_S = 300.0  # longer than a start may take
 _STOP_PATIENCE_S = 10.0
 
 

@@ -32,7 +32,7 @@ _SHELL = "/bin/sh"
 _TAKE_TERMINAL = 'exec <"$0" >"$0" 2>&1 && exec "$@"'
 """Opening a terminal makes it the controlling one of a session leader that has none."""
 _END_OF_FILE = b"\x04"
-_INPUT_GRACE_S = 1.0
+_INPUT_GRACE_S = 10.0
 """How long a raw command may go on after the end of its input once its client is gone."""
 _CANNOT_EXECUTE = 126
 _RUN = "run.sh"

@@ -31,7 +31,7 @@ class DeviceShell:
         return [self.shell, str(SCRIPTS / script), *map(str, arguments)]
 
     def run(
-        self, script: str, *arguments: str | Path, stdin: str = "", timeout_s: float = 60
+        self, script: str, *arguments: str | Path, stdin: str = "", timeout_s: float = 250
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self.command(script, *arguments),
@@ -134,7 +134,7 @@ class Runner:
         return [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
 
     def run(
-        self, script: str, *arguments: str | Path, cwd: Path, timeout_s: float = 120
+        self, script: str, *arguments: str | Path, cwd: Path, timeout_s: float = 250
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self.command(script, arguments),

@@ -1,6 +1,7 @@
 """The runners on a real Genie bundle, with the real library."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -249,7 +250,12 @@ def test_a_child_that_stands_still_is_killed_and_started_again(
     runner: "Runner", short_bundle: Path
 ) -> None:
     (short_bundle / "w0").write_text(window_text(short_bundle))
-    arguments = ["-c", "genie_config.json", "--ar", "32", "--out", "r.json", "--timeout", "6"]
+    arguments = ["-c", "genie_config.json", "--ar", "32", "--out", "r.json"]
+    began = time.monotonic()
+    command = ("genie_perplexity.py", *arguments, "--window-files", "w0")
+    assert runner.run(*command, cwd=short_bundle).returncode == 0
+    timeout_s = max(6, math.ceil(8 * (time.monotonic() - began)))  # as the machine is slow
+    arguments += ["--timeout", str(timeout_s)]
     process = subprocess.Popen(
         runner.command("genie_perplexity.py", [*arguments, "--window-files", "w0"]),
         cwd=short_bundle,
@@ -262,11 +268,11 @@ def test_a_child_that_stands_still_is_killed_and_started_again(
         process.kill()
         process.wait()
         pytest.skip("the kernel does not list children")
-    end = time.monotonic() + 20
+    end = time.monotonic() + 200
     while not (found := children.read_text().split()):
         assert time.monotonic() < end
         time.sleep(0.01)
     os.kill(int(found[0]), signal.SIGSTOP)
-    assert process.wait(timeout=90) == 0
+    assert process.wait(timeout=250) == 0
     assert json.loads((short_bundle / "r.json").read_text())["retries"] == 1
     shutil.rmtree(short_bundle)

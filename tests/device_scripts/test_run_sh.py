@@ -26,7 +26,7 @@ def outcome(stdout: str) -> tuple[str, ...]:
     return match.groups()
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 15) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float = 200) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -39,6 +39,13 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+    except OSError:
+        return ""
 
 
 def test_environment_folder_and_arguments_arrive_unchanged(device: "DeviceShell") -> None:
@@ -145,7 +152,7 @@ def test_the_run_ends_when_run_sh_is_hung_up(
     )
     wait_for(lambda: (run_dir / ".qnnfarm/process").exists() and len(marked(run_dir)) >= 2)
     process.send_signal(number)
-    stdout, _ = process.communicate(timeout=20)
+    stdout, _ = process.communicate(timeout=200)
     assert process.returncode == 129
     assert outcome(stdout)[5] == number.name.removeprefix("SIG")
     assert marked(run_dir) == []
@@ -153,7 +160,7 @@ def test_the_run_ends_when_run_sh_is_hung_up(
 
 def test_peak_memory_is_that_of_the_largest_process(device: "DeviceShell") -> None:
     run_dir = device.make_run()
-    script = "import time; held = bytearray(150 << 20); time.sleep(3)"
+    script = "import time; held = bytearray(150 << 20); time.sleep(8)"
     shell = f"exec 3>&1; '{sys.executable}' -S -c '{script}'; true"
     done = device.run("run.sh", run_dir, "60", "log", "--", "sh", "-c", shell)
     assert outcome(done.stdout)[0] == "0", (run_dir / "log").read_text()
@@ -173,12 +180,9 @@ def test_a_runner_that_prints_without_end_is_stopped(device: "DeviceShell", mark
 def test_a_run_whose_folder_is_removed_ends(device: "DeviceShell", marked: Marked) -> None:
     run_dir = device.make_run()
     process = device.start("run.sh", run_dir, "60", "log", "--", "sleep", "60")
-    deadline = time.monotonic() + 20
-    while not (run_dir / ".qnnfarm" / "process").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for((run_dir / ".qnnfarm/process").exists)
     shutil.rmtree(run_dir)
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=200)
     assert outcome(said)[5] == "log-gone"
     assert process.returncode == 129
 
@@ -217,7 +221,14 @@ def test_cleanup_kills_what_a_killed_run_sh_left(device: "DeviceShell", marked: 
         "-c",
         "trap '' TERM; (setsid sleep 306 &); sleep 307; sleep 308",
     )
-    wait_for(lambda: (run_dir / ".qnnfarm/process").exists() and len(marked(run_dir)) >= 3)
+    wait_for((run_dir / ".qnnfarm/process").exists)
+
+    def complete() -> bool:
+        """From then on none of them comes or goes; `setsid` keeps its name where it is toybox."""
+        commands = {command_of(pid) for pid in marked(run_dir)}
+        return bool({"sleep 306", "setsid sleep 306"} & commands) and "sleep 307" in commands
+
+    wait_for(complete)
     process.kill()
     process.communicate()
     left = marked(run_dir)
@@ -234,7 +245,7 @@ def test_cleanup_ends_a_live_run(device: "DeviceShell", marked: Marked) -> None:
     process = device.start("run.sh", run_dir, "60", "log", "--", "sleep", "309")
     wait_for(lambda: (run_dir / ".qnnfarm/process").exists() and marked(run_dir))
     done = device.run("cleanup.sh", "-k", run_dir)
-    stdout, _ = process.communicate(timeout=20)
+    stdout, _ = process.communicate(timeout=200)
     assert done.returncode == 0
     assert outcome(stdout)[5] == "TERM"
     assert run_dir.exists()
@@ -286,3 +297,51 @@ def test_cleanup_refuses_what_is_no_run_folder(device: "DeviceShell", tmp_path: 
         assert (done.returncode, done.stdout) == (2, ""), path
     assert elsewhere.exists()
     assert runs.exists()
+
+
+_LATE_STAT = """
+import pathlib, time
+run, began, which = pathlib.Path({run!r}), {began!r}, {which!r}
+with (run / "calls").open("a+") as calls:
+    calls.write("x")
+    calls.seek(0)
+    if len(calls.read()) != which:
+        raise SystemExit
+entered = time.monotonic()
+(run / "go").touch()
+while True:
+    try:
+        stat = pathlib.Path("/proc", (run / "pid").read_text(), "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        if (run / "done").exists():
+            break
+    else:
+        if (run / "done").exists() and stat.rpartition(")")[2].split()[0] == "Z":
+            break
+    time.sleep(0.01)
+while time.monotonic() - began < 4 * (entered - began):
+    time.sleep(0.01)
+"""
+_GROWS_LATE = """
+import os, pathlib, time
+run = pathlib.Path({run!r})
+(run / "pid").write_text(str(os.getpid()))
+while not (run / "go").exists():
+    time.sleep(0.01)
+held = bytearray(150 << 20)
+(run / "done").touch()
+"""
+
+
+@pytest.mark.parametrize("which", [1, 3])  # of the first look at the run, of the second
+def test_a_peak_that_was_hardly_looked_at_is_none(device: "DeviceShell", which: int) -> None:
+    run_dir = device.make_run()
+    slow = device.with_tool("stat", f"'{sys.executable}' -S '{run_dir}/stat.py'; real \"$@\"")
+    run, began = str(run_dir), time.monotonic()
+    (run_dir / "stat.py").write_text(_LATE_STAT.format(run=run, began=began, which=which))
+    (run_dir / "grows.py").write_text(_GROWS_LATE.format(run=run))
+    command = ["--", sys.executable, "-S", str(run_dir / "grows.py")]
+    done = slow.run("run.sh", run_dir, "600", "log", *command, timeout_s=600)
+    status, *_, peak_kb, elapsed_ms, reason, _leftover = outcome(done.stdout)
+    assert (status, reason) == ("0", "exited"), (run_dir / "log").read_text()
+    assert peak_kb == "0", f"{elapsed_ms} ms"

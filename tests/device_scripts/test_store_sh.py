@@ -170,14 +170,14 @@ def test_a_host_that_hangs_keeps_nobody_from_evicting(device: "DeviceShell") -> 
     )
     assert hanging.stdin is not None
     try:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 200
         while not list((device.work_root / "incoming").glob("area/.*")):
             assert time.monotonic() < end
             time.sleep(0.02)
-        assert device.run("evict.sh", device.work_root, "0", "-", timeout_s=20).returncode == 0
+        assert device.run("evict.sh", device.work_root, "0", "-").returncode == 0
     finally:
         hanging.stdin.close()
-        hanging.wait(30)
+        hanging.wait(200)
     assert (device.work_root / "incoming/area/.wants").read_text() == "end\n"
 
 

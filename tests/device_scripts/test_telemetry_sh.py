@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,7 +47,7 @@ def end_of(run_dir: Path) -> tuple[str, ...]:
     return match.groups()
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 20) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float = 200) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -131,26 +131,69 @@ def test_what_is_denied_is_told(device: DeviceShell, sysfs: Path) -> None:
     assert "battery_v" not in channels(lines)
 
 
+def samples_of(run_dir: Path) -> list[str]:
+    return [line for line in _lines(run_dir) if line.startswith("s ")]
+
+
+def most_memory(run_dir: Path) -> int:
+    """The most that a sample tells of a run's memory, in bytes."""
+    column = 3 + channels(_lines(run_dir)).get("rss_bytes", 0)
+    words = [line.split(" / ")[0].split() for line in samples_of(run_dir)]
+    pages = [int(word[column]) for word in words if column < len(word)]
+    return max(pages, default=0) * os.sysconf("SC_PAGESIZE")
+
+
+def holding(mib: int) -> str:
+    """A program that holds so much memory until a file `over` is made beside it."""
+    return (
+        f"import os, time; held = bytearray({mib} << 20)\n"
+        'while not os.path.exists("over"): time.sleep(0.02)'
+    )
+
+
+@contextmanager
+def held(device: DeviceShell, run_dir: Path, command: list[str]) -> Iterator[None]:
+    """A run that goes on until the end of the block, and must end well then."""
+    process = device.start("run.sh", run_dir, "250", "log", "--", *command)
+    try:
+        yield
+    finally:
+        (run_dir / "over").touch()
+        process.communicate()
+    assert process.returncode == 0, (run_dir / "log").read_text()
+
+
 def test_a_run_is_sampled_from_its_begin_to_its_end(device: DeviceShell, sysfs: Path) -> None:
     run_dir = arm(device)
     temperature = sysfs / "class/thermal/thermal_zone1/temp"
-    script = f"import pathlib, time; held = bytearray(90 << 20); time.sleep(0.8); \
-pathlib.Path({str(temperature)!r}).write_text('61000'); time.sleep(0.8)"
-    done = device.run("run.sh", run_dir, "30", "log", "--", sys.executable, "-S", "-c", script)
-    assert done.returncode == 0, (run_dir / "log").read_text()
-    lines = recorded(run_dir)
+    began = time.monotonic()
+    with held(device, run_dir, [sys.executable, "-S", "-c", holding(90)]):
+        wait_for(lambda: most_memory(run_dir) > 90 << 20)
+        temperature.write_text("61000")
+        wait_for(lambda: any(" 61000" in line for line in samples_of(run_dir)))
+    passed_cs = (time.monotonic() - began) * 100
+    lines, taken = recorded(run_dir), samples_of(run_dir)
     reason, samples, _, _ = end_of(run_dir)
     assert reason in {"exited", "stopped"}
-    taken = [line for line in lines if line.startswith("s ")]
-    assert len(taken) == int(samples) >= 3
+    assert len(taken) == int(samples) >= 2
     times = [int(line.split()[1]) for line in taken]
     assert times == sorted(times)
-    assert 0 <= times[0] < 500
-    names = channels(lines)
-    memory = [int(line.split(" / ")[0].split()[3 + names["rss_bytes"]]) for line in taken]
-    assert max(memory) * os.sysconf("SC_PAGESIZE") > 90 << 20
-    assert f"/ {names['rss_peak_bytes']} " in "\n".join(taken)
-    assert any(" 61000" in line for line in taken)
+    assert 0 <= times[0] < times[-1] <= passed_cs + 2
+    assert f"/ {channels(lines)['rss_peak_bytes']} " in "\n".join(taken)
+
+
+def test_a_sampler_that_waits_long_still_says_how_it_ended(
+    device: DeviceShell, sysfs: Path
+) -> None:
+    """On a busy device, or in the middle of a wait that nothing cuts short."""
+    slow = device.with_tool(
+        "sleep", 'case $1 in 0.2 | 0.02 | 0.1) ;; *) set -- 2 ;; esac\nreal "$@"'
+    )
+    run_dir = arm(slow)
+    script = "until grep -q '^s ' .qnnfarm/telemetry 2>/dev/null; do sleep 0.1; done"
+    done = slow.run("run.sh", run_dir, "200", "log", "--", "sh", "-c", script)
+    assert done.returncode == 0
+    assert end_of(run_dir)[0] in {"exited", "stopped"}
 
 
 def test_a_run_that_was_not_armed_is_not_sampled(device: DeviceShell, sysfs: Path) -> None:
@@ -161,13 +204,9 @@ def test_a_run_that_was_not_armed_is_not_sampled(device: DeviceShell, sysfs: Pat
 
 def test_the_memory_of_a_child_is_that_of_the_run(device: DeviceShell, sysfs: Path) -> None:
     run_dir = arm(device)
-    script = "import time; held = bytearray(120 << 20); time.sleep(3)"
-    shell = f"exec 3>&1; '{sys.executable}' -S -c '{script}'; true"
-    assert device.run("run.sh", run_dir, "60", "log", "--", "sh", "-c", shell).returncode == 0
-    names = channels(recorded(run_dir))
-    taken = [line for line in recorded(run_dir) if line.startswith("s ")]
-    memory = [int(line.split(" / ")[0].split()[3 + names["rss_bytes"]]) for line in taken]
-    assert max(memory) * os.sysconf("SC_PAGESIZE") > 120 << 20
+    shell = f"exec 3>&1; '{sys.executable}' -S -c '{holding(120)}'; true"
+    with held(device, run_dir, ["sh", "-c", shell]):
+        wait_for(lambda: most_memory(run_dir) > 120 << 20)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -178,7 +217,7 @@ def test_it_ends_with_run_sh(
     process = device.start("run.sh", run_dir, "60", "log", "--", "sleep", "311")
     wait_for(lambda: len([x for x in _lines(run_dir) if x.startswith("s ")]) >= 2)
     process.send_signal(number)
-    process.communicate(timeout=20)
+    process.communicate(timeout=200)
     wait_for(lambda: recorded(run_dir)[-1].startswith("qnnfarm-telemetry "))
     ends = {"stopped", "exited"} if number == signal.SIGTERM else {"orphaned"}
     assert end_of(run_dir)[0] in ends
@@ -197,7 +236,7 @@ def test_it_ends_with_a_run_that_is_killed_by_its_time_limit(
     device: DeviceShell, sysfs: Path, marked: Marked
 ) -> None:
     run_dir = arm(device)
-    done = device.run("run.sh", run_dir, "1", "log", "--", "sleep", "312")
+    done = device.run("run.sh", run_dir, "4", "log", "--", "sleep", "312")
     assert done.returncode == 124
     assert "leftover=0" in done.stdout
     assert end_of(run_dir)[0] in {"exited", "stopped"}
@@ -220,13 +259,13 @@ def sample_of(
 def test_waiting_takes_no_process_where_a_shell_can(device: DeviceShell, sysfs: Path) -> None:
     run_dir = arm(device)
     with (
-        subprocess.Popen(["sleep", "60"]) as runner,
-        sample_of(device, run_dir, runner, max_s=60) as sampler,
+        subprocess.Popen(["sleep", "250"]) as runner,
+        sample_of(device, run_dir, runner, max_s=250) as sampler,
     ):
         wait_for(lambda: sum(line.startswith("s ") for line in _lines(run_dir)) >= 3)
         forks = "wait=fork" in recorded(run_dir)
         runner.kill()
-        assert sampler.wait(timeout=20) == 0
+        assert sampler.wait(timeout=200) == 0
     # dash alone, with nothing but toybox beside it, has to fork, and samples less often for it.
     assert forks == (Path(device.shell).name == "dash")
     assert ("period_cs=25" in recorded(run_dir)) == forks
@@ -304,7 +343,7 @@ def test_it_ends_at_its_deadline(device: DeviceShell, sysfs: Path) -> None:
     run_dir = arm(device)
     with subprocess.Popen(["sleep", "60"]) as runner:
         words = ["1", str(runner.pid), str(os.getpid()), "0", "0"]  # it began when the kernel did
-        done = device.run("telemetry.sh", "sample", run_dir, "5", *words, timeout_s=20)
+        done = device.run("telemetry.sh", "sample", run_dir, "5", *words)
         runner.kill()
     assert done.returncode == 0
     assert end_of(run_dir)[0] == "deadline"
@@ -326,19 +365,28 @@ def test_the_recording_of_a_long_run_is_bounded(
     for name in ("common.sh", "sensors.sh"):
         (scripts / name).write_bytes((SCRIPTS / name).read_bytes())
     began = Path("/proc/uptime").read_text().split()[0].split(".")
-    with subprocess.Popen(["sleep", "3"]) as runner:
-        words = ["60", str(runner.pid), str(os.getpid()), *began]
-        subprocess.run(
+    with subprocess.Popen(["sleep", "250"]) as runner:
+        words = ["250", str(runner.pid), str(os.getpid()), *began]
+        with subprocess.Popen(
             [device.shell, scripts / "telemetry.sh", "sample", run_dir, "5", *words],
             env=device.environment,
             stdin=subprocess.PIPE,
-            check=True,
-            timeout=30,
-        )
+        ) as sampler:
+            try:
+                if end == "exited":
+                    wait_for(lambda: len(samples_of(run_dir)) >= 10)
+            finally:
+                if end == "exited":
+                    runner.kill()
+            assert sampler.wait(timeout=200) == 0
+        runner.kill()
     assert end_of(run_dir)[0] == end
-    times = [int(line.split()[1]) for line in recorded(run_dir) if line.startswith("s ")]
+    times = [int(line.split()[1]) for line in samples_of(run_dir)]
     if end == "full":
         assert len(times) < 10
     else:
-        gaps = [after - before for before, after in pairwise(times)]
-        assert gaps[-1] >= 2 * min(gaps[0], gaps[1]) - 8
+        # The first 4 waits are of the full rate, each 3 that follow twice as long. No sample is
+        # taken before it is due, however late others were.
+        period_cs = int(next(one for one in recorded(run_dir) if one.startswith("period_cs="))[10:])
+        waits_cs = [period_cs * 2 ** max(0, (taken - 2) // 3) for taken in range(1, len(times))]
+        assert times[-1] - times[0] >= sum(waits_cs) - len(times)

@@ -5,7 +5,6 @@ import socketserver
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +36,7 @@ def _listener(answers: dict[str, bytes]) -> Iterator[tuple[ServerAddress, list[s
             asked.append(self.request.recv(int(length, 16)).decode())
             answer = answers.get(asked[-1])
             if answer is None:
-                time.sleep(1.0)
+                self.request.recv(1)  # nothing, until who asked goes
             else:
                 self.request.sendall(answer)
 
@@ -87,11 +86,11 @@ def test_many_processes_start_one_server(
     ]
     try:
         # Were a starter's stdout inherited by the server, this would never end.
-        outputs = [process.communicate(timeout=60)[0].strip() for process in processes]
+        outputs = [process.communicate(timeout=200)[0].strip() for process in processes]
     finally:
-        query(at, "host:version", Deadline(5))
+        query(at, "host:version", Deadline(60))
         with pytest.raises(Exception):  # noqa: B017 - it may close before it answers
-            query(at, "host:kill", Deadline(5))
+            query(at, "host:kill", Deadline(60))
     assert sorted(outputs) == ["False", "False", "False", "True"]
 
 
@@ -158,16 +157,15 @@ def test_an_adb_that_does_not_start_is_reported_with_its_log(
     adb.write_text("#!/bin/sh\n[ $1 = version ] || echo 'no usb for you' >&2\n")
     adb.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    started = time.monotonic()
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", 3600.0)  # it is not what ends the wait
     with pytest.raises(AdbServerError, match=f"{adb} does not start.*no usb for you"):
         ensure_server(ServerAddress("127.0.0.1", new_port()))
-    assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize("serial", ["127.0.0.1:1", "bad host:xx", "nowhere.invalid:5555"])
 def test_connecting_to_nothing(adb_server: AdbServer, serial: str) -> None:
     with pytest.raises(DeviceConnectError) as caught:
-        adb_server.connect(serial)
+        adb_server.connect(serial, timeout_s=200)  # asking for a name may take long
     assert caught.value.serial == serial
     assert adb_server.disconnect(serial) is False
 
@@ -197,5 +195,11 @@ def test_the_answers_of_a_server_become_errors() -> None:
             with pytest.raises(DeviceUnauthorizedError):
                 server.connect(serial)
         server.connect("c:1")
-    with pytest.raises(AdbServerError, match="went away"):
-        server.connect("c:1")
+
+
+def test_a_server_that_went_away() -> None:
+    with socket.socket() as nobody:  # which keeps the port, so that nobody else gets it
+        nobody.bind(("127.0.0.1", 0))
+        server = AdbServer("127.0.0.1", nobody.getsockname()[1], 41)
+        with pytest.raises(AdbServerError, match="went away"):
+            server.connect("c:1")

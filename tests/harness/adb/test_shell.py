@@ -1,10 +1,10 @@
 """The shell protocol against a peer that may do anything, over a real socket."""
 
+import contextlib
 import io
 import socket
 import struct
 import threading
-import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from harness.adb.address import ServerAddress
 from harness.adb.connection import Connection, Deadline, DeadlineExceeded, StreamClosed
 from harness.adb.shell import ShellSession
+
+_PATIENCE_S = 120.0
 
 
 def _packet(kind: int, data: bytes) -> bytes:
@@ -26,9 +28,7 @@ class _Outputs:
     stderr: io.BytesIO = field(default_factory=io.BytesIO)
 
 
-def _run(
-    stream: bytes, *, stdin: bytes = b"", timeout_s: float = 5.0, linger_s: float = 0.0
-) -> tuple[int, _Outputs, bytes]:
+def _run(stream: bytes, *, stdin: bytes = b"") -> tuple[int, _Outputs, bytes]:
     """A session whose peer sends `stream`, and what the peer got."""
     outputs = _Outputs()
     got = bytearray()
@@ -36,19 +36,18 @@ def _run(
     def peer(listener: socket.socket) -> None:
         connection, _ = listener.accept()
         with connection:
-            connection.settimeout(5)
+            connection.settimeout(_PATIENCE_S)
             if stdin:
                 while not got.endswith(_packet(4, b"")):
                     got.extend(connection.recv(65536))
             connection.sendall(stream)
-            time.sleep(linger_s)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=peer, args=(listener,))
         thread.start()
         try:
             address = ServerAddress("127.0.0.1", listener.getsockname()[1])
-            with Connection(address, Deadline(timeout_s)) as connection:
+            with Connection(address, Deadline(_PATIENCE_S)) as connection:
                 session = ShellSession(connection, outputs.stdout, outputs.stderr)
                 return session.run(stdin), outputs, bytes(got)
         finally:
@@ -93,22 +92,21 @@ def test_the_deadline_counts_from_the_start_and_not_from_each_packet() -> None:
 
     def peer(listener: socket.socket) -> None:
         connection, _ = listener.accept()
-        with connection:
+        with connection, contextlib.suppress(OSError):  # the other end goes first
             while not drip.wait(0.05):
                 connection.sendall(_packet(1, b"."))
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=peer, args=(listener,))
         thread.start()
-        started = time.monotonic()
         try:
             address = ServerAddress("127.0.0.1", listener.getsockname()[1])
             with (
                 Connection(address, Deadline(0.4)) as connection,
                 pytest.raises(DeadlineExceeded),
             ):
+                # Counted from each packet, it would never be over.
                 ShellSession(connection, io.BytesIO(), io.BytesIO()).run()
-            assert 0.3 < time.monotonic() - started < 2
         finally:
             drip.set()
             thread.join()

@@ -1,8 +1,10 @@
 """Deployment by content, on a virtual device behind the real adb server."""
 
+import secrets
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,15 +133,22 @@ def test_run_ids_that_are_none(
         deploy(virtual_device, {"a": random_file(1)}, run_id=bad)
 
 
+def _commands(device: AdbDevice) -> set[str]:
+    """The command lines of what runs there."""
+    return set(device.shell("ps -eo args").stdout.splitlines())
+
+
 def test_removing_a_run_ends_what_runs_in_it(
     virtual_device: AdbDevice, run_id: str, random_file: RandomFile
 ) -> None:
     deployment = deploy(virtual_device, {"a": random_file(1)}, run_id=run_id)
-    run = f"sh {deployment.scripts_dir}/run.sh {deployment.run_dir} 60 log -- sleep 61.25"
-    virtual_device.shell(f"{run} >/dev/null 2>&1 </dev/null & sleep 1")
-    assert "sleep 61.25" in virtual_device.shell("ps -ef").stdout
+    mark = f"sleep {10**6 + secrets.randbelow(10**6)}.25"
+    run = f"sh {deployment.scripts_dir}/run.sh {deployment.run_dir} 3600 log -- {mark}"
+    virtual_device.shell(f"{run} >/dev/null 2>&1 </dev/null &")
+    while mark not in _commands(virtual_device):
+        time.sleep(0.05)
     remove_run(virtual_device, run_id)
-    assert "sleep 61.25" not in virtual_device.shell("ps -ef").stdout
+    assert mark not in _commands(virtual_device)
     assert run_id not in virtual_device.shell(f"ls {virtual_device.work_root}/runs").stdout
     remove_run(virtual_device, run_id)
 
@@ -172,7 +181,7 @@ def test_processes_that_deploy_the_same_at_the_same_time(
         )
         for number in range(3)
     ]
-    outputs = {process.communicate(timeout=120)[0] for process in running}
+    outputs = {process.communicate(timeout=250)[0] for process in running}
     assert [process.returncode for process in running] == [0, 0, 0]
     assert len(outputs) == 1
     expected = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)

@@ -48,7 +48,8 @@ def test_a_host_that_is_killed_in_the_middle(metered: Metered, random_file: Rand
     # Four files had been confirmed by the device; the fifth was on its way.
     assert deployment.pushed_bytes <= 2 * _PART
     assert deployment.pushed_bytes + deployment.reused_bytes == 6 * _PART
-    assert sent < deployment.pushed_bytes + _PART  # some of the first was still in the buffers
+    # What the first had sent of them, up to its end, may still have been in the buffers.
+    assert sent < deployment.pushed_bytes + 1.5 * _PART
     found = device.shell(f"cd {deployment.run_dir} && sha256sum *").stdout
     for path in paths:
         assert f"{_sha256(path)}  {path.name}" in found

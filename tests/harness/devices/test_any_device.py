@@ -24,7 +24,7 @@ def _lives(device: Device, pid: int) -> bool:
 
 
 def _wait_until_gone(device: Device, *pids: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while any(_lives(device, pid) for pid in pids):
         assert time.monotonic() < deadline, "it is still there"
         time.sleep(0.05)
@@ -126,19 +126,26 @@ def test_output_comes_as_it_is_written(any_device: Device) -> None:
         target=lambda: results.append(any_device.stream(script, on_output=take, timeout_s=60))
     )
     thread.start()
-    assert first.wait(30)  # it has not ended: it waits for us
+    first.wait()  # it has not ended: it waits for us
     any_device.shell(["touch", gate])
     thread.join()
     assert sorted(seen.decode().split()) == ["err", "out"]
     assert (results[0].exit_status, results[0].stdout, results[0].stderr) == (5, "out\n", "err\n")
 
 
+_TIMES_S = (2, 16, 128)
+"""As long as the machine takes to begin within them."""
+
+
 def test_a_timeout_kills_all_of_it(any_device: Device) -> None:
-    family = _Family()
-    with pytest.raises(DeviceTimeoutError, match=r"2 s"):
-        any_device.stream(_FAMILY, on_output=family, timeout_s=2)
-    assert family.pids
-    _wait_until_gone(any_device, *family.pids)
+    for timeout_s in _TIMES_S:
+        family = _Family()
+        with pytest.raises(DeviceTimeoutError, match=rf" {timeout_s} s"):
+            any_device.stream(_FAMILY, on_output=family, timeout_s=timeout_s)
+        _wait_until_gone(any_device, *family.pids)
+        if len(family.pids) == 2:
+            return
+    pytest.fail("it never began")
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
@@ -155,11 +162,15 @@ def test_whatever_ends_it_kills_all_of_it(any_device: Device, kind: type[BaseExc
 def test_a_shell_that_times_out_is_killed_likewise(any_device: Device) -> None:
     pids = f"{any_device.work_root}/pids"
     any_device.shell(["mkdir", "-p", any_device.work_root])
-    with pytest.raises(DeviceTimeoutError):
-        any_device.shell(f"{{ {_FAMILY} }} >{pids}", timeout_s=2)
-    started = [int(pid) for pid in any_device.shell(["cat", pids]).stdout.split()]
-    assert started
-    _wait_until_gone(any_device, *started)
+    for timeout_s in _TIMES_S:
+        any_device.shell(f": >{pids}")
+        with pytest.raises(DeviceTimeoutError):
+            any_device.shell(f"{{ {_FAMILY} }} >{pids}", timeout_s=timeout_s)
+        started = [int(pid) for pid in any_device.shell(["cat", pids]).stdout.split()]
+        _wait_until_gone(any_device, *started)
+        if len(started) == 2:
+            return
+    pytest.fail("it never began")
 
 
 def test_what_ends_well_may_leave_something_running(any_device: Device) -> None:
@@ -246,7 +257,7 @@ def test_a_port_of_the_device(any_device: Device) -> None:
         port = server.getsockname()[1]
         with (
             any_device.forward(f"tcp:{port}") as address,
-            socket.create_connection(address, 20) as near,
+            socket.create_connection(address, 120) as near,
         ):
             far, _ = server.accept()
             with far:

@@ -1,8 +1,6 @@
 """Devices that go away, and devices that do not let us in."""
 
 import os
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,14 +18,12 @@ MakeDevice = Callable[..., tuple[VirtualDevice, AdbDevice]]
 
 def test_in_the_middle_of_a_command(make_virtual_device: MakeDevice) -> None:
     virtual, device = make_virtual_device()
-    device.shell("true")
-    timer = threading.Timer(0.3, manager.stop, (virtual.name,))
-    timer.start()
-    started = time.monotonic()
-    with pytest.raises(DeviceLostError, match="went away during `sleep 60`"):
-        device.shell("sleep 60", timeout_s=60)
-    assert time.monotonic() - started < 20
-    timer.join()
+
+    def stop(_output: bytes) -> None:
+        manager.stop(virtual.name)
+
+    with pytest.raises(DeviceLostError, match="went away during `echo here; sleep 3600`"):
+        device.stream("echo here; sleep 3600", on_output=stop, timeout_s=3600)
     with pytest.raises(DeviceLostError):
         device.shell("true")
 
@@ -36,15 +32,19 @@ def test_in_the_middle_of_a_push(make_virtual_device: MakeDevice, tmp_path: Path
     virtual, device = make_virtual_device()
     local = tmp_path / "big"
     with local.open("wb") as file:
-        os.truncate(file.fileno(), 4 << 30)  # more than can be sent before the stop
+        os.truncate(file.fileno(), 256 << 20)
     root = device.work_root
-    timer = threading.Timer(0.3, manager.stop, (virtual.name,))
-    timer.start()
-    started = time.monotonic()
+    stopped = False
+
+    def stop(_sent: int) -> None:
+        nonlocal stopped
+        if not stopped:
+            stopped = True
+            manager.stop(virtual.name)
+
     with pytest.raises(DeviceLostError, match="went away during push of big"):
-        device.push(local, f"{root}/big", timeout_s=120)
-    assert time.monotonic() - started < 20
-    timer.join()
+        device.push(local, f"{root}/big", timeout_s=3600, on_progress=stop)
+    assert stopped
 
 
 def test_one_that_knows_another_key(

@@ -89,7 +89,7 @@ def test_a_port_of_the_device(lab: Lab, device: Device) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         with (
             device.forward(f"tcp:{server.getsockname()[1]}") as address,
-            socket.create_connection(address, 20) as near,
+            socket.create_connection(address, 120) as near,
         ):
             far, _ = server.accept()
             with far:

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import gc
 import io
 import os
 import socket
@@ -11,27 +12,31 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import paramiko
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.adb.connection import Deadline, DeadlineExceeded, StreamClosed
+from harness.devices.sftp_files import sftp_files
 from harness.errors import (
     HostAuthError,
     HostKeyChangedError,
     HostKeyError,
     HostUnreachableError,
 )
+from harness.ssh import host as host_module
 from harness.ssh.command import run
 from harness.ssh.config import resolve_host
 from harness.ssh.connecting import connect
-from harness.ssh.host import SshHost, closing_by
+from harness.ssh.host import SshHost, closing_by, stands
 from harness.ssh.host_keys import known_keys
 from tests.ssh_server import SshServer, make_key, running_ssh_server
+from tests.striking import FAILURES, EndsAt, recorded_links
 
 
 def _run(
-    host: SshHost, line: str, stdin: bytes = b"", timeout_s: float = 30.0
+    host: SshHost, line: str, stdin: bytes = b"", timeout_s: float = 120.0
 ) -> tuple[int, bytes]:
     output = io.BytesIO()
     return run(host, line, stdin, output, io.BytesIO(), Deadline(timeout_s)), output.getvalue()
@@ -58,7 +63,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_streams_status_and_input(host: SshHost) -> None:
     out, err = io.BytesIO(), io.BytesIO()
-    assert run(host, "cat; echo err >&2; exit 7", b"in", out, err, Deadline(30)) == 7
+    assert run(host, "cat; echo err >&2; exit 7", b"in", out, err, Deadline(120)) == 7
     assert (out.getvalue(), err.getvalue()) == (b"in", b"err\n")
     big = os.urandom(3_000_000)
     assert _run(host, "cat", big) == (0, big)
@@ -103,21 +108,63 @@ def test_a_connection_lost_in_the_middle_and_made_anew(
     assert ssh_server.log.read_text().count("Accepted publickey") == 2
 
 
-@pytest.mark.parametrize("timeout_s", [0.1, 30.0], ids=["by its timer", "at the end"])
+@pytest.fixture
+def late_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is lost knows so only a while after its channels have ended."""
+    end = paramiko.Channel._unlink  # type: ignore[attr-defined]
+
+    def end_and_rest(channel: paramiko.Channel) -> None:
+        end(channel)
+        time.sleep(1)
+
+    monkeypatch.setattr(paramiko.Channel, "_unlink", end_and_rest)
+
+
+def test_a_loss_that_is_known_late_is_no_death_of_the_command(
+    ssh_server: SshServer, host: SshHost, late_loss: None
+) -> None:
+    class Dropping(io.BytesIO):
+        def write(self, _data: object, /) -> int:
+            ssh_server.drop_connections()
+            return 0
+
+    with pytest.raises(StreamClosed):
+        run(host, "echo here; sleep 60", None, Dropping(), io.BytesIO(), Deadline(60))
+    assert _run(host, "echo again") == (0, b"again\n")
+
+
+def test_a_loss_that_nobody_knows_of_yet_costs_no_command(
+    ssh_server: SshServer, host: SshHost, late_loss: None
+) -> None:
+    channel = host.session(Deadline(120))
+    ssh_server.drop_connections()
+    channel.status_event.wait()
+    assert _run(host, "echo again") == (0, b"again\n")
+
+
+@pytest.mark.parametrize("timed", [True, False], ids=["by its timer", "at the end"])
 def test_closing_a_channel_whose_connection_is_lost_is_no_failure(
-    host: SshHost, monkeypatch: pytest.MonkeyPatch, timeout_s: float
+    host: SshHost, monkeypatch: pytest.MonkeyPatch, *, timed: bool
 ) -> None:
     def lost(_message: object) -> None:
         raise EOFError
 
-    channel = host.session(Deadline(30))
+    channel = host.session(Deadline(120))
     monkeypatch.setattr(channel.get_transport().packetizer, "send_message", lost)
     failed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
-    with closing_by(channel, Deadline(timeout_s)):
-        time.sleep(0.3)
+    with closing_by(channel, Deadline(3.0 if timed else 300.0)):
+        while timed and not channel.closed:
+            time.sleep(0.01)
     assert channel.closed
     assert failed == []
+
+
+def test_a_host_that_gives_no_answer_counts_as_lost(ssh_server: SshServer, host: SshHost) -> None:
+    channel = host.session(Deadline(120))
+    assert stands(channel)
+    with ssh_server.suspended():
+        assert not stands(channel, patience_s=0.5)
 
 
 def test_a_host_that_went_away(ssh_server: SshServer, host: SshHost) -> None:
@@ -340,14 +387,16 @@ def test_through_another_host(
 
 
 @contextlib.contextmanager
-def _listener(answer: bytes) -> Iterator[int]:
-    """Something that is no SSH server: it says `answer`, and then nothing."""
+def _listener(answer: bytes, accepted: list[socket.socket] | None = None) -> Iterator[int]:
+    """Something that is no SSH server: it says `answer`, and then nothing; gives its port."""
     with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as links:
 
         def serve() -> None:
             with contextlib.suppress(OSError):
                 while True:
                     link = links.enter_context(server.accept()[0])
+                    if accepted is not None:
+                        accepted.append(link)
                     link.sendall(answer)
 
         thread = threading.Thread(target=serve)
@@ -359,41 +408,175 @@ def _listener(answer: bytes) -> Iterator[int]:
             thread.join()
 
 
-class _EndsAt(Deadline):
-    """A deadline that is over when it is asked for the given time."""
-
-    def __init__(self, ask: int) -> None:
-        super().__init__(30.0)
-        self._left = ask
-
-    def remaining(self) -> float:
-        self._left -= 1
-        if self._left < 0:
-            raise DeadlineExceeded
-        return super().remaining()
+@pytest.fixture
+def links() -> Iterator[list[socket.socket]]:
+    """What connections go over, as they are made."""
+    with recorded_links() as made:
+        yield made
 
 
-def _sockets() -> int:
-    found = 0
-    for fd in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found += str(fd.readlink()).startswith("socket:")
-    return found
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[paramiko.Channel]:
+    """The channels, as they are opened."""
+    made: list[paramiko.Channel] = []
+    real = paramiko.Transport.open_channel
+
+    def open_channel(*args: object, **options: object) -> paramiko.Channel:
+        made.append(real(*args, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(paramiko.Transport, "open_channel", open_channel)
+    return made
 
 
-def test_a_deadline_leaves_no_socket_wherever_it_strikes(ssh_server: SshServer) -> None:
+@FAILURES
+def test_a_deadline_leaves_no_socket_wherever_it_strikes(
+    ssh_server: SshServer, links: list[socket.socket], failure: type[BaseException]
+) -> None:
     config = resolve_host("board", ssh_server.config)
-    before = _sockets()
     for ask in range(100):
         try:
-            transport = connect(config, _EndsAt(ask), None)
-        except DeadlineExceeded:
-            assert _sockets() == before, f"asked {ask} times"
+            transport = connect(config, EndsAt(ask, failure), None)
+        except failure:
+            assert [link.fileno() for link in links] == [-1] * len(links), f"asked {ask} times"
         else:
             transport.close()
             break
     assert ask > 3
-    assert _sockets() == before
+    assert len(links) >= ask
+    assert links[-1].fileno() == -1
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_deadline_leaves_no_way_through_another_host(
+    ssh_server: SshServer, host: SshHost, opened: list[paramiko.Channel], *, lost: bool
+) -> None:
+    """Also where the connection to that one is lost at the same moment."""
+    config = resolve_host("board", ssh_server.config)
+    then = ssh_server.drop_connections if lost else lambda: None
+    for ask in range(100):
+        try:
+            transport = connect(config, EndsAt(ask, then=then), host.channel_to)
+        except DeadlineExceeded:
+            assert all(channel.closed or lost for channel in opened), f"asked {ask} times"
+        else:
+            transport.close()
+            break
+    assert ask > 3
+    assert opened[-1].closed
+
+
+def _by_command(host: SshHost, deadline: Deadline) -> None:
+    assert run(host, "cat", b"in", io.BytesIO(), io.BytesIO(), deadline) == 0
+
+
+def _by_file(host: SshHost, deadline: Deadline) -> None:
+    with sftp_files(host, deadline) as files:
+        assert files.size("/dev/null/none") is None
+
+
+@FAILURES
+@pytest.mark.parametrize("use", [_by_command, _by_file])
+def test_a_deadline_leaves_no_channel_wherever_it_strikes(
+    host: SshHost,
+    opened: list[paramiko.Channel],
+    use: Callable[[SshHost, Deadline], None],
+    failure: type[BaseException],
+) -> None:
+    host.connect()
+    for ask in range(1000):
+        try:
+            use(host, EndsAt(ask, failure))
+        except failure:
+            assert all(channel.closed for channel in opened), f"asked {ask} times"
+        else:
+            break
+    assert len(opened) > 1
+    assert all(channel.closed for channel in opened)
+
+
+def test_what_is_closed_while_it_connects_is_closed_at_the_end(
+    host: SshHost, links: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed_meanwhile(*args: object) -> paramiko.Transport:
+        transport = connect(*args)  # type: ignore[arg-type]
+        host.close()
+        return transport
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host_module, "connect", closed_meanwhile)
+        with pytest.raises(HostUnreachableError, match="closed meanwhile"):
+            host.connect()
+    assert [link.fileno() for link in links] == [-1]
+    assert _run(host, "true")[0] == 0
+
+
+def test_who_waits_for_another_to_connect_does_so_within_its_own_time(tmp_path: Path) -> None:
+    accepted: list[socket.socket] = []
+    config = tmp_path / "config"
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(_listener(b"", accepted))
+        config.write_text(
+            f"Host hung\n  HostName 127.0.0.1\n  Port {port}\n  ConnectTimeout 600\n"
+            f"  UserKnownHostsFile {tmp_path / 'none'}\n"
+        )
+        host = SshHost.named("hung", config)
+        refused: list[HostUnreachableError] = []
+
+        def connect_first() -> None:
+            try:
+                host.connect()
+            except HostUnreachableError as error:
+                refused.append(error)
+
+        first = threading.Thread(target=connect_first)
+        first.start()
+        while not accepted:
+            time.sleep(0.01)
+        with pytest.raises(DeadlineExceeded):
+            host.ensure_connected(Deadline(0.1))
+        assert len(accepted) == 1
+    first.join()
+    assert len(refused) == 1
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"\0\0", b"\0\0\0\1\5", b"\0\0\0\0"])
+def test_an_agent_that_is_none_leaves_nothing_and_costs_nothing(
+    ssh_server: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes | None
+) -> None:
+    """One that is gone, and what hangs up, or answers nonsense."""
+    path = tmp_path / "agent"
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as link:
+                        if link.recv(1):
+                            link.sendall(answer or b"")
+
+        thread = threading.Thread(target=serve)
+        if answer is None:
+            server.close()
+        else:
+            thread.start()
+        try:
+            with SshHost.named("board", ssh_server.config) as host:
+                assert _run(host, "true")[0] == 0
+            ssh_server.authorized_keys.write_text("")
+            with (
+                pytest.raises(HostAuthError, match="the SSH agent cannot be used"),
+                SshHost.named("board", ssh_server.config) as host,
+            ):
+                host.connect()
+        finally:
+            if answer is not None:
+                server.shutdown(socket.SHUT_RDWR)
+                thread.join()
+    gc.collect()  # of a socket that was left, this warns, and so fails
 
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-x\r\n"])

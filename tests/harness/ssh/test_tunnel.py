@@ -1,5 +1,6 @@
 """A tunnel through a real OpenSSH server."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -50,7 +51,7 @@ def echo() -> Iterator[int]:
 
 def _through(address: tuple[str, int], data: bytes) -> bytes:
     """Send everything, end the sending, and read to the end."""
-    with socket.create_connection(address, 20) as link:
+    with socket.create_connection(address, 120) as link:
 
         def send() -> None:
             link.sendall(data)
@@ -76,19 +77,20 @@ def test_both_ways_and_to_the_end(host: SshHost, echo: int) -> None:
 
 def test_what_goes_through_ends_with_it(host: SshHost, echo: int) -> None:
     with Tunnel(host, echo) as tunnel:
-        link = socket.create_connection(tunnel.address, 20)
+        link = socket.create_connection(tunnel.address, 120)
         link.sendall(b"x")
         assert link.recv(1) == b"x"
     with link:
         assert link.recv(1) == b""
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(tunnel.address, 20)
+        socket.create_connection(tunnel.address, 120)
 
 
 def test_a_port_where_nothing_listens(host: SshHost) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with Tunnel(host, port) as tunnel:
+    with contextlib.ExitStack() as stack:
+        nobody = stack.enter_context(socket.socket())  # which keeps it, so that nobody else does
+        nobody.bind(("127.0.0.1", 0))
+        tunnel = stack.enter_context(Tunnel(host, nobody.getsockname()[1]))
         assert _through(tunnel.address, b"") == b""
         assert "failed" in tunnel.refusal.lower() or "refused" in tunnel.refusal.lower()
         assert tunnel.failure is None
@@ -99,7 +101,7 @@ def test_it_survives_the_loss_of_the_connection(
 ) -> None:
     with Tunnel(host, echo) as tunnel:
         assert _through(tunnel.address, b"a") == b"a"
-        with socket.create_connection(tunnel.address, 20) as link:
+        with socket.create_connection(tunnel.address, 120) as link:
             link.sendall(b"x")
             assert link.recv(1) == b"x"
             ssh_server.drop_connections()
@@ -107,7 +109,7 @@ def test_it_survives_the_loss_of_the_connection(
         assert _through(tunnel.address, b"b") == b"b"
         ssh_server.stop()
         host.close()
-        with socket.create_connection(tunnel.address, 20) as link:
+        with socket.create_connection(tunnel.address, 120) as link:
             assert link.recv(1) == b""
         assert isinstance(tunnel.failure, HostUnreachableError)
 
@@ -116,7 +118,7 @@ def test_it_survives_the_loss_of_the_connection(
 def test_other_users_of_this_machine_do_not_get_through(host: SshHost, echo: int) -> None:
     script = (
         "import os, socket, sys; os.setuid(65534);"
-        "link = socket.create_connection(('127.0.0.1', int(sys.argv[1])), 20);"
+        "link = socket.create_connection(('127.0.0.1', int(sys.argv[1])), 120);"
         "link.sendall(b'x'); link.shutdown(socket.SHUT_WR); print(link.recv(1))"
     )
     with Tunnel(host, echo) as tunnel:

@@ -1,5 +1,6 @@
 """Genie on a virtual device, sampled while it answers."""
 
+import time
 from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
@@ -14,7 +15,9 @@ def test_generation_is_sampled_when_asked(virtual_device: AdbDevice, tiny_bundle
     runtime = GenieRuntime(virtual_device, properties, container, telemetry_hz=20.0)
     try:
         request = GenerationRequest(40, prompt="In the beginning")
+        began = time.monotonic()
         sampled = runtime.generate(request)
+        passed_s = time.monotonic() - began
         again = runtime.generate(GenerationRequest(2, prompt="In the beginning"))
     finally:
         runtime.clean()
@@ -22,7 +25,7 @@ def test_generation_is_sampled_when_asked(virtual_device: AdbDevice, tiny_bundle
     known = [value for value in memory.values if value is not None]
     assert len(known) >= 3
     assert 50e6 < max(known) <= sampled.metrics["peak_rss_bytes"] * 1.05
-    assert memory.t_s[0] < 5
+    assert 0 <= memory.t_s[0] < memory.t_s[-1] <= passed_s
     assert again.telemetry != sampled.telemetry
 
 

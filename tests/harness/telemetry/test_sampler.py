@@ -1,6 +1,7 @@
 """Sampling runs: on this machine, and on a virtual device that gets hot."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,20 @@ MakeDevice = Callable[..., tuple[manager.VirtualDevice, AdbDevice]]
 
 
 def run(device: Device, scripts_dir: str, run_dir: str, script: str) -> CommandResult:
-    command = ["sh", f"{scripts_dir}/run.sh", run_dir, "60", "log", "--", "sh", "-c", script]
-    return device.shell(command, timeout_s=90)
+    command = ["sh", f"{scripts_dir}/run.sh", run_dir, "250", "log", "--", "sh", "-c", script]
+    return device.shell(command, timeout_s=280)
+
+
+def until_sampled(count: int) -> str:
+    """A script that goes on until so many samples were taken of it."""
+    taken = "grep -c '^s ' .qnnfarm/telemetry 2>/dev/null"
+    return f'until [ "$({taken})" -ge {count} ] 2>/dev/null; do sleep 0.1; done'
 
 
 def test_a_run_is_sampled_in_the_units_of_its_channels(here: Here) -> None:
     with sampling(here.device, here.scripts_dir, here.run_dir, hz=20) as sampled:
         assert not sampled.recording.end
-        run(here.device, here.scripts_dir, here.run_dir, "sleep 0.7")
+        run(here.device, here.scripts_dir, here.run_dir, until_sampled(3))
     series = {one.channel: one for one in sampled.series}
     assert series["temp_c:nsphvx-0"].values[0] == 36.0
     assert series["cpu_hz:0"].values[0] == 1804.8e6
@@ -39,7 +46,7 @@ def test_a_run_is_sampled_in_the_units_of_its_channels(here: Here) -> None:
 
 def test_what_follows_the_block_is_not_sampled(here: Here) -> None:
     with sampling(here.device, here.scripts_dir, here.run_dir):
-        run(here.device, here.scripts_dir, here.run_dir, "sleep 0.5")
+        run(here.device, here.scripts_dir, here.run_dir, until_sampled(1))
     state = Path(here.run_dir) / ".qnnfarm"
     before = (state / "telemetry").read_bytes()
     run(here.device, here.scripts_dir, here.run_dir, "true")
@@ -56,7 +63,7 @@ def test_a_block_without_a_run_gives_nothing(here: Here) -> None:
 
 def test_samples_of_an_earlier_run_are_not_taken_for_this_one(here: Here) -> None:
     with sampling(here.device, here.scripts_dir, here.run_dir) as first:
-        run(here.device, here.scripts_dir, here.run_dir, "sleep 0.3")
+        run(here.device, here.scripts_dir, here.run_dir, until_sampled(1))
     with sampling(here.device, here.scripts_dir, here.run_dir) as second:
         pass
     assert first.series
@@ -69,7 +76,7 @@ def test_a_run_that_fails_keeps_its_samples(here: Here) -> None:
     def fail() -> None:
         with sampling(here.device, here.scripts_dir, here.run_dir) as sampled:
             held.append(sampled)
-            run(here.device, here.scripts_dir, here.run_dir, "sleep 0.5; exit 3")
+            run(here.device, here.scripts_dir, here.run_dir, f"{until_sampled(1)}; exit 3")
 
     with pytest.raises(DeviceCommandError):
         fail()
@@ -100,16 +107,27 @@ def test_a_device_that_heats_up_is_seen_to_throttle(
     make_virtual_device: MakeDevice, tmp_path: Path
 ) -> None:
     virtual, device = make_virtual_device()
-    manager.heat(
-        virtual.name, temperature_c=60, throttle_from_c=70, throttle_to_c=80, capacity_j_per_k=5.0,
-        load_w=20, time_scale=2,
-    )  # fmt: skip
+    manager.heat(  # so sluggish that it stays as hot as it is told
+        virtual.name, temperature_c=60, throttle_from_c=70, throttle_to_c=80, capacity_j_per_k=1e5
+    )
     file = tmp_path / "file"
     file.write_text("x")
     deployment = deploy(device, {"file": DeployFile(file)}, run_id="hot")
+    run_dir = deployment.run_dir
     try:
-        with sampling(device, deployment.scripts_dir, deployment.run_dir) as sampled:
-            run(device, deployment.scripts_dir, deployment.run_dir, "sleep 5")
+        with (
+            sampling(device, deployment.scripts_dir, run_dir) as sampled,
+            ThreadPoolExecutor(1) as threads,
+        ):
+            ends = "until [ -e over ]; do sleep 0.1; done"
+            ended = threads.submit(run, device, deployment.scripts_dir, run_dir, ends)
+            try:
+                device.shell(f"cd {run_dir}; {until_sampled(15)}", timeout_s=250)
+                manager.heat(virtual.name, temperature_c=85)
+                device.shell(f"cd {run_dir}; {until_sampled(30)}", timeout_s=250)
+            finally:
+                device.shell(["touch", f"{run_dir}/over"])
+            ended.result()
     finally:
         remove_run(device, "hot")
     series = {one.channel: one for one in sampled.series}

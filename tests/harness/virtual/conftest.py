@@ -20,7 +20,7 @@ from harness.virtual.procfs import all_processes, command_line, process_stat
 from tests.private_adb import private_variables
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
-_PATIENCE_S = 60
+_PATIENCE_S = 200
 
 
 def _start_server(home: Path, port: int) -> tuple[dict[str, str], subprocess.Popen[bytes]]:
@@ -80,15 +80,29 @@ def adb(adb_server: AdbServer) -> Adb:
 
 
 @pytest.fixture(scope="session")
-def start_device(adb: Adb) -> Iterator[Callable[..., VirtualDevice]]:
+def connect(adb: Adb) -> Callable[[str], None]:
+    """Has the adb server connect to a device that listens; `adb` itself waits 10 s for it."""
+
+    def connect(serial: str) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while b"connected to" not in (done := adb("connect", serial)).stdout:
+            assert time.monotonic() < deadline, done
+            time.sleep(0.1)
+
+    return connect
+
+
+@pytest.fixture(scope="session")
+def start_device(
+    adb: Adb, connect: Callable[[str], None]
+) -> Iterator[Callable[..., VirtualDevice]]:
     """Starts a device and connects the adb server to it; all are removed at the end."""
     started: list[VirtualDevice] = []
 
     def start(name: str, soc: str = "SM8750", **options: object) -> VirtualDevice:
         device = manager.start(name, soc, **options)  # type: ignore[arg-type]
         started.append(device)
-        done = adb("connect", device.serial)
-        assert b"connected to" in done.stdout, done
+        connect(device.serial)
         return device
 
     yield start

@@ -15,7 +15,7 @@ from harness.virtual.connection import Connection, Service
 from harness.virtual.protocol import HEADER_SIZE, Command, pack_header
 from harness.virtual.stream import Stream
 
-_PATIENCE_S = 40
+_PATIENCE_S = 200
 _VERSION = 0x01000001
 
 _KEY = rsa.generate_private_key(65537, 2048)

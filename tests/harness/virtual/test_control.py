@@ -26,7 +26,7 @@ _STEAL = """
 import os, socket, sys
 os.chdir(sys.argv[1])
 s = socket.socket(socket.AF_UNIX)
-s.settimeout(20)
+s.settimeout(200)
 s.connect("control.sock")
 try:
     s.sendall(b'{"do": "inject", "faults": ["stall"]}\\n')
@@ -67,7 +67,7 @@ def test_adb_forward_does_not_reach_it(device: VirtualDevice, on_device: Adb) ->
         done = on_device("forward", "tcp:0", f"localfilesystem:{remote}")
         port = int(done.stdout)
         with (
-            socket.create_connection(("127.0.0.1", port), timeout=20) as client,
+            socket.create_connection(("127.0.0.1", port), timeout=200) as client,
             contextlib.suppress(ConnectionResetError, BrokenPipeError),
         ):
             client.sendall(b'{"do": "inject", "faults": ["stall"]}\n')

@@ -11,7 +11,7 @@ from harness.virtual.manager import VirtualDevice
 
 def _qnnfarm(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-P", "-m", "harness.cli", "device", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
 def test_faults_are_told_listed_and_cleared(start_device: Callable[..., VirtualDevice]) -> None:

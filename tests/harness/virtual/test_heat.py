@@ -13,7 +13,7 @@ from harness.virtual.manager import VirtualDevice
 from harness.virtual.namespace import NamespaceKind
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
-_PATIENCE_S = 40
+_PATIENCE_S = 200
 _SYS = "cd $QNNFARM_SYS_ROOT &&"
 _CPU0 = "devices/system/cpu/cpu0/cpufreq"
 
@@ -55,7 +55,10 @@ def test_without_the_model_nothing_is_made_up(warm: VirtualDevice, shell: Shell)
 
 
 def test_files_show_what_the_model_says(warm: VirtualDevice, shell: Shell) -> None:
-    manager.heat(warm.name, ambient_c=30, temperature_c=48.25, battery=0.5, charging=False)
+    manager.heat(
+        warm.name, ambient_c=30, temperature_c=48.25, battery=0.5, charging=False,
+        capacity_j_per_k=1e5,
+    )  # fmt: skip
     shown = shell(
         f"{_SYS} cat class/thermal/thermal_zone*/type class/thermal/thermal_zone*/temp"
         f" {_CPU0}/cpuinfo_max_freq {_CPU0}/scaling_max_freq {_CPU0}/scaling_available_governors"
@@ -78,21 +81,24 @@ def test_files_show_what_the_model_says(warm: VirtualDevice, shell: Shell) -> No
 
 
 def test_work_heats_it_and_rest_cools_it(warm: VirtualDevice, shell: Shell) -> None:
+    # With such a resistance it keeps the heat, however late it is looked at.
     manager.heat(
-        warm.name, ambient_c=25, temperature_c=25, time_scale=100, idle_w=0, throttle_to_c=200
-    )
+        warm.name, ambient_c=25, temperature_c=25, time_scale=100, idle_w=0, throttle_to_c=200,
+        resistance_k_per_w=1000, capacity_j_per_k=50,
+    )  # fmt: skip
     zone = f"{_SYS} cat class/thermal/thermal_zone0/temp"
     cool = int(shell(zone))
     shell("i=0; while [ $i -lt 400000 ]; do i=$((i + 1)); done")
     hot = int(shell(zone))
     assert hot > cool + 500
+    manager.heat(warm.name, resistance_k_per_w=9)
     _until(lambda: int(shell(zone)) < hot - (hot - cool) // 4)
 
 
 def test_heat_slows_its_processes_and_is_seen(
     warm: VirtualDevice, shell: Shell, stopped_share: Callable[[str], float]
 ) -> None:
-    marker = f"{secrets.randbelow(10**6)}.5"
+    marker = f"{10**6 + secrets.randbelow(10**6)}.5"
     pid = shell(f"setsid sleep {marker} </dev/null >/dev/null 2>&1 & echo $!").strip()
     assert stopped_share(marker) == 0
     told = manager.heat(warm.name, temperature_c=120, capacity_j_per_k=10_000, min_speed=0.1)
@@ -100,7 +106,7 @@ def test_heat_slows_its_processes_and_is_seen(
     assert (told.speed, told.status) == (0.1, 4)
     frequencies = shell(f"{_SYS} cat {_CPU0}/scaling_max_freq {_CPU0}/cpuinfo_max_freq")
     assert frequencies.split() == ["300000", "3000000"]
-    assert stopped_share(marker) > 0.2  # 0.9 where nobody else uses the processor
+    _until(lambda: stopped_share(marker) > 0.2)  # 0.9 where nobody else uses the processor
     dumped = shell("dumpsys thermalservice")
     assert "Thermal Status: 4" in dumped
     manager.heat(warm.name, temperature_c=30)
@@ -164,7 +170,8 @@ def test_a_device_that_loses_its_sysfs_gets_it_back(warm: VirtualDevice, shell: 
     manager.heat(warm.name, temperature_c=60)
     zone = "cat $QNNFARM_SYS_ROOT/class/thermal/thermal_zone0/temp"
     assert int(shell(zone)) > 50_000
-    shell("rm -rf $QNNFARM_SYS_ROOT; sleep 0.3")
+    shell("rm -rf $QNNFARM_SYS_ROOT")
+    _until(lambda: shell(zone).strip().isdigit())
     assert int(shell(zone)) > 50_000
     governor = f"$QNNFARM_SYS_ROOT/{_CPU0}/scaling_governor"
     shell(f"rm -f {governor}; mkfifo {governor}; sleep 0.3")

@@ -65,7 +65,7 @@ print(device.serial, device.namespace)
 
 
 def test_a_host_with_things_of_its_own_in_data_keeps_them(
-    start_device: Callable[..., VirtualDevice], adb: Adb
+    start_device: Callable[..., VirtualDevice], adb: Adb, connect: Callable[[str], None]
 ) -> None:
     """A device within a device: the outer one is the host that has a `/data`."""
     outer = start_device("outer")
@@ -82,7 +82,7 @@ def test_a_host_with_things_of_its_own_in_data_keeps_them(
         manager.remove("outer")
         pytest.skip("no namespace is granted within a user namespace here")
     assert kind != "none"
-    assert b"connected to" in adb("connect", serial).stdout
+    connect(serial)
     inside = "cat /data/of-the-host/file; getprop ro.soc.model; echo >$TMPDIR/inner; ls $TMPDIR"
     assert adb("-s", serial, "shell", inside).stdout == b"kept\nSM8650\ninner\n"
     look = "cd /data/local/tmp && ls . state/devices/inner/root/data/local/tmp"
@@ -153,7 +153,7 @@ def test_a_user_without_privileges_gets_a_user_namespace(tmp_path: Path) -> None
             cwd="/",
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
             check=False,
         )
 
