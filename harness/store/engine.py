@@ -2,7 +2,9 @@
 
 SQLite runs in WAL mode, so that reports read while runs write, and with `synchronous=FULL`: a run
 takes minutes and commits a handful of times, so an fsync for each is nothing, and a result is safe
-once its write has returned.
+once its write has returned. For the same reason every transaction has a connection of its own:
+nothing idles, and a server that was restarted meanwhile is no trouble. `harness.store.postgresql`
+has what is PostgreSQL's own.
 """
 
 import os
@@ -14,9 +16,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 import sqlalchemy
-from sqlalchemy import URL, Connection, Engine, event, make_url
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine.interfaces import DBAPICursor
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from harness.errors import (
@@ -25,10 +27,11 @@ from harness.errors import (
     StoreLockedError,
     StoreUnavailableError,
 )
+from harness.store import postgresql
 from harness.store.interrupts import Connections, RollingBack, interrupts_first
+from harness.store.postgresql import WRITES
 
 BUSY_TIMEOUT_S = 30.0
-_WRITES = "qnnfarm_writes"
 _SQLITE_MAGIC = b"SQLite format 3\0"
 
 
@@ -40,12 +43,12 @@ class Database:
         engine: Engine,
         location: str,
         busy_timeout_s: float,
-        connections: Connections | None = None,
+        connections: Connections,
     ) -> None:
         self._engine = engine
         self.location = location
         self._busy_timeout_s = busy_timeout_s
-        self._connections = connections or Connections()
+        self._connections = connections
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -57,10 +60,11 @@ class Database:
     def writing(self) -> Iterator[Connection]:
         """One transaction: all of it is kept, or nothing.
 
-        It takes the write lock at once. A transaction that reads first and writes later could not
-        wait for another writer: SQLite fails it instead.
+        On SQLite it takes the write lock at once: a transaction that reads first and writes later
+        could not wait for another writer, SQLite fails it instead. On PostgreSQL it sees what
+        others have committed up to each of its statements, and locks the rows that it goes by.
         """
-        writer = self._engine.execution_options(**{_WRITES: True})
+        writer = self._engine.execution_options(**{WRITES: True})
         with self._guarded(), writer.begin() as connection:
             yield connection
 
@@ -93,17 +97,30 @@ class Database:
 def open_database(
     location: str | Path, *, create: bool, busy_timeout_s: float = BUSY_TIMEOUT_S
 ) -> Database:
-    """Open a SQLite file by its path, or any database by its SQLAlchemy URL.
+    """Open a SQLite file by its path, or a PostgreSQL database by its URL.
+
+    Without `create` it can be read only.
 
     Raises:
         MissingStoreError: there is no such file, and `create` is off.
         NotAStoreError: the file is no database.
         StoreUnavailableError: the URL, its driver, the folder or the server cannot be used.
     """
+    __tracebackhide__ = True  # pytest would show the location, and so its password
     path = _file(location)
     if path is None:
-        return _open_server(str(location), busy_timeout_s)
+        return _open_server(str(location), create=create, busy_timeout_s=busy_timeout_s)
     return _open_sqlite(path, create=create, busy_timeout_s=busy_timeout_s)
+
+
+def shown(location: str | Path) -> str:
+    """A location as it may be told: no password, and no query of a URL, which may hold one.
+
+    Raises:
+        StoreUnavailableError: the URL cannot be used.
+    """
+    path = _file(location)
+    return postgresql.shown(postgresql.parse(str(location))) if path is None else str(path)
 
 
 def exists(location: str | Path) -> bool:
@@ -130,16 +147,12 @@ def _file(location: str | Path) -> Path | None:
     return Path(text.removeprefix("sqlite:///")) if text.startswith("sqlite") else None
 
 
-def _open_server(text: str, busy_timeout_s: float) -> Database:
-    try:
-        url: URL = make_url(text)
-        engine = sqlalchemy.create_engine(url, pool_pre_ping=True)
-    except (ArgumentError, NoSuchModuleError, ImportError) as error:
-        scheme = text.partition("://")[0]
-        raise StoreUnavailableError(f"{scheme}://…", _first_line(error)) from error
-    # A URL's query may hold a password as well, so that none of it is shown.
-    shown = url.set(query={}).render_as_string(hide_password=True)
-    return Database(engine, shown, busy_timeout_s)
+def _open_server(text: str, *, create: bool, busy_timeout_s: float) -> Database:
+    __tracebackhide__ = True
+    url = postgresql.parse(text)
+    connections = Connections()
+    made = postgresql.make_engine(url, connections, read_only=not create, patience_s=busy_timeout_s)
+    return Database(made, postgresql.shown(url), busy_timeout_s, connections)
 
 
 def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> Database:
@@ -171,7 +184,7 @@ def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> Database
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        writes = connection.get_execution_options().get(_WRITES, False)
+        writes = connection.get_execution_options().get(WRITES, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return Database(engine, str(path), busy_timeout_s, connections)
@@ -234,11 +247,21 @@ def translated(location: str, busy_timeout_s: float) -> Iterator[None]:
     except (sqlite3.Error, SQLAlchemyError) as error:
         cause = (error.orig or error) if isinstance(error, DBAPIError) else error
         text = _first_line(cause)
-        if "is locked" in text:
+        if _is_locked(cause, text):
             raise StoreLockedError(location, busy_timeout_s) from error
-        if "not a database" in text or "malformed" in text:
+        if isinstance(cause, sqlite3.Error) and _is_damaged(text):
             raise NotAStoreError(location, text) from error
         raise StoreUnavailableError(location, text) from error
+
+
+def _is_locked(cause: BaseException, text: str) -> bool:
+    if isinstance(cause, sqlite3.Error):
+        return "is locked" in text
+    return getattr(cause, "sqlstate", None) == postgresql.LOCK_NOT_AVAILABLE
+
+
+def _is_damaged(text: str) -> bool:
+    return "not a database" in text or "malformed" in text
 
 
 def _first_line(error: BaseException) -> str:

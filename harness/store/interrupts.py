@@ -11,6 +11,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+
+class Closable(Protocol):
+    """A connection to some database."""
+
+    def close(self) -> None:
+        """Give it up, with what is open in it; harmless when it is closed already."""
+        ...
+
+
+Opened = TypeVar("Opened", bound=Closable)
 
 
 class RollingBack(sqlite3.Connection):
@@ -35,7 +47,7 @@ class Connections:
     def __init__(self) -> None:
         self._of = threading.local()
 
-    def add(self, connection: RollingBack) -> RollingBack:
+    def add(self, connection: Opened) -> Opened:
         """Remember a connection that this thread has opened."""
         self._mine().append(connection)
         return connection
@@ -52,10 +64,10 @@ class Connections:
                 mine[-1].close()
                 mine.pop()
 
-    def _mine(self) -> list[RollingBack]:
+    def _mine(self) -> list[Closable]:
         if not hasattr(self._of, "connections"):
             self._of.connections = []
-        found: list[RollingBack] = self._of.connections
+        found: list[Closable] = self._of.connections
         return found
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from sqlalchemy import Connection, func, insert, inspect, select, text
 
 from harness.errors import NewerSchemaError, NotAStoreError
-from harness.store import records, schema
+from harness.store import postgresql, records, schema
 
 Migration = Callable[[Connection], None]
 
@@ -47,7 +47,9 @@ def prepare(
     Raises:
         NewerSchemaError: a newer qnnfarm wrote the database.
         NotAStoreError: the database is somebody else's.
+        StoreUnavailableError: its encoding does not hold every text.
     """
+    postgresql.take_turns(connection, location)
     found = find_version(connection, location)
     if found is None:
         schema.metadata.create_all(connection)
@@ -78,7 +80,7 @@ def find_version(connection: Connection, location: str) -> int | None:
     tables = set(inspect(connection).get_table_names())
     if schema.schema_version.name not in tables:
         # A server's database may be shared with others; a file is either ours or it is not.
-        if tables and (connection.dialect.name == "sqlite" or "runs" in tables):
+        if tables and (connection.dialect.name == "sqlite" or tables & set(schema.metadata.tables)):
             raise NotAStoreError(location, "it holds the tables of another program")
         return None
     version: int | None = connection.scalar(select(func.max(schema.schema_version.c.version)))

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy import Connection, RowMapping, Select, select
+from sqlalchemy.exc import DataError
 
 from harness.errors import (
     CorruptRunError,
@@ -34,6 +35,7 @@ from harness.store.records import (
     RunStatus,
     TelemetrySeries,
     Workload,
+    storable,
 )
 
 
@@ -77,7 +79,7 @@ def get_run(connection: Connection, location: str, run_id: str) -> Run:
         UnknownRunError: there is none of that identifier.
         CorruptRunError: it cannot have been written by qnnfarm.
     """
-    chosen = select(schema.runs).where(schema.runs.c.id == run_id)
+    chosen = select(schema.runs).where(schema.runs.c.id == storable(run_id))
     rows, measured = _fetch(connection, location, chosen)
     if not rows:
         raise UnknownRunError(location, run_id)
@@ -93,7 +95,8 @@ def telemetry(
         UnknownRunError: there is no run of that identifier.
         CorruptRunError: what is stored cannot have been written by qnnfarm.
     """
-    if connection.scalar(select(schema.runs.c.id).where(schema.runs.c.id == run_id)) is None:
+    this_run = schema.runs.c.id == storable(run_id)
+    if connection.scalar(select(schema.runs.c.id).where(this_run)) is None:
         raise UnknownRunError(location, run_id)
     table = schema.telemetry
     rows = connection.execute(
@@ -131,7 +134,7 @@ def _chosen(wanted: RunFilter) -> Select[Any]:
     for column in ("kind", "model", "target", "soc", "emulator", "container_sha256", "group_id"):
         value = getattr(wanted, column)
         if value is not None:
-            query = query.where(table.c[column] == value)
+            query = query.where(table.c[column] == storable(value))
     # An interrupted run is stored as running until the next writer comes by.
     unsure = wanted.status in {"interrupted", "running"}
     if wanted.status is not None:
@@ -149,6 +152,8 @@ def _fetch(
         return connection.execute(chosen).mappings().all(), _measurements(connection, chosen)
     except (ValueError, TypeError) as error:  # a column's text is no JSON or no time
         raise NotAStoreError(location, f"a row cannot be read: {error}") from error
+    except DataError as error:  # PostgreSQL has times that Python has not
+        raise NotAStoreError(location, f"a row cannot be read: {error.orig}") from error
 
 
 def _measurements(

@@ -32,6 +32,8 @@ MOST_SAMPLES = 4_000_000
 MOST_SERIES = 1024
 LONGEST_CHANNEL = 200
 MOST_CONDITIONS = 64
+LARGEST_COUNT = 2**31 - 1
+"""PostgreSQL's INTEGER has no more."""
 
 _LONGEST_RUN_S = 1e7
 _UNSTORABLE = {0: "\N{REPLACEMENT CHARACTER}"} | dict.fromkeys(
@@ -68,7 +70,8 @@ StorableScalar = Annotated[JsonScalar, BeforeValidator(_finite), BeforeValidator
 Condition = Mapping[StorableText, StorableScalar]
 """What was done to a device, or waited for, before a run: JSON scalars by name."""
 Sha256 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\Z")]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+AtLeastOne = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
 Versions = Mapping[StorableText, StorableText]
 
 
@@ -127,8 +130,8 @@ class ContainerInfo(Record):
     sha256: Sha256
     target: StorableText
     ars: tuple[Annotated[int, Field(ge=1)], ...]
-    cl: Annotated[int, Field(ge=1)]
-    n_splits: Annotated[int, Field(ge=1)]
+    cl: AtLeastOne
+    n_splits: AtLeastOne
 
 
 class DeviceInfo(Record):
@@ -161,8 +164,8 @@ class PerplexityDefinition(Record):
     """
 
     positions: Positions
-    windows: Annotated[int, Field(ge=1)]
-    tokens: Annotated[int, Field(ge=1)]
+    windows: AtLeastOne
+    tokens: AtLeastOne
 
 
 class Workload(Record):

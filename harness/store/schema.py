@@ -1,6 +1,7 @@
 """The tables of the results store.
 
-Portable SQLAlchemy Core types only: SQLite is the default, PostgreSQL works by URL.
+Portable SQLAlchemy Core types only, as tests run on both engines: SQLite is the default, PostgreSQL
+works by URL (`postgresql+psycopg://...`).
 
 History of `SCHEMA_VERSION`:
     1  runs, measurements, schema version.

@@ -8,8 +8,14 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
-from harness.errors import NotAStoreError, OlderSchemaError, StoreError, StoreUnavailableError
-from harness.store import engine, migrations, read, schema, write
+from harness.errors import (
+    MissingStoreError,
+    NotAStoreError,
+    OlderSchemaError,
+    StoreError,
+    StoreUnavailableError,
+)
+from harness.store import engine, migrations, packing, read, schema, write
 from harness.store.read import RunFilter
 from harness.store.records import (
     CheckOutcome,
@@ -97,20 +103,22 @@ class ResultsStore:
         create: bool = True,
         busy_timeout_s: float = engine.BUSY_TIMEOUT_S,
     ) -> Self:
-        """Open a SQLite file by its path, or any database by its SQLAlchemy URL.
+        """Open a SQLite file by its path, or a PostgreSQL database by its URL.
 
         With `create`, a missing database is made, an older one is migrated, and the running runs of
         processes that are gone become interrupted. Without, the database is only read; but an
         older one is migrated all the same, as it could not be read otherwise.
 
         Raises:
-            MissingStoreError: nothing is there, and `create` is off.
+            MissingStoreError: nothing is there, or nothing yet in a server's database, and `create`
+                is off.
             NotAStoreError: it is some other file or database, or damaged.
             NewerSchemaError: a newer qnnfarm wrote it.
             OlderSchemaError: an older one wrote it, and it can be read only.
             StoreLockedError: another process holds it for longer than `busy_timeout_s`.
             StoreUnavailableError: it cannot be reached.
         """
+        __tracebackhide__ = True  # pytest would show the location, and so its password
         database = engine.open_database(location, create=create, busy_timeout_s=busy_timeout_s)
         try:
             if create:
@@ -134,6 +142,7 @@ class ResultsStore:
             StoreLockedError: another process holds it.
             StoreUnavailableError: it cannot be reached, or cannot be made there.
         """
+        __tracebackhide__ = True
         if not engine.exists(location):
             return
         database = engine.open_database(location, create=False)
@@ -205,12 +214,13 @@ class ResultsStore:
             RunConflictError: the run is finished, or the repetition's telemetry is there already.
             TelemetryRecordError: a channel is there twice, or there is too much of it.
         """
+        samples = packing.pack(series)  # takes a while, and nobody has to wait for it
         with self._database.writing() as connection:
             write.add_telemetry(
                 connection,
                 self.location,
                 run_id,
-                series,
+                samples,
                 repetition=repetition,
                 is_warmup=is_warmup,
             )
@@ -367,12 +377,16 @@ def _require_readable(database: engine.Database) -> int:
     with database.reading() as connection:
         version = migrations.find_version(connection, database.location)
     if version is None:
+        # On a server, others make the database before we make its tables.
+        if "://" in database.location:
+            raise MissingStoreError(database.location)
         raise NotAStoreError(database.location, "it is empty")
     migrations.check_version(database.location, version)
     return version
 
 
 def _migrate(location: str | Path, found: int, busy_timeout_s: float) -> None:
+    __tracebackhide__ = True
     writable = engine.open_database(location, create=True, busy_timeout_s=busy_timeout_s)
     try:
         _prepare(writable)

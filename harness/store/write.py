@@ -8,7 +8,7 @@ from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from harness.errors import RunConflictError, UnknownRunError
-from harness.store import packing, schema, writer
+from harness.store import schema, writer
 from harness.store.records import (
     MOST_CONDITIONS,
     Condition,
@@ -16,7 +16,6 @@ from harness.store.records import (
     OutputCheck,
     Run,
     RunStatus,
-    TelemetrySeries,
     storable,
 )
 
@@ -72,22 +71,21 @@ def add_telemetry(
     connection: Connection,
     location: str,
     run_id: str,
-    series: Sequence[TelemetrySeries],
+    samples: bytes,
     *,
     repetition: int,
     is_warmup: bool,
 ) -> None:
-    """Add one repetition's telemetry to a run that is not finished.
+    """Add one repetition's telemetry, packed, to a run that is not finished.
 
     Raises:
         UnknownRunError: there is no such run.
         RunConflictError: the run is finished, or the repetition's telemetry is there already.
-        TelemetryRecordError: a channel is there twice, or there is too much of it.
     """
     _require_unfinished(connection, location, run_id)
     row = {"run_id": run_id, "is_warmup": is_warmup, "repetition": repetition}
     try:
-        connection.execute(insert(schema.telemetry).values(**row, samples=packing.pack(series)))
+        connection.execute(insert(schema.telemetry).values(**row, samples=samples))
     except IntegrityError as error:
         reason = "telemetry of that repetition is there already"
         raise RunConflictError(location, run_id, reason) from error
@@ -191,12 +189,17 @@ def mark_interrupted(connection: Connection) -> None:
     for run_id, mark in running.all():
         if writer.is_gone(mark):
             connection.execute(
-                update(table).where(table.c.id == run_id).values(status="interrupted")
+                # Its last words may have been written since we looked.
+                update(table)
+                .where(table.c.id == run_id, table.c.status == "running")
+                .values(status="interrupted")
             )
 
 
 def _require_unfinished(connection: Connection, location: str, run_id: str) -> None:
-    found = select(schema.runs.c.status).where(schema.runs.c.id == run_id).with_for_update()
+    found = (
+        select(schema.runs.c.status).where(schema.runs.c.id == storable(run_id)).with_for_update()
+    )
     status = connection.scalar(found)
     if status is None:
         raise UnknownRunError(location, run_id)

@@ -1,5 +1,6 @@
-"""Sample records; the numbers are made up."""
+"""Places for results on both engines, and sample records; the numbers are made up."""
 
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import pytest
 
 from harness.store.records import ContainerInfo, DeviceInfo, Provenance, Run, Workload
 from harness.store.store import ResultsStore
+from tests.harness.store.places import Place, PostgresqlPlace, SqlitePlace
+from tests.postgresql_server import PostgresqlServer, running_postgresql_server
 
 
 def _make_run(**changes: object) -> Run:
@@ -58,7 +61,32 @@ def make_run() -> Callable[..., Run]:
     return _make_run
 
 
+@pytest.fixture(scope="session")
+def postgresql_server(new_port: Callable[[], int]) -> Iterator[PostgresqlServer]:
+    """A server that the tests of a worker share; each has a database of its own."""
+    with running_postgresql_server(new_port) as server:
+        yield server
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[ResultsStore]:
-    with ResultsStore.open(tmp_path / "results.db") as opened:
+def postgresql(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlPlace]:
+    """A new, empty database of that server."""
+    place = PostgresqlPlace(postgresql_server, f"t{secrets.token_hex(6)}")
+    postgresql_server.create(place.database)
+    yield place
+    postgresql_server.drop(place.database)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Where nothing is stored yet, on each engine."""
+    if request.param == "sqlite":
+        return SqlitePlace(tmp_path / "results.db")
+    found: PostgresqlPlace = request.getfixturevalue("postgresql")
+    return found
+
+
+@pytest.fixture
+def store(place: Place) -> Iterator[ResultsStore]:
+    with ResultsStore.open(place.location) as opened:
         yield opened

@@ -1,9 +1,10 @@
 """Ctrl-C in the middle of a transaction: it comes out as itself, and leaves no lock and no half."""
 
-import sqlite3
+import contextlib
+import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -15,8 +16,10 @@ from harness.errors import StoreError, StoreLockedError
 from harness.store.interrupts import interrupts_first
 from harness.store.records import Run
 from harness.store.store import ResultsStore
+from tests.harness.store.places import Place, PostgresqlPlace
 
 MakeRun = Callable[..., Run]
+pytestmark = pytest.mark.timeout(900)
 _COMMITS = frozenset(["commit", "_commit_impl", "_deactivate_from_connection", "_do_commit"])
 _ENDS = _COMMITS | frozenset(
     [
@@ -47,11 +50,13 @@ class _Cut:
 
     def __enter__(self) -> Self:
         self._before = sys.gettrace()
+        gc.disable()  # else lines that clean up after others would count, here or there
         sys.settrace(self._trace)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._before)
+        gc.enable()
 
     def _trace(self, frame: FrameType, what: str, _: object) -> Any:  # noqa: ANN401
         code = frame.f_code
@@ -80,26 +85,56 @@ def test_an_interrupt_comes_out_of_opening_wherever_it_falls(
     while True:
         number += 1
         path = path if is_there else tmp_path / f"{number}.db"
-        cut = _Cut(number, functions)
-        ended: BaseException | None = None
-        try:
-            with cut:
-                ResultsStore.open(path).close()
-        except BaseException as error:  # noqa: BLE001
-            ended = error  # and with it all frames that hold cursors and connections
-        if not cut.where:
+        cut, after = _cut_opening(str(path), number, functions, patience_s=_PATIENCE_S)
+        if not cut:
             break
-        # Where SQLAlchemy closes what is done already, it logs what goes wrong, and goes on.
-        swallows = "_finalize_fairy" in cut.where or "_close_connection" in cut.where
-        if type(ended) is not KeyboardInterrupt and not (swallows and ended is None):
-            wrong.append(f"{cut.where}: {ended!r}")
-        try:
-            with ResultsStore.open(path, busy_timeout_s=_PATIENCE_S) as store:
-                assert store.list_runs() == ()
-        except StoreError as error:
-            wrong.append(f"{cut.where}: afterwards {error}")
+        wrong += after
     assert not wrong, "\n".join(wrong)
     assert number > (200 if is_there else 20)
+
+
+@pytest.mark.filterwarnings("ignore:.*deassociated")
+def test_an_interrupt_comes_out_of_opening_a_servers_database(
+    postgresql: PostgresqlPlace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every line that ends a transaction; beginning it is SQLAlchemy's for both engines."""
+    caplog.set_level("CRITICAL")
+    wrong, number = [], 0
+    while True:
+        number += 1
+        cut, after = _cut_opening(postgresql.location, number, _COMMITS, patience_s=60)
+        if not cut:
+            break
+        wrong += after
+    assert not wrong, "\n".join(wrong)
+    assert number > 20
+
+
+def _cut_opening(
+    location: str, number: int, functions: frozenset[str], *, patience_s: float
+) -> tuple[str, list[str]]:
+    """Where an interrupt fell into opening, and what was wrong then."""
+    wrong = []
+    cut = _Cut(number, functions)
+    ended: BaseException | None = None
+    try:
+        with cut:
+            ResultsStore.open(location).close()
+    except BaseException as error:  # noqa: BLE001
+        ended = error  # and with it all frames that hold cursors and connections
+    if not cut.where:
+        return "", []
+    # Where SQLAlchemy closes what is done already, it logs what goes wrong, and goes on.
+    swallows = "_finalize_fairy" in cut.where or "_close_connection" in cut.where
+    if type(ended) is not KeyboardInterrupt and not (swallows and ended is None):
+        wrong.append(f"{cut.where}: {ended!r}")
+    try:
+        with ResultsStore.open(location, busy_timeout_s=patience_s) as store:
+            assert store.list_runs() == ()
+    except StoreError as error:
+        wrong.append(f"{cut.where}: afterwards {error}")
+    del ended  # it holds this frame, which holds it
+    return cut.where, wrong
 
 
 @contextmanager
@@ -117,10 +152,10 @@ def interrupted_after(words: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("words", ["SELECT runs.status", "INSERT INTO measurements"])
-def test_an_interrupted_write_leaves_no_lock(tmp_path: Path, make_run: MakeRun, words: str) -> None:
+def test_an_interrupted_write_leaves_no_lock(place: Place, make_run: MakeRun, words: str) -> None:
     """While the traceback lives, so do its cursors; the run is finished in spite of them."""
     run = make_run()
-    with ResultsStore.open(tmp_path / "results.db", busy_timeout_s=_PATIENCE_S) as store:
+    with ResultsStore.open(place.location, busy_timeout_s=_patience_s(place)) as store:
         with (
             pytest.raises(KeyboardInterrupt) as caught,
             interrupted_after(words),
@@ -132,38 +167,36 @@ def test_an_interrupted_write_leaves_no_lock(tmp_path: Path, make_run: MakeRun, 
         del caught
 
 
+def _patience_s(place: Place) -> float:
+    """A server sees a closed connection a little later; a SQLite lock is gone with it."""
+    return _PATIENCE_S if place.engine == "sqlite" else 60
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt("cut"), RuntimeError("lost")])
 def test_a_store_that_fails_hides_nothing(
-    tmp_path: Path, make_run: MakeRun, error: BaseException
+    place: Place, make_run: MakeRun, error: BaseException
 ) -> None:
-    path = tmp_path / "results.db"
-    with (
-        ResultsStore.open(path, busy_timeout_s=0.1) as store,
-        closing(sqlite3.connect(path, isolation_level=None)) as other,
+    with (  # noqa: PT012
+        contextlib.ExitStack() as other,
+        ResultsStore.open(place.location, busy_timeout_s=0.1) as store,
+        pytest.raises(type(error)) as caught,
+        store.recording(make_run()),
     ):
-        with pytest.raises(type(error)) as caught, store.recording(make_run()):  # noqa: PT012
-            other.execute("BEGIN IMMEDIATE")
-            raise error
-        other.execute("ROLLBACK")
+        other.enter_context(place.held())
+        raise error
     assert caught.value is error
     assert any("stayed locked" in note for note in error.__notes__)
 
 
 def test_an_error_of_somebody_elses_interrupt_stays_an_error(
-    tmp_path: Path, make_run: MakeRun
+    place: Place, make_run: MakeRun
 ) -> None:
-    path = tmp_path / "results.db"
-    with (
-        ResultsStore.open(path, busy_timeout_s=0.1) as store,
-        closing(sqlite3.connect(path, isolation_level=None)) as other,
-    ):
-        other.execute("BEGIN IMMEDIATE")
+    with ResultsStore.open(place.location, busy_timeout_s=0.1) as store, place.held():
         try:
             raise KeyboardInterrupt
         except KeyboardInterrupt:
             with pytest.raises(StoreLockedError):
                 store.write_run(make_run())
-        other.execute("ROLLBACK")
 
 
 def test_only_an_interrupt_goes_first() -> None:

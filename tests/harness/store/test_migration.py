@@ -1,24 +1,28 @@
 """A database that the schema before made is brought up to date, and read."""
 
 import os
-import sqlite3
-from contextlib import closing
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy import inspect
 
-from harness.errors import OlderSchemaError
+from harness.errors import OlderSchemaError, StoreUnavailableError
 from harness.store import engine, migrations, schema
 from harness.store.store import ResultsStore
+from tests.harness.store.places import Place, SqlitePlace
+
+pytestmark = pytest.mark.timeout(900)
 
 RUN = "0123456789abcdef" * 2
 SCHEMA_1 = """
 CREATE TABLE qnnfarm_schema (
-    version INTEGER NOT NULL, applied_at DATETIME NOT NULL, qnnfarm_version VARCHAR(64) NOT NULL,
+    version INTEGER NOT NULL, applied_at {moment} NOT NULL, qnnfarm_version VARCHAR(64) NOT NULL,
     PRIMARY KEY (version)
 );
 CREATE TABLE runs (
-    id VARCHAR(32) NOT NULL, created_at DATETIME NOT NULL, finished_at DATETIME,
+    id VARCHAR(32) NOT NULL, created_at {moment} NOT NULL, finished_at {moment},
     kind VARCHAR(32) NOT NULL, status VARCHAR(32) NOT NULL, error TEXT, writer TEXT NOT NULL,
     model TEXT NOT NULL, container_sha256 VARCHAR(64) NOT NULL, target TEXT NOT NULL,
     ars JSON NOT NULL, cl INTEGER NOT NULL, n_splits INTEGER NOT NULL,
@@ -37,7 +41,7 @@ CREATE TABLE runs (
 CREATE INDEX runs_by_subject ON runs (model, target, created_at);
 CREATE TABLE measurements (
     run_id VARCHAR(32) NOT NULL, metric VARCHAR(64) NOT NULL, is_warmup BOOLEAN NOT NULL,
-    repetition INTEGER NOT NULL, value DOUBLE NOT NULL,
+    repetition INTEGER NOT NULL, value {double} NOT NULL,
     PRIMARY KEY (run_id, metric, is_warmup, repetition),
     FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE
 );
@@ -46,29 +50,42 @@ INSERT INTO runs VALUES (
     '0123456789abcdef0123456789abcdef', '2026-01-01 00:00:00.000000',
     '2026-01-01 00:01:00.000000', 'bench', 'done', NULL, '', 'tiny_llama',
     'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', 'SM8750', '[1, 32]', 192, 2,
-    'phone', 'SM8750', 0, NULL, NULL, 'v79', 'arm64-v8a', '15',
-    'genie_t2t_run.py', 64, 16, 1, 1, '{"greedy": true}', 'In the', NULL, NULL, NULL, NULL, NULL,
-    'ort_qnn', '{}', '{}', '0.1.0', 'host', NULL, NULL, 'beginning'
+    'phone', 'SM8750', {no}, NULL, NULL, 'v79', 'arm64-v8a', '15',
+    'genie_t2t_run.py', 64, 16, 1, 1, '{{"greedy": true}}', 'In the', NULL, NULL, NULL, NULL, NULL,
+    'ort_qnn', '{{}}', '{{}}', '0.1.0', 'host', NULL, NULL, 'beginning'
 );
 INSERT INTO measurements VALUES
-    ('0123456789abcdef0123456789abcdef', 'decode_tokens_per_s', 1, 0, 16.0);
+    ('0123456789abcdef0123456789abcdef', 'decode_tokens_per_s', {yes}, 0, 16.0);
 INSERT INTO measurements VALUES
-    ('0123456789abcdef0123456789abcdef', 'decode_tokens_per_s', 0, 0, 17.5);
+    ('0123456789abcdef0123456789abcdef', 'decode_tokens_per_s', {no}, 0, 17.5);
+"""
+
+
+_WORDS = {
+    "sqlite": {"moment": "DATETIME", "double": "DOUBLE", "yes": "1", "no": "0"},
+    "postgresql": {
+        "moment": "TIMESTAMP WITH TIME ZONE", "double": "DOUBLE PRECISION", "yes": "true",
+        "no": "false",
+    },
+}  # fmt: skip
+_OPEN = """
+import sys
+from harness.store.store import ResultsStore
+ResultsStore.open(sys.argv[1]).close()
 """
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
-    path = tmp_path / "old.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(SCHEMA_1)
-    return path
+def old(place: Place) -> Place:
+    """What qnnfarm with schema 1 left behind."""
+    place.run(SCHEMA_1.format(**_WORDS[place.engine]))
+    return place
 
 
 @pytest.mark.parametrize("create", [True, False])
-def test_what_was_measured_before_is_still_there(old: Path, *, create: bool) -> None:
+def test_what_was_measured_before_is_still_there(old: Place, *, create: bool) -> None:
     for _ in range(2):
-        with ResultsStore.open(old, create=create) as store:
+        with ResultsStore.open(old.location, create=create) as store:
             run = store.get_run(RUN)
             assert store.telemetry(RUN) == ()
     assert run.values("decode_tokens_per_s") == (17.5,)
@@ -76,45 +93,72 @@ def test_what_was_measured_before_is_still_there(old: Path, *, create: bool) -> 
     assert (run.check.outcome, run.warmup_detected) == ("none", None)
 
 
-def test_a_migrated_database_has_the_tables_of_a_new_one(old: Path, tmp_path: Path) -> None:
-    new = tmp_path / "new.db"
-    for path in (old, new):
-        ResultsStore.open(path).close()
+def test_processes_migrate_at_once(old: Place) -> None:
+    command = [sys.executable, "-c", _OPEN, old.location]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    ended = [(process.communicate(timeout=600)[1], process.returncode) for process in started]
+    assert ended == [("", 0)] * len(started)
+    assert old.rows("SELECT version FROM qnnfarm_schema ORDER BY 1") == [(1,), (2,)]
 
-    def shape(path: Path) -> dict[str, object]:
-        with closing(sqlite3.connect(path)) as connection:
-            tables = ("runs", "measurements", "telemetry", "qnnfarm_schema")
-            indexes = connection.execute(
-                "SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
+
+def test_a_migrated_database_has_the_tables_of_a_new_one(old: Place) -> None:
+    ResultsStore.open(old.location).close()
+    migrated = _shape(old.location)
+    old.run("DROP TABLE telemetry; DROP TABLE measurements; DROP TABLE runs;")
+    old.run("DROP TABLE qnnfarm_schema")
+    ResultsStore.open(old.location).close()
+    assert _shape(old.location) == migrated
+
+
+def _shape(location: str) -> dict[str, object]:
+    database = engine.open_database(location, create=False)
+    with database.reading() as connection:
+        inspector = inspect(connection)
+        found = {
+            table: (
+                sorted(
+                    (str(column["name"]), str(column["type"]), column["nullable"])
+                    for column in inspector.get_columns(table)
+                ),
+                inspector.get_pk_constraint(table)["constrained_columns"],
+                [key["options"] for key in inspector.get_foreign_keys(table)],
+                sorted(str(index["name"]) for index in inspector.get_indexes(table)),
+                [check["name"] for check in inspector.get_check_constraints(table)],
             )
-            columns = {
-                table: sorted(row[1:4] for row in connection.execute(f"PRAGMA table_info({table})"))
-                for table in tables
-            }
-            return {"indexes": sorted(indexes), **columns}
-
-    assert shape(old) == shape(new)
+            for table in inspector.get_table_names()
+        }
+    database.close()
+    assert len(found) == 4
+    return dict(found)
 
 
-def test_a_migration_that_fails_changes_nothing(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = old.read_bytes()
+def test_a_migration_that_fails_changes_nothing(
+    old: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _content(old)
     monkeypatch.setattr(
         migrations,
         "_GROUPS_AND_CONDITIONS",
         (*migrations._GROUPS_AND_CONDITIONS, "UPDATE runs SET no_such = 1"),
     )
-    with pytest.raises(Exception, match="no such column"):
-        ResultsStore.open(old)
+    with pytest.raises(StoreUnavailableError, match="no_such"):
+        ResultsStore.open(old.location)
     monkeypatch.undo()
-    assert old.read_bytes() == before
-    with ResultsStore.open(old) as store:
+    assert _content(old) == before
+    with ResultsStore.open(old.location) as store:
         assert len(store.list_runs()) == 1
 
 
+def _content(place: Place) -> list[list[tuple[object, ...]]]:
+    return [place.rows("SELECT * FROM runs"), place.rows("SELECT * FROM qnnfarm_schema")]
+
+
 def test_an_old_database_that_cannot_be_written_says_so(
-    old: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As root writes everything, the folder's answer and SQLite's are arranged."""
+    old = SqlitePlace(tmp_path / "old.db")
+    old.run(SCHEMA_1.format(**_WORDS[old.engine]))
     monkeypatch.setattr(os, "access", lambda *_: False)
     original = engine._sqlite_uri
 
@@ -124,4 +168,4 @@ def test_an_old_database_that_cannot_be_written_says_so(
 
     monkeypatch.setattr(engine, "_sqlite_uri", read_only)
     with pytest.raises(OlderSchemaError, match=f"schema 1, older than {schema.SCHEMA_VERSION}"):
-        ResultsStore.open(old, create=False)
+        ResultsStore.open(old.location, create=False)

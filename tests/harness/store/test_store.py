@@ -1,10 +1,8 @@
 """Runs go into the store and come out as they were."""
 
 import pickle
-import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,8 +17,16 @@ from harness.errors import (
     UnknownRunError,
 )
 from harness.store.read import RunFilter
-from harness.store.records import Measurement, PerplexityDefinition, Run, Workload
+from harness.store.records import (
+    ContainerInfo,
+    Measurement,
+    PerplexityDefinition,
+    Run,
+    Workload,
+    storable,
+)
 from harness.store.store import ResultsStore
+from tests.harness.store.places import Place
 
 MakeRun = Callable[..., Run]
 REPETITIONS = (
@@ -157,7 +163,7 @@ def test_filters(store: ResultsStore, make_run: MakeRun) -> None:
 
 
 def test_the_newest_are_counted_among_the_wanted_ones(
-    store: ResultsStore, make_run: MakeRun, tmp_path: Path
+    store: ResultsStore, make_run: MakeRun, place: Place
 ) -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC)
     interrupted, running, lost = [
@@ -172,9 +178,89 @@ def test_the_newest_are_counted_among_the_wanted_ones(
 
     assert ids(RunFilter(status="interrupted", newest=1)) == [interrupted.id]
     of_nobody = "UPDATE runs SET writer = rtrim(writer, '0123456789') || '0'"  # its start time
-    change(tmp_path / "results.db", f"{of_nobody} WHERE id = '{lost.id}'")
+    place.run(f"{of_nobody} WHERE id = '{lost.id}'")
     assert ids(RunFilter(status="running", newest=1)) == [running.id]
     assert ids(RunFilter(status="interrupted", newest=2)) == [interrupted.id, lost.id]
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        datetime.min.replace(tzinfo=UTC),
+        datetime.max.replace(tzinfo=UTC),
+        datetime(2026, 3, 29, 1, 30, 0, 1, tzinfo=timezone(timedelta(hours=-11))),
+        datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
+    ],
+)
+def test_moments_are_kept_to_the_microsecond(
+    store: ResultsStore, make_run: MakeRun, moment: datetime
+) -> None:
+    run = make_run(created_at=moment, finished_at=moment)
+    store.write_run(run)
+    (kept,) = store.list_runs(RunFilter(since=moment))
+    assert kept.created_at == kept.finished_at == moment
+    assert kept.created_at.utcoffset() == timedelta(0)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(
+    value=st.floats(min_value=0, exclude_min=True, max_value=86_400)
+    | st.sampled_from([5e-324, 2.2250738585072014e-308, 0.1 + 0.2]),
+    more=st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**70), 2**70),
+)
+def test_numbers_are_kept_to_the_bit(
+    store: ResultsStore, make_run: MakeRun, value: float, more: float
+) -> None:
+    run = make_run(
+        measurements=(Measurement(metric="ttft_s", value=value),),
+        conditions=({"waited_s": more, "done": True, "why": None},),
+    )
+    store.write_run(run)
+    kept = store.get_run(run.id)
+    assert kept.values("ttft_s") == (value,)
+    assert repr(dict(kept.conditions[0])) == repr(dict(run.conditions[0]))
+
+
+@pytest.mark.parametrize("text", ["a\0b", "a\ud800b", "'; DROP TABLE runs; --", "%s %(id)s"])
+def test_any_text_can_be_looked_for(store: ResultsStore, make_run: MakeRun, text: str) -> None:
+    run = make_run()
+    run = run.model_copy(
+        update={"container": run.container.model_copy(update={"model": storable(text)})}
+    )
+    for one in (run, make_run()):
+        store.write_run(one)
+    assert [kept.id for kept in store.list_runs(RunFilter(model=text))] == [run.id]
+    with pytest.raises(UnknownRunError):
+        store.get_run(text)
+    with pytest.raises(UnknownRunError):
+        store.finish_run(text)
+    with pytest.raises(UnknownRunError):
+        store.telemetry(text)
+    assert store.list_runs(RunFilter(group_id=text)) == ()
+
+
+@pytest.mark.parametrize("count", [2**31, 2**63, 2**80])
+def test_a_count_that_no_engine_keeps_is_refused(make_run: MakeRun, count: int) -> None:
+    with pytest.raises(ValidationError):
+        Workload(runner="genie_t2t_run.py", prompt_tokens=count)
+    with pytest.raises(ValidationError):
+        Measurement(metric="ttft_s", value=1.0, repetition=count)
+    with pytest.raises(ValidationError):
+        PerplexityDefinition(positions="all", windows=1, tokens=count)
+    container = make_run().container.model_dump()
+    for name in ("cl", "n_splits"):
+        with pytest.raises(ValidationError):
+            ContainerInfo(**{**container, name: count})
+
+
+def test_the_largest_counts_are_kept(store: ResultsStore, make_run: MakeRun) -> None:
+    largest = 2**31 - 1
+    run = make_run(
+        workload=Workload(runner="genie_t2t_run.py", prompt_tokens=largest, warmup=largest),
+        measurements=(Measurement(metric="ttft_s", value=1.0, repetition=largest),),
+    )
+    store.write_run(run)
+    assert as_set(store.get_run(run.id)) == as_set(run)
 
 
 def test_records_refuse_nonsense(make_run: MakeRun) -> None:
@@ -212,31 +298,44 @@ def test_any_text_can_be_kept(store: ResultsStore, make_run: MakeRun, text: str,
         assert kept.error == f"x{text}"
 
 
-def change(path: Path, statement: str) -> None:
-    connection = sqlite3.connect(path)
-    with connection:
-        connection.execute(statement)
-    connection.close()
-
-
-@pytest.mark.parametrize(
-    ("statement", "says"),
-    [
+_TAMPERED = {
+    "both": [
         ("UPDATE runs SET kind = 'x'", "kind"),
         ("UPDATE runs SET container_sha256 = '<b>'", "sha256"),
         ("UPDATE measurements SET metric = 'speed'", "unknown metric 'speed'"),
         ("UPDATE measurements SET value = -1", "cannot be -1"),
+        ("UPDATE runs SET ars = '5'", "ars"),
+    ],
+    "sqlite": [
         ("UPDATE measurements SET value = 'fast'", "value"),
         ("UPDATE runs SET sampler = '{'", "cannot be read"),
         ("UPDATE runs SET created_at = 'yesterday'", "cannot be read"),
         ("UPDATE runs SET ars = 5", "ars"),
     ],
+    "postgresql": [
+        ("UPDATE measurements SET value = 'NaN'", "cannot be nan"),
+        ("UPDATE measurements SET value = '-Infinity'", "cannot be -inf"),
+        ("UPDATE runs SET created_at = 'infinity'", "cannot be read"),
+        ("UPDATE runs SET created_at = '0044-03-15 BC'", "cannot be read"),
+        ("UPDATE runs SET sampler = '\"\\u0000\"'", "sampler"),
+    ],
+}  # what an engine lets in
+
+
+@pytest.mark.parametrize(
+    ("place", "statement", "says"),
+    [
+        pytest.param(engine, *one, id=f"{engine}-{one[0]}")
+        for engine in ("sqlite", "postgresql")
+        for one in _TAMPERED["both"] + _TAMPERED[engine]
+    ],
+    indirect=["place"],
 )
 def test_a_tampered_row_is_a_typed_error(
-    store: ResultsStore, make_run: MakeRun, tmp_path: Path, statement: str, says: str
+    store: ResultsStore, make_run: MakeRun, place: Place, statement: str, says: str
 ) -> None:
     store.write_run(make_run(measurements=REPETITIONS[1:2]))
-    change(tmp_path / "results.db", statement)
+    place.run(statement)
     with pytest.raises((CorruptRunError, NotAStoreError)) as caught:
         store.list_runs()
     assert says in str(caught.value)

@@ -2,11 +2,8 @@
 
 import math
 import random
-import sqlite3
 import zlib
 from collections.abc import Callable
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,6 +18,7 @@ from harness.errors import (
 from harness.store.packing import pack, unpack
 from harness.store.records import Run, TelemetrySeries
 from harness.store.store import ResultsStore
+from tests.harness.store.places import Place
 
 MakeRun = Callable[..., Run]
 
@@ -167,14 +165,32 @@ def test_whatever_is_changed_is_read_or_refused(junk: bytes, at: int) -> None:
     assert all(text.isprintable() for text in refusals)
 
 
-@pytest.mark.parametrize("change", ["samples = 'text'", "samples = x'00'", "samples = 7"])
+def test_the_largest_telemetry_can_be_kept(store: ResultsStore, make_run: MakeRun) -> None:
+    """What does not compress; some megabytes, where phones give some ten thousand bytes."""
+    source = random.Random(7)  # noqa: S311
+    times = tuple(n / 1000 for n in range(300_000))
+    noise = TelemetrySeries("noise", "x", times, tuple(source.random() for _ in times))
+    run = make_run()
+    with store.recording(run) as recorder:
+        recorder.add_telemetry([noise], repetition=0)
+    (kept,) = store.telemetry(run.id)
+    assert kept.series == (noise,)
+    assert store.with_telemetry(3) == {run.id}
+
+
+_TAMPERED = {
+    "sqlite": ("'text'", "x'00'", "7"),
+    "postgresql": ("''", "'\\x00'", "'text'"),
+}
+
+
+@pytest.mark.parametrize("number", range(3))
 def test_a_tampered_value_is_a_damaged_run(
-    store: ResultsStore, make_run: MakeRun, tmp_path: Path, change: str
+    store: ResultsStore, make_run: MakeRun, place: Place, number: int
 ) -> None:
     run = make_run()
     with store.recording(run) as recorder:
         recorder.add_telemetry(at_10_hz(1, 1), repetition=0)
-    with closing(sqlite3.connect(tmp_path / "results.db")) as connection, connection:
-        connection.execute(f"UPDATE telemetry SET {change}")  # noqa: S608
+    place.run(f"UPDATE telemetry SET samples = {_TAMPERED[place.engine][number]}")  # noqa: S608
     with pytest.raises(CorruptRunError, match="damaged"):
         store.telemetry(run.id)

@@ -1,0 +1,91 @@
+"""Where a test keeps its results: a SQLite file, or a database of a real PostgreSQL server.
+
+Tests that look past the store, or get into its way, do so through a `Place`.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Literal, Protocol
+
+from tests.postgresql_server import PostgresqlServer
+
+EngineName = Literal["sqlite", "postgresql"]
+
+
+class Place(Protocol):
+    """A results database that is not there yet, or is empty."""
+
+    @property
+    def engine(self) -> EngineName: ...
+
+    @property
+    def location(self) -> str:
+        """As `ResultsStore.open` has it."""
+        ...
+
+    def run(self, script: str) -> None:
+        """Run statements past the store."""
+        ...
+
+    def rows(self, query: str) -> list[tuple[object, ...]]:
+        """What a query finds past the store."""
+        ...
+
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Another writer is in the middle of a transaction, and no other can write."""
+        ...
+
+
+class SqlitePlace:
+    engine: EngineName = "sqlite"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def location(self) -> str:
+        return str(self.path)
+
+    def run(self, script: str) -> None:
+        with closing(sqlite3.connect(self.path)) as connection:
+            connection.executescript(script)
+
+    def rows(self, query: str) -> list[tuple[object, ...]]:
+        with closing(sqlite3.connect(self.path)) as connection:
+            return connection.execute(query).fetchall()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            yield
+            other.execute("ROLLBACK")
+
+
+class PostgresqlPlace:
+    engine: EngineName = "postgresql"
+
+    def __init__(self, server: PostgresqlServer, database: str) -> None:
+        self.server = server
+        self.database = database
+
+    @property
+    def location(self) -> str:
+        return self.server.url(self.database)
+
+    def run(self, script: str) -> None:
+        self.rows(script)
+
+    def rows(self, query: str) -> list[tuple[object, ...]]:
+        with closing(self.server.connect(self.database)) as connection:
+            cursor = connection.execute(query.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with closing(self.server.connect(self.database)) as other, other.transaction():
+            other.execute("LOCK TABLE runs, qnnfarm_schema IN EXCLUSIVE MODE")
+            yield

@@ -1,0 +1,215 @@
+"""A real PostgreSQL server of a test's own: a private cluster, on loopback and on a Unix socket.
+
+@pytest.fixture(scope="session")
+def postgresql_server(new_port):
+    with running_postgresql_server(new_port) as server:
+        yield server
+"""
+
+import contextlib
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+_START_TIMEOUT_S = 240.0
+_STARTS = 5
+# What a crash of the machine would lose is of no interest to a test.
+_SETTINGS = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "max_connections": "60",
+    "shared_buffers": "16MB",
+    "listen_addresses": "127.0.0.1",
+    "log_statement": "none",
+    "autovacuum": "off",
+}
+
+
+@dataclass
+class PostgresqlServer:
+    """A running server; who connects needs its password.
+
+    Attributes:
+        folder: holds the cluster, its log, and the Unix socket.
+        port: on 127.0.0.1.
+    """
+
+    folder: Path
+    port: int
+    user: str = "lab"
+    password: str = field(default_factory=lambda: f"geheim{secrets.token_hex(8)}")
+    _process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    def url(self, database: str, *, socket: bool = False) -> str:
+        """What reaches a database, password and all: by loopback, or by the Unix socket."""
+        who = f"postgresql+psycopg://{self.user}:{self.password}@"
+        if socket:
+            return f"{who}/{database}?host={self.folder}&port={self.port}"
+        return f"{who}127.0.0.1:{self.port}/{database}"
+
+    def connect(self, database: str = "postgres") -> "psycopg.Connection[tuple[object, ...]]":
+        """A connection past the product, in autocommit; the caller closes it."""
+        return psycopg.connect(
+            host=str(self.folder),
+            port=self.port,
+            user=self.user,
+            password=self.password,
+            dbname=database,
+            autocommit=True,
+        )
+
+    def create(self, database: str, *, encoding: str = "UTF8") -> None:
+        """A new, empty database."""
+        self._tell(
+            sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING {}").format(
+                sql.Identifier(database), sql.Literal(encoding)
+            )
+        )
+
+    def drop(self, database: str) -> None:
+        """Remove a database, whoever is connected to it."""
+        self._tell(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(
+            sql.Identifier(database)
+        ))  # fmt: skip
+
+    def _tell(self, statement: sql.Composed) -> None:
+        with contextlib.closing(self.connect()) as connection:
+            connection.execute(statement)
+
+    def start(self) -> None:
+        """Start it, and wait until it takes connections."""
+        options = [f"--{name}={value}" for name, value in _SETTINGS.items()]
+        command = [
+            *_as_its_user(),
+            # However this process ends, the server does not outlive it.
+            "--pdeathsig=QUIT",
+            str(_program("postgres")),
+            "-D",
+            str(self.folder / "data"),
+            *("-p", str(self.port), "-k", str(self.folder)),
+            *options,
+        ]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise TimeoutError(f"PostgreSQL does not start: {self.log.read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        # Another's server on that port would not be ours, but the socket is in our folder.
+        with contextlib.suppress(psycopg.OperationalError):
+            self.connect().close()
+            return True
+        return False
+
+    def stop(self) -> None:
+        """End it at once, with all its connections; what was committed is kept."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGQUIT)  # an "immediate" shutdown
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its children see that and end
+            self._process.wait()
+        self._process = None
+
+
+@contextlib.contextmanager
+def running_postgresql_server(new_port: Callable[[], int]) -> Iterator[PostgresqlServer]:
+    """A server with a new cluster, which goes with it."""
+    # Other folders may be closed to the server's user, or too deep for a socket.
+    folder = Path(tempfile.mkdtemp(prefix="qnnfarm-pg-", dir="/tmp"))
+    server = PostgresqlServer(folder, new_port())
+    try:
+        _make_cluster(server)
+        for left in reversed(range(_STARTS)):
+            try:
+                server.start()
+                break
+            except TimeoutError:
+                if not left:
+                    raise
+                server.port = new_port()  # somebody may have taken it meanwhile
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_cluster(server: PostgresqlServer) -> None:
+    password = server.folder / "password"
+    password.write_text(server.password + "\n")
+    if os.geteuid() == 0:
+        user = _other_user()
+        for path in (server.folder, password):
+            os.chown(path, user.pw_uid, user.pw_gid)
+    command: Sequence[str] = [
+        *_as_its_user(),
+        str(_program("initdb")),
+        *("--pgdata", str(server.folder / "data"), "--username", server.user),
+        *("--pwfile", str(password), "--auth", "scram-sha-256"),
+        *("--encoding", "UTF8", "--no-locale", "--no-sync"),
+    ]
+    done = subprocess.run(
+        command, cwd=server.folder, capture_output=True, text=True, check=False,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"initdb: {done.stderr or done.stdout}")
+
+
+def _as_its_user() -> list[str]:
+    """What runs a command as the server's user; PostgreSQL refuses to run as root."""
+    command = ["setpriv"]
+    if os.geteuid() == 0:
+        user = _other_user()
+        command += [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    return command
+
+
+def _other_user() -> pwd.struct_passwd:
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name)
+    pytest.skip("needs a user other than root to run PostgreSQL")
+
+
+def _program(name: str) -> Path:
+    """The newest one: Debian keeps the server's programs away from PATH."""
+    folders = sorted(
+        Path("/usr/lib/postgresql").glob(f"*/bin/{name}"),
+        key=lambda path: int(path.parts[-3]) if path.parts[-3].isdigit() else 0,
+    )
+    found = folders[-1] if folders else shutil.which(name)
+    if found is None:
+        pytest.skip("needs a PostgreSQL server (Debian: postgresql)")
+    return Path(found)
