@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from harness.store.records import PerplexityDefinition, Run
 
 Pairs = tuple[tuple[str, str], ...]
+UNKNOWN = "an unknown device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,11 @@ class Subject:
             versions=_pairs(source.toolchain_versions) + _pairs(source.library_versions),
             qnnfarm_version=source.qnnfarm_version,
         )
+
+    @property
+    def place(self) -> str:
+        """The SoC; where it is not known, the kind of device."""
+        return self.soc or self.device or UNKNOWN
 
     @property
     def without_versions(self) -> "Subject":
@@ -133,6 +139,11 @@ def differences(keys: Sequence[SpeedKey]) -> tuple[str, ...]:
     versions = [frozenset(key.subject.versions) for key in keys]
     apart = frozenset[tuple[str, str]]().union(*versions) - versions[0].intersection(*versions)
     return (*found, *sorted({f"{name} version" for name, _ in apart}))
+
+
+def place(run: Run) -> str:
+    """What a run was on, as people read it: the SoC, or what else is known of the device."""
+    return Subject.of(run).place
 
 
 def device_name(run: Run) -> str:

@@ -13,10 +13,10 @@ class ReportError(Exception):
     """Root of everything `reports` raises on purpose.
 
     Attributes:
-        exit_code: what the command line exits with: 1 failed, 2 wrong use.
+        exit_code: of the command line: 2, no answer could be had, or 1, the answer is bad.
     """
 
-    exit_code = 1
+    exit_code = 2
 
 
 class ReportWriteError(ReportError):
@@ -34,13 +34,9 @@ class ReportWriteError(ReportError):
 class OutputPathError(ReportWriteError):
     """There is no folder to write it to, or the name is a folder's."""
 
-    exit_code = 2
-
 
 class OutputIsDatabaseError(ReportError):
     """The report would overwrite the results that it is made of."""
-
-    exit_code = 2
 
     def __init__(self, path: str) -> None:
         super().__init__(path)

@@ -7,6 +7,7 @@ from harness.measure.comparison import Comparison, Verdict
 from harness.measure.groups import Compared, judge_runs
 from harness.store.metrics import Metric
 from harness.store.records import Run
+from reports.comparison import SpeedKey
 
 SIDES = frozenset({"A", "B"})
 
@@ -25,6 +26,16 @@ class Duel:
     def verdict(self) -> Verdict:
         """The verdict over all judged metrics."""
         return self.compared.verdict
+
+    @property
+    def workload(self) -> str:
+        """What both were asked to do, as `pp64+tg16`."""
+        return SpeedKey.of(self.a).label
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models of both; one where it is the same."""
+        return tuple(dict.fromkeys((self.a.container.model, self.b.container.model)))
 
     @property
     def metrics(self) -> tuple[tuple[Metric, Comparison], ...]:

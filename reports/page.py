@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from harness.store.metrics import Metric, find_metric
 from harness.store.records import Run
 from reports import groups, plots, summary, telemetry, text
+from reports.comparison import place
 from reports.groups import Duel
 from reports.listing import Listing, list_runs
 from reports.plots import Plot
@@ -112,7 +113,7 @@ def _title(runs: Sequence[Run]) -> str:
     if not runs:
         return "No runs yet"
     models = _names([run.container.model for run in runs], "model")
-    return f"{models} on {_names([run.device.soc for run in runs], 'SoC')}"
+    return f"{models} on {_names([place(run) for run in runs], 'SoC')}"
 
 
 def _names(names: Sequence[str], noun: str) -> str:

@@ -5,6 +5,7 @@ its size. Within a lane time runs downwards: a lane that leans shows drift.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One run."""
+    """One run.
+
+    Attributes:
+        workload: what was asked of it, with its side where it is one of a comparison, and its
+            container where the plot has several of one model on one SoC.
+    """
 
     run: Run
     workload: str
@@ -77,10 +83,12 @@ def _plot(metric: Metric, runs: Sequence[Run]) -> Plot:
     highest = max((value for run in shown for _, value in _values(run, metric)), default=0.0)
     step = _nice_step(highest * metric.scale)
     top = max(math.ceil(highest * metric.scale / step - 1e-9), 1) * step
+    containers = {(run.container.sha256, _name(run)) for run in shown}
+    alike = Counter(name for _, name in containers)
     ordered = sorted(shown, key=lambda run: (run.container.model, run.device.soc, run.created_at))
     return Plot(
         metric=metric,
-        lanes=tuple(_lane(metric, run, top) for run in ordered),
+        lanes=tuple(_lane(metric, run, top, apart=alike[_name(run)] > 1) for run in ordered),
         ticks=tuple(
             Tick(_percent(index * step, top), f"{index * step:,.10g}")
             for index in range(round(top / step) + 1)
@@ -89,7 +97,17 @@ def _plot(metric: Metric, runs: Sequence[Run]) -> Plot:
     )
 
 
-def _lane(metric: Metric, run: Run, top: float) -> Lane:
+def _name(run: Run) -> tuple[str, str]:
+    """What a lane is called."""
+    return (run.container.model, run.device.soc)
+
+
+def _workload(run: Run, *, apart: bool) -> str:
+    words = (SpeedKey.of(run).label, run.label, run.container.sha256[:12] if apart else "")
+    return ", ".join(word for word in words if word)
+
+
+def _lane(metric: Metric, run: Run, top: float, *, apart: bool) -> Lane:
     values = _values(run, metric)
     rows = min(len(values), _MOST_STEPS)
     gap = 0.0 if len(values) < 2 else _STEP_PX * (rows - 1) / (len(values) - 1)
@@ -105,7 +123,7 @@ def _lane(metric: Metric, run: Run, top: float) -> Lane:
     found = stats.summarise([run.values(metric.key)])
     return Lane(
         run=run,
-        workload=SpeedKey.of(run).label,
+        workload=_workload(run, apart=apart),
         points=points,
         mean_x=None if found is None else _percent(found.mean * metric.scale, top),
         text="warm-up only" if found is None else Cell(metric, found).text,

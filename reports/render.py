@@ -13,7 +13,7 @@ import jinja2
 from harness.store.metrics import METRICS, Metric
 from harness.store.records import Run
 from reports import listing, text
-from reports.comparison import device_name
+from reports.comparison import device_name, place
 from reports.errors import OutputPathError, ReportWriteError
 from reports.page import Page
 
@@ -47,7 +47,9 @@ def _template() -> jinja2.Template:
         "shortened": text.shortened,
         "counted": text.count,
         "positions": text.positions,
+        "graphs": text.graphs,
         "device_name": device_name,
+        "place": place,
         "measured": _measured,
         "figures": listing.figures,
         "condition": text.condition,

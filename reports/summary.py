@@ -9,7 +9,7 @@ from harness.measure.cells import grade_runs
 from harness.measure.quality import DEVICE, FLOAT, QUANTIZED
 from harness.measure.stability import Stability
 from harness.store.metrics import Metric, find_metric
-from harness.store.records import Run
+from harness.store.records import ContainerInfo, Run
 from reports import stats
 from reports.comparison import PerplexityKey, SpeedKey, Subject, differences
 from reports.stats import Stats
@@ -63,6 +63,11 @@ class PerplexityRow:
     values: Mapping[str, float]
     remarks: tuple[str, ...]
 
+    @property
+    def container(self) -> ContainerInfo:
+        """What was scored."""
+        return self.runs[-1].container
+
     def difference(self, reference: str) -> float | None:
         """How far the device is from the reference, as a part of it."""
         return quality.distance(self.values, reference)
@@ -92,6 +97,13 @@ class Row:
     output: Output = "unchecked"
     grade: str = ""
     grade_reasons: tuple[str, ...] = ()
+
+    @property
+    def container(self) -> ContainerInfo | None:
+        """What ran."""
+        if self.runs:
+            return self.runs[-1].container
+        return self.perplexity.container if self.perplexity else None
 
     @property
     def n(self) -> int:

@@ -1,16 +1,18 @@
 """The summary as tables for a terminal."""
 
+from collections import Counter
+
 from rich.console import Console
 from rich.text import Text
 
-from harness.measure.comparison import Verdict
+from harness.measure.comparison import Comparison, Verdict
 from harness.measure.quality import DEVICE, FLOAT
-from harness.store.metrics import find_metric
+from harness.store.metrics import Metric, find_metric
 from reports.fitting import Column, FittedTable
 from reports.groups import Duel
 from reports.page import Page, Section
 from reports.summary import Row
-from reports.text import percent, visible
+from reports.text import graphs, percent, visible
 
 _NOTHING = "\N{EN DASH}"
 EMULATOR_NOTICE = "Emulator speed is not hardware speed."
@@ -38,8 +40,10 @@ def show(page: Page, console: Console) -> None:
         title = f"HTP emulator. {EMULATOR_NOTICE}" if section.emulator else "Hardware"
         _say(console, Text(title, "bold yellow" if section.emulator else "bold"))
         console.print(_table(section), crop=False)
+        alike = Counter(map(_looks, section.rows))
         for row in section.rows:
-            for line in _remarks(row, brief=section.emulator):
+            apart = alike[_looks(row)] > 1
+            for line in _remarks(row, brief=section.emulator, apart=apart):
                 _say(console, line)
         for duel in section.duels:
             for line in _duel(duel):
@@ -54,10 +58,16 @@ def _say(console: Console, line: Text) -> None:
     console.print(line, soft_wrap=not console.is_terminal)
 
 
-def _remarks(row: Row, *, brief: bool) -> list[Text]:
+def _looks(row: Row) -> tuple[str, ...]:
+    """What a row is called; several containers may have the same."""
+    return (row.subject.model, row.subject.target, row.label)
+
+
+def _remarks(row: Row, *, brief: bool, apart: bool) -> list[Text]:
     """What is to be said against a row; in brief, that its speeds vary is said once."""
     left_out = row.unsteady[1:] if brief else ()
-    subject = f"{_line(row.subject.model)}, {_line(row.subject.target)}"
+    container = f", {row.subject.container_sha256[:12]}" if apart else ""
+    subject = f"{_line(row.subject.model)}, {_line(row.subject.target)}{container}"
     lines = []
     for remark in row.remarks:
         if remark in left_out:
@@ -73,17 +83,34 @@ def _remarks(row: Row, *, brief: bool) -> list[Text]:
 
 
 def _duel(duel: Duel) -> list[Text]:
-    """One line for each metric of a comparison."""
-    what = f"{duel.a.container.sha256[:12]} and {duel.b.container.sha256[:12]}"
+    """What was compared, and a line for each metric."""
+    a, b = (
+        f"{_line(run.container.model)} {run.container.sha256[:12]} ({graphs(run.container)})"
+        for run in (duel.a, duel.b)
+    )
+    workload = f", {_line(duel.workload)}" if duel.workload else ""
     style = "red" if duel.verdict is Verdict.REGRESSED else "default"
     return [
-        Text(f"A/B {what}: {metric.label}: {found.verdict.value}, {_line(found.reason)}", style)
-        for metric, found in duel.metrics
+        Text(f"A is {a}, B is {b}{workload}"),
+        *(
+            Text(f"  {_ratio(metric, found)}: {found.verdict.value}, {_line(found.reason)}", style)
+            for metric, found in duel.metrics
+        ),
     ]
+
+
+def _ratio(metric: Metric, found: Comparison) -> str:
+    if found.ratio is None:
+        return metric.label
+    ratio = f"{metric.label} B/A {found.ratio:.3f}"
+    if found.low is None or found.high is None:
+        return ratio
+    return f"{ratio} ({found.low:.3f} to {found.high:.3f} at {found.confidence:.0%})"
 
 
 def _table(section: Section) -> FittedTable:
     rows = section.rows
+    alike = Counter(map(_looks, rows))
     columns = []
     for key in METRICS:
         metric = find_metric(key)
@@ -95,7 +122,8 @@ def _table(section: Section) -> FittedTable:
         _column(FLOAT, "in float\non host", [reference for _, reference in found]),
         _column("grade", "n\ngrade", [_grade(row) for row in rows]),
     ]
-    return FittedTable("Model\ntarget, workload", [_name(row) for row in rows], columns)
+    names = [_name(row, apart=alike[_looks(row)] > 1) for row in rows]
+    return FittedTable("Model\ntarget, workload", names, columns)
 
 
 def _column(key: str, heading: str, cells: list[str]) -> Column:
@@ -103,10 +131,15 @@ def _column(key: str, heading: str, cells: list[str]) -> Column:
     return Column(heading, cells, _EMPTY if rank and set(cells) == {_NOTHING} else rank)
 
 
-def _name(row: Row) -> str:
+def _name(row: Row, *, apart: bool) -> str:
+    """The name of a row, with its container where others look like it."""
     workload = f" {_line(row.label)}" if row.label else ""
-    unchecked = f"\noutput {row.output}" if row.cells and row.output != "checked" else ""
-    return f"{_line(row.subject.model)}\n{_line(row.subject.target)}{workload}{unchecked}"
+    lines = [_line(row.subject.model), f"{_line(row.subject.target)}{workload}"]
+    if apart and row.container is not None:
+        lines.append(f"{graphs(row.container)}, {row.container.sha256[:12]}")
+    if row.cells and row.output != "checked":
+        lines.append(f"output {row.output}")
+    return "\n".join(lines)
 
 
 def _grade(row: Row) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 
-from harness.store.records import Condition, JsonScalar, Positions
+from harness.store.records import Condition, ContainerInfo, JsonScalar, Positions
 
 _BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _INVISIBLE = (
@@ -58,6 +58,11 @@ def percent(value: float) -> str:
     """A signed difference, to a tenth of a percent or two digits below one."""
     decimals = 1 if abs(value) >= 0.1 else 2
     return f"{value * 100:+.{decimals}f}%".replace("-", "\N{MINUS SIGN}")
+
+
+def graphs(container: ContainerInfo) -> str:
+    """The shapes of a container's graphs: `AR 1, 32, CL 192`."""
+    return f"AR {', '.join(map(str, container.ars))}, CL {container.cl}"
 
 
 def count(number: int, noun: str) -> str:

@@ -21,9 +21,11 @@ from reports.page import compose
 from reports.query import Results
 from reports.text import LONGEST_TEXT, POSITIONS, listing, percent, shortened, visible
 from tests.reports import lab
+from tests.reports.conftest import Sample, perplexity, speeds
 
 Samples = Mapping[str, list[Run]]
 MOMENT = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+GROUP = "d" * 32
 CSP = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 FRAGMENTS = (
     "</script><script>alert(1)</script>",
@@ -194,6 +196,71 @@ def test_provenance_is_complete(samples: Samples) -> None:
         "AR 1, 32, context 192",
     ):
         assert value in text
+
+
+def test_numbers_stand_beside_what_ran() -> None:
+    """Rows, lanes, comparisons and perplexities of two context lengths can be told apart."""
+    phone = Sample("SM8750", emulator=False)
+    longer = phone.container.model_copy(update={"sha256": "b" * 64, "cl": 512})
+    values = speeds([900.0] * 4, [50.0] * 4, [0.05] * 4, 300)
+    runs = []
+    for number in range(6):
+        runs += [
+            phone.run(2 * number, "bench", values, group_id=GROUP, session=number, label="A"),
+            phone.run(
+                2 * number + 1,
+                "bench",
+                values,
+                group_id=GROUP,
+                session=number,
+                label="B",
+                container=longer,
+            ),
+        ]
+    runs.append(phone.run(20, "perplexity", perplexity(13.4, 12.9, 13.3), container=longer))
+    html = render.render(compose(Results("results.db", tuple(runs), ())), MOMENT)
+    text = " ".join("".join(Structure(html).text).split())
+    a, b = phone.container.sha256[:12], "b" * 12
+    for cl, sha in ((4096, a), (512, b)):
+        assert f"pp64+tg16 · AR 1, 128, CL {cl} · container {sha}" in text
+    assert f"A {a} AR 1, 128, CL 4096B {b} AR 1, 128, CL 512pp64+tg16 on" in text
+    assert f"pp64+tg16, A, {a}, " in text
+    perplexities = html.split('id="hardware-perplexity"')[1].split("</table>")[0]
+    assert f"AR 1, 128, CL 512 · container&nbsp;<code>{b}" in perplexities
+
+
+def test_a_machine_without_a_soc_has_a_name_and_links() -> None:
+    runs = [run for run in lab.duel() if run.session == 0]
+    for model, name in (("vm", "vm"), (None, "an unknown device")):
+        device = runs[0].device.model_copy(
+            update={"soc": "", "model": model, "manufacturer": None, "android_version": None}
+        )
+        nameless = tuple(run.model_copy(update={"device": device}) for run in runs)
+        page = compose(Results("results.db", nameless, ()))
+        assert page.title == f"Llama-3.2-1B on {name}"
+        html = render.render(page, MOMENT)
+        assert f'<a href="#run-{runs[0].id}">{name}</a>' in html
+        assert f"<b>Llama-3.2-1B on {name}</b>" in html
+        assert not re.search(r"<a [^>]*></a>| on <| on ,", html)
+
+
+@pytest.mark.parametrize("emulator", [True, False])
+def test_that_emulator_speeds_vary_is_folded(emulator: bool) -> None:
+    shaky = Sample("SM8750", emulator=emulator)
+    values = speeds([1, 100, 200, 400], [1, 10, 20, 40], [1, 0.1, 0.2, 0.4], 300)
+    page = compose(Results("results.db", (shaky.run(1, "bench", values),), ()))
+    (row,) = page.sections[0].rows
+    assert len(row.unsteady) > 2
+    folds = re.findall(
+        r"<details><summary>(.*?)</summary>(.*?)</details>", render.render(page, MOMENT), re.DOTALL
+    )
+    if not emulator:
+        assert folds == []
+        return
+    ((summary, folded),) = folds
+    assert summary.startswith(f"{len(row.unsteady) - 1} more like the first")
+    assert [remark in folded for remark in row.unsteady] == [False, *[True] * len(row.unsteady[1:])]
+    assert "Unchecked" not in folded
 
 
 def test_long_texts_are_cut_and_say_so() -> None:

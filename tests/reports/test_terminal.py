@@ -96,3 +96,32 @@ def test_a_pipe_gets_everything_and_no_spaces_at_the_end() -> None:
     assert all(name in heading for name in _ALL)
     assert "SM8750:emulator pp64+tg16" in text
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
+
+
+def test_rows_that_look_alike_name_their_containers() -> None:
+    runs = [run for run in lab.duel(0.2) if run.label]
+    longer = {"sha256": "b" * 64, "cl": 512}
+    runs = [
+        run.model_copy(update={"container": run.container.model_copy(update=longer)})
+        if run.label == "B"
+        else run
+        for run in runs
+    ]
+    text = _shown(runs, None)
+    table = "\n".join(_table(text))
+    a = runs[0].container.sha256[:12]
+    assert f"AR 1, 128, CL 4096, {a}" in table
+    assert f"AR 1, 128, CL 512, {'b' * 12}" in table
+    told = (
+        f"A is Llama-3.2-1B {a} (AR 1, 128, CL 4096), "
+        f"B is Llama-3.2-1B {'b' * 12} (AR 1, 128, CL 512), pp64+tg16"
+    )
+    assert told in text
+    assert re.search(
+        r"^  Decode B/A 0\.800 \(0\.\d+ to 0\.\d+ at 97%\): regressed", text, re.MULTILINE
+    )
+    assert re.search(rf"^! Llama-3\.2-1B, SM8750, {a}: Unchecked", text, re.MULTILINE)
+
+
+def test_a_row_of_its_own_is_not_crowded_by_its_container() -> None:
+    assert "CL 192" not in _shown(_emulated(), None)
