@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from harness.errors import LeaseLostError, LeaseTimeoutError, LedgerError
-from harness.pool.base import MemberState, Requirement
+from harness.pool.backoff import backoff
+from harness.pool.base import Requirement
 from harness.pool.changes import Changes
 from harness.pool.claims import Claims
 from harness.pool.clock import Clock
@@ -17,6 +18,8 @@ from harness.pool.ledger import Ledger
 from harness.pool.members import Member
 from harness.pool.owner import Owner
 from harness.pool.rows import LeaseRow
+from harness.pool.status import status_of
+from harness.pool.waiting import in_the_way
 
 _POLL_S = (0.02, 0.1)
 _LOOK_AGAIN_S = 1.0
@@ -87,8 +90,8 @@ class Acquisition:
                         return lease
                     grant = None
                     tickets.put_back(ticket)
-                    time.sleep(min(_AFTER_FAILURE_S * 2.0**failures, self._look_again_s))
-                    failures = min(failures + 1, 10)
+                    time.sleep(backoff(_AFTER_FAILURE_S, self._look_again_s, failures))
+                    failures += 1
                 now = time.monotonic()
                 if rows or now - looked > _LOOK_AGAIN_S:
                     while_waiting()
@@ -97,9 +100,7 @@ class Acquisition:
                     looked = now
                 if cancelled() or (deadline is not None and now >= deadline):
                     waited_s = round(now - began, 1)
-                    raise LeaseTimeoutError(
-                        str(requirement), waited_s, _in_the_way(found, self._ledger)
-                    )
+                    raise LeaseTimeoutError(str(requirement), waited_s, self._in_the_way(found))
                 self._pause(changes, before, deadline, cancelled)
         except BaseException:
             if grant is not None:
@@ -110,6 +111,10 @@ class Acquisition:
 
     def _grant(self, rows: Sequence[LeaseRow], found: Mapping[str, Member]) -> Grant:
         return Grant(rows, found, self._ledger.leases, self._clock, self._heart, self._claims)
+
+    def _in_the_way(self, found: Mapping[str, Member]) -> str:
+        rows = self._ledger.devices.rows(list(found))
+        return in_the_way([status_of(found[key], rows[key]) for key in found if key in rows])
 
     @property
     def _look_again_s(self) -> float:
@@ -134,18 +139,3 @@ class Acquisition:
                 return
             if self._ledger.version() != before or cancelled():
                 return
-
-
-def _in_the_way(found: Mapping[str, Member], ledger: Ledger) -> str:
-    rows = ledger.devices.rows(list(found))
-    words = []
-    for key, member in found.items():
-        row = rows.get(key)
-        if row is None:
-            continue
-        if row.state is MemberState.LEASED and row.lease is not None:
-            words.append(f"{member.name} is held by {row.lease.holder}")
-        else:
-            words.append(f"{member.name} is {row.state} ({row.reason})")
-    more = f", and {len(words) - 6} more" if len(words) > 6 else ""
-    return "; ".join(words[:6]) + more

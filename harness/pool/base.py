@@ -1,9 +1,17 @@
 """The words of the pool: what may be asked for, and in what state a device can be."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harness.devices.spec import DeviceSpec, DeviceType
+
+Tell = Callable[[str], None]
+"""Is told in words what is done, and how it went."""
+
+
+def silent(_: str) -> None:
+    """Nobody is told."""
 
 
 class MemberState(StrEnum):

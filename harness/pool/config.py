@@ -1,17 +1,13 @@
-"""`pool.yaml`: which devices a pool has, and what may be done to them."""
+"""What a `pool.yaml` may say: which devices a pool has, and what may be done to them."""
 
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     StringConstraints,
-    ValidationError,
     field_validator,
     model_validator,
 )
@@ -19,15 +15,11 @@ from pydantic import (
 from buildlib.errors import UnknownSocError
 from buildlib.targets import find_soc
 from harness.devices.spec import DeviceSpec, DeviceType
-from harness.errors import DeviceSpecError, PoolConfigError, VirtualDeviceChangeError
+from harness.errors import DeviceSpecError
+from harness.pool.backoff import backoff
 from harness.pool.evidence import QuarantineRule
-from harness.pool.wording import reason, together
 
-_MOST_BYTES = 1 << 20
-_DEEPEST = 20
-_WHOLE = "the pool"
 _PLACEHOLDER = re.compile(r"\{\w+\}")
-_OF_TEXTS = {"exclude", "tags", "power_cycle", "steps"}
 
 PLACEHOLDERS = ("name", "serial", "key")
 """What `{...}` in a `power_cycle` may be."""
@@ -159,7 +151,7 @@ class RecoveryConfig(_Model):
 
     def backoff(self, attempts: int) -> float:
         """Seconds to wait after that many failures."""
-        return min(self.backoff_s * 2.0 ** min(attempts, 30), self.max_backoff_s)
+        return backoff(self.backoff_s, self.max_backoff_s, attempts)
 
 
 class QuarantineConfig(_Model):
@@ -210,152 +202,3 @@ class PoolConfig(_Model):
 def name_of(spec: DeviceSpec) -> str:
     """What a device is called that was given no name."""
     return spec.identifier or spec.type
-
-
-def _of_any(_: str) -> None:
-    """Nothing is known of any virtual device."""
-
-
-def load_config(path: Path, *, soc_of: Callable[[str], str | None] = _of_any) -> PoolConfig:
-    """Read a pool's file.
-
-    Args:
-        soc_of: the SoC of the virtual device of that name, if there is one.
-
-    Raises:
-        PoolConfigError: it cannot be read or used; names the line and the key.
-    """
-    where = str(path)
-    try:
-        with path.open("rb") as stream:
-            content = stream.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise PoolConfigError(where, None, "", "it is longer than 1 MiB")
-        text = content.decode("utf-8")
-    except OSError as error:
-        raise PoolConfigError(where, None, "", error.strerror or str(error)) from None
-    except UnicodeDecodeError as error:
-        raise PoolConfigError(where, None, "", f"it is no UTF-8: {error.reason}") from None
-    return parse_config(text, where, soc_of=soc_of)
-
-
-def parse_config(
-    text: str, where: str = "pool.yaml", *, soc_of: Callable[[str], str | None] = _of_any
-) -> PoolConfig:
-    """Read the text of a pool's file; see `load_config`.
-
-    Raises:
-        PoolConfigError: it cannot be used.
-    """
-    root = _node(text, where)
-    try:
-        value: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
-        raise PoolConfigError(where, None, "", str(error)) from None
-    if value is None:
-        value = {}
-    if not isinstance(value, dict):
-        raise PoolConfigError(where, 1, "", "it is no mapping of keys: see docs/pool.md")
-    try:
-        config = PoolConfig.model_validate(value)
-    except ValidationError as error:
-        places = [
-            (*_place(root, found["loc"]), reason(found, _OF_TEXTS))
-            for found in error.errors(include_url=False, include_input=False)
-        ]
-        line, key, first = places[0]
-        others = [
-            f"{f'line {at}, ' if at else ''}{where or _WHOLE}: {said}"
-            for at, where, said in dict.fromkeys(places)
-            if (at, where, said) != places[0]
-        ]
-        raise PoolConfigError(where, line, key or _WHOLE, together(first, others)) from None
-    if twice := _given_twice(config.devices):
-        number, said = twice
-        line, key = _place(root, ("devices", number))
-        raise PoolConfigError(where, line, key, said)
-    for number, entry in enumerate(config.devices):
-        made_with = None if entry.soc is None else soc_of(entry.identifier)
-        if made_with is not None and made_with != entry.soc:
-            line, key = _place(root, ("devices", number, "soc"))
-            other = VirtualDeviceChangeError(entry.identifier, "SoC", made_with, str(entry.soc))
-            raise PoolConfigError(where, line, key, str(other))
-    return config
-
-
-def _given_twice(entries: Sequence[DeviceEntry]) -> tuple[int, str] | None:
-    """The first entry whose name or device another before it has, and which of the two."""
-    names: set[str] = set()
-    specs: set[DeviceSpec] = set()
-    for number, entry in enumerate(entries):
-        if (spec := entry.spec) is None:
-            continue
-        name = entry.name or name_of(spec)
-        if spec in specs:
-            return number, f"{spec} is given twice"
-        if name in names:
-            return number, f"two devices are named {name}: give one another `name`"
-        names.add(name)
-        specs.add(spec)
-    return None
-
-
-def _node(text: str, where: str) -> yaml.Node | None:
-    """The tree of the file, which knows lines; aliases and merge keys are refused."""
-    depth = 0
-    try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:  # deeper ones take PyYAML minutes
-                raise PoolConfigError(where, None, "", "it is nested too deeply")
-            if isinstance(event, yaml.AliasEvent):
-                line = event.start_mark.line + 1 if event.start_mark else None
-                raise PoolConfigError(where, line, "", "aliases (`*name`) are not supported")
-        node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
-        _refuse_twice(node, where)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = None if mark is None else mark.line + 1
-        raise PoolConfigError(where, line, "", error.problem or "it is no YAML") from None
-    except yaml.YAMLError as error:
-        raise PoolConfigError(where, None, "", str(error)) from None
-    except RecursionError:
-        raise PoolConfigError(where, None, "", "it is nested too deeply") from None
-    return node
-
-
-def _refuse_twice(node: yaml.Node | None, where: str) -> None:
-    """A key given twice would silently lose one of its values."""
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            name = str(key.value)
-            if name in seen:
-                line = key.start_mark.line + 1
-                raise PoolConfigError(where, line, name, "the key is given twice")
-            seen.add(name)
-            _refuse_twice(value, where)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _refuse_twice(value, where)
-
-
-def _place(root: yaml.Node | None, location: tuple[int | str, ...]) -> tuple[int | None, str]:
-    """Line and path of what pydantic complains of, as near as the tree leads."""
-    node, line, path = root, None if root is None else root.start_mark.line + 1, ""
-    for step in location:
-        if isinstance(step, int):
-            path += f"[{step}]"
-        elif step != "[key]":
-            path += f".{step}" if path else str(step)
-        found: yaml.Node | None = None
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                if key.value == step:
-                    found, line = value, key.start_mark.line + 1
-        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int):
-            found = node.value[step] if step < len(node.value) else None
-            line = line if found is None else found.start_mark.line + 1
-        node = found
-    return line, path

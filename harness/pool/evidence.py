@@ -17,6 +17,7 @@ from harness.errors import (
     RuntimeOutputError,
     one_line,
 )
+from harness.pool.backoff import backoff
 
 _WEIGHTS: tuple[tuple[type[HarnessError], float], ...] = (
     (DeploymentCorruptError, 2.0),
@@ -116,4 +117,4 @@ class QuarantineRule:
 
     def backoff(self, times: int) -> float:
         """Seconds to wait for a probation run after so many that failed, and returns."""
-        return min(self.backoff_s * 2.0 ** min(times, 30), self.max_backoff_s)
+        return backoff(self.backoff_s, self.max_backoff_s, times)

@@ -77,9 +77,14 @@ class Opener(Protocol):
 class DeviceOpener:
     """Reaches every type of device; what was reached is kept until it is forgotten."""
 
-    def __init__(self, config: PoolConfig) -> None:
+    def __init__(self, config: PoolConfig, devices: Devices | None = None) -> None:
+        """Nothing is connected to yet.
+
+        Args:
+            devices: with connections to use as well; closed with this.
+        """
         self._config = config
-        self._devices = Devices(
+        self._devices = devices or Devices(
             adb_ports={name: host.adb_port for name, host in config.hosts.items() if host.adb_port}
         )
         self._open: dict[str, Device] = {}

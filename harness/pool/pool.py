@@ -2,47 +2,36 @@
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from harness.devices.opening import Devices
 from harness.devices.spec import DeviceSpec
-from harness.errors import (
-    HarnessError,
-    MemberStateError,
-    one_line,
-)
+from harness.errors import one_line
 from harness.pool.acquire import Acquisition
-from harness.pool.base import MemberState, MemberStatus, Requirement
+from harness.pool.base import MemberState, MemberStatus, Requirement, Tell, silent
+from harness.pool.by_hand import ByHand
 from harness.pool.changes import Changes
 from harness.pool.claims import Claims
 from harness.pool.clock import Clock, SystemClock
-from harness.pool.config import PoolConfig, load_config
+from harness.pool.config import PoolConfig
+from harness.pool.config_file import load_config
 from harness.pool.database import Database, default_path
 from harness.pool.heart import Heart
 from harness.pool.lease import Lease
 from harness.pool.ledger import Ledger
+from harness.pool.looking import Lookout
 from harness.pool.members import Member, members_from, members_of
-from harness.pool.opening import (
-    DeviceOpener,
-    Opener,
-    seen_from_outside,
-    soc_of_virtual,
-    survey,
-)
+from harness.pool.opening import DeviceOpener, Opener, seen_from_outside, soc_of_virtual
 from harness.pool.owner import this_process
 from harness.pool.register import HistoryEntry
-from harness.pool.roster import NOT_LOOKED, Roster
-from harness.pool.rows import DeviceRow
-from harness.pool.states import Event
-from harness.pool.upkeep import Tell, Upkeep, silent
+from harness.pool.roster import Roster
+from harness.pool.upkeep import Upkeep
 
 VARIABLE = "QNNFARM_POOL"
 FILE_NAME = "pool.yaml"
-_SURVEY_S = 30.0
-_SURVEYS = 16
 
 
 def config_in_use(config: Path | None) -> tuple[Path | None, PoolConfig]:
@@ -63,8 +52,9 @@ def config_in_use(config: Path | None) -> tuple[Path | None, PoolConfig]:
 class Pool:
     """Devices, and the ledger that all pools of this user on this host share.
 
-    It may be used by several threads. Use it as a context manager, or call `close`; leases that
-    are still held then go on until they are released or the process ends.
+    Programs lease devices by `acquire`; what people do to them is in `by_hand`. It may be used by
+    several threads. Use it as a context manager, or call `close`; leases that are still held then
+    go on until they are released or the process ends.
     """
 
     def __init__(
@@ -76,7 +66,9 @@ class Pool:
         clock: Clock | None = None,
         ledger_path: Path | None = None,
         look: bool = True,
+        tell: Tell = silent,
     ) -> None:
+        """See `open` and `of`. The opener is closed with the pool, and when no pool comes about."""
         self.config = config
         self._opener = opener
         self._clock = clock or SystemClock()
@@ -97,12 +89,18 @@ class Pool:
             self._claims,
             self._changes.notify,
         )
-        self.ledger.reconcile()
-        if look:
-            self.survey()
+        self.by_hand = ByHand(self._roster, self.ledger, self.upkeep, self._changes.notify)
+        self._lookout = Lookout(self._roster, self.ledger.devices, opener, tell)
+        try:
+            self.ledger.reconcile()
+            if look:
+                self.survey()
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
-    def open(cls, config: Path | None = None, *, look: bool = True) -> Self:
+    def open(cls, config: Path | None = None, *, look: bool = True, tell: Tell = silent) -> Self:
         """The pool of a file: `config`, `$QNNFARM_POOL`, or `pool.yaml` in the working folder.
 
         Where there is none, all devices of the adb server.
@@ -110,6 +108,7 @@ class Pool:
         Args:
             look: whether devices that are not known to be there are looked for, and virtual ones
                 made and started for that. Without, those that nobody has looked at are not leased.
+            tell: told in words which devices are waited for, where looking for them lasts.
 
         Raises:
             PoolConfigError: the file cannot be used.
@@ -120,21 +119,27 @@ class Pool:
         opener = DeviceOpener(loaded)
         try:
             members = members_of(loaded, opener.discover, str(path or "the adb server"))
-            return cls(members, loaded, opener, look=look)
         except BaseException:
             opener.close()
             raise
+        return cls(members, loaded, opener, look=look, tell=tell)
 
     @classmethod
-    def of(cls, specs: Sequence[DeviceSpec]) -> Self:
+    def of(
+        cls, specs: Sequence[DeviceSpec], *, devices: Devices | None = None, tell: Tell = silent
+    ) -> Self:
         """A pool of just these devices, with nothing configured.
+
+        Args:
+            devices: with the connections to use; closed with the pool.
+            tell: see `open`.
 
         Raises:
             DeviceSpecError: one is given twice.
             LedgerError: the ledger cannot be used.
         """
         config = PoolConfig()
-        return cls(members_from(specs), config, DeviceOpener(config))
+        return cls(members_from(specs), config, DeviceOpener(config, devices), tell=tell)
 
     def __enter__(self) -> Self:
         return self
@@ -171,12 +176,12 @@ class Pool:
             for name, member in self._roster.members.items()
             if name not in rows or rows[name].state is MemberState.ABSENT
         ]
-        self._look(unsure)
+        self._lookout.look(unsure)
 
     def probe(self) -> list[MemberStatus]:
         """Ask every device that nobody holds who it is, then give all as `members` does."""
         rows = self._roster.rows()
-        self._look(
+        self._lookout.look(
             [
                 member
                 for name, member in self._roster.members.items()
@@ -224,74 +229,6 @@ class Pool:
             cancelled=cancelled,
         )
 
-    def drain(self, name: str, reason: str) -> MemberState:
-        """Give a device to nobody any more; who holds it now may finish."""
-        return self._event(name, Event.DRAIN, one_line(reason) or "drained")
-
-    def undrain(self, name: str) -> MemberState:
-        """Take back a drain.
-
-        Raises:
-            MemberStateError: it is not drained.
-        """
-        state = self._row(name).state
-        if state is not MemberState.DRAINING:
-            raise MemberStateError(name, state, "only what is drained can be undrained")
-        state = self._event(name, Event.UNDRAIN, "undrained")
-        row = self._row(name)
-        if state is MemberState.READY and not (row.leases or row.facts.soc):
-            return self._event(name, Event.LOST, NOT_LOOKED)  # nobody knows whether it is there
-        return state
-
-    def release(self, name: str, *, token: int | None = None) -> bool:
-        """Take a device from its holder: from the one that holds `token`, by default whoever does.
-
-        Gives whether that was so: what a new owner holds meanwhile is not touched.
-        """
-        lease = self._row(name).lease
-        if lease is None:
-            return False
-        by = this_process().label
-        released = self.ledger.leases.release(
-            token or lease.token, [lease.key], f"{by} took it from {lease.holder}", taken_by=by
-        )
-        self._changes.notify()
-        return bool(released)
-
-    def unquarantine(self, name: str, *, tell: Tell = silent) -> MemberState:
-        """Try a quarantined device now, without waiting: it is ready if its probation run passes.
-
-        Args:
-            tell: told of each step as it begins, and of how it went.
-
-        Raises:
-            MemberStateError: it is not in quarantine.
-        """
-        state = self._row(name).state
-        if state is not MemberState.QUARANTINED:
-            raise MemberStateError(name, state, "it is not in quarantine")
-        self.upkeep.work(self._roster.member(name), self._key(name), force=True, tell=tell)
-        return self._row(name).state
-
-    def recover(self, name: str, *, tell: Tell = silent) -> MemberState:
-        """Take a device through the steps of recovery now, whatever is believed of it.
-
-        Args:
-            tell: told of each step as it begins, and of how it went.
-
-        Raises:
-            MemberStateError: somebody holds it, or it is drained or in quarantine.
-        """
-        row = self._row(name)
-        if row.lease is not None or row.state in {MemberState.LEASED, MemberState.PROBATION}:
-            raise MemberStateError(name, row.state, "it is in use; release it first")
-        if row.state in {MemberState.DRAINING, MemberState.QUARANTINED}:
-            wish = "undrain" if row.state is MemberState.DRAINING else "unquarantine"
-            raise MemberStateError(name, row.state, f"{wish} it instead")
-        self._event(name, Event.FAILED, "recovery was asked for")
-        self.upkeep.work(self._roster.member(name), self._key(name), force=True, tell=tell)
-        return self._row(name).state
-
     def history(self, name: str) -> list[HistoryEntry]:
         """What happened to a device, oldest first."""
         self._roster.member(name)
@@ -311,43 +248,3 @@ class Pool:
 
     def _keep_up(self) -> None:
         self.upkeep.start(self._roster.by_key())
-
-    def _look(self, members: Sequence[Member]) -> None:
-        if not members:
-            return
-        with ThreadPoolExecutor(min(len(members), _SURVEYS)) as threads:
-            for name, key in threads.map(self._look_for, members):
-                self._roster.learn(name, key)
-
-    def _look_for(self, member: Member) -> tuple[str, str]:
-        spec = str(member.spec)
-        try:
-            reached = survey(member, self._opener.open(member), timeout_s=_SURVEY_S)
-        except HarnessError as error:
-            reason = one_line(str(error))
-            return member.name, self.ledger.devices.register_absent(member.name, spec, reason)
-        self.ledger.devices.register_found(reached.key, member.name, spec, reached.facts)
-        return member.name, reached.key
-
-    def _event(self, name: str, event: Event, reason: str) -> MemberState:
-        state = self.ledger.devices.event(self._key(name), event, reason)
-        self._changes.notify()
-        return state
-
-    def _key(self, name: str) -> str:
-        """The device that a member is; one that nobody has looked at is absent until somebody does.
-
-        Raises:
-            UnknownMemberError: there is no such member.
-        """
-        member = self._roster.member(name)
-        key = self._roster.known(name)
-        if key is None:
-            key = self.ledger.devices.register_absent(name, str(member.spec), NOT_LOOKED)
-            self._roster.learn(name, key)
-        return key
-
-    def _row(self, name: str) -> DeviceRow:
-        key = self._key(name)
-        self.ledger.reconcile()
-        return self.ledger.devices.rows([key])[key]

@@ -5,13 +5,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from harness.errors import RequirementError, UnknownMemberError
-from harness.pool.base import MemberState, MemberStatus, Requirement
+from harness.pool.base import MemberStatus, Requirement
 from harness.pool.matching import candidates
 from harness.pool.members import Member
 from harness.pool.register import Register
 from harness.pool.rows import DeviceRow
-
-NOT_LOOKED = "not looked at yet"
+from harness.pool.status import not_looked_at, status_of
 
 
 class Roster:
@@ -73,7 +72,7 @@ class Roster:
         """
         rows, now = self.rows(), time.time()
         return [
-            _status(member, rows[name], limit) if name in rows else _not_looked_at(member, now)
+            status_of(member, rows[name], limit) if name in rows else not_looked_at(member, now)
             for name, member in self._members.items()
         ]
 
@@ -113,35 +112,3 @@ class Roster:
                 self._version = version
                 self._found = {}
             return dict(self._keys)
-
-
-def _not_looked_at(member: Member, now: float) -> MemberStatus:
-    return MemberStatus(
-        name=member.name,
-        spec=member.spec,
-        tags=member.tags,
-        state=MemberState.ABSENT,
-        reason="`qnnfarm pool probe` looks",
-        since=now,
-        seen=NOT_LOOKED,
-    )
-
-
-def _status(member: Member, row: DeviceRow, limit: float) -> MemberStatus:
-    return MemberStatus(
-        name=member.name,
-        spec=member.spec,
-        tags=member.tags,
-        state=row.state,
-        reason=row.reason,
-        since=row.since,
-        holder=row.lease.holder if row.lease else "",
-        token=row.lease.token if row.lease else None,
-        soc=row.facts.soc,
-        hexagon=row.facts.hexagon,
-        free_bytes=row.facts.free_bytes,
-        failures=tuple(found.text for found in row.failures),
-        weight=sum(found.weight for found in row.failures),
-        limit=limit,
-        seen=NOT_LOOKED if row.reason == NOT_LOOKED else "",
-    )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from harness.errors import AdbServerError, HarnessError, LeaseLostError, one_line
+from harness.pool.base import Tell, silent
 from harness.pool.claims import Claims, Held
 from harness.pool.clock import Clock
 from harness.pool.config import PoolConfig
@@ -24,13 +25,6 @@ from harness.pool.states import Event
 log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 8
-
-Tell = Callable[[str], None]
-"""Is told what is done to a device, and how it went."""
-
-
-def silent(_: str) -> None:
-    """Nobody is told."""
 
 
 class Upkeep:

@@ -48,6 +48,6 @@ def _reason(member: MemberStatus, own: str) -> str:
     if member.holder and not repaired:
         return f"{name} is held by {one_line(member.holder)} since {since}"
     if member.state is MemberState.READY:
-        return f"{name} is kept for somebody who came before"
+        return f"{name} is ready, but not granted yet"
     reason = f" ({one_line(member.reason, 120)})" if member.reason else ""
     return f"{name} is {member.state}{reason} since {since}"

@@ -1,5 +1,6 @@
 """A ledger whose clock and processes the test turns and ends."""
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from harness.pool.database import Database
 from harness.pool.evidence import QuarantineRule
 from harness.pool.ledger import Ledger
 from harness.pool.owner import Owner
+from harness.pool.pool import Pool
 from harness.pool.rows import Facts
 
 TTL_S = 30.0
@@ -63,6 +65,17 @@ class Bench:
 
 def process(pid: int) -> Owner:
     return Owner(pid, 1, "boot", "ns", f"process {pid}")
+
+
+def close(pool: Pool) -> None:
+    """Close it, and wait for its upkeep: it would start an adb server or a device of later tests.
+
+    A closed pool's upkeep ends after the step that it is at.
+    """
+    pool.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("qnnfarm-upkeep-"):
+            thread.join()
 
 
 @pytest.fixture

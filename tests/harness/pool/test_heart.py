@@ -1,28 +1,41 @@
 """Heartbeats beside what else happens to a lease at the same moment."""
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from harness.pool.book import Book
-from harness.pool.clock import SystemClock
 from harness.pool.database import Database
 from harness.pool.evidence import QuarantineRule
 from harness.pool.heart import Heart, Pulse
 from harness.pool.leases import Leases
 from harness.pool.ledger import Ledger
 from harness.pool.rows import Facts
-from tests.harness.pool.conftest import process
+from tests.harness.pool.conftest import HandClock, process
+
+_TTL_S = 0.06
+"""By a clock that stands still: the heart beats often, and no lease runs out meanwhile."""
 
 
 class SlowLeases(Leases):
-    """A token is raised; whoever did it gets to know it a while later."""
+    """A token is raised; whoever did it gets to know it when a beat had every chance to come."""
+
+    def __init__(self, book: Book) -> None:
+        super().__init__(book)
+        self._beaten = threading.Event()
+
+    def heartbeat(self, leases: Mapping[int, int]) -> dict[int, float | None]:
+        good = super().heartbeat(leases)
+        self._beaten.set()
+        return good
 
     def raise_token(self, token: int, above: int, count: int) -> int | None:
         new = super().raise_token(token, above, count)
-        time.sleep(0.5)
+        self._beaten.clear()
+        self._beaten.wait(0.5)
         return new
 
 
@@ -34,19 +47,24 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 def test_a_beat_between_raising_a_token_and_knowing_it_costs_no_lease(database: Database) -> None:
-    clock, rule = SystemClock(), QuarantineRule()
-    ledger = Ledger(database, clock, ttl_s=1.0, rule=rule, gone=lambda _: False)
+    clock, rule = HandClock(), QuarantineRule()
+    ledger = Ledger(database, clock, ttl_s=_TTL_S, rule=rule, gone=lambda _: False)
     ledger.devices.register_found("a", "a", "spec:a", Facts())
     ticket = ledger.tickets.enqueue(process(1), ["a"], 1)
     rows = ledger.tickets.try_grant(ticket, process(1))
     assert rows
-    heart = Heart(SlowLeases(Book(database, clock, 1.0, rule, lambda _: False)))
-    pulse = Pulse(rows[0].token, 1, rows[0].beat + 1.0)
+    heart = Heart(SlowLeases(Book(database, clock, _TTL_S, rule, lambda _: False)))
+    pulse = Pulse(rows[0].token, 1, rows[0].beat + _TTL_S)
     heart.keep(pulse)
+    beating = heart._thread
+    assert beating is not None
     assert heart.raise_token(pulse, 500)
     assert pulse.token == 501
-    time.sleep(0.4)
-    assert pulse.until > clock.boottime()
+    clock.time += _TTL_S / 2
+    while clock.boottime() < pulse.until < clock.boottime() + _TTL_S:  # until it has beaten again
+        time.sleep(0.01)
+    assert pulse.until == clock.boottime() + _TTL_S
     assert ledger.leases.holds(501, "a")
     heart.drop(pulse)
     assert pulse.until < clock.boottime()
+    beating.join()

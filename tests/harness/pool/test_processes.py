@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -49,8 +51,18 @@ for _ in range(rounds):
 """
 
 
+_TTL_S = 3600
+"""However slow the machine is: who waits keeps the place, and no lease runs out by itself."""
+
+
 def start(
-    folder: Path, action: str, *, ttl: int = 30, count: int = 1, rounds: int = 1, devices: int = 3
+    folder: Path,
+    action: str,
+    *,
+    ttl: int = _TTL_S,
+    count: int = 1,
+    rounds: int = 1,
+    devices: int = 3,
 ) -> subprocess.Popen[str]:
     words = [str(folder), action, str(ttl), str(count), str(rounds), str(devices)]
     return subprocess.Popen(
@@ -62,18 +74,19 @@ def start(
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    made = Ledger(Database(tmp_path / "pool.db"), SystemClock(), ttl_s=30, rule=QuarantineRule())
-    for key in "abc":
-        made.devices.register_found(key, key, f"spec:{key}", Facts())
-    return made
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with closing(Database(tmp_path / "pool.db")) as database:
+        made = Ledger(database, SystemClock(), ttl_s=_TTL_S, rule=QuarantineRule())
+        for key in "abc":
+            made.devices.register_found(key, key, f"spec:{key}", Facts())
+        yield made
 
 
 def test_processes_contend_and_all_are_served_once(tmp_path: Path, ledger: Ledger) -> None:
     processes = [start(tmp_path, "run", count=n % 3 + 1, rounds=12) for n in range(5)]
     served = []
     for process in processes:
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=280)
         assert process.returncode == 0
         served += [json.loads(line) for line in said.splitlines()]
     assert len(served) == 5 * 12
@@ -89,21 +102,11 @@ def test_of_one_device_the_grants_come_in_the_order_of_the_tickets(
     processes = [start(tmp_path, "run", rounds=12, devices=1) for _ in range(4)]
     served = []
     for process in processes:
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=280)
         assert process.returncode == 0
         served += [json.loads(line) for line in said.splitlines()]
     by_ticket = [token for _, token in sorted(served)]
     assert by_ticket == sorted(by_ticket)
-
-
-def wait_for_grant(ledger: Ledger, ticket: int, *, timeout_s: float = 30) -> int:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        rows = ledger.tickets.try_grant(ticket, this_process())
-        if rows:
-            return rows[0].token
-        time.sleep(0.02)
-    raise TimeoutError
 
 
 def test_kill_9_of_a_holder_frees_its_devices(tmp_path: Path, ledger: Ledger) -> None:
@@ -122,14 +125,19 @@ def test_kill_9_of_a_holder_frees_its_devices(tmp_path: Path, ledger: Ledger) ->
 
 
 def test_a_suspended_holder_loses_its_lease_and_is_told(tmp_path: Path, ledger: Ledger) -> None:
-    holder = start(tmp_path, "hold", ttl=1, devices=1)
+    holder = start(tmp_path, "hold", ttl=3600, devices=1)
     assert holder.stdout is not None
     token = int(holder.stdout.readline())
     os.kill(holder.pid, signal.SIGSTOP)
     ticket = ledger.tickets.enqueue(this_process(), ["a"], 1)
-    assert wait_for_grant(ledger, ticket) > token
+    assert ledger.tickets.try_grant(ticket, this_process()) is None
+    with closing(sqlite3.connect(tmp_path / "pool.db")) as db, db:  # an hour passes
+        db.execute("UPDATE leases SET beat = beat - 3600")
+    rows = ledger.tickets.try_grant(ticket, this_process())
+    assert rows is not None
+    assert rows[0].token > token
     os.kill(holder.pid, signal.SIGCONT)
-    said, _ = holder.communicate("", timeout=30)
+    said, _ = holder.communicate("", timeout=120)
     assert json.loads(said) is None
     assert ledger.devices.rows(["a"])["a"].lease is not None
 
@@ -180,5 +188,5 @@ for number in range(40):
         print(db.execute("SELECT value FROM counters WHERE name = 'token'").fetchone()[0])
 """
     words = [sys.executable, "-c", program, str(tmp_path)]
-    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=280)
     assert done.stdout.split("\n")[:-1] == ["5"] * 40

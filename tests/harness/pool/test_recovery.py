@@ -12,7 +12,7 @@ from harness.devices.base import Device, DeviceProperties
 from harness.devices.spec import DeviceSpec
 from harness.errors import AdbServerError, DeviceError, DeviceLostError, DeviceTimeoutError
 from harness.pool.base import MemberState, Requirement
-from harness.pool.config import parse_config
+from harness.pool.config_file import parse_config
 from harness.pool.members import Member
 from harness.pool.opening import DeviceOpener
 from harness.pool.owner import this_process
@@ -21,6 +21,7 @@ from harness.pool.rows import Facts
 from harness.virtual import manager
 from harness.virtual.faults import Reboot
 from tests.conftest import kill_server
+from tests.harness.pool.conftest import close
 
 if TYPE_CHECKING:
     from tests.conftest import MakeDevice
@@ -74,7 +75,7 @@ def make_pool(virtual: manager.VirtualDevice, tmp_path: Path) -> Iterator[MakePo
 
     yield make
     for pool in made:
-        pool.close()
+        close(pool)
 
 
 def steps(pool: Pool) -> list[str]:
@@ -82,7 +83,7 @@ def steps(pool: Pool) -> list[str]:
 
 
 def use(pool: Pool, act: Callable[[], object]) -> None:
-    with pool.acquire(ANY, timeout_s=30) as lease:
+    with pool.acquire(ANY, timeout_s=120) as lease:
         lease.device.shell("true")
         act()
         lease.device.shell("true")
@@ -99,7 +100,7 @@ def test_a_lost_connection_is_made_anew(
     pool = make_pool(kind="android")
     lose(pool, lambda: adb_server.disconnect(virtual.serial))
     assert pool.members()[0].state is MemberState.RECOVERING
-    with pool.acquire(ANY, timeout_s=30) as lease:
+    with pool.acquire(ANY, timeout_s=120) as lease:
         assert lease.device.shell("echo back").stdout == "back\n"
     assert steps(pool)
 
@@ -109,8 +110,8 @@ def test_a_device_that_lost_power_is_started_again(
 ) -> None:
     pool = make_pool()
     lose(pool, lambda: manager.stop(virtual.name))
-    assert pool.recover("dut") is MemberState.READY
-    with pool.acquire(ANY, timeout_s=30) as lease:
+    assert pool.by_hand.recover("dut") is MemberState.READY
+    with pool.acquire(ANY, timeout_s=120) as lease:
         assert lease.device.shell("echo back").stdout == "back\n"
 
 
@@ -119,7 +120,7 @@ def test_a_device_that_boots_gets_the_time_for_it(
 ) -> None:
     pool = make_pool("adb_server: {ours: true}", kind="android")
     lose(pool, lambda: manager.inject(virtual.name, Reboot(when="shell")))
-    assert pool.recover("dut") is MemberState.READY
+    assert pool.by_hand.recover("dut") is MemberState.READY
     assert steps(pool) in (["recovery: look"], ["recovery: reconnect"])
 
 
@@ -134,11 +135,11 @@ def test_a_restarted_adb_server_is_connected_to_others_again(
     ensure_server().connect(bystander.serial)
     text = "{adb_server: {ours: true}, recovery: {steps: [adb_server], return_timeout_s: 1}}"
     pool = make_pool(text, HungUntilReboot)
-    with pool.acquire(ANY, timeout_s=30) as lease:
+    with pool.acquire(ANY, timeout_s=120) as lease:
         HungUntilReboot.boot = lease.device.boot_id()
         lease.report(DeviceLostError(lease.device.serial, "a run", "offline"))
     try:
-        assert pool.recover("dut") is MemberState.ABSENT
+        assert pool.by_hand.recover("dut") is MemberState.ABSENT
     finally:
         HungUntilReboot.boot = None
     assert resolve_server().state(bystander.serial) == "device"
@@ -148,7 +149,7 @@ def test_another_device_in_its_place_is_not_taken_for_it(
     make_pool: MakePool, virtual: manager.VirtualDevice
 ) -> None:
     pool = make_pool()
-    with pool.acquire(ANY, timeout_s=30) as lease:
+    with pool.acquire(ANY, timeout_s=120) as lease:
         before = lease.device.key
     manager.remove(virtual.name)
     manager.start(virtual.name, virtual.soc)
@@ -163,18 +164,18 @@ def test_another_device_in_its_place_is_not_taken_for_it(
 def test_a_device_that_hangs_is_rebooted(make_pool: MakePool) -> None:
     text = "recovery: {steps: [reconnect, adb_server, reboot], return_timeout_s: 1}"
     pool = make_pool(text, HungUntilReboot)
-    with pool.acquire(ANY, timeout_s=30) as lease:
+    with pool.acquire(ANY, timeout_s=120) as lease:
         boot = lease.device.boot_id()
         lease.report(DeviceTimeoutError(lease.device.serial, "a run", 1))
     HungUntilReboot.boot = boot
     try:
-        assert pool.recover("dut") is MemberState.READY
+        assert pool.by_hand.recover("dut") is MemberState.READY
     finally:
         HungUntilReboot.boot = None
     assert steps(pool) == [f"recovery: {s}" for s in ("reconnect", "adb_server", "reboot")]
     said = {e.what: e.text for e in pool.history("dut")}
     assert "does not say that it is ours" in said["recovery: adb_server"]
-    with pool.acquire(ANY, timeout_s=30) as lease:
+    with pool.acquire(ANY, timeout_s=120) as lease:
         assert lease.device.boot_id() != boot
 
 
@@ -191,7 +192,7 @@ recovery:
 """
     pool = make_pool(text, kind="android")
     lose(pool, lambda: manager.stop(virtual.name))
-    assert pool.recover("dut") is MemberState.ABSENT
+    assert pool.by_hand.recover("dut") is MemberState.ABSENT
     assert log.read_text() == f"dut {virtual.serial}\n"
     assert pool.members()[0].reason.startswith("power_cycle: ")
     row = pool.ledger.devices.rows([f"android:{virtual.serial}", *_keys(pool)])
@@ -219,7 +220,7 @@ def test_the_death_of_the_adb_server_is_not_the_devices(
         assert member.state is MemberState.RECOVERING
         assert member.failures == ()
         assert "adb server" in member.reason
-    with pool.acquire(ANY, timeout_s=30) as lease:
+    with pool.acquire(ANY, timeout_s=120) as lease:
         assert lease.device.shell("echo back").stdout == "back\n"
 
 
@@ -231,19 +232,19 @@ def test_an_adb_server_of_ours_is_restarted_but_not_under_others(
     monkeypatch.setenv("ADB_SERVER_SOCKET", f"tcp:127.0.0.1:{free_adb_port}")
     text = "{adb_server: {ours: true}, recovery: {steps: [adb_server], return_timeout_s: 1}}"
     pool = make_pool(text, HungUntilReboot)
-    with pool.acquire(ANY, timeout_s=30) as lease:
+    with pool.acquire(ANY, timeout_s=120) as lease:
         boot = lease.device.boot_id()
         lease.report(DeviceLostError(lease.device.serial, "a run", "offline"))
     HungUntilReboot.boot = boot
     try:
-        assert pool.recover("dut") is MemberState.ABSENT
+        assert pool.by_hand.recover("dut") is MemberState.ABSENT
         assert "took longer" in pool.members()[0].reason
         pool.ledger.devices.register_found("other", "other", "android:other", Facts())
         me = this_process()
         ticket = pool.ledger.tickets.enqueue(me, ["other"], 1)
         assert pool.ledger.tickets.try_grant(ticket, me)
-        assert pool.recover("dut") is MemberState.ABSENT
+        assert pool.by_hand.recover("dut") is MemberState.ABSENT
         assert "devices that are in use" in pool.members()[0].reason
     finally:
         HungUntilReboot.boot = None
-    assert pool.recover("dut") is MemberState.READY
+    assert pool.by_hand.recover("dut") is MemberState.READY

@@ -1,8 +1,8 @@
-"""Who waits keeps the place, however short the heartbeats are good for."""
+"""Who waits keeps the place, however short the heartbeats are good for, and is told for what."""
 
-import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -12,7 +12,6 @@ from harness.errors import LeaseTimeoutError
 from harness.pool.acquire import Acquisition
 from harness.pool.base import Requirement
 from harness.pool.changes import Changes
-from harness.pool.clock import SystemClock
 from harness.pool.database import Database
 from harness.pool.evidence import QuarantineRule
 from harness.pool.heart import Heart
@@ -20,53 +19,87 @@ from harness.pool.ledger import Ledger
 from harness.pool.members import Member
 from harness.pool.owner import this_process
 from harness.pool.rows import Facts
+from harness.pool.states import Event
+from tests.harness.pool.conftest import Bench, HandClock, process
 
 if TYPE_CHECKING:
     from harness.pool.claims import Claims
 
 
-def test_a_place_in_the_queue_outlasts_the_shortest_ttl(tmp_path: Path) -> None:
+class _TimePasses(Changes):
+    """Nothing happens; what is waited for it passes on the clock, and somebody looks then."""
+
+    def __init__(self, clock: HandClock, look: Callable[[], None]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._look = look
+
+    def wait_beyond(self, count: int, timeout_s: float) -> bool:
+        self._clock.time += timeout_s
+        self._look()
+        return self.count > count
+
+
+def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = HandClock()
+    monkeypatch.setattr("harness.pool.acquire.time", SimpleNamespace(monotonic=clock.boottime))
     databases = [Database(tmp_path / "pool.db") for _ in range(2)]
     waiting, other = (
-        Ledger(db, SystemClock(), ttl_s=ttl_s, rule=QuarantineRule())
+        Ledger(db, clock, ttl_s=ttl_s, rule=QuarantineRule())
         for db, ttl_s in zip(databases, (1.0, 3600.0), strict=True)
     )
     other.devices.register_found("a", "a", "spec:a", Facts())
     assert other.tickets.try_grant(other.tickets.enqueue(this_process(), ["a"], 1), this_process())
-    given_up = threading.Event()
+    seen: set[int] = set()
 
-    def wait() -> None:
-        claims = cast("Claims", None)  # nothing is granted
-        request = Acquisition(waiting, SystemClock(), Heart(waiting.leases), claims, this_process())
+    def look() -> None:
+        other.reconcile()
+        with databases[1].reading() as db:
+            rows = db.execute("SELECT id FROM tickets WHERE token IS NULL").fetchall()
+        assert len(rows) == 1
+        seen.update(row["id"] for row in rows)
+
+    end = clock.time + 20.0
+    claims = cast("Claims", None)  # nothing is granted
+    try:
         with pytest.raises(LeaseTimeoutError):
-            request.run(
+            Acquisition(waiting, clock, Heart(waiting.leases), claims, this_process()).run(
                 Requirement(),
                 lambda: {"a": Member("a", DeviceSpec("android", "a"))},
                 timeout_s=None,
                 purpose="",
-                changes=Changes(),
+                changes=_TimePasses(clock, look),
                 while_waiting=lambda: None,
-                cancelled=given_up.is_set,
+                cancelled=lambda: clock.time >= end,
             )
-
-    def tickets() -> list[int]:
-        other.reconcile()
-        with databases[1].reading() as db:
-            return [row["id"] for row in db.execute("SELECT id FROM tickets WHERE token IS NULL")]
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    try:
-        while not (first := tickets()):
-            time.sleep(0.01)
-        seen = set()
-        end = time.monotonic() + 4
-        while time.monotonic() < end:
-            seen.update(tickets())
-            time.sleep(0.01)
     finally:
-        given_up.set()
-        thread.join()
         for database in databases:
             database.close()
-    assert seen == set(first)
+    assert len(seen) == 1
+
+
+def test_who_waited_in_vain_reads_what_stood_in_the_way(
+    bench: Bench, grab: Callable[..., int]
+) -> None:
+    bench.add("a", "b", "c")
+    grab(2, "a")
+    bench.ledger.devices.event("b", Event.DRAIN, "a new battery")
+    found = {name: Member(name, DeviceSpec("android", name)) for name in "abc"}
+    claims = cast("Claims", None)  # nothing is granted
+    heart = Heart(bench.ledger.leases)
+    with pytest.raises(LeaseTimeoutError) as caught:
+        Acquisition(bench.ledger, bench.clock, heart, claims, process(1)).run(
+            Requirement(count=3),
+            lambda: found,
+            timeout_s=0,
+            purpose="",
+            changes=Changes(),
+            while_waiting=lambda: None,
+            cancelled=lambda: False,
+        )
+    a, b, c = caught.value.reason.split("; ")
+    assert a.startswith("a is held by process 2 since ")
+    assert b.startswith("b is draining (a new battery) since ")
+    assert c == "c is ready, but not granted yet"
