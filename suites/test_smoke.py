@@ -18,7 +18,8 @@ def test_load(run_container: ContainerRunner, record_measurement: MeasurementRec
     result = run_container(token_ids=_prompt(run_container).token_ids, max_new_tokens=2)
     assert result.metrics["ttft_s"] > 0
     for metric in ("init_s", "ttft_s", "peak_rss_bytes"):
-        record_measurement(metric, result.metrics[metric])
+        if metric in result.metrics:  # on a very busy device there may be no peak
+            record_measurement(metric, result.metrics[metric])
 
 
 def test_one_prompt(run_container: ContainerRunner) -> None:

@@ -35,14 +35,16 @@ def test_speed_holds(
         result = run_container(token_ids=prompt.token_ids, max_new_tokens=new_tokens)
         texts.add(result.text)
         rates.append(result.metrics["prefill_tokens_per_s"])
-        memory.append(result.metrics["peak_rss_bytes"])
+        if "peak_rss_bytes" in result.metrics:  # on a very busy device there may be none
+            memory.append(result.metrics["peak_rss_bytes"])
+            record_measurement("peak_rss_bytes", memory[-1])
         found = judge_throttling(run_container.telemetry)
         throttled += found.reasons if found.throttled else ()
         record_measurement("prefill_tokens_per_s", rates[-1])
-        record_measurement("peak_rss_bytes", memory[-1])
     record_measurement.show("soak", "prefill_tokens_per_s", tuple(rates))
     assert len(texts) == 1, f"one query, several answers: {sorted(texts)}"
-    _assert_holds(memory, suite_parameters.max_memory_growth, "memory of a query")
+    if memory:
+        _assert_holds(memory, suite_parameters.max_memory_growth, "memory of a query")
     if throttled:
         pytest.fail(f"the device throttled: {'; '.join(throttled[:4])}", pytrace=False)
     if not run_container.emulated:  # the emulator's speed is the host's, which has other work
@@ -61,6 +63,8 @@ def test_memory_of_one_process_holds(
     many_count = 2 + suite_parameters.soak_dialogs
     many = run_container.dialogs([turn] * many_count, max_new_tokens=new_tokens)
     assert set(many.answers) == set(few.answers)
+    if not (few.peak_rss_bytes and many.peak_rss_bytes):
+        pytest.skip("the device was too busy to look at the memory of its processes")
     growth = many.peak_rss_bytes / few.peak_rss_bytes - 1
     assert growth <= suite_parameters.max_memory_growth, (
         f"{many_count} dialogs took {many.peak_rss_bytes:,} bytes, 2 took "

@@ -99,10 +99,10 @@ def free_adb_port(new_port: Callable[[], int]) -> Iterator[int]:
 
 def kill_server(address: ServerAddress) -> None:
     """End a server that a test has started, and wait until it is gone."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
-            query(address, "host:kill", Deadline(5))
+            query(address, "host:kill", Deadline(30))
         except ServerUnreachable:
             return
         except Exception:  # noqa: BLE001, S110 - it may close before it answers

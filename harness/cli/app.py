@@ -1,13 +1,14 @@
 """The command line: every command, and what becomes of an error.
 
-Exit codes: 0 done, 1 failed, 2 wrong use. Whatever the project raises on purpose carries an
-`exit_code` and a one-line text; that line is all the user sees of it.
+Whatever the project raises on purpose carries an `exit_code` and a one-line text; that line is all
+the user sees of it.
 """
 
 import importlib.metadata
 import os
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from types import FrameType
@@ -31,9 +32,9 @@ from harness.cli import (
     run,
 )
 from harness.errors import WrongUseError, one_line
+from harness.exit_codes import INTERRUPTED, NO_ANSWER, in_words
 
 COMMANDS_GROUP = "qnnfarm.commands"
-_INTERRUPTED = 130
 _LONGEST_LINE = 2000
 
 
@@ -42,6 +43,7 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="qnnfarm",
         help="Build language models for Snapdragon NPUs and run them on a farm of devices.",
+        epilog=in_words(),
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -95,25 +97,27 @@ def main() -> NoReturn:
     except SystemExit as left:
         code = left.code
     except KeyboardInterrupt:
-        code = _INTERRUPTED
+        code = INTERRUPTED
     except BrokenPipeError:
         # The reader of our output left (`qnnfarm ... | head`); the interpreter must not complain at
         # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
+        code = NO_ANSWER
     except OSError as error:
         # What we know to go wrong has an error of its own; this is the rest of what a file system
         # can do to us: no permission, no space, a file where a folder should be.
-        code = 1
+        code = NO_ANSWER
         said = f"{error.filename or 'the system'}: {error.strerror or error}"
         sys.stderr.write(f"qnnfarm: {one_line(said, _LONGEST_LINE)}\n")
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (shown, all of them)
         chosen = _user_error_code(error)
-        if chosen is None:
-            raise
-        code = chosen
-        sys.stderr.write(f"qnnfarm: {one_line(str(error), _LONGEST_LINE)}\n")
-    sys.exit(_INTERRUPTED if interrupts.seen else code)
+        if chosen is None:  # a bug of ours says nothing about what was asked
+            code = NO_ANSWER
+            traceback.print_exc()
+        else:
+            code = chosen
+            sys.stderr.write(f"qnnfarm: {one_line(str(error), _LONGEST_LINE)}\n")
+    sys.exit(INTERRUPTED if interrupts.seen else code)
 
 
 def _user_error_code(error: Exception) -> int | None:

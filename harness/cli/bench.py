@@ -6,7 +6,7 @@ import typer
 from rich.table import Table
 
 from harness.cli.arguments import WAIT_S, ContainerDir, Json, Wait
-from harness.cli.console import EMULATOR, answers, print_json, remarks
+from harness.cli.console import EMULATOR, answers, print_json, tell
 from harness.cli.measuring import (
     Charge,
     Devices,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.plans.target import Target
-    from harness.runtimes.base import GenerationResult
     from harness.store.records import Run
 
 
@@ -57,38 +56,23 @@ def bench(
     output is a failed run.
     """
     from buildlib.container.container import GenAIContainer
-    from harness.cli.measuring import conditioning, device_source, told_of_interrupts, wanted
-    from harness.cli.progress import deploy_progress
-    from harness.plans.bench import BenchPlan, Spread, run_sessions
-    from harness.plans.expectations import expecting
-    from harness.runtimes.files import target_of
-    from harness.store.store import ResultsStore
+    from harness.cli.measuring import conditioning, open_spread, wanted
+    from harness.plans.bench import BenchPlan, run_sessions
 
     plan = BenchPlan(prompt_tokens, new_tokens, repetitions, warmup, max_warmup)
     plan.check()
     expected = wanted(reference_tokens, max_perplexity)
     around = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
     container = GenAIContainer.load(container_dir)
-    soc = target_of(container).soc.name
-    with (
-        told_of_interrupts(db),
-        device_source(device, pool, soc, wait_s=wait) as source,
-        ResultsStore.open(db) as store,
-    ):
-        spread = Spread(
-            devices=source,
-            store=store,
-            expect=expecting(expected, new_tokens, store),
-            around=around,
-            on_session=_announce if sessions > 1 else _nothing,
-            on_repetition=progress,
-            shown=deploy_progress,
-        )
+    with open_spread(
+        device, pool, container, db, wait_s=wait, expected=expected, new_tokens=new_tokens,
+        around=around, on_session=_announce if sessions > 1 else _nothing,
+    ) as spread:  # fmt: skip
         runs = run_sessions(spread, container, plan.session_of(container), sessions=sessions)
     if json:
         print_json(_document(runs))
         return
-    _show(runs, db)
+    _show(runs, spread.store.location)
 
 
 def _nothing(_number: int, _label: str, _target: "Target") -> None:
@@ -96,22 +80,7 @@ def _nothing(_number: int, _label: str, _target: "Target") -> None:
 
 
 def _announce(number: int, _label: str, target: "Target") -> None:
-    told = f"session {number + 1} on {target.where_in_words}"
-    remarks().print(told, markup=False, soft_wrap=True)
-
-
-def progress(number: int, total: int, result: "GenerationResult") -> None:
-    """Tell of one repetition; `total` is the most that there can be, warm-ups included."""
-    from harness.plans.session import WATCHED
-    from harness.store.metrics import find_metric
-
-    rates = [
-        f"{find_metric(key).label.lower()} {find_metric(key).show(result.metrics[key])}"
-        for key in WATCHED
-        if key in result.metrics
-    ]
-    told = f"repetition {number + 1}, at most {total}: {', '.join(rates)}"
-    remarks().print(told, markup=False, soft_wrap=True)
+    tell(f"session {number + 1} on {target.where_in_words}")
 
 
 def _document(runs: "Sequence[Run]") -> dict[str, object]:

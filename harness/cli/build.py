@@ -15,6 +15,8 @@ from harness.cli.console import answers, print_json, progress
 from harness.errors import WrongUseError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import JustifyMethod
 
     from buildlib.container.container import GenAIContainer
@@ -114,7 +116,6 @@ def build(
     """Build a container for each target; stages that have not changed come from the cache."""
     from buildlib.container.manifest import is_container
     from buildlib.container.placement import refuse_to_lose
-    from buildlib.errors import VerificationFailedError
     from buildlib.genai import GenAIBuilderFactory
     from buildlib.lora.config import LoraBuilderInputConfig
     from buildlib.targets import parse_target
@@ -141,16 +142,25 @@ def build(
         builds.append((name, builder.plan(), folder))
     made = []
     for name, job, folder in builds:
-        report = None
         with StageProgress(name) as progress:
             container = job.run(progress.show)
-            if verify:
-                report = job.verify(emulator=True, on_comparison=progress.compared)
+            report = job.verify(emulator=True, on_comparison=progress.compared) if verify else None
         if report is not None and not json:
             answers().print(_comparisons(report))
         if report is None or report.passed:
             container = container.save(folder, exist_ok=overwrite)
         made.append((_summary(name, container, job.records), report))
+    _tell_of(made, json=json)
+
+
+def _tell_of(made: "Sequence[tuple[Summary, VerificationReport | None]]", *, json: bool) -> None:
+    """What was built.
+
+    Raises:
+        VerificationFailedError: a stage changed a model; those before it are told of.
+    """
+    from buildlib.errors import VerificationFailedError
+
     if json:
         print_json([_answer(summary, report) for summary, report in made])
     for summary, report in made:

@@ -10,8 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from harness.cli.arguments import Json
-from harness.cli.console import answers, print_json, progress, remarks
+from harness.cli.console import answers, print_json, progress, tell
+from harness.cli.tensors import print_facts
 from harness.errors import WrongUseError
+from harness.exit_codes import BAD
 
 if TYPE_CHECKING:
     from buildlib.cache.removal import Pruned
@@ -99,9 +101,7 @@ def show(
         **{f"reads {number}": sha256 for number, sha256 in enumerate(described.sources, 1)},
         **described.versions,
     }
-    for name, value in facts.items():
-        if value != "":
-            console.print(f"[bold]{escape(name):20}[/bold] {escape(str(value))}")
+    print_facts(console, facts)
     if info.config:
         console.print("\n[bold]configuration[/bold]")
         for option, chosen in info.config.items():
@@ -144,7 +144,7 @@ def verify(
         good = len(verdicts) - len(damaged)
         answers().print(f"{good} of {len(verdicts)} entries are as they were written ({size} read)")
     if any(not verdict.removed for verdict in damaged):
-        raise typer.Exit(1)
+        raise typer.Exit(BAD)
 
 
 @app.command("prune")
@@ -202,7 +202,7 @@ def _say(pruned: "Pruned", *, dry_run: bool) -> None:
     for usage in pruned.removed:
         console.print(f"{usage.name}  {size_text(usage.size_bytes)}", markup=False)
     for usage in pruned.in_use:
-        remarks().print(f"{usage.name} stays: a running build uses it", markup=False)
+        tell(f"{usage.name} stays: a running build uses it")
     if pruned.leftovers:
         console.print(f"{len(pruned.leftovers)} unfinished entries of builds that died")
     verb = "would remove" if dry_run else "removed"

@@ -1,8 +1,4 @@
-"""`qnnfarm compare`: two containers on the same phone, in turns, and a verdict.
-
-Exit codes: 0 no regression, 1 failed (a wrong output, a broken container), 2 wrong use, 3 B
-regressed, 4 no data (a device or the host failed, or the sessions do not suffice for a verdict).
-"""
+"""`qnnfarm compare`: two containers on the same phone, in turns, and a verdict."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +7,7 @@ import typer
 from rich.table import Table
 
 from harness.cli.arguments import WAIT_S, Json, Wait
-from harness.cli.console import EMULATOR, answers, print_json, remarks
+from harness.cli.console import EMULATOR, answers, print_json, tell
 from harness.cli.measuring import (
     Charge,
     Devices,
@@ -26,13 +22,13 @@ from harness.cli.measuring import (
     Repetitions,
     Warmup,
 )
+from harness.exit_codes import BAD, GOOD, NO_ANSWER
 
 if TYPE_CHECKING:
     from harness.measure.comparison import Comparison, Verdict
     from harness.measure.groups import Compared
     from harness.plans.target import Target
 
-REGRESSED, NO_DATA = 3, 4
 _NOTHING = "\N{EN DASH}"
 
 
@@ -65,27 +61,13 @@ def compare(
 ) -> None:
     """Run two containers in turns on the same phone, and say whether B is slower.
 
-    Exit codes: 0 no regression, 1 failed, 2 wrong use, 3 regressed, 4 no data.
+    Exits 1 where B is slower, or where a container answers wrongly; 2 where there is no verdict.
     """
     from buildlib.container.container import GenAIContainer
-    from harness.cli.bench import progress
-    from harness.cli.measuring import conditioning, device_source, told_of_interrupts, wanted
-    from harness.cli.progress import deploy_progress
-    from harness.errors import (
-        AdbServerError,
-        DeviceError,
-        HostError,
-        PoolError,
-        RunnerError,
-        RuntimeOutputError,
-        one_line,
-    )
+    from harness.cli.measuring import conditioning, open_spread, wanted
     from harness.measure.groups import GATED, check_gated, judge_runs
-    from harness.plans.bench import BenchPlan, Spread
+    from harness.plans.bench import BenchPlan
     from harness.plans.compare import Side, run_comparison
-    from harness.plans.expectations import expecting
-    from harness.runtimes.files import target_of
-    from harness.store.store import ResultsStore
 
     plan = BenchPlan(prompt_tokens, new_tokens, repetitions, warmup, max_warmup)
     plan.check()
@@ -96,45 +78,28 @@ def compare(
         Side(container, plan.session_of(container))
         for container in (GenAIContainer.load(a), GenAIContainer.load(b))
     ]
-    soc = target_of(sides[0].container).soc.name
-    with (
-        told_of_interrupts(db),
-        device_source(device, pool, soc, wait_s=wait) as source,
-        ResultsStore.open(db) as store,
-    ):
-        spread = Spread(
-            devices=source,
-            store=store,
-            expect=expecting(expected, new_tokens, store),
-            around=around,
-            on_session=_announce,
-            on_repetition=progress,
-            shown=deploy_progress,
-        )
-        try:
-            runs = run_comparison(spread, *sides, sessions=sessions)
-        except (RunnerError, RuntimeOutputError):
-            raise  # the container's doing
-        except (DeviceError, AdbServerError, HostError, PoolError) as error:
-            remarks().print(f"no data: {one_line(str(error))}", markup=False, soft_wrap=True)
-            raise typer.Exit(NO_DATA) from error
+    with open_spread(
+        device, pool, sides[0].container, db, wait_s=wait, expected=expected,
+        new_tokens=new_tokens, around=around, on_session=_announce,
+    ) as spread:  # fmt: skip
+        runs = run_comparison(spread, *sides, sessions=sessions)
     compared = judge_runs(runs, gated=gated, threshold=threshold)
     if json:
         print_json(_document(compared))
     else:
-        _show(compared, db)
-    raise typer.Exit(_exit_code(compared.verdict))
+        _show(compared, spread.store.location)
+    raise typer.Exit(exit_code(compared.verdict))
 
 
-def _exit_code(verdict: "Verdict") -> int:
+def exit_code(verdict: "Verdict") -> int:
+    """A regression is a bad answer, too little data is none."""
     from harness.measure.comparison import Verdict
 
-    return {Verdict.REGRESSED: REGRESSED, Verdict.NOT_ENOUGH_DATA: NO_DATA}.get(verdict, 0)
+    return {Verdict.REGRESSED: BAD, Verdict.NOT_ENOUGH_DATA: NO_ANSWER}.get(verdict, GOOD)
 
 
 def _announce(number: int, label: str, target: "Target") -> None:
-    told = f"pair {number + 1}, {label} on {target.where_in_words}"
-    remarks().print(told, markup=False, soft_wrap=True)
+    tell(f"pair {number + 1}, {label} on {target.where_in_words}")
 
 
 def _show(compared: "Compared", db: str) -> None:

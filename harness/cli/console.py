@@ -24,6 +24,11 @@ def remarks() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def tell(words: str) -> None:
+    """One line on stderr, whatever it holds."""
+    remarks().print(words, markup=False, soft_wrap=True)
+
+
 def progress(*columns: ProgressColumn) -> Progress:
     """A bar on stderr that goes away when done; nothing where stderr is no terminal."""
     console = remarks()

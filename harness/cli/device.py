@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from harness.cli.arguments import Json
-from harness.cli.console import answers, print_json, remarks
+from harness.cli.console import answers, print_json, tell
 
 if TYPE_CHECKING:
     from harness.virtual.journal import Event
@@ -43,9 +43,7 @@ def start(
             {"name": virtual.name, "serial": virtual.serial, "soc": virtual.soc, "pid": virtual.pid}
         )
         return
-    remarks().print(
-        f"started {virtual.name} ({virtual.soc}), files in {virtual.root}", soft_wrap=True
-    )
+    tell(f"started {virtual.name} ({virtual.soc}), files in {virtual.root}")
     answers().print(virtual.serial)
 
 
@@ -83,7 +81,7 @@ def stop(name: Name, force: Force = False) -> None:
 
     _refuse_where_held(name, force=force)
     _disconnect(manager.stop(name).serial)
-    remarks().print(f"stopped {name}")
+    tell(f"stopped {name}")
 
 
 @app.command("rm")
@@ -95,7 +93,7 @@ def rm(name: Name, force: Force = False) -> None:
     serial = next((d.serial for d in manager.list_devices() if d.name == name), "")
     manager.remove(name)
     _disconnect(serial)
-    remarks().print(f"removed {name}")
+    tell(f"removed {name}")
 
 
 @app.command("fault")
@@ -128,7 +126,7 @@ def fault(
     elif armed:
         answers().print("\n".join(armed), markup=False)
     else:
-        remarks().print(f"no fault waits to strike {name}")
+        tell(f"no fault waits to strike {name}")
 
 
 @app.command("power")
@@ -137,7 +135,7 @@ def power(name: Name) -> None:
     from harness.virtual import manager
 
     manager.commands(name).power_on()
-    remarks().print(f"{name} has power")
+    tell(f"{name} has power")
 
 
 @app.command("heat")
@@ -163,7 +161,7 @@ def heat(
 
     if off:
         manager.commands(name).heat_off()
-        remarks().print(f"no heat is modelled on {name}")
+        tell(f"no heat is modelled on {name}")
         return
     changes = {
         "ambient_c": ambient,
@@ -178,7 +176,7 @@ def heat(
     if json:
         print_json(None if reading is None else asdict(reading))
     elif reading is None:
-        remarks().print(f"no heat is modelled on {name}; switch it on with --ambient 25")
+        tell(f"no heat is modelled on {name}; switch it on with --ambient 25")
     else:
         answers().print(
             f"SoC {reading.soc_c:.1f} °C, body {reading.body_c:.1f} °C, clocks at"

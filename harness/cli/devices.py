@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.cli.arguments import Json
-from harness.cli.console import answers, print_json, remarks
+from harness.cli.console import answers, print_json, tell
+from harness.exit_codes import BAD
 
 if TYPE_CHECKING:
     from harness.devices.base import Battery
@@ -58,7 +59,7 @@ def devices(specs: Specs = None, json: Json = False) -> None:
     else:
         answers().print(_NONE)
     if specs and any(one.error for one in found):
-        raise typer.Exit(1)
+        raise typer.Exit(BAD)
 
 
 def _address(spec: "DeviceSpec") -> "DeviceSpec":
@@ -82,7 +83,7 @@ def _holders(specs: "list[DeviceSpec]") -> dict[str, str]:
         with Pool.of(specs) as pool:
             return {str(member.spec): member.holder for member in pool.members()}
     except HarnessError as error:
-        remarks().print(Text(f"who holds them cannot be told: {error}"))
+        tell(f"who holds them cannot be told: {error}")
         return {}
 
 

@@ -11,6 +11,7 @@ import typer
 
 from harness.cli.arguments import Json
 from harness.cli.console import answers, print_json
+from harness.exit_codes import BAD
 
 State = Literal["ok", "note", "broken"]
 
@@ -49,7 +50,7 @@ def doctor(json: Json = False) -> None:
                 f"{finding.detail}{advice}",
             )
     if any(finding.state == "broken" for finding in findings):
-        raise typer.Exit(1)
+        raise typer.Exit(BAD)
 
 
 def examine() -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, Wait
-from harness.cli.console import print_json, print_text, remarks
+from harness.cli.console import print_json, print_text, tell
 from harness.errors import WrongUseError
 
 
@@ -43,7 +43,6 @@ def generate(
         METRICS[key].label.lower() + " " + METRICS[key].show(value)
         for key, value in result.metrics.items()
     ]
-    told = f"{session.where_in_words}: {', '.join(shown)}"
-    remarks().print(told, markup=False, soft_wrap=True)
+    tell(f"{session.where_in_words}: {', '.join(shown)}")
     if session.properties.emulator:
-        remarks().print("emulator speed says nothing about hardware speed")
+        tell("emulator speed says nothing about hardware speed")

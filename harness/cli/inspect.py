@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from harness.cli.arguments import Json
-from harness.cli.console import answers, print_json, remarks
+from harness.cli.console import answers, print_json, tell
 from harness.cli.tensors import print_facts, print_tensors
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _inspect_container(path: Path, *, every: bool, json: bool) -> None:
     try:
         infos = {name: _read(container.files[name]) for name in names}
     except ToolchainMissingError as error:
-        remarks().print(f"the binaries are not read: {error}", markup=False)
+        tell(f"the binaries are not read: {error}")
     if json:
         print_json(
             {

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from harness.cli.console import remarks
+from harness.cli.console import tell
 from harness.errors import LeaseTimeoutError, NoDeviceError, WrongUseError, one_line
 
 if TYPE_CHECKING:
     from harness.devices.base import Device
+    from harness.devices.opening import Devices
     from harness.devices.spec import DeviceSpec
 
 _AT_ONCE_S = 1.0
@@ -30,10 +31,11 @@ def leased(name: str | None, *, wait_s: float, purpose: str) -> Iterator["Device
         WrongUseError: a virtual device's name, without saying that it is one.
         HarnessError: it cannot be reached.
     """
+    from harness.devices.opening import Devices
     from harness.pool.base import MemberState, Requirement
     from harness.pool.pool import Pool
 
-    with Pool.of([_reachable(name)]) as pool:
+    with Devices() as devices, Pool.of([_reachable(name, devices)], devices=devices) as pool:
 
         def not_held() -> bool:
             return pool.members()[0].state is not MemberState.LEASED
@@ -44,17 +46,15 @@ def leased(name: str | None, *, wait_s: float, purpose: str) -> Iterator["Device
         except LeaseTimeoutError as error:
             if wait_s <= _AT_ONCE_S or not_held():
                 raise
-            told = f"waiting for a device, {wait_s:g} s at most: {one_line(error.reason)}"
-            remarks().print(told, markup=False, soft_wrap=True)
+            tell(f"waiting for a device, {wait_s:g} s at most: {one_line(error.reason)}")
             lease = pool.acquire(anything, timeout_s=wait_s - _AT_ONCE_S, purpose=purpose)
         with lease:
             yield lease.device
 
 
-def _reachable(name: str | None) -> "DeviceSpec":
+def _reachable(name: str | None, devices: "Devices") -> "DeviceSpec":
     """What is meant; a pool would wait for what is not there."""
     from harness.devices.discovery import open_device
-    from harness.devices.opening import Devices
     from harness.devices.spec import DeviceSpec
     from harness.virtual import manager
 
@@ -70,6 +70,5 @@ def _reachable(name: str | None) -> "DeviceSpec":
                 hint = f"virtual:{error.wanted} names the virtual device of that name"
                 raise WrongUseError(f"{error}; {hint}") from error
             raise
-    with Devices() as devices:
-        devices.open(spec).boot_id()
+    devices.open(spec).boot_id()
     return spec

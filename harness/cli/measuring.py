@@ -1,23 +1,24 @@
 """Options of commands that measure, and what they stand for."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.console import remarks
+from harness.cli.console import tell
 from harness.errors import WrongUseError
 
 if TYPE_CHECKING:
-    from harness.deploy.deployment import Deployment
+    from buildlib.container.container import GenAIContainer
     from harness.devices.base import Device
+    from harness.plans.bench import Around, OnSession, Spread
     from harness.plans.expectations import Wanted
     from harness.plans.target import DeviceSource
-    from harness.store.records import Condition
+    from harness.runtimes.base import GenerationResult
 
 _COOL_C, _STABLE_S, _MOST_WAIT_S = 45.0, 20.0, 180.0
 _ASKED_WAIT_S = 600.0
@@ -89,9 +90,7 @@ def wanted(reference_tokens: Path | None, max_perplexity: float | None) -> "Want
     return Wanted(read_tokens(reference_tokens), str(reference_tokens), max_perplexity)
 
 
-def conditioning(
-    *, max_temp: float | None, charge: str | None, no_gate: bool
-) -> "Callable[[Device, Deployment], AbstractContextManager[Sequence[Condition]]] | None":
+def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -> "Around | None":
     """What puts a device into its measuring conditions, by the options.
 
     What is asked for must come about, or the run fails. Without an option, heat is waited for all
@@ -118,11 +117,7 @@ def conditioning(
         screen_off=True,
         policy="fail" if asked else "continue",
     )
-    return partial(measured_under, conditions, on_wait=_tell)
-
-
-def _tell(what: str) -> None:
-    remarks().print(what, markup=False, soft_wrap=True)
+    return partial(measured_under, conditions, on_wait=tell)
 
 
 def _window(text: str) -> tuple[float, float]:
@@ -131,6 +126,68 @@ def _window(text: str) -> tuple[float, float]:
     if not 0 <= low < high <= 100:
         raise WrongUseError(f"{text[:20]!r} is no window of charge in percent: as in 20-80")
     return float(low), float(high)
+
+
+@contextmanager
+def open_spread(
+    names: Sequence[str] | None,
+    pool: Path | None,
+    container: "GenAIContainer",
+    db: str,
+    *,
+    wait_s: float,
+    expected: "Wanted",
+    new_tokens: int,
+    around: "Around | None",
+    on_session: "OnSession",
+) -> "Iterator[Spread]":
+    """Where sessions run and what is told of them, with the store open while the block lasts.
+
+    Args:
+        names, pool, wait_s: see `device_source`.
+        container: its SoC is what a device of the pool must have.
+        expected: of the output, `new_tokens` long.
+        around: see `conditioning`.
+
+    Raises:
+        StoreError: the database cannot be used.
+        PoolError: the pool cannot be used.
+    """
+    from harness.cli.progress import deploy_progress
+    from harness.plans.bench import Spread
+    from harness.plans.expectations import expecting
+    from harness.runtimes.files import target_of
+    from harness.store.engine import shown
+    from harness.store.store import ResultsStore
+
+    soc = target_of(container).soc.name
+    with (
+        told_of_interrupts(shown(db)),
+        device_source(names, pool, soc, wait_s=wait_s) as source,
+        ResultsStore.open(db) as store,
+    ):
+        yield Spread(
+            devices=source,
+            store=store,
+            expect=expecting(expected, new_tokens, store),
+            around=around,
+            on_session=on_session,
+            on_repetition=_tell_repetition,
+            shown=deploy_progress,
+        )
+
+
+def _tell_repetition(number: int, total: int, result: "GenerationResult") -> None:
+    """`total` is the most that there can be, warm-ups included."""
+    from harness.plans.session import WATCHED
+    from harness.store.metrics import find_metric
+
+    rates = [
+        f"{find_metric(key).label.lower()} {find_metric(key).show(result.metrics[key])}"
+        for key in WATCHED
+        if key in result.metrics
+    ]
+    tell(f"repetition {number + 1}, at most {total}: {', '.join(rates)}")
 
 
 @contextmanager
@@ -161,7 +218,7 @@ def device_source(
     if pool is None:
         yield lambda number: leased_alone(named(number), wait_s=wait_s, purpose=purpose(number))
         return
-    with Pool.open(pool) as opened:
+    with Pool.open(pool, tell=tell) as opened:
 
         @contextmanager
         def leased(number: int) -> "Iterator[Device]":
@@ -179,5 +236,5 @@ def told_of_interrupts(db: str) -> "Iterator[None]":
     try:
         yield
     except KeyboardInterrupt:
-        _tell(f"interrupted: what had ended is in {db}; the session that was cut off is marked so")
+        tell(f"interrupted: what had ended is in {db}; the session that was cut off is marked so")
         raise

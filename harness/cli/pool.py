@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.cli.arguments import Json
-from harness.cli.console import answers, print_json, remarks
+from harness.cli.console import answers, print_json, tell
 from harness.errors import one_line
+from harness.exit_codes import BAD
 
 if TYPE_CHECKING:
     from harness.pool.base import MemberStatus
@@ -87,11 +88,8 @@ def release(
 ) -> None:
     """Take a device from its holder, whose next call on it fails."""
     with _opened(pool) as opened:
-        done = opened.release(name, token=token)
-        remarks().print(
-            f"released {name}" if done else f"{name} was not held, or not by that lease",
-            markup=False,
-        )
+        done = opened.by_hand.release(name, token=token)
+        tell(f"released {name}" if done else f"{name} was not held, or not by that lease")
 
 
 @app.command("drain")
@@ -102,51 +100,43 @@ def drain(
 ) -> None:
     """Give a device to nobody any more; who holds it now may finish."""
     with _opened(pool) as opened:
-        _said(name, str(opened.drain(name, reason)))
+        tell(f"{name} is {opened.by_hand.drain(name, reason)}")
 
 
 @app.command("undrain")
 def undrain(name: Name, pool: PoolFile = None) -> None:
     """Take back a drain."""
     with _opened(pool) as opened:
-        _said(name, str(opened.undrain(name)))
+        tell(f"{name} is {opened.by_hand.undrain(name)}")
 
 
 @app.command("unquarantine")
 def unquarantine(name: Name, pool: PoolFile = None) -> None:
     """Try a quarantined device now; if its probation run passes it is ready again."""
     with _opened(pool) as opened:
-        _decided(opened, name, str(opened.unquarantine(name, tell=_tell)))
+        _decided(opened, name, str(opened.by_hand.unquarantine(name, tell=tell)))
 
 
 @app.command("recover")
 def recover(name: Name, pool: PoolFile = None) -> None:
     """Take a device through the steps of recovery now."""
     with _opened(pool) as opened:
-        _decided(opened, name, str(opened.recover(name, tell=_tell)))
+        _decided(opened, name, str(opened.by_hand.recover(name, tell=tell)))
 
 
 def _opened(path: Path | None, *, look: bool = False) -> "Pool":
     from harness.pool.pool import Pool
 
-    return Pool.open(path, look=look)
-
-
-def _tell(step: str) -> None:
-    remarks().print(step, markup=False, soft_wrap=True)
-
-
-def _said(name: str, state: str) -> None:
-    remarks().print(f"{name} is {state}", markup=False)
+    return Pool.open(path, look=look, tell=tell)
 
 
 def _decided(pool: "Pool", name: str, state: str) -> None:
     """Say how it ended; a device that is not ready after all is a failure."""
-    _said(name, state)
+    tell(f"{name} is {state}")
     if state != "ready":
         status = next(member for member in pool.members() if member.name == name)
-        remarks().print(status.reason, markup=False, soft_wrap=True)
-        raise typer.Exit(1)
+        tell(status.reason)
+        raise typer.Exit(BAD)
 
 
 def _print(members: "list[MemberStatus]", *, json: bool) -> None:

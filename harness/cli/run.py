@@ -1,6 +1,6 @@
 """`qnnfarm run`: a plan's matrix of containers, devices and workloads on the devices of a pool."""
 
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,8 @@ from harness.cli.arguments import Json
 from harness.cli.console import EMULATOR, answers, print_json, remarks
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from harness.plans.campaign import Campaign
     from harness.plans.outcome import Failure, Summary
 
@@ -42,21 +44,19 @@ def run(
 ) -> None:
     """Run a plan: containers x devices x workloads, with retries; goes on after a crash.
 
-    Exit codes: 0 all cells are done, 1 some are not, 2 wrong use, 4 no device was fit to measure
-    anything, 130 interrupted.
+    Exits 1 where cells failed; 2 where devices alone kept it from measuring anything.
     """
     from harness.plans.campaign import open_campaign
 
-    with ExitStack() as stack:
-        campaign = stack.enter_context(
-            open_campaign(
-                plan_file, db=db, pool_file=pool, only=only or (), fresh=fresh, begin=not dry_run
-            )
-        )
+    console = remarks()
+    with open_campaign(
+        plan_file, db=db, pool_file=pool, only=only or (), fresh=fresh, begin=not dry_run,
+        tell=lambda words: console.print(Text(words), soft_wrap=True),
+    ) as campaign:  # fmt: skip
         if dry_run:
             _show_cells(campaign, as_json=json)
             return
-        summary = _run(campaign, max_parallel)
+        summary = _run(campaign, max_parallel, console)
     if json:
         print_json(_as_mapping(campaign, summary))
     else:
@@ -64,19 +64,15 @@ def run(
     raise typer.Exit(summary.exit_code)
 
 
-def _run(campaign: "Campaign", max_parallel: int | None) -> "Summary":
+def _run(campaign: "Campaign", max_parallel: int | None, console: "Console") -> "Summary":
     from harness.cli.run_progress import RunProgress
 
-    console = remarks()
     if campaign.done_before or campaign.lost:
         words = f"going on: {campaign.done_before} of {len(campaign.cells)} cells are done"
         lost = f", {campaign.lost} were cut off and run again" if campaign.lost else ""
         console.print(words + lost)
     progress = RunProgress(console, campaign.cells, campaign.done_before)
-    with ExitStack() as stack:
-        live = progress.live()
-        if live is not None:
-            stack.enter_context(live)
+    with progress.live() or nullcontext():
         return campaign.run(max_parallel=max_parallel, observer=progress)
 
 

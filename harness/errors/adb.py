@@ -18,8 +18,6 @@ class AdbServerError(HarnessError):
 class AdbAddressError(AdbServerError):
     """An environment variable names an adb server in a way that cannot be used."""
 
-    exit_code = 2
-
     def __init__(self, variable: str, value: str, reason: str) -> None:
         super().__init__(value, reason)
         self.args = (variable, value, reason)
@@ -54,8 +52,6 @@ class NoDeviceError(HarnessError):
 
 class SeveralDevicesError(HarnessError):
     """No device was named, and more than one could be meant."""
-
-    exit_code = 2
 
     def __init__(self, serials: tuple[str, ...]) -> None:
         super().__init__(serials)

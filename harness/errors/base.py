@@ -5,10 +5,10 @@ class HarnessError(Exception):
     """Root of everything `harness` raises on purpose.
 
     Attributes:
-        exit_code: what the command line exits with: 1 failed, 2 wrong use.
+        exit_code: of the command line: 2, no answer could be had, or 1, the answer is bad.
     """
 
-    exit_code = 1
+    exit_code = 2
 
 
 def one_line(text: str, limit: int = 300) -> str:
@@ -25,8 +25,6 @@ def one_line(text: str, limit: int = 300) -> str:
 class WrongUseError(HarnessError):
     """An option or argument that cannot be used as it was given."""
 
-    exit_code = 2
-
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -37,8 +35,6 @@ class WrongUseError(HarnessError):
 
 class HostFileError(HarnessError):
     """A file of this host is missing, unreadable, no file, or changes while it is used."""
-
-    exit_code = 2
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)

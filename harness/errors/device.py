@@ -187,6 +187,8 @@ class RunnerError(DeviceError):
         exit_status: of the runner; 128 + n when signal n ended it.
     """
 
+    exit_code = 1
+
     def __init__(
         self, serial: str, command: str, reason: str, exit_status: int | None, log_tail: str
     ) -> None:
@@ -211,6 +213,8 @@ class RunnerError(DeviceError):
 class RuntimeOutputError(DeviceError):
     """The runner on the device printed or wrote what cannot be its answer."""
 
+    exit_code = 1
+
     def __init__(self, serial: str, reason: str, log_tail: str) -> None:
         super().__init__(serial, reason, log_tail)
         self.reason = reason
@@ -222,8 +226,6 @@ class RuntimeOutputError(DeviceError):
 
 class DeviceSpecError(HarnessError):
     """What names a device cannot."""
-
-    exit_code = 2
 
     def __init__(self, spec: str, reason: str) -> None:
         super().__init__(spec, reason)

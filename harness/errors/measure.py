@@ -7,6 +7,8 @@ from harness.errors.store import StoreError
 class OutputCheckError(HarnessError):
     """The output was not what it should have been, so its speed says nothing."""
 
+    exit_code = 1
+
     def __init__(self, device: str, reason: str) -> None:
         super().__init__(device, reason)
         self.device = device
@@ -32,8 +34,6 @@ class TelemetryRecordError(StoreError):
 
 class OlderSchemaError(StoreError):
     """An older qnnfarm wrote the results database, and it cannot be brought up to date in place."""
-
-    exit_code = 2
 
     def __init__(self, location: str, found: int, supported: int, reason: str) -> None:
         super().__init__(location, found, supported, reason)

@@ -14,8 +14,6 @@ class PlanFileError(PlanError):
         key: where in the file, e.g. `workloads[1].prompt_tokens`; empty for the whole of it.
     """
 
-    exit_code = 2
-
     def __init__(self, path: str, key: str, reason: str) -> None:
         super().__init__(path, key, reason)
         self.path = path

@@ -15,8 +15,6 @@ class PoolConfigError(PoolError):
         key: where in the file, e.g. `devices[2].tags`; empty for the whole.
     """
 
-    exit_code = 2
-
     def __init__(self, path: str, line: int | None, key: str, reason: str) -> None:
         super().__init__(path, line, key, reason)
         self.path = path
@@ -33,8 +31,6 @@ class PoolConfigError(PoolError):
 class UnknownMemberError(PoolError):
     """The pool has no device of that name."""
 
-    exit_code = 2
-
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
         super().__init__(name, known)
         self.name = name
@@ -47,8 +43,6 @@ class UnknownMemberError(PoolError):
 
 class MemberStateError(PoolError):
     """What was asked for cannot be done to a device in its state."""
-
-    exit_code = 2
 
     def __init__(self, name: str, state: str, wish: str) -> None:
         super().__init__(name, state, wish)

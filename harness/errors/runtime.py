@@ -6,8 +6,6 @@ from harness.errors.base import HarnessError
 class RuntimeChoiceError(HarnessError):
     """No runtime can run this container on this device."""
 
-    exit_code = 2
-
     def __init__(self, device: str, reason: str) -> None:
         super().__init__(device, reason)
         self.device = device
@@ -24,8 +22,6 @@ class GenieMissingError(HarnessError):
         soc: what the devices are.
         reason: what is missing, and how to get it.
     """
-
-    exit_code = 2
 
     def __init__(self, soc: str, reason: str) -> None:
         super().__init__(soc, reason)
@@ -60,8 +56,6 @@ class PromptTooLongError(HarnessError):
         most_prompt: tokens that a prompt may have, with bos.
         context: tokens that prompt and answer may have together.
     """
-
-    exit_code = 2
 
     def __init__(self, prompt_tokens: int, new_tokens: int, most_prompt: int, context: int) -> None:
         super().__init__(prompt_tokens, new_tokens, most_prompt, context)

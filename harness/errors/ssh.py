@@ -20,8 +20,6 @@ class HostError(HarnessError):
 class HostConfigError(HostError):
     """`~/.ssh/config` says something about the host that cannot be used."""
 
-    exit_code = 2
-
     def __init__(self, host: str, reason: str) -> None:
         super().__init__(host, reason)
         self.reason = reason

@@ -10,8 +10,6 @@ class StoreError(HarnessError):
 class MissingStoreError(StoreError):
     """There is no results database to read."""
 
-    exit_code = 2
-
     def __init__(self, location: str) -> None:
         super().__init__(location)
         self.location = location
@@ -22,8 +20,6 @@ class MissingStoreError(StoreError):
 
 class NotAStoreError(StoreError):
     """What was named as results database is something else, or damaged."""
-
-    exit_code = 2
 
     def __init__(self, location: str, reason: str) -> None:
         super().__init__(location, reason)
@@ -80,8 +76,6 @@ class StoreUnavailableError(StoreError):
 class UnknownRunError(StoreError):
     """The results database holds no run of that identifier."""
 
-    exit_code = 2
-
     def __init__(self, location: str, run_id: str) -> None:
         super().__init__(location, run_id)
         self.location = location
@@ -119,8 +113,6 @@ class CorruptRunError(StoreError):
 
 class UnknownMetricError(StoreError):
     """A metric that is not registered."""
-
-    exit_code = 2
 
     def __init__(self, key: str, known: tuple[str, ...]) -> None:
         super().__init__(key, known)

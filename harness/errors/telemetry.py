@@ -7,8 +7,6 @@ from harness.errors.device import DeviceError
 class ConditionsError(HarnessError):
     """Conditions that cannot be asked for."""
 
-    exit_code = 2
-
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)
         self.name = name

@@ -10,8 +10,6 @@ class VirtualDeviceError(HarnessError):
 class VirtualDeviceNameError(VirtualDeviceError):
     """A name that no virtual device can have."""
 
-    exit_code = 2
-
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.name = name
@@ -26,8 +24,6 @@ class VirtualDeviceNameError(VirtualDeviceError):
 class UnknownVirtualDeviceError(VirtualDeviceError):
     """There is no virtual device of that name."""
 
-    exit_code = 2
-
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
         super().__init__(name, known)
         self.name = name
@@ -40,8 +36,6 @@ class UnknownVirtualDeviceError(VirtualDeviceError):
 
 class VirtualDeviceChangeError(VirtualDeviceError):
     """A virtual device exists already, made otherwise than is asked for now."""
-
-    exit_code = 2
 
     def __init__(self, name: str, what: str, made_with: str, wanted: str) -> None:
         super().__init__(name, what, made_with, wanted)
@@ -132,8 +126,6 @@ class VirtualHostError(VirtualDeviceError):
 class FaultSpecError(VirtualDeviceError):
     """A text or a value that is no fault."""
 
-    exit_code = 2
-
     def __init__(self, text: str, reason: str) -> None:
         super().__init__(text, reason)
         self.text = text
@@ -145,8 +137,6 @@ class FaultSpecError(VirtualDeviceError):
 
 class HeatSettingError(VirtualDeviceError):
     """A setting of the heat model that does not exist, or a value that it cannot have."""
-
-    exit_code = 2
 
     def __init__(self, name: str, value: float, allowed: str) -> None:
         super().__init__(name, value, allowed)

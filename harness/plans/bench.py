@@ -21,6 +21,8 @@ from harness.telemetry.sampler import DEFAULT_HZ
 
 Expect = Callable[[Target], tuple[Expectation, ...]]
 """What the output of a container on a device is checked against; may ask the device."""
+Around = Callable[[Device, Deployment], AbstractContextManager[Sequence[Condition]]]
+"""Puts a device into its measuring conditions for a block; gives what came of them."""
 OnSession = Callable[[int, str, Target], None]
 """Called when a session begins, with its number from 0 and its label."""
 
@@ -107,9 +109,7 @@ class Spread:
     devices: DeviceSource
     store: ResultsStore
     expect: Expect = lambda _target: ()
-    around: Callable[[Device, Deployment], AbstractContextManager[Sequence[Condition]]] | None = (
-        None
-    )
+    around: Around | None = None
     telemetry_hz: float | None = DEFAULT_HZ
     shown: Shown | None = None
     on_session: OnSession = lambda _number, _label, _target: None

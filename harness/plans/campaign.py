@@ -17,6 +17,7 @@ from harness.plans.results import ResultsLater, file_of
 from harness.plans.room import too_long
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.plans.seams import Observer
+from harness.pool.base import Tell, silent
 from harness.pool.pool import Pool, config_in_use
 from harness.store.records import new_run_id
 from harness.store.store import ResultsStore
@@ -31,6 +32,7 @@ class Campaign:
         runner: `None` where it is only looked at, and there is no database yet.
         lost: cells that ran when an earlier run of the plan died.
         location: of the results.
+        tell: told in words which devices are waited for, where looking for them lasts.
     """
 
     plan: Plan
@@ -42,6 +44,7 @@ class Campaign:
     done: dict[str, CellResult]
     lost: int
     location: str
+    tell: Tell = silent
 
     @property
     def done_before(self) -> int:
@@ -69,7 +72,7 @@ class Campaign:
             max_parallel, self.plan.timeouts.lease_s, f"qnnfarm run {self.plan.name}"
         )
         with ExitStack() as stack:
-            pool = self.pool or stack.enter_context(Pool.open(self.pool_file))
+            pool = self.pool or stack.enter_context(Pool.open(self.pool_file, tell=self.tell))
             return run_matrix(
                 self.cells,
                 pool,
@@ -90,6 +93,7 @@ def open_campaign(
     only: Sequence[str] = (),
     fresh: bool = False,
     begin: bool = True,
+    tell: Tell = silent,
 ) -> Iterator[Campaign]:
     """Read a plan and what became of it until now.
 
@@ -99,6 +103,7 @@ def open_campaign(
         only: patterns of the labels of the cells that matter.
         fresh: forget what was done.
         begin: whether it is going to be run; else nothing is written.
+        tell: told in words which devices are waited for, where looking for them lasts.
 
     Raises:
         PlanFileError: the plan cannot be used.
@@ -117,7 +122,7 @@ def open_campaign(
     with ExitStack() as stack:
         pool = None
         if any(entry.count == "all" for entry in plan.devices):
-            pool = stack.enter_context(Pool.open(pool_file))
+            pool = stack.enter_context(Pool.open(pool_file, tell=tell))
         containers = Containers()
         cells = expand(
             plan,
@@ -135,7 +140,8 @@ def open_campaign(
                 if begin
                 else stack.enter_context(ResultsStore.open(location, create=False))
             )
-        except MissingStoreError:
+        except MissingStoreError as error:
+            location = error.location  # without its password
             path = journal_path(plan.name, plan_file, location)
             yield Campaign(plan, cells, Journal(path), None, pool_file, pool, {}, 0, location)
             return
@@ -155,7 +161,9 @@ def open_campaign(
         found = {} if fresh else {c.key: _finished(c, journal, runner) for c in cells}
         done = {key: result for key, result in found.items() if result is not None}
         lost = sum(key not in done for key in journal.lost() & found.keys())
-        yield Campaign(plan, cells, journal, runner, pool_file, pool, done, lost, store.location)
+        yield Campaign(
+            plan, cells, journal, runner, pool_file, pool, done, lost, store.location, tell
+        )
 
 
 def _finished(cell: Cell, journal: Journal, runner: DeviceCellRunner) -> CellResult | None:

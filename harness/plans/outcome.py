@@ -27,10 +27,9 @@ from harness.errors import (
     TelemetryRecordError,
     one_line,
 )
+from harness.exit_codes import BAD, GOOD, INTERRUPTED, NO_ANSWER
 from harness.plans.cells import Cell
 from harness.plans.plan_file import CommandWork, Retries, Work
-
-EXIT_DONE, EXIT_FAILED, EXIT_NOTHING_MEASURED, EXIT_INTERRUPTED = 0, 1, 4, 130
 
 
 class FailureClass(StrEnum):
@@ -171,13 +170,13 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """130 interrupted; 0 all done; 4 for want of working devices nothing measured; else 1."""
+        """130 interrupted; 0 all done; 2 for want of working devices nothing measured; else 1."""
         if self.interrupted:
-            return EXIT_INTERRUPTED
+            return INTERRUPTED
         if self.count("done") == len(self.outcomes):
-            return EXIT_DONE
+            return GOOD
         failures = [o.failure for o in self.outcomes if o.status == "failed"]
         only_devices = all(f is not None and f.kind is FailureClass.DEVICE for f in failures)
         if failures and only_devices and not self.count("done"):
-            return EXIT_NOTHING_MEASURED
-        return EXIT_FAILED
+            return NO_ANSWER
+        return BAD

@@ -1,4 +1,4 @@
-"""Saying what cells wait for: once it has lasted, and again when the reason is another."""
+"""Saying what cells wait for: once it has lasted, and again once another reason has."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,8 @@ AFTER_S = 2.0
 """What takes less is not worth a line."""
 _MOST = 8
 _NOTHING_TOLD = ""
+Situation = frozenset[tuple[str, str]]
+"""As `harness.pool.waiting` has it."""
 
 
 class WaitingNotices:
@@ -25,7 +27,8 @@ class WaitingNotices:
         self._observer = observer
         self._after_s = after_s
         self._since: dict[Requirement, float] = {}
-        self._told: dict[Requirement, frozenset[tuple[str, str]]] = {}
+        self._told: dict[Requirement, Situation] = {}
+        self._other: dict[Requirement, tuple[Situation, float]] = {}
         self._more = _NOTHING_TOLD
 
     def look(self, starving: Mapping[Requirement, Sequence[MemberStatus]]) -> None:
@@ -37,6 +40,7 @@ class WaitingNotices:
         at = time.monotonic()
         for over in self._since.keys() - starving.keys():
             del self._since[over]
+            self._other.pop(over, None)
             if self._told.pop(over, None) is not None:
                 self._observer.waiting(str(over), "")
         more = 0
@@ -45,10 +49,23 @@ class WaitingNotices:
                 continue
             if wanted not in self._told and len(self._told) >= _MOST:
                 more += 1
-            elif self._told.get(wanted) != (found := situation(members)):
+            elif self._is_news(wanted, found := situation(members), at):
                 self._told[wanted] = found
                 self._observer.waiting(str(wanted), in_the_way(members, own=self._own))
         self._tell_of_more(f"{more} more kinds of device" if more else _NOTHING_TOLD)
+
+    def _is_news(self, wanted: Requirement, found: Situation, at: float) -> bool:
+        """Whether it is another situation than the one told, and not one that is over soon."""
+        if wanted not in self._told:
+            return True
+        if self._told[wanted] == found:
+            self._other.pop(wanted, None)
+            return False
+        other, since = self._other.get(wanted, (found, at))
+        if other != found:
+            since = at
+        self._other[wanted] = (found, since)
+        return at - since >= self._after_s
 
     def _tell_of_more(self, words: str) -> None:
         if words == self._more:

@@ -23,7 +23,6 @@ from harness.plugin.hooks import (
     pytest_pycollect_makeitem,
     pytest_report_header,
     pytest_report_teststatus,
-    pytest_runtest_logreport,
     pytest_runtest_makereport,
     pytest_runtest_teardown,
 )
@@ -43,7 +42,6 @@ __all__ = [
     "pytest_pycollect_makeitem",
     "pytest_report_header",
     "pytest_report_teststatus",
-    "pytest_runtest_logreport",
     "pytest_runtest_makereport",
     "pytest_runtest_teardown",
     "record_measurement",

@@ -27,7 +27,7 @@ class DialogResult:
 
     Attributes:
         answers: of each dialog, turn by turn.
-        peak_rss_bytes: of the one process that held them all.
+        peak_rss_bytes: of the one process that held them all; 0 where it is not known.
     """
 
     answers: tuple[tuple[str, ...], ...]
@@ -84,7 +84,7 @@ def converse(
             tuple(_answer(device, deployment.run_dir, d, t) for t, _ in enumerate(turns))
             for d, turns in enumerate(dialogs)
         )
-        return DialogResult(answers, outcome.peak_rss_bytes)
+        return DialogResult(answers, outcome.peak_rss_bytes or 0)
     finally:
         with contextlib.suppress(HarnessError):
             remove_run(device, run_id)

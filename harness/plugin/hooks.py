@@ -8,7 +8,7 @@ from harness.plugin.fixtures import SESSION_FIXTURE, SESSION_ID, following_key
 from harness.plugin.marker import DESCRIPTION, LEASE_FIXTURE, check_marker, uses_device
 from harness.plugin.options import add_options, check_db, read_settings, without_password
 from harness.plugin.refusing import Refusals, refuse
-from harness.plugin.reporting import LOST, REPORTED_ROWS, restore_phase
+from harness.plugin.reporting import LOST, REPORTED_ROWS, LostDevices
 from harness.plugin.state import KEEPER, ROWS, TEST
 from harness.plugin.table import SessionTable
 from harness.plugin.waiting import WaitingLines
@@ -25,6 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
     read_settings(config)
     config.pluginmanager.register(SessionTable(config), "qnnfarm-table")
     config.pluginmanager.register(WaitingLines(config), "qnnfarm-waiting")
+    config.pluginmanager.register(LostDevices(config), "qnnfarm-lost")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Refusals(), "qnnfarm-refusals")
 
@@ -99,13 +100,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         check_db(settings)
     except pytest.UsageError as error:
         refuse(config, str(error))
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> Generator[None]:
-    """Let reporters count a lost device as an error, and then name where it was lost."""
-    yield
-    restore_phase(report)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,8 +1,10 @@
 """What the report of a test says about its devices."""
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.junitxml import xml_key
 
 from harness.plugin.state import TEST, TestState, keeper_of
 
@@ -15,6 +17,8 @@ LOST = "qnnfarm_lost"
 """Attribute of the report of a test that lost its device."""
 _PHASE = "qnnfarm_phase"
 """Attribute of the same: in which phase of the test that was."""
+_ON_SETUP = "failed on setup"
+"""How pytest begins what it says in junit.xml of an error that is not of the teardown."""
 
 
 def judge(item: pytest.Item, call: "pytest.CallInfo[None]", report: pytest.TestReport) -> None:
@@ -50,11 +54,29 @@ def judge(item: pytest.Item, call: "pytest.CallInfo[None]", report: pytest.TestR
         report.sections.append(("lost device", str(failure)))
 
 
-def restore_phase(report: pytest.TestReport) -> None:
-    """Say of a test that lost its device where it did, once reporters have counted it."""
-    phase = getattr(report, _PHASE, None)
-    if phase is not None:
-        report.when = phase
+class LostDevices:
+    """Names where a test lost its device, once reporters have counted it as an error."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None]:
+        """Give the report its phase back, and junit.xml the words for it."""
+        yield
+        phase = getattr(report, _PHASE, None)
+        if phase is not None:
+            report.when = phase
+            self._say_in_junit(report)
+
+    def _say_in_junit(self, report: pytest.TestReport) -> None:
+        xml = self._config.stash.get(xml_key, None)
+        if xml is None:
+            return
+        for node in xml.node_reporter(report).nodes:
+            message = node.get("message", "")
+            if node.tag == "error" and message.startswith(_ON_SETUP):
+                node.set("message", f"lost its device on call{message.removeprefix(_ON_SETUP)}")
 
 
 def _accuse(item: pytest.Item, test: TestState, failure: "HarnessError") -> None:

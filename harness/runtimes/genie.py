@@ -153,7 +153,8 @@ class GenieRuntime:
         output = self._fetch("output.txt")
         text = generated_text(output, self._device.serial)
         metrics = parse_profile(self._fetch(profile), self._device.serial)
-        metrics["peak_rss_bytes"] = float(outcome.peak_rss_bytes)
+        if outcome.peak_rss_bytes is not None:
+            metrics["peak_rss_bytes"] = float(outcome.peak_rss_bytes)
         if request.token_ids is not None:
             text = self._decode(text)
         return GenerationResult(text, metrics, samples.series)

@@ -18,7 +18,8 @@ class RunOutcome:
         signal: what killed it, 0 for none.
         reason: `exited`, `timeout`, `log-too-big`, `log-gone`, or the signal that interrupted
             `run.sh`.
-        peak_rss_bytes: highest resident set of its largest process, as the kernel saw it.
+        peak_rss_bytes: highest resident set of its largest process, as the kernel saw it; None
+            where it was looked at too seldom to know.
         leftover: processes of the run that not even SIGKILL ended.
     """
 
@@ -26,7 +27,7 @@ class RunOutcome:
     signal: int
     timed_out: bool
     reason: str
-    peak_rss_bytes: int
+    peak_rss_bytes: int | None
     elapsed_s: float
     leftover: int
 
@@ -63,7 +64,7 @@ def parse_run_line(output: str) -> RunOutcome | None:
         signal=int(match["signal"]),
         timed_out=match["timed_out"] == "1",
         reason=match["reason"],
-        peak_rss_bytes=int(match["peak"]) * 1024,
+        peak_rss_bytes=int(match["peak"]) * 1024 or None,
         elapsed_s=max(0, int(match["elapsed"])) / 1000,
         leftover=int(match["leftover"]),
     )

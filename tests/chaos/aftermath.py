@@ -14,7 +14,7 @@ from harness.virtual.journal import Event
 from tests.chaos import push_scene
 from tests.chaos.actors import Actor, Tell, conduct
 from tests.chaos.drawing import DEVICES, Case
-from tests.chaos.lab import Farm, Lab
+from tests.chaos.lab import Farm, Lab, patient
 
 _WHOLE_S = 60.0
 _ACQUIRE_S = 45.0
@@ -43,7 +43,7 @@ def complaints(lab: Lab, farm: Farm, case: Case, struck: set[str], *, untouched:
         _age(farm.work_root(number) / "incoming")
         _age(farm.work_root(number) / "scripts", depth=1, hidden=True)
     user = Actor("next user", lambda tell: _use(lab, farm, case, tell), _log(lab, case))
-    conduct([user], [], _WHOLE_S)
+    conduct([user], [], patient(_WHOLE_S))
     if user.end["end"] != "well":
         return [*found, f"the pool is not whole again: {user.end}"]
     found += [line["complaint"] for line in user.told if "complaint" in line]
@@ -60,7 +60,7 @@ def complaints(lab: Lab, farm: Farm, case: Case, struck: set[str], *, untouched:
 
 def processes(farm: Farm) -> list[str]:
     """What still runs on devices, as this host sees it, after what ends had time to end."""
-    deadline = time.monotonic() + _END_S
+    deadline = time.monotonic() + patient(_END_S)
     while left := [line for number in range(DEVICES) for line in _running(farm, number)]:
         if time.monotonic() > deadline:
             return left
@@ -89,7 +89,9 @@ def _use(lab: Lab, farm: Farm, case: Case, tell: Tell) -> None:
         for number in range(DEVICES):
             requirement = Requirement(name=farm.member(number))
             while True:
-                with pool.acquire(requirement, timeout_s=_ACQUIRE_S, purpose="aftermath") as lease:
+                with pool.acquire(
+                    requirement, timeout_s=patient(_ACQUIRE_S), purpose="aftermath"
+                ) as lease:
                     device = lease.device
                     mine = shlex.quote(f"QNNFARM_FENCE={device.fence.id}.{lease.token}.")
                     seen = device.shell(_FOREIGN.format(mine), check=False).stdout.strip()
@@ -160,7 +162,7 @@ def _leftovers(root: Path, number: int, *, deployed: bool) -> list[str]:
 
 def _wait_until_down(farm: Farm, number: int) -> None:
     """Let a power cut that has struck take what it takes: it goes by when files were changed."""
-    deadline = time.monotonic() + _END_S
+    deadline = time.monotonic() + patient(_END_S)
     while time.monotonic() < deadline:
         events = farm.commands(number).events()
         told = [event.kind for event in events if event.kind in {"off", "booted"} or _cuts(event)]

@@ -11,7 +11,7 @@ from tests.chaos import aftermath, lease_scene, push_scene, run_scene
 from tests.chaos.actors import Actor, conduct
 from tests.chaos.drawing import DEVICES, Case, HostAct, draw
 from tests.chaos.ends import End, unexplained
-from tests.chaos.lab import Farm, Lab
+from tests.chaos.lab import Farm, Lab, patient
 
 _PATIENCE_S = 75.0
 _GENIE_PATIENCE_S = 150.0
@@ -75,7 +75,7 @@ def _happen(lab: Lab, case: Case, verdict: Verdict) -> None:
         if act.kind == "suspend"
     ]
     acts.append((case.calm_s, lambda: _calm(farm)))
-    conduct(actors, acts, _GENIE_PATIENCE_S if case.scene == "genie" else _PATIENCE_S)
+    conduct(actors, acts, patient(_GENIE_PATIENCE_S if case.scene == "genie" else _PATIENCE_S))
     _calm(farm)  # from here on nothing strikes any more
     struck = _struck(farm, at) + performed
     kinds = set(struck)

@@ -21,7 +21,7 @@ from tests.chaos.drawing import DEVICES
 from tests.private_adb import free_port, private_environment
 
 SOC = "SM8750"
-TTL_S = 4.0
+_TTL_S = 4.0
 _SMALL_BYTES = 48 << 20
 
 
@@ -111,6 +111,14 @@ class Lab:
         end_adb(self.port)
 
 
+def patient(seconds: float) -> float:
+    """So long may something take: `$QNNFARM_CHAOS_PATIENCE` times what it takes on a fast machine.
+
+    Where nothing hangs, nobody waits for it.
+    """
+    return seconds * float(os.environ.get("QNNFARM_CHAOS_PATIENCE", "1"))
+
+
 def end_adb(port: int) -> None:
     """Kill the adb server that was started for a port."""
     wanted = f"tcp:localhost:{port}".encode()
@@ -158,15 +166,11 @@ def _pool(folder: Path, serials: list[str]) -> dict[str, object]:
         }
         for number, serial in enumerate(serials)
     ]
+    recovery_s = {"backoff_s": 0.2, "max_backoff_s": 1}
     return {
         "devices": devices,
         "adb_server": {"ours": True},
-        "recovery": {
-            "backoff_s": 0.2,
-            "max_backoff_s": 1,
-            "return_timeout_s": 3,
-            "reboot_timeout_s": 15,
-        },
-        "quarantine": {"backoff_s": 0.2, "max_backoff_s": 1},
-        "lease": {"ttl_s": TTL_S, "claim_timeout_s": 10},
+        "recovery": recovery_s | {"return_timeout_s": patient(3), "reboot_timeout_s": patient(15)},
+        "quarantine": recovery_s,
+        "lease": {"ttl_s": patient(_TTL_S), "claim_timeout_s": patient(10)},
     }

@@ -7,7 +7,7 @@ from harness.pool.pool import Pool
 from tests.chaos.actors import Actor, Tell
 from tests.chaos.drawing import DEVICES, TOKEN, Case
 from tests.chaos.ends import End, end_of
-from tests.chaos.lab import Farm, Lab
+from tests.chaos.lab import Farm, Lab, patient
 
 _ACQUIRE_S = 25.0
 _COMMAND_S = 6.0
@@ -33,21 +33,23 @@ def _holder(lab: Lab, farm: Farm, case: Case, number: int) -> Actor:
         for _ in range(rounds)
     ]
 
+    acquire_s, command_s = patient(_ACQUIRE_S), patient(_COMMAND_S)
+
     def part(tell: Tell) -> None:
         with Pool.open(farm.pool_file) as pool:
             for requirement, work_s, daemon in plans:
-                with pool.acquire(requirement, timeout_s=_ACQUIRE_S, purpose=case.name) as lease:
+                with pool.acquire(requirement, timeout_s=acquire_s, purpose=case.name) as lease:
                     for device in lease.devices:
                         book = f"{device.work_root.removesuffix('/qnnfarm')}/holders"
                         word = secrets.token_hex(4)
                         write = f"echo {lease.token} {word} >>{book}"
-                        device.shell(write, timeout_s=_COMMAND_S)
+                        device.shell(write, timeout_s=command_s)
                         nap = ["python3", "-c", _NAP, str(work_s), TOKEN]
-                        device.shell(nap, timeout_s=_COMMAND_S)
+                        device.shell(nap, timeout_s=command_s)
                         if daemon:
                             left = f"setsid sleep 600 {TOKEN} </dev/null >/dev/null 2>&1 &"
-                            device.shell(left.replace(TOKEN, ""), timeout_s=_COMMAND_S)
-                        said = device.shell(f"{write}\ntail -n 1 {book}", timeout_s=_COMMAND_S)
+                            device.shell(left.replace(TOKEN, ""), timeout_s=command_s)
+                        said = device.shell(f"{write}\ntail -n 1 {book}", timeout_s=command_s)
                         lease.check()
                         if said.stdout.split() != [str(lease.token), word]:
                             tell({"complaint": f"somebody wrote {said.stdout!r} under our lease"})

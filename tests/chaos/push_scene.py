@@ -14,7 +14,7 @@ from harness.pool.pool import Pool
 from tests.chaos.actors import Actor, Tell
 from tests.chaos.drawing import Case, pick
 from tests.chaos.ends import End, end_of
-from tests.chaos.lab import Farm, Lab
+from tests.chaos.lab import Farm, Lab, patient
 
 _CONTENTS = 150
 _DEPLOY_S = 15.0
@@ -109,7 +109,7 @@ def begin(lab: Lab, farm: Farm, case: Case) -> list[Actor]:
             return
         with (
             Pool.open(farm.pool_file) as pool,
-            pool.acquire(Requirement(name=farm.member(0)), timeout_s=_LEASE_S) as lease,
+            pool.acquire(Requirement(name=farm.member(0)), timeout_s=patient(_LEASE_S)) as lease,
         ):
             _deploy(lab, lease.device, push, case.name, tell)
 
@@ -118,7 +118,7 @@ def begin(lab: Lab, farm: Farm, case: Case) -> list[Actor]:
 
 def _deploy(lab: Lab, device: Device, push: Push, run_id: str, tell: Tell) -> None:
     done = deploy(
-        device, files_of(lab, push), run_id=run_id, timeout_s=_DEPLOY_S, policy=push.policy
+        device, files_of(lab, push), run_id=run_id, timeout_s=patient(_DEPLOY_S), policy=push.policy
     )
     tell({"pushed": done.pushed_bytes, "reused": done.reused_bytes})
 

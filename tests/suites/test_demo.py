@@ -17,7 +17,7 @@ from harness.adb.address import ServerAddress
 from harness.adb.connection import Deadline, ServerUnreachable, query
 from harness.store.store import ResultsStore
 
-pytestmark = [pytest.mark.first, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.first, pytest.mark.timeout(3600)]
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def demo(folder: Path, **environment: str) -> Iterator["subprocess.Popen[str]"]:
         env=os.environ | environment,
         cwd=folder.parent,
     )
-    killer = threading.Timer(400, process.kill)
+    killer = threading.Timer(1700, process.kill)
     killer.start()
     try:
         with process:

@@ -22,13 +22,13 @@ def run(folder: Path, *arguments: str | Path) -> "subprocess.CompletedProcess[st
         f"--rootdir={folder}", "-W", "error", *map(str, arguments),
     ]  # fmt: skip
     return subprocess.run(
-        command, cwd=folder, env=os.environ.copy(), timeout=580, check=False,
+        command, cwd=folder, env=os.environ.copy(), timeout=1700, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
 
 @pytest.mark.first
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_all_suites_pass_on_the_reference_model(
     tmp_path: Path, virtual_device: AdbDevice, tiny_bundle: Path
 ) -> None:

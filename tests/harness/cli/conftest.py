@@ -16,7 +16,7 @@ def qnnfarm(adb_environment: Path, build_cache: Path) -> Run:
     """Runs `qnnfarm ARGUMENT...`; builds use the cache that all tests share."""
 
     def run(
-        *arguments: str | Path, timeout_s: float = 120, **environment: str
+        *arguments: str | Path, timeout_s: float = 280, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         variables = {"QNNFARM_CACHE_DIR": str(build_cache), "COLUMNS": "120"} | environment
         return subprocess.run(

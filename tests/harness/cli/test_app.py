@@ -28,6 +28,6 @@ app.main()
 def test_an_interrupt_that_got_lost_shows_in_the_exit_code(end: str) -> None:
     code = _LOST.format(end=end)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 130, done.stderr

@@ -1,5 +1,6 @@
 """What users see of a build that cannot be, or is ended: one line, and nothing half-written."""
 
+import contextlib
 import json
 import os
 import signal
@@ -22,6 +23,19 @@ real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: (
     None if name.partition(".")[0] == "onnxruntime_qnn" else real(name, package)
 )
+"""
+
+
+SLOW_COMPILER = """
+import sys, time
+
+class Slow:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "buildlib.toolchains.compose":  # which only the compiler's process needs
+            time.sleep(600)
+
+sys.meta_path.insert(0, Slow)
 """
 
 
@@ -63,7 +77,7 @@ def test_a_machine_without_the_compiler(qnnfarm: Run, model: Path, tmp_path: Pat
     (hidden / "sitecustomize.py").write_text(NO_COMPILER)
     variables = {"PYTHONPATH": str(hidden), "QNNFARM_CACHE_DIR": str(tmp_path / "cache")}
     done = qnnfarm("build", model, *SHAPE, "--out", tmp_path / "out", **variables)
-    assert done.returncode == 1
+    assert done.returncode == 2
     (error,) = done.stderr.splitlines()
     assert "onnxruntime-qnn is not installed" in error
     assert not (tmp_path / "out").exists()
@@ -78,7 +92,7 @@ def test_a_full_disk(model: Path, tmp_path: Path, blocks: int) -> None:
     done = subprocess.run(
         limited, capture_output=True, text=True, env=environment(cache), check=False
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     error = done.stderr.splitlines()[-1]
     assert error.startswith(f"qnnfarm: cache {cache}/model/")
     assert "does not fit on the disk" in error
@@ -90,17 +104,20 @@ def test_a_full_disk(model: Path, tmp_path: Path, blocks: int) -> None:
 def test_a_build_that_is_ended_keeps_what_is_finished(
     model: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    cache = tmp_path / "cache"
+    cache, slow = tmp_path / "cache", tmp_path / "slow"
+    slow.mkdir()
+    (slow / "sitecustomize.py").write_text(SLOW_COMPILER)
     build = subprocess.Popen(
-        command(model), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(cache)
-    )
+        command(model), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environment(cache) | {"PYTHONPATH": str(slow)},
+    )  # fmt: skip
     with build:
-        while not list(cache.glob("model/.compile_*")):
+        while not (children := [c for c in children_of(build.pid) if b"compile" in words_of(c)]):
             assert build.poll() is None
             time.sleep(0.01)
-        children = children_of(build.pid)
+        assert list(cache.glob("model/.compile_*"))
         build.send_signal(number)
-        build.wait(timeout=60)
+        build.wait(timeout=250)
     assert build.returncode == (130 if number == signal.SIGINT else -number)
     wait_until_gone(children)
     assert not (tmp_path / "out").exists()
@@ -116,12 +133,22 @@ def test_a_build_that_is_ended_keeps_what_is_finished(
 
 def children_of(pid: int) -> list[int]:
     """Those of all its threads."""
-    lists = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for path in lists for child in path.read_text().split()]
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended since
+            found += map(int, path.read_text().split())
+    return found
+
+
+def words_of(pid: int) -> list[bytes]:
+    """Its command line; none when it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return []
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline, "a child outlives its build"
         time.sleep(0.02)

@@ -103,8 +103,8 @@ def test_what_goes_and_what_stays(qnnfarm: Run, root: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("show", "nothing"), 1, "no entry 'nothing'"),
-        (("show", "compile"), 1, "means 3 entries"),
+        (("show", "nothing"), 2, "no entry 'nothing'"),
+        (("show", "compile"), 2, "means 3 entries"),
         (("prune", "--to", "much"), 2, "--to"),
         (("prune", "--older-than", "long"), 2, "--older-than"),
         (("prune", "--all", "--to", "1GB"), 2, "--all"),

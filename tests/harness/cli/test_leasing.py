@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from harness.errors import (
 )
 from harness.virtual import manager
 from tests.harness.cli.conftest import Run
+from tests.ssh_server import running_ssh_server
 
 
 def test_a_device_that_is_used_is_not_used_by_others(
@@ -73,6 +75,20 @@ def test_a_virtual_device_is_taken_by_its_name(virtual_device: AdbDevice) -> Non
         leased("shared", wait_s=60, purpose=""),
     ):
         pass
+
+
+def test_a_host_is_connected_to_once(
+    adb_environment: Path,
+    tmp_path: Path,
+    new_port: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / ".ssh").mkdir()
+    with running_ssh_server(tmp_path / ".ssh", new_port()) as board:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        with leased("linux:board", wait_s=60, purpose="") as device:
+            assert device.shell(["echo", "here"]).stdout == "here\n"
+    assert board.log.read_text().count("Accepted publickey") == 1
 
 
 def test_a_device_that_somebody_holds_is_not_stopped(

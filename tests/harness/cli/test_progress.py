@@ -65,12 +65,12 @@ def _on_a_terminal(*arguments: str | Path) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=theirs,
-            timeout=120,
+            timeout=280,
             check=True,
         )
     finally:
         os.close(theirs)
-        reader.join(10)
+        reader.join(120)
         os.close(ours)
     return shown.decode(errors="replace")
 

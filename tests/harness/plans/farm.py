@@ -18,6 +18,31 @@ from harness.plans.seams import LeasedDevice
 from harness.pool.base import MemberState, MemberStatus, Requirement
 
 
+class LookingClock:
+    """The clock by which cells wait for devices, turned by hand; it knows when it is looked at.
+
+    Attributes:
+        step: how far each look turns it.
+    """
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.step = 0.0
+        self._looks = 0
+
+    def monotonic(self) -> float:
+        self._looks += 1
+        self.time += self.step
+        return self.time
+
+    def turn(self, seconds: float) -> None:
+        """Let time pass once the scheduler has looked, from beginning to end, at how it stands."""
+        before = self._looks
+        while self._looks < before + 2:
+            time.sleep(0.01)
+        self.time += seconds
+
+
 class HandDevice:
     """Only what the scheduler itself asks of a device: who it is."""
 

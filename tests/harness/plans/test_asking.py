@@ -1,7 +1,6 @@
 """What the scheduler asks the pool for, where not every device will do, or not all can be had."""
 
 import itertools
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from harness.plans.journal import Journal
 from harness.plans.outcome import Summary
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.base import MemberState, Requirement
-from tests.harness.plans.farm import HandPool, HandRunner, cells, members
+from tests.harness.plans.farm import HandPool, HandRunner, LookingClock, cells, members
 
 
 @pytest.fixture
@@ -21,6 +20,13 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
     with Journal(tmp_path / "plan.jsonl") as journal:
         journal.begin("plan", "0" * 32, fresh=False)
         yield journal
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> LookingClock:
+    made = LookingClock()
+    monkeypatch.setattr("harness.plans.asking.time", made)
+    return made
 
 
 def statuses(summary: Summary) -> dict[str, str]:
@@ -36,7 +42,7 @@ def test_a_device_that_is_away_is_no_other_to_try_again_on(journal: Journal) -> 
         if not next(tries):
             raise DeviceLostError("serial-of-a", "a push", "closed")
 
-    runner, options = HandRunner(fails_once), MatrixOptions(lease_s=10)
+    runner, options = HandRunner(fails_once), MatrixOptions(lease_s=60)
     pool = HandPool(there + away, away={"b"})
     summary = run_matrix(cells(1), pool, runner, journal, options=options)
     assert statuses(summary) == {"cell-0": "done"}
@@ -51,7 +57,7 @@ def test_a_device_that_the_pool_refuses_is_no_other_to_try_again_on(journal: Jou
         if not next(tries):
             raise DeviceLostError("serial-of-a", "a push", "closed")
 
-    runner, options = HandRunner(fails_once), MatrixOptions(lease_s=10)
+    runner, options = HandRunner(fails_once), MatrixOptions(lease_s=60)
     pool = HandPool(members("a", "b"), refused={"b"})
     summary = run_matrix(cells(1), pool, runner, journal, options=options)
     assert statuses(summary) == {"cell-0": "done"}
@@ -60,7 +66,7 @@ def test_a_device_that_the_pool_refuses_is_no_other_to_try_again_on(journal: Jou
 
 @pytest.mark.parametrize(("limit", "taken"), [(None, 20), (1, 1), (2, 3)])
 def test_requests_for_what_others_hold_do_not_keep_the_rest_waiting(
-    journal: Journal, limit: int | None, taken: int
+    journal: Journal, clock: LookingClock, limit: int | None, taken: int
 ) -> None:
     names = [f"d{number:02}" for number in range(25)]
     todo = [
@@ -71,14 +77,22 @@ def test_requests_for_what_others_hold_do_not_keep_the_rest_waiting(
     states = [MemberState.LEASED] * taken + [MemberState.READY] * (25 - taken)
     there = [replace(m, state=s) for m, s in zip(members(*names), states, strict=True)]
     pool = HandPool(there, away=set(names[:taken]))
+    done = itertools.count(1)
+
+    def and_time_passes(*_: object) -> None:
+        if next(done) == len(names) - taken:
+            clock.step = 1.0
+
     options = MatrixOptions(max_parallel=limit, lease_s=2)
-    summary = run_matrix(todo, pool, HandRunner(), journal, options=options)
+    summary = run_matrix(todo, pool, HandRunner(and_time_passes), journal, options=options)
     assert [o.status for o in summary.outcomes] == ["failed"] * taken + ["done"] * (25 - taken)
 
 
-def test_what_a_limit_of_ours_keeps_waiting_is_not_without_a_device(journal: Journal) -> None:
+def test_what_a_limit_of_ours_keeps_waiting_is_not_without_a_device(
+    journal: Journal, clock: LookingClock
+) -> None:
     todo = cells(4, Requirement(name="a")) + cells(1, Requirement(name="b"), first=4)
-    runner = HandRunner(lambda *_: time.sleep(0.5))
+    runner = HandRunner(lambda *_: clock.turn(0.5))
     options = MatrixOptions(max_parallel=1, lease_s=0.7)
     summary = run_matrix(todo, HandPool(members("a", "b")), runner, journal, options=options)
     assert set(statuses(summary).values()) == {"done"}

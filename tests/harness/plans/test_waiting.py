@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 from harness.devices.spec import DeviceSpec
 from harness.plans.seams import Silent
 from harness.plans.waiting import WaitingNotices
 from harness.pool.base import MemberState, MemberStatus, Requirement
+from tests.harness.plans.farm import LookingClock
 
 PHONE = MemberStatus(
     "phone", DeviceSpec("android", "phone"), frozenset(), MemberState.LEASED, "held", 0.0,
@@ -41,6 +44,28 @@ def test_each_reason_is_told_once() -> None:
     assert gone.startswith("phone is absent (it does not answer) since ")
     assert claimed.startswith("phone is being claimed since ")
     assert over == ""
+
+
+def test_another_reason_that_is_over_soon_is_not_worth_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, told = LookingClock(), Told()
+    monkeypatch.setattr("harness.plans.waiting.time", clock)
+    notices = WaitingNotices(told, after_s=2.0)
+    ready = replace(PHONE, state=MemberState.READY, holder="")
+    gone = replace(ready, state=MemberState.ABSENT)
+    looks = [(0, PHONE), (2, PHONE), (3, ready), (4, gone), (5.5, PHONE), (6, ready), (7.5, ready)]
+    for clock.time, member in looks:
+        notices.look({ANY: [member]})
+    assert [reason.partition(" since ")[0] for _, reason in told.lines] == [
+        "phone is held by ann: pytest (pid 7): nightly"
+    ]
+    clock.time = 8
+    notices.look({ANY: [ready]})
+    assert len(told.lines) == 2
+    assert told.lines[-1][1].startswith("phone is ready")
+    notices.look({})
+    assert told.lines[-1] == ("any device", "")
 
 
 def test_what_is_over_soon_is_not_worth_a_line() -> None:

@@ -20,7 +20,7 @@ def test_before(): print("it ran")
 
 def test_needs_it(device): print("it ran")
 """
-_PATIENCE_S = 60
+_PATIENCE_S = 250
 
 
 def _run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -31,6 +31,7 @@ def _run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("workers", ["-pno:xdist", "-n2"])
 @pytest.mark.parametrize(
     ("device", "words"),
@@ -106,7 +107,7 @@ def test_what_is_drained_is_known(adb_server: AdbServer, make_virtual_device: Ma
     virtual, _ = make_virtual_device()
     spec = DeviceSpec("android", virtual.serial)
     with Pool.of([spec]) as pool:
-        pool.drain(spec.identifier, "a new battery")
+        pool.by_hand.drain(spec.identifier, "a new battery")
         manager.stop(virtual.name)
         adb_server.disconnect(virtual.serial)
         require_known([spec])

@@ -43,7 +43,7 @@ def test_a_session_of_only_other_tests_opens_no_pool(project: pytest.Pytester) -
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "--device", "virtual:none"],
         cwd=project.path, env={"QNNFARM_STATE_DIR": str(state), "PATH": "/usr/bin:/bin"},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout
     assert "qnnfarm: devices virtual:none" in result.stdout

@@ -69,8 +69,9 @@ import pytest
 def test_alone_on_its_device(device, n):
     mine = Path(f"held-{device.member}")
     mine.touch(exist_ok=False)
-    device.shell(["sh", "-c", "sleep 0.1"])
     Path(f"used-{os.environ['PYTEST_XDIST_WORKER']}-{device.member}").touch()
+    while len(list(Path().glob("used-*"))) < 2:  # each worker has a device at once
+        time.sleep(0.05)
     mine.unlink()
 
 def test_fails(device):

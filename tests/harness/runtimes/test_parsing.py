@@ -40,6 +40,12 @@ def test_a_run_line_is_read_from_the_end_of_the_output() -> None:
     assert not outcome.succeeded
 
 
+def test_a_peak_that_is_not_known_is_none() -> None:
+    outcome = parse_run_line(LINE.replace("peak_rss_kb=2048", "peak_rss_kb=0"))
+    assert outcome is not None
+    assert outcome.peak_rss_bytes is None
+
+
 @pytest.mark.parametrize("output", ["", "\n", f"{LINE}\nmore", LINE.replace("exit", "exec")])
 def test_without_the_line_there_is_no_outcome(output: str) -> None:
     assert parse_run_line(output) is None

@@ -1,0 +1,127 @@
+"""One rule for all commands, tried with each of them: docs/exit-codes.md."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.adb.client import AdbServer
+from harness.cli.compare import exit_code
+from harness.exit_codes import BAD, GOOD, NO_ANSWER, WORDS
+from harness.measure.comparison import Verdict
+from tests.harness.cli.conftest import Run
+from tests.harness.cli.test_bad_input import NO_COMPILER
+from tests.harness.cli.test_commands import COMMANDS
+
+_POOL = """
+devices:
+  - {name: here, type: local}
+  - {name: gone, type: android, identifier: no-such-phone}
+recovery: {steps: [reconnect], return_timeout_s: 0.1}
+"""
+_PLANS = {
+    "good": "devices: [{name: here}]\nworkloads: [{kind: command, command: ['true']}]",
+    "bad": "devices: [{name: here}]\nworkloads: [{kind: command, command: ['false']}]",
+    "nowhere": "devices: [{soc: SM8650}]\nworkloads: [{kind: command, command: ['true']}]",
+}
+_DB = "--db results.db"
+
+TABLE = (
+    (GOOD, "--version"),
+    (GOOD, "cache ls"),
+    (GOOD, "cache verify"),
+    (GOOD, "device ls"),
+    (GOOD, "devices local"),
+    (GOOD, "libraries ls"),
+    (GOOD, "pool drain here --reason x"),
+    (GOOD, "pool history here"),
+    (GOOD, "pool probe"),
+    (GOOD, "pool release here"),
+    (GOOD, "pool show"),
+    (GOOD, f"run good.yaml {_DB}"),
+    (BAD, "devices local no-such-phone"),
+    (BAD, "doctor"),  # without the compiler, see below
+    (BAD, "pool recover gone"),
+    (BAD, f"run bad.yaml {_DB}"),
+    (NO_ANSWER, ""),
+    (NO_ANSWER, "no-such-command"),
+    (NO_ANSWER, "bench nothing"),
+    (NO_ANSWER, f"bench nothing {_DB}"),
+    (NO_ANSWER, "build nothing --target SM8750 --out out"),
+    (NO_ANSWER, "cache prune --to much"),
+    (NO_ANSWER, "cache show nothing"),
+    (NO_ANSWER, f"compare nothing nothing {_DB}"),
+    (NO_ANSWER, "demo --no-such-option"),
+    (NO_ANSWER, "device fault nobody"),
+    (NO_ANSWER, "device heat nobody"),
+    (NO_ANSWER, "device power nobody"),
+    (NO_ANSWER, "device rm nobody"),
+    (NO_ANSWER, "device start n --soc SM1"),
+    (NO_ANSWER, "device stop nobody"),
+    (NO_ANSWER, "devices linux:-x"),
+    (NO_ANSWER, "generate nothing --prompt x"),
+    (NO_ANSWER, "inspect nothing"),
+    (NO_ANSWER, "libraries fetch --no-such-option"),
+    (NO_ANSWER, "perplexity nothing --text nothing"),
+    (NO_ANSWER, "pool recover nobody"),
+    (NO_ANSWER, "pool show --pool nothing.yaml"),
+    (NO_ANSWER, "pool undrain here"),
+    (NO_ANSWER, "pool unquarantine here"),
+    (NO_ANSWER, "report --db nothing.db"),
+    (NO_ANSWER, f"run nothing.yaml {_DB}"),
+    (NO_ANSWER, f"run nowhere.yaml {_DB}"),
+)
+
+
+def test_every_command_is_in_the_table() -> None:
+    groups = {command[:-1] for command in COMMANDS if command}
+    tried = {tuple(line.split()) for _, line in TABLE}
+    for command in set(COMMANDS) - groups:
+        assert any(line[: len(command)] == command for line in tried), command
+
+
+@pytest.mark.parametrize(("code", "line"), TABLE, ids=[line for _, line in TABLE])
+def test_the_code_says_what_the_answer_is(
+    qnnfarm: Run, adb_server: AdbServer, tmp_path: Path, code: int, line: str
+) -> None:
+    (tmp_path / "pool.yaml").write_text(_POOL)
+    for name, plan in _PLANS.items():
+        text = f"name: {name}\npool: pool.yaml\ntimeouts: {{lease_s: 5}}\n{plan}\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    (tmp_path / "sitecustomize.py").write_text(NO_COMPILER)
+    private = {"QNNFARM_STATE_DIR": str(tmp_path), "QNNFARM_POOL": str(tmp_path / "pool.yaml")}
+    if line == "doctor":
+        private["PYTHONPATH"] = str(tmp_path)
+    words = [tmp_path / word if "." in word else word for word in line.split()]
+    done = qnnfarm(*words, timeout_s=600, **private)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bug_is_no_answer() -> None:
+    program = "import harness.cli.app as app; app.build_app = lambda: 1 / 0; app.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == NO_ANSWER
+    assert "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [
+        (Verdict.REGRESSED, BAD),
+        (Verdict.NOT_ENOUGH_DATA, NO_ANSWER),
+        (Verdict.IMPROVED, GOOD),
+        (Verdict.NO_DIFFERENCE, GOOD),
+    ],
+)
+def test_the_code_of_a_verdict(verdict: Verdict, code: int) -> None:
+    assert exit_code(verdict) == code
+
+
+def test_the_help_tells_them(qnnfarm: Run) -> None:
+    said = " ".join(qnnfarm("--help").stdout.split())
+    for code, words in WORDS.items():
+        assert f"{code} {words}" in said
