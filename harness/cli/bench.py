@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from harness.cli.arguments import WAIT_S, ContainerDir, Json, Wait
 from harness.cli.console import EMULATOR, answers, print_json, tell
+from harness.cli.tables import Row, print_rows
 from harness.cli.measuring import (
     Charge,
     Devices,
@@ -105,7 +105,7 @@ def _show(runs: "Sequence[Run]", db: str) -> None:
     first = runs[0]
     serials = ", ".join(dict.fromkeys(run.device.serial for run in runs))
     console.print(f"{first.container.model} on {first.device.soc} ({serials})", markup=False)
-    console.print(_table(runs))
+    _print_means(runs)
     if len(runs) > 1:
         for key in WATCHED:
             found = grade_runs(runs, key)
@@ -123,14 +123,14 @@ def _show(runs: "Sequence[Run]", db: str) -> None:
         console.print(f"{len(runs)} sessions, group {first.group_id} in {db}", markup=False)
 
 
-def _table(runs: "Sequence[Run]") -> Table:
+def _print_means(runs: "Sequence[Run]") -> None:
     """Means of repetitions; of several sessions, means of the sessions' means."""
     from statistics import fmean, stdev
 
     from harness.store.metrics import METRICS
 
     heading = "n" if len(runs) == 1 else "n in sessions"
-    table = Table("metric", "mean ± sd", heading, box=None, header_style="bold")
+    rows = []
     for key, metric in METRICS.items():
         sessions = [run.values(key) for run in runs if run.values(key)]
         if not sessions:
@@ -139,8 +139,10 @@ def _table(runs: "Sequence[Run]") -> Table:
         spread = f" ± {metric.format(stdev(units))}" if len(units) > 1 else ""
         shown = f"{metric.format(fmean(units))}{spread} {metric.shown_unit}"
         count = str(sum(len(values) for values in sessions))
-        table.add_row(metric.label, shown, count if len(runs) == 1 else f"{count} in {len(runs)}")
-    return table
+        rows.append(
+            Row([metric.label, shown, count if len(runs) == 1 else f"{count} in {len(runs)}"])
+        )
+    print_rows(("metric", "mean ± sd", heading), rows)
 
 
 def _warmup_in_words(run: "Run") -> str:

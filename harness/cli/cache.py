@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from harness.cli.arguments import Json
 from harness.cli.console import answers, print_json, progress, tell
+from harness.cli.tables import Row, print_rows
 from harness.cli.tensors import print_facts
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
@@ -48,22 +49,20 @@ def ls(cache: Root = None, json: Json = False) -> None:
     if not found:
         answers().print(f"nothing in {root}; builds fill it")
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("model", no_wrap=True)
-    table.add_column("entry", no_wrap=True)
-    table.add_column("size", no_wrap=True, justify="right")
-    table.add_column("last use", no_wrap=True)
-    table.add_column("subject", overflow="fold")
-    for entry in found:
-        table.add_row(
-            escape(entry.model),
-            entry.name.rpartition("/")[2][: len(entry.operation) + 13],
-            size_text(entry.size_bytes),
-            _ago(entry.used_at),
-            f"[red]{escape(entry.problem)}[/red]" if entry.problem else escape(entry.subject),
+    rows = [
+        Row(
+            [
+                entry.model,
+                entry.name.rpartition("/")[2][: len(entry.operation) + 13],
+                size_text(entry.size_bytes),
+                _ago(entry.used_at),
+                Text(entry.problem, "red") if entry.problem else entry.subject,
+            ]
         )
+        for entry in found
+    ]
+    print_rows(("model", "entry", "size", "last use", "subject"), rows, right={"size"})
     console = answers()
-    console.print(table)
     console.print(f"\n{len(found)} entries, {size_text(total)} with shared files once, in {root}")
 
 
@@ -106,11 +105,14 @@ def show(
         console.print("\n[bold]configuration[/bold]")
         for option, chosen in info.config.items():
             console.print(f"  {option} = {dumps(chosen)}", markup=False)
-    table = Table("file", "size", "SHA-256", box=None, header_style="bold", pad_edge=False)
-    for name, file in described.files.items():
-        table.add_row(escape(name), size_text(file.size_bytes), file.sha256[:16])
     console.print()
-    console.print(table)
+    print_rows(
+        ("file", "size", "SHA-256"),
+        [
+            Row([name, size_text(file.size_bytes), file.sha256[:16]])
+            for name, file in described.files.items()
+        ],
+    )
 
 
 @app.command("verify")

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from harness.cli.arguments import WAIT_S, Json, Wait
 from harness.cli.console import EMULATOR, answers, print_json, tell
+from harness.cli.tables import Row, print_rows
 from harness.cli.measuring import (
     Charge,
     Devices,
@@ -105,12 +105,13 @@ def _announce(number: int, label: str, target: "Target") -> None:
 def _show(compared: "Compared", db: str) -> None:
     from harness.measure.comparison import Verdict
 
-    table = Table("metric", "B / A", "interval", "pairs", "verdict", box=None, header_style="bold")
+    rows = []
     for metric, found in compared.metrics:
         ratio = _NOTHING if found.ratio is None else f"{found.ratio:.3f}"
-        table.add_row(metric.label, ratio, _interval(found), str(found.pairs), found.verdict.value)
+        cells = [metric.label, ratio, _interval(found), str(found.pairs), found.verdict.value]
+        rows.append(Row(cells))
+    print_rows(("metric", "B / A", "interval", "pairs", "verdict"), rows)
     console = answers()
-    console.print(table)
     for metric, found in compared.metrics:
         console.print(f"{metric.label}: {found.reason}", markup=False)
     unchecked = sum(run.check.outcome != "passed" for run in compared.runs)

@@ -9,14 +9,17 @@ from rich.progress import Progress, ProgressColumn
 
 _SHOWN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 _SHOWN |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-
+_UNBOUNDED = 100_000
 
 EMULATOR = "measured on the HTP emulator: its speed says nothing about hardware speed"
 
 
 def answers() -> Console:
-    """The console of answers; plain text when stdout is no terminal."""
-    return Console(highlight=False, soft_wrap=True)
+    """The console of answers; when stdout is no terminal, plain text in lines of any length."""
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = _UNBOUNDED
+    return console
 
 
 def remarks() -> Console:

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from harness.cli.arguments import Json
 from harness.cli.console import answers, print_json, tell
+from harness.cli.tables import Row, print_rows
 
 if TYPE_CHECKING:
     from harness.virtual.journal import Event
@@ -61,13 +61,12 @@ def ls(json: Json = False) -> None:
             ]
         )
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("name", "serial", "SoC", "state", "pid"):
-        table.add_column(heading, no_wrap=True)
-    for device in found:
-        table.add_row(device.name, device.serial, device.soc, device.state, str(device.pid or ""))
-    answers().print(
-        table if found else "no virtual devices; start one with `qnnfarm device start NAME`"
+    if not found:
+        answers().print("no virtual devices; start one with `qnnfarm device start NAME`")
+        return
+    print_rows(
+        ("name", "serial", "SoC", "state", "pid"),
+        [Row([one.name, one.serial, one.soc, one.state, str(one.pid or "")]) for one in found],
     )
 
 

@@ -4,11 +4,11 @@ import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from harness.cli.arguments import Json
 from harness.cli.console import answers, print_json, tell
+from harness.cli.tables import Row, print_rows
 from harness.exit_codes import BAD
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ Specs = Annotated[
 ]
 
 _HEADINGS = ("serial", "state", "held by", "SoC", "system", "ABI", "free", "battery", "model")
-_WHOLE = 3
-_UNBOUNDED = 1000
 _NONE = (
     "no devices: plug a phone in with USB debugging on, or start a virtual one with "
     "`qnnfarm device start NAME`"
@@ -102,19 +100,14 @@ def _row(one: "Sighting", holders: dict[str, str]) -> dict[str, Any]:
 def _print(found: "list[Sighting]", holders: dict[str, str]) -> None:
     """A table, without columns that would be empty, and below it what is wrong."""
     rows = [_cells(one, holders.get(str(one.spec), "")) for one in found]
-    table = Table(box=None, header_style="bold", pad_edge=False)
     kept = [number for number in range(len(_HEADINGS)) if any(row[number] for row in rows)]
-    for number in kept:
-        # A serial is there to be copied: it is never cut.
-        width = max(len(row[number]) for row in rows) if number < _WHOLE else None
-        table.add_column(_HEADINGS[number], min_width=width, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(row[number]) for number in kept))
-    console = answers()
-    console.print(table, width=None if console.is_terminal else _UNBOUNDED)
+    print_rows(
+        [_HEADINGS[number] for number in kept],
+        [Row([row[number] for number in kept]) for row in rows],
+    )
     for one in found:
         if one.error:
-            console.print(Text(f"{one.serial}: {one.error}"))
+            answers().print(Text(f"{one.serial}: {one.error}"))
 
 
 def _cells(one: "Sighting", holder: str) -> list[str]:

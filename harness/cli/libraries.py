@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from harness.cli.arguments import Json
 from harness.cli.console import answers, print_json
+from harness.cli.tables import Row, print_rows
 
 app = typer.Typer(
     help="Genie and QNN for devices: what this machine has, and fetching the rest.",
@@ -31,13 +31,10 @@ def ls(
     if json:
         print_json(found)
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("devices", no_wrap=True)
-    table.add_column("ABI", no_wrap=True)
-    table.add_column("Genie", overflow="fold")
-    for row in found:
-        table.add_row(row["devices"], row["abi"], row.get("origin") or row["missing"])
-    answers().print(table, markup=False)
+    print_rows(
+        ("devices", "ABI", "Genie"),
+        [Row([row["devices"], row["abi"], row.get("origin") or row["missing"]]) for row in found],
+    )
 
 
 def _examine(soc_name: str) -> Iterator[dict[str, str]]:

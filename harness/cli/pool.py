@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from harness.cli.arguments import Json
 from harness.cli.console import answers, print_json, tell
+from harness.cli.tables import Row, print_rows
 from harness.errors import one_line
 from harness.exit_codes import BAD
 
@@ -31,6 +31,7 @@ PoolFile = Annotated[
 ]
 Name = Annotated[str, typer.Argument(help="Name of the device in the pool.")]
 
+_HEADINGS = ("name", "state", "since", "SoC", "against it", "token", "tags", "held by, or why")
 _MOST_FAILURES = 3
 _LONGEST_FAILURE = 120
 _COLOURS = {
@@ -69,13 +70,14 @@ def history(name: Name, pool: PoolFile = None, json: Json = False) -> None:
     if json:
         print_json([dataclasses.asdict(entry) for entry in entries])
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("when", "what", ""):
-        table.add_column(heading, no_wrap=heading != "", overflow="fold")
+    if not entries:
+        answers().print("nothing yet")
+        return
+    rows = []
     for entry in entries:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
-        table.add_row(when, Text(entry.what), Text(entry.text))
-    answers().print(table if entries else "nothing yet")
+        rows.append(Row([when, entry.what, entry.text]))
+    print_rows(("when", "what", ""), rows)
 
 
 @app.command("release")
@@ -151,26 +153,23 @@ def _print(members: "list[MemberStatus]", *, json: bool) -> None:
             "one with `qnnfarm device start NAME`"
         )
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("name", "state", "since", "SoC", "tags", "token", "against it"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("held by, or why", overflow="fold")
-    for member in members:
-        soc = " ".join(filter(None, (member.soc, member.hexagon)))
-        table.add_row(
-            Text(member.name),
-            _state(member),
-            "" if _is_unsure(member) else _age(time.time() - member.since),
-            Text(soc),
-            Text(" ".join(sorted(member.tags))),
-            str(member.token or ""),
-            f"{member.weight:g} of {member.limit:g}" if member.weight else "",
-            Text(member.holder or member.reason),
-        )
-        for failure in member.failures[: -_MOST_FAILURES - 1 : -1]:
-            shown = one_line(failure, _LONGEST_FAILURE)
-            table.add_row(*[""] * 7, Text(f"  {shown}", style="dim"))
-    answers().print(table)
+    print_rows(_HEADINGS, [_row(member) for member in members])
+
+
+def _row(member: "MemberStatus") -> Row:
+    """The device, and beneath it what counts against it."""
+    cells = [
+        member.name,
+        _state(member),
+        "" if _is_unsure(member) else _age(time.time() - member.since),
+        " ".join(filter(None, (member.soc, member.hexagon))),
+        f"{member.weight:g} of {member.limit:g}" if member.weight else "",
+        str(member.token or ""),
+        " ".join(sorted(member.tags)),
+        member.holder or member.reason,
+    ]
+    newest = member.failures[: -_MOST_FAILURES - 1 : -1]
+    return Row(cells, [Text(one_line(failure, _LONGEST_FAILURE), "dim") for failure in newest])
 
 
 def _is_unsure(member: "MemberStatus") -> bool:

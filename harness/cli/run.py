@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from harness.cli.arguments import Json
 from harness.cli.console import EMULATOR, answers, print_json, remarks
+from harness.cli.tables import Row, print_rows
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,11 +82,11 @@ def _show_cells(campaign: "Campaign", *, as_json: bool) -> None:
     if as_json:
         print_json([{**cell_as_mapping(c), "done": campaign.is_done(c)} for c in campaign.cells])
         return
-    table = Table("cell", "device", "work", "", box=None, header_style="bold", pad_edge=False)
+    rows = []
     for cell in campaign.cells:
         done = "done" if campaign.is_done(cell) else ""
-        table.add_row(Text(cell.label), Text(str(cell.requirement)), cell.work.kind, done)
-    answers().print(table)
+        rows.append(Row([cell.label, str(cell.requirement), cell.work.kind, done]))
+    print_rows(("cell", "device", "work", ""), rows)
     answers().print(f"{len(campaign.cells)} cells, {campaign.done_before} of them done")
 
 
@@ -106,7 +106,7 @@ def _as_mapping(campaign: "Campaign", summary: "Summary") -> dict[str, object]:
 
 
 def _show(campaign: "Campaign", summary: "Summary") -> None:
-    table = Table("cell", "", "device", "result", box=None, header_style="bold", pad_edge=False)
+    rows = []
     first: dict[Failure, str] = {}
     for outcome in summary.outcomes:
         failure = outcome.failure
@@ -117,9 +117,9 @@ def _show(campaign: "Campaign", summary: "Summary") -> None:
             said = f"{failure.error}: {failure.reason}"
             first[failure] = outcome.cell.label
         status = "done before" if outcome.resumed else outcome.status
-        table.add_row(Text(outcome.cell.label), status, Text(outcome.device), Text(said))
+        rows.append(Row([outcome.cell.label, status, outcome.device, said]))
+    print_rows(("cell", "", "device", "result"), rows)
     console = answers()
-    console.print(table)
     left = summary.count("left") + summary.count("interrupted")
     kept = f"; results in {campaign.location}" if campaign.has_results else ""
     console.print(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -97,14 +98,13 @@ def test_a_missing_driver_says_what_to_install() -> None:
     )
 
 
-def test_results_in_files_need_no_driver() -> None:
+def test_results_in_files_need_no_driver(tmp_path: Path) -> None:
     code = (
         "import sys; from harness.store.store import ResultsStore\n"
-        "ResultsStore.open('sqlite:///:memory:').close(); print('psycopg' in sys.modules)"
+        "ResultsStore.open(sys.argv[1]).close(); print('psycopg' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )  # fmt: skip
+    command = [sys.executable, "-c", code, str(tmp_path / "results.db")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
