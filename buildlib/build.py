@@ -1,5 +1,6 @@
 """One build: the stages in order, from the cache where nothing they depend on has changed."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,7 @@ from buildlib.package import Prepared, compose
 from buildlib.passes.balance import Apart, choose_splits
 from buildlib.passes.split import model_weights
 from buildlib.plan import MAX_PART_BYTES, BuildPlan, Part, integer_bytes, own_shape, parts
+from buildlib.quantize.asked import decided_otherwise
 from buildlib.quantize.caches import check_same_caches
 from buildlib.runner import (
     OnStage,
@@ -34,6 +36,10 @@ from buildlib.toolchains.estimates import compile_memory_of_weights
 if TYPE_CHECKING:
     from buildlib.verify.report import VerificationReport
     from buildlib.verify.verify import OnComparison, VerifyOptions
+
+
+class GivenEncodingsWarning(UserWarning):
+    """Options ask for other bits than the encodings of the model have; those stay as they are."""
 
 
 PartFiles = Mapping[GraphShape, tuple[Path, ...]]
@@ -146,6 +152,7 @@ class Build:
             plan,
             main.prepared,
             composition,
+            [part.qdq(shape) for shape in self._a_shape_each(plan) for part in built],
             compiled,
             binaries,
             self.name,
@@ -216,6 +223,10 @@ class Build:
         for source, export in exports.items():
             entry, prepared = runner.prepare(source, export, plan)
             ready[source] = Ready(entry, prepared, inputs[source])
+            if isinstance(source, OnnxSource) and source.encodings is not None:
+                quantization = plan.conversion.quantization
+                for text in decided_otherwise(export.folder, quantization, source.encodings.name):
+                    warnings.warn(text, GivenEncodingsWarning, stacklevel=2)
         self._check_caches(ready)
         return plan, ready
 
@@ -242,6 +253,10 @@ class Build:
         for ar, source in self.sources.by_ar.items():
             hashes |= {f"ar{ar}/{name}": sha for name, sha in ready[source].inputs.items()}
         return hashes
+
+    def _a_shape_each(self, plan: BuildPlan) -> tuple[GraphShape, ...]:
+        """One shape of every source: all of them have the same weights."""
+        return tuple({self.sources[shape]: shape for shape in reversed(plan.shapes)}.values())
 
     def _shape_for(self, source: ModelSource) -> GraphShape | None:
         """The largest shape that is made of a source: so few calls calibrate it.

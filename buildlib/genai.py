@@ -393,6 +393,9 @@ class GenAIBuilderHTP:
 
         Raises:
             BuildError: any of its kinds; what was built before stays cached.
+
+        Warns:
+            GivenEncodingsWarning: options ask for other bits than the encodings of the ONNX have.
         """
         return self.plan().run(on_stage)
 

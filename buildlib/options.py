@@ -17,7 +17,10 @@ PositiveInt = Annotated[int, Field(ge=1)]
 
 
 class Options(BaseModel):
-    """Options in sections, each a model of its own, set by dotted keys."""
+    """Options in sections, each a model of its own, set by dotted keys.
+
+    `model_fields_set` of a section are those that somebody asked for.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,8 +31,8 @@ class Options(BaseModel):
             InvalidOptionError: a key that does not exist or is not honoured here, or a value that
                 it cannot take; names the key.
         """
-        values: dict[str, Any] = self.model_dump()
-        known = tuple(_dotted(values))
+        values: dict[str, Any] = self.model_dump(exclude_unset=True)
+        known = tuple(self.as_options())
         for key, value in options.items():
             if key in _NOT_HONOURED:
                 raise InvalidOptionError(key, _NOT_HONOURED[key], ())
@@ -38,7 +41,7 @@ class Options(BaseModel):
             if key not in known:
                 raise InvalidOptionError(key, "no such option", known)
             section, _, name = key.rpartition(".")
-            (values[section] if section else values)[name] = value
+            (values.setdefault(section, {}) if section else values)[name] = value
         try:
             return type(self).model_validate(values)
         except ValidationError as error:
@@ -92,11 +95,20 @@ class ModelTransformerConfig(Options):
 
 
 class QuantizationOptions(Options):
-    """Bits of what the encodings say nothing about: it is calibrated."""
+    """Bits of what the encodings say nothing about: it is calibrated. Of a checkpoint that is all.
+
+    Attributes:
+        act_bitwidth: of activations, tables and norms; keys and values have 8 always.
+        bias_bitwidth: of biases.
+        param_bitwidth: of the weights of linear layers; the output projection has 8 always.
+        lpbq_block_size: 4-bit weights get scales in blocks of so many inputs (LPBQ); `None` gives a
+            scale for each output channel. A name of ours.
+    """
 
     act_bitwidth: Literal[8, 16] = 16
     bias_bitwidth: Literal[8, 32] = 32
     param_bitwidth: Literal[4, 8] = 8
+    lpbq_block_size: PositiveInt | None = None
 
 
 class ConversionConfig(Options):

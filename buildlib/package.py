@@ -5,17 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildlib.checkpoint.config import DecoderConfig, load_config
-from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.container.draft import ContainerDraft, DraftFile, write_container
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_engine import Lora, RopeScaling
 from buildlib.container.htp_config import htp_config
 from buildlib.container.manifest import MAX_NAME, GraphsRecord, ModelRecord, PartKind
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
-from buildlib.encodings.model import Encodings
-from buildlib.encodings.summary import in_words
 from buildlib.lora.adapters import LORA_FOLDER
 from buildlib.plan import BuildPlan
+from buildlib.quantize.found import found_quantization
 from buildlib.speculative import Speaker, SsdBuilderConfig, speculate
 from buildlib.stages import EMBEDDING_FILE, LORA_FILE
 from buildlib.targets import Target
@@ -89,6 +88,7 @@ def package(
     model_name: str,
     prepared: Prepared,
     composition: Composition,
+    quantized: Sequence[Path],
     inputs: Mapping[str, str],
     binaries: Sequence[Path],
     toolchain_versions: Mapping[str, str],
@@ -96,6 +96,7 @@ def package(
     """Write the container of a build to `folder`; Genie judges its configuration before it appears.
 
     Args:
+        quantized: its parts as QDQ models, at one (AR, CL) of each model that was built.
         inputs: SHA-256 of what the build read, by file name.
         binaries: context binaries in the order of data flow.
         toolchain_versions: name and versions of everything that compiled.
@@ -111,7 +112,7 @@ def package(
             name=model_name[:MAX_NAME],
             architecture=config.model_type,
             inputs=inputs,
-            quantization=in_words(Encodings.load(prepared.model / ENCODINGS_FILE)),
+            quantization=found_quantization(quantized),
         ),
         graphs=GraphsRecord(
             auto_regression_numbers=plan.ars,

@@ -19,6 +19,7 @@ from buildlib.options import (
     OptionValue,
     SplitModelConfig,
 )
+from buildlib.quantize.asked import check_bits
 from buildlib.speculative import SpeculativeConfig, check_speculation
 from buildlib.targets import Target
 from buildlib.toolchains.base import CompileConfig
@@ -126,13 +127,14 @@ class BuildPlan:
             InvalidShapeError: an AR does not fit a context length.
             InvalidOptionError: there is no decode graph, or an AR or a context length twice, or
                 more parts are asked for than there can be, or the graphs are too small to
-                speculate as asked.
+                speculate as asked, or LPBQ is asked for of other weights than those of 4 bits.
         """
         wanted = transformation.arn_cl_options
         keeps = keeps_ar or wanted.skip_ar_cl_conversion
         shapes = () if keeps else wanted_shapes(wanted)
         added = additions or Additions()
         transformation = _with_ends_apart(transformation, added)
+        check_bits(conversion.quantization)
         _check_splits(transformation.split_model)
         ars = {shape.ar for shape in shapes}
         if added.speculative is not None and ars:

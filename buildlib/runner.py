@@ -40,7 +40,7 @@ _CODE: Mapping[Operation, tuple[str, ...]] = MappingProxyType(
         "transform": (*_GRAPHS, "passes"),
         "convert": (*_WEIGHTS, "toolchains"),
         "compile": ("stages.py", "toolchains"),
-        "package": ("stages.py", "checkpoint", "container", "embedding", "package.py"),
+        "package": (*_GRAPHS, "container", "embedding", "package.py", "quantize"),
     }
 )
 _COMPILED = frozenset({"convert", "compile", "package"})  # what the toolchain's versions decide
@@ -98,7 +98,7 @@ class StageRunner:
         Args:
             source: of the graphs of one AR at least.
             inputs: hashes of its files.
-            plan: how what has no encodings is quantized.
+            plan: how what has no encodings is quantized, of a checkpoint all.
             shape: that it is made at, if it has none of its own; a prefill shape, if there is a
                 choice.
 
@@ -113,14 +113,19 @@ class StageRunner:
                 if shape is None:
                     key = "arn_cl_options.skip_ar_cl_conversion"
                     raise InvalidOptionError(key, "a checkpoint has no AR and CL to keep", ())
-                text = _sha256(source.calibration_text)
+                options, text = plan.conversion.quantization, _sha256(source.calibration_text)
                 return self._stage(
                     "export",
                     source.name,
                     source.folder,
-                    {"ar": shape.ar, "cl": shape.cl, "calibration_sha256": text},
+                    {
+                        "ar": shape.ar,
+                        "cl": shape.cl,
+                        "quantization": options,
+                        "calibration_sha256": text,
+                    },
                     (combined(inputs),),
-                    lambda folder: stages.export(source, shape, folder),
+                    lambda folder: stages.export(source, shape, options, folder),
                 )
 
     def _import(
@@ -290,12 +295,13 @@ class StageRunner:
         plan: BuildPlan,
         prepared: Prepared,
         composition: Composition,
+        quantized: Sequence[Path],
         compiled: Sequence[CacheEntry],
         binaries: Sequence[Path],
         model_name: str,
         inputs: Mapping[str, str],
     ) -> Path:
-        """The container."""
+        """The container; `quantized` are QDQ parts that tell how its weights are stored."""
         extras = {name: file.path for name, file in composition.extras.items()}
         hashes = hash_files(extras.values(), self._cache_root / MEMO_FILE)
         config = {
@@ -320,6 +326,7 @@ class StageRunner:
                 model_name=model_name,
                 prepared=prepared,
                 composition=composition,
+                quantized=quantized,
                 inputs=inputs,
                 binaries=binaries,
                 toolchain_versions=self._versions,

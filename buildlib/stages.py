@@ -36,11 +36,15 @@ EMBEDDING_FILE = "embedding.json"
 """An `EmbeddingConfig` whose path is relative to its folder."""
 
 
-def export(source: CheckpointSource, shape: GraphShape, folder: Path) -> None:
-    """Fill `folder` with ONNX, encodings, configuration and tokenizer."""
+def export(
+    source: CheckpointSource, shape: GraphShape, options: QuantizationOptions, folder: Path
+) -> None:
+    """Fill `folder` with ONNX, encodings of the bits in `options`, configuration and tokenizer."""
+    from buildlib.quantize.complete import Bitwidths
     from buildlib.quantize.export import export_checkpoint
 
-    export_checkpoint(source.folder, source.calibration_text, folder, shape)
+    bits = Bitwidths(**options.model_dump())
+    export_checkpoint(source.folder, source.calibration_text, folder, shape, bits)
 
 
 def import_onnx(source: OnnxSource, shape: GraphShape | None, folder: Path) -> None:

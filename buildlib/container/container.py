@@ -19,7 +19,7 @@ from buildlib.container.layout import (
     archive_stem,
     holds,
 )
-from buildlib.container.manifest import ContainerMetadata, is_container, read_metadata
+from buildlib.container.manifest import PRECISION, ContainerMetadata, is_container, read_metadata
 from buildlib.container.placement import placed_folder
 from buildlib.errors import ContainerExistsError, ContainerFileError, InvalidOptionError
 from buildlib.hashing_memo import HashMemo
@@ -140,6 +140,16 @@ class GenAIContainer(GenAIContainerable):
                         str(self.path), name, "has changed since it was written"
                     )
                 memo.remember(folder / name, record.sha256)
+
+    @property
+    def precision(self) -> str | None:
+        """Bits of its linear layers as they are stored, as `W4A16`, or `W4/8A16` where they differ.
+
+        Embedding and output projection are not part of it. None where the container does not tell:
+        those of older versions.
+        """
+        told = self.metadata.model.quantization.get(PRECISION)
+        return told if isinstance(told, str) else None
 
     @property
     def files(self) -> dict[str, Path]:

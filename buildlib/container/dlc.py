@@ -23,7 +23,8 @@ class DlcGraph:
 
     Attributes:
         operators: how many there are of each type, the most frequent first.
-        weight_elements: how many numbers of each type its constants hold.
+        weight_elements: how many numbers of each type its constants hold; those of `int4` take a
+            byte each in a DLC, and half of one in a context binary.
     """
 
     name: str

@@ -28,6 +28,7 @@ from buildlib.toolchains.qnn_types import (
     ENCODING_DEFINED,
     ENCODING_SCALE_OFFSET,
     BackendInterfaceHeader,
+    QuantizeParams,
     Tensor,
     Version,
 )
@@ -42,6 +43,8 @@ _TENSOR_CREATE_GRAPH = 24
 _NOT_SUPPORTED = 1000
 _APP_WRITE, _APP_READ, _STATIC = 0, 1, 4
 _MAX_RANK = 16
+_BW_SCALE_OFFSET, _BW_AXIS_SCALE_OFFSET, _BLOCKWISE_EXPANSION = 2, 3, 5
+_BYTES = frozenset({"int8", "uint8"})
 _ANY_HANDLE = 1
 
 
@@ -63,6 +66,17 @@ class _OpConfig(c.Structure):
         ("inputs", c.c_void_p),
         ("output_count", c.c_uint32),
         ("outputs", c.c_void_p),
+    )
+
+
+class _Blocks(c.Structure):
+    """`Qnn_BlockwiseExpansion_t`: scales of blocks as multiples of their channel's."""
+
+    _fields_ = (
+        ("axis", c.c_int32),
+        ("scale_offsets", c.c_void_p),
+        ("blocks_per_axis", c.c_uint32),
+        ("block_scale_bits", c.c_uint32),
     )
 
 
@@ -130,7 +144,7 @@ class _Notebook:
         if tensor.type in self._tensors:
             self._tensors[tensor.type].append(described)
         elif tensor.type == _STATIC:
-            self._weights[described.dtype] += math.prod(described.shape)
+            self._weights[_weight_type(tensor, described)] += math.prod(described.shape)
         return 0
 
 
@@ -151,6 +165,22 @@ def _describe(tensor: Tensor) -> TensorInfo:
         dtype=DATA_TYPES.get(tensor.data_type, f"unknown 0x{tensor.data_type:04x}"),
         encoding=Encoding(params.scale, params.offset) if per_tensor else None,
     )
+
+
+def _weight_type(tensor: Tensor, described: TensorInfo) -> str:
+    """A DLC keeps integers of 4 bits in a byte each; their encoding tells how many bits count."""
+    params = tensor.quantize
+    if params.definition != ENCODING_DEFINED or described.dtype not in _BYTES:
+        return described.dtype
+    union = c.addressof(params) + QuantizeParams.scale.offset
+    if params.encoding in {_BW_SCALE_OFFSET, _BW_AXIS_SCALE_OFFSET}:
+        bits = c.c_uint32.from_address(union).value
+    elif params.encoding == _BLOCKWISE_EXPANSION:
+        blocks = c.c_void_p.from_address(union).value
+        bits = 8 - _Blocks.from_address(blocks).block_scale_bits if blocks else 8
+    else:
+        return described.dtype
+    return described.dtype.replace("8", str(bits)) if 0 < bits < 8 else described.dtype
 
 
 def _text(raw: bytes | None) -> str:

@@ -21,6 +21,8 @@ from buildlib.errors import ContainerError, ContainerVersionError
 FORMAT_VERSION: Final = 2
 MAX_NAME: Final = 200
 """Characters of a model's name."""
+PRECISION: Final = "precision"
+"""Key in `quantization` of the short text, as `W4A16`."""
 T = TypeVar("T")
 _MAX_BYTES = 16 * 1024 * 1024
 
@@ -47,7 +49,8 @@ class ModelRecord(_Part):
 
     Attributes:
         inputs: SHA-256 of what the container was built from, by name.
-        quantization: how it was quantized, in words and numbers.
+        quantization: how its tensors are stored, in words and numbers; under `PRECISION` the short
+            form. Older containers have other keys.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]

@@ -1,13 +1,15 @@
 """Ranges of activations, seen by running the float model on text.
 
-What is filled in from them: W8A16 with 8-bit caches. Weights of matrices are int8, symmetric, a
-scale for each output channel; embeddings, norms and other constants uint16; activations uint16;
-keys and values uint8 symmetric around 128.
+What is filled in from them has the bits that are asked for, by default W8A16 with 8-bit caches.
+Weights of matrices are int8 or int4, symmetric, a scale for each output channel or LPBQ; those of
+the output projection always int8; embeddings, norms and other constants have the bits of
+activations, uint16 or uint8; keys and values are uint8 symmetric around 128.
 """
 
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.model import Encodings
@@ -18,11 +20,15 @@ from buildlib.quantize.ranges import Ranges, instrument
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner
 
+if TYPE_CHECKING:
+    from buildlib.quantize.complete import Bitwidths
+
 
 def calibrate(
     model_path: Path,
     config: DecoderConfig,
     token_windows: Sequence[Sequence[int]],
+    bitwidths: "Bitwidths | None" = None,
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Encodings:
@@ -32,17 +38,19 @@ def calibrate(
         model_path: at a prefill shape, so that few calls cover a window.
         config: of the model.
         token_windows: each at most the context length; only whole calls of AR tokens count.
+        bitwidths: of everything; by default W8A16.
         progress: told (windows done, windows in all).
 
     Raises:
         CalibrationError: no window holds a whole call, or a token lies outside the vocabulary.
+        InvalidOptionError: bits that a weight cannot have.
     """
     from buildlib.quantize.complete import complete_encodings
 
     none = Encodings(activation_encodings=(), param_encodings=())
     if not token_windows:
         raise CalibrationError("there is no text")
-    return complete_encodings(model_path, none, config, token_windows, progress=progress)
+    return complete_encodings(model_path, none, config, token_windows, bitwidths, progress=progress)
 
 
 def observe_ranges(

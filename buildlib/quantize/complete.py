@@ -1,6 +1,7 @@
 """Encodings for what has none: activations from text, parameters from their own values."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,18 +12,20 @@ from buildlib.encodings.model import Encoding, Encodings, covering, symmetric
 from buildlib.errors import InvalidOptionError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, tensor_array
+from buildlib.graph.infer import static_shape
 from buildlib.quantize.activations import activation_names, known_grids, missing_encodings
 from buildlib.quantize.bounds import Range, fixed_ranges, rotated_ranges
 from buildlib.quantize.calibrate import observe_ranges
+from buildlib.quantize.head import head_weights
 from buildlib.quantize.layout import shared_grids
-from buildlib.quantize.parameters import (
-    ParameterUse,
-    is_bias,
-    parameter_uses,
-)
-from buildlib.quantize.weights import channel_axis, per_channel, value_range
+from buildlib.quantize.parameters import INPUT_STEP, ParameterUse, is_bias, parameter_uses
+from buildlib.quantize.weights import channel_axis, lpbq, per_channel, value_range
 
 _KV_BITS = 8
+_HEAD_BITS = 8
+_LPBQ_BITS = 4
+_BLOCK_KEY = "lpbq_block_size"
+_PREFIX = "quantization."
 _KNOWN_BITS = {"act_bitwidth": (8, 16), "bias_bitwidth": (32,), "param_bitwidth": (4, 8)}
 
 
@@ -30,7 +33,12 @@ _KNOWN_BITS = {"act_bitwidth": (8, 16), "bias_bitwidth": (32,), "param_bitwidth"
 class Bitwidths:
     """Bits of what has no encodings; keys and values have 8, tables and norms those of activations.
 
-    Biases have 32: the QNN provider of ONNX Runtime compiles no others.
+    Biases have 32: the QNN provider of ONNX Runtime compiles no others. The output projection has
+    8, whatever the other weights have: its errors go straight into the logits.
+
+    Attributes:
+        lpbq_block_size: weights of 4 bits get scales in blocks of so many inputs; None: a scale for
+            each output channel.
 
     Raises:
         InvalidOptionError: a number that cannot be built.
@@ -39,12 +47,16 @@ class Bitwidths:
     act_bitwidth: int = 16
     bias_bitwidth: int = 32
     param_bitwidth: int = 8
+    lpbq_block_size: int | None = None
 
     def __post_init__(self) -> None:
         for key, known in _KNOWN_BITS.items():
             if getattr(self, key) not in known:
                 reason = f"{getattr(self, key)} bits cannot be built"
-                raise InvalidOptionError(key, reason, tuple(map(str, known)))
+                raise InvalidOptionError(_PREFIX + key, reason, tuple(map(str, known)))
+        if self.lpbq_block_size is not None and self.param_bitwidth != _LPBQ_BITS:
+            reason = f"LPBQ is of 4 bits, and {_PREFIX}param_bitwidth is {self.param_bitwidth}"
+            raise InvalidOptionError(_PREFIX + _BLOCK_KEY, reason, ())
 
 
 def complete_encodings(
@@ -70,6 +82,7 @@ def complete_encodings(
     Raises:
         EncodingsError: encodings of values that the model has not, or that contradict each other;
             or activations or weights without any, and no text.
+        InvalidOptionError: LPBQ is asked for, and the compiler takes none of a weight's width.
         CalibrationError: the text cannot calibrate this model.
         ModelFileError: the model cannot be read, or tells no AR and CL.
     """
@@ -80,13 +93,15 @@ def complete_encodings(
     grids = known_grids(graph, given)
     names = activation_names(graph)
     uses = _uncovered(parameter_uses(graph, given, grids), given)
+    heads = head_weights(graph)
+    _check_blocks([use for name, use in uses.items() if name not in heads], bits)
     ranges = fixed_ranges(graph)
     unknown = [name for name in names if name not in grids and name not in ranges]
     if not token_windows:
         ranges = rotated_ranges(graph, grids) | ranges
     elif unknown or uses:
         ranges = observe_ranges(model_path, config, token_windows, progress).known() | ranges
-    work = _Completion(grids, ranges, bits)
+    work = _Completion(grids, ranges, bits, heads)
     work.add_parameter_ranges(uses)
     work.share(shared_grids(graph))
     missing = [name for name in unknown if name not in work.shared]
@@ -131,15 +146,41 @@ def _is_matrix(use: ParameterUse) -> bool:
     return channel_axis(use.node, use.index) is not None
 
 
+def _check_blocks(uses: Sequence[ParameterUse], bits: Bitwidths) -> None:
+    """See that every matrix can have the blocks that are asked for, before any text is run."""
+    size = bits.lpbq_block_size
+    if size is None:
+        return
+    for use in uses:
+        axis, shape = channel_axis(use.node, use.index), static_shape(use.source)
+        if axis is None or shape is None:
+            continue
+        inputs = math.prod(shape) // shape[axis]
+        step = next((step for step in (INPUT_STEP, size) if inputs % step), None)
+        if step is None and len(shape) == 2:
+            continue
+        why = f"which {step} does not divide" if step else f"in {len(shape)} dimensions"
+        reason = (
+            f"{use.name} has {inputs} inputs, {why}, and the compiler gets such LPBQ wrong; "
+            "without this option 4 bits have a scale for each output channel"
+        )
+        raise InvalidOptionError(_PREFIX + _BLOCK_KEY, reason, ())
+
+
 class _Completion:
     """What is known so far, and what follows from it."""
 
     def __init__(
-        self, grids: Mapping[str, Grid], ranges: Mapping[str, Range], bits: Bitwidths
+        self,
+        grids: Mapping[str, Grid],
+        ranges: Mapping[str, Range],
+        bits: Bitwidths,
+        heads: Collection[str],
     ) -> None:
         self.grids = grids
         self.ranges = dict(ranges)
         self.bits = bits
+        self.heads = heads
         self.shared: dict[str, Encoding] = {}
 
     def add_parameter_ranges(self, uses: Mapping[str, ParameterUse]) -> None:
@@ -177,6 +218,10 @@ class _Completion:
         axis = channel_axis(use.node, use.index)
         if axis is not None:
             array = tensor_array(use.source.const_value)
+            if use.name in self.heads:
+                return per_channel(use.name, array, axis, _HEAD_BITS)
+            if self.bits.lpbq_block_size is not None:
+                return lpbq(use.name, array, axis, self.bits.lpbq_block_size)
             return per_channel(use.name, array, axis, self.bits.param_bitwidth)
         if use.name in self.shared:
             return self.shared[use.name]

@@ -16,6 +16,7 @@ from buildlib.graph.files import write_atomically
 from buildlib.graph.llama import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.quantize.calibrate import calibrate
+from buildlib.quantize.complete import Bitwidths
 
 DEFAULT_WINDOWS = 8
 
@@ -25,6 +26,7 @@ def export_checkpoint(
     calibration_text: str,
     out_dir: Path,
     shape: GraphShape,
+    bitwidths: Bitwidths | None = None,
     *,
     n_windows: int = DEFAULT_WINDOWS,
     progress: Callable[[int, int], None] | None = None,
@@ -36,12 +38,14 @@ def export_checkpoint(
         calibration_text: of the kind that the model was trained on.
         out_dir: made if need be.
         shape: of the ONNX; a prefill shape, as calibration runs at it.
+        bitwidths: of weights and activations; by default W8A16.
         n_windows: windows of text, spread over all of it, that calibrate activations.
         progress: told (windows calibrated, windows in all).
 
     Raises:
         CheckpointError: the checkpoint, or its tokenizer, is missing or corrupt.
         CalibrationError: the text is shorter than one call of the graph.
+        InvalidOptionError: bits that a weight cannot have.
     """
     checkpoint = Checkpoint.load(checkpoint_dir)
     windows = text_windows(
@@ -55,7 +59,7 @@ def export_checkpoint(
     for path in (checkpoint.folder / CONFIG_FILE, checkpoint.tokenizer_path):
         write_atomically(out_dir / path.name, path.read_bytes())
     model = export_onnx(checkpoint, shape, out_dir)
-    encodings = calibrate(model, checkpoint.config, windows, progress=progress)
+    encodings = calibrate(model, checkpoint.config, windows, bitwidths, progress=progress)
     encodings.save(out_dir / ENCODINGS_FILE)
     return out_dir
 

@@ -14,7 +14,9 @@ from buildlib.graph.values import is_parameter, is_real, source_of
 from buildlib.quantize.layout import moved_inputs
 from buildlib.quantize.weights import channel_axis
 
-_INPUT_STEP = 32
+INPUT_STEP = 32
+"""Must divide the inputs of a weight in blocks."""
+
 _BIASED = {"Gemm", "Conv"}
 _SKIPPED = {"Cast", "DequantizeLinear", "QuantizeLinear"}
 
@@ -116,8 +118,8 @@ def _check_blocks(grid: Grid | None, source: ir.Value, axis: int) -> None:
     shape = static_shape(source)
     if grid is None or grid.block_size is None or shape is None:
         return
-    if len(shape) != 2 or shape[1 - axis] % _INPUT_STEP:
-        reason = f"LPBQ of a weight of shape {list(shape)}: {_INPUT_STEP} must divide the inputs"
+    if len(shape) != 2 or shape[1 - axis] % INPUT_STEP:
+        reason = f"LPBQ of a weight of shape {list(shape)}: {INPUT_STEP} must divide the inputs"
         raise EncodingsError(str(source.name), reason)
 
 

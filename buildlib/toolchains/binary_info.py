@@ -5,7 +5,7 @@ import ctypes as c
 from buildlib.toolchains import qnn_types as qnn
 from buildlib.toolchains.base import BinaryInfo, Encoding, GraphInfo, TensorInfo
 from buildlib.toolchains.child import RefusedError
-from buildlib.toolchains.qnn_api import FunctionTable, SystemFunction
+from buildlib.toolchains.qnn_api import FunctionTable, QnnCallError, SystemFunction
 
 _BINARY_INFO_VERSION = 3
 _GRAPH_INFO_VERSION = 3
@@ -45,10 +45,16 @@ def raw_binary_info(system: FunctionTable, binary: bytes) -> tuple[qnn.BinaryInf
     """
     handle, info, size = c.c_void_p(), c.c_void_p(), c.c_uint64()
     system.call(SystemFunction.CONTEXT_CREATE, c.pointer(handle))
-    system.call(
-        SystemFunction.CONTEXT_GET_BINARY_INFO,
-        handle, c.c_char_p(binary), c.c_uint64(len(binary)), c.pointer(info), c.pointer(size),
-    )  # fmt: skip
+    try:
+        system.call(
+            SystemFunction.CONTEXT_GET_BINARY_INFO,
+            handle, c.c_char_p(binary), c.c_uint64(len(binary)), c.pointer(info), c.pointer(size),
+        )  # fmt: skip
+    except QnnCallError as error:
+        raise RefusedError(
+            f"it is damaged, of a newer QNN, or another kind of file (QNN error {error.code}); "
+            "what can be read are containers, context binaries, DLCs and entries of the cache"
+        ) from error
     if not info.value:
         raise RefusedError("it holds no information")
     raw = qnn.BinaryInfo.from_address(info.value)

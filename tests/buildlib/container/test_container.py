@@ -229,6 +229,19 @@ def edit(container: GenAIContainer, change: Callable[[dict[str, object]], None])
     path.write_text(json.dumps(values))
 
 
+def test_a_container_of_an_older_version_tells_no_precision(container: GenAIContainer) -> None:
+    assert GenAIContainer.load(container.path).precision is None
+
+    def tell(text: object) -> str | None:
+        model = container.metadata.model.model_dump(mode="json")
+        model["quantization"] |= {"precision": text}
+        edit(container, lambda values: values.update(model=model))
+        return GenAIContainer.load(container.path).precision
+
+    assert tell("W4/8A16") == "W4/8A16"
+    assert tell(4) is None
+
+
 def test_later_format_is_refused(container: GenAIContainer) -> None:
     edit(container, lambda values: values.update(format_version=3))
     with pytest.raises(ContainerVersionError, match="update qnnfarm"):

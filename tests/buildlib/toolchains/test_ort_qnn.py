@@ -199,6 +199,9 @@ def test_damaged_binary_is_an_error(
     with pytest.raises(InvalidBinaryError) as caught:
         toolchain.inspect(bad)
     assert "\n" not in str(caught.value)
+    if damage == "random":
+        assert "another kind of file (QNN error " in str(caught.value)
+        assert "what can be read are containers, context binaries, DLCs" in str(caught.value)
 
 
 def test_a_step_that_takes_too_long_is_killed(models: dict[int, Path], tmp_path: Path) -> None:
