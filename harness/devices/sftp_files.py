@@ -12,7 +12,7 @@ import paramiko
 from harness.adb.connection import Deadline, StreamClosed
 from harness.devices.base import Progress
 from harness.errors import DeviceUnsupportedError
-from harness.ssh.host import SshHost, closing_by
+from harness.ssh.host import SshHost, closing_by, stands
 
 _REQUEST = 192 * 1024
 """An OpenSSH server takes packets of 256 KiB; a read waits for its answer, so it is a large one."""
@@ -122,9 +122,9 @@ def _client(host: SshHost, channel: paramiko.Channel, deadline: Deadline) -> par
     try:
         channel.invoke_subsystem("sftp")
         return paramiko.SFTPClient(channel)
-    except (paramiko.SSHException, paramiko.SFTPError, EOFError) as error:
+    except (paramiko.SSHException, paramiko.SFTPError, EOFError, OSError) as error:
         deadline.remaining()
-        if not channel.get_transport().is_active():
+        if not stands(channel):
             raise
         reason = f"its SSH server offers no SFTP that works: {error}"
         raise DeviceUnsupportedError(

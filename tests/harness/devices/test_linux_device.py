@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from harness.devices.linux import LinuxDevice
@@ -243,6 +244,26 @@ def test_a_host_without_sftp(make_board: MakeBoard, tmp_path: Path, line: str) -
     with run_sshd(server, text), pytest.raises(DeviceUnsupportedError, match="offers no SFTP"):
         device.push(tmp_path / "file", f"{tmp_path}/remote")
     assert not (tmp_path / "remote").exists()
+
+
+def test_an_sftp_that_ends_before_it_is_asked_is_none(
+    make_board: MakeBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, device = make_board()
+    server.stop()
+    begin = paramiko.Channel.invoke_subsystem
+
+    def begin_and_end(channel: paramiko.Channel, name: str) -> None:
+        begin(channel, name)
+        while not channel.closed:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(paramiko.Channel, "invoke_subsystem", begin_and_end)
+    config = (server.folder / "sshd_config").read_text()
+    text = config.replace("Subsystem sftp internal-sftp", "Subsystem sftp /bin/false")
+    (tmp_path / "file").write_text("x")
+    with run_sshd(server, text), pytest.raises(DeviceUnsupportedError, match="offers no SFTP"):
+        device.push(tmp_path / "file", f"{tmp_path}/remote")
 
 
 def test_a_file_that_becomes_shorter_is_not_whole(make_board: MakeBoard, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_server_that_does_not_run_is_not_started(lab: Lab, new_port: Callable[
 
 
 def test_a_virtual_device_by_its_name_is_the_pools(devices: Devices) -> None:
-    with pytest.raises(DeviceSpecError, match="a pool"):
+    with pytest.raises(DeviceSpecError, match="by a pool, or by their serials"):
         devices.open(DeviceSpec("virtual", "faraway"))
 
 
