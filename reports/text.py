@@ -61,13 +61,9 @@ def percent(value: float) -> str:
 
 
 def graphs(container: ContainerInfo) -> str:
-    """The shapes of a container's graphs: `AR 1, 32, CL 192`."""
-    return f"AR {', '.join(map(str, container.ars))}, CL {container.cl}"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    """Bits and shapes of a container's graphs: `W4A16, AR 1, 32, CL 192`."""
+    shapes = f"AR {', '.join(map(str, container.ars))}, CL {container.cl}"
+    return f"{container.precision}, {shapes}" if container.precision else shapes
 
 
 def condition(record: Condition) -> str:

@@ -29,6 +29,7 @@ from harness.cli import (
     libraries,
     perplexity,
     pool,
+    results,
     run,
 )
 from harness.errors import WrongUseError, one_line
@@ -61,6 +62,7 @@ def build_app() -> typer.Typer:
     app.command("devices")(devices.devices)
     app.add_typer(device.app, name="device")
     app.add_typer(pool.app, name="pool")
+    app.add_typer(results.app, name="results")
     app.add_typer(cache.app, name="cache")
     app.add_typer(libraries.app, name="libraries")
     app.command("doctor")(doctor.doctor)

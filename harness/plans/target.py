@@ -11,6 +11,7 @@ from harness.devices.base import Device, DeviceProperties
 from harness.runtimes.genie import GenieRuntime
 from harness.store import provenance
 from harness.store.records import ContainerInfo, DeviceInfo, Provenance
+from harness.words import soc_in_words
 
 DeviceSource = Callable[[int], AbstractContextManager[Device]]
 """Gives the device of a session, by the session's number, for as long as the block lasts."""
@@ -35,7 +36,8 @@ class Target:
     def where_in_words(self) -> str:
         """The device in an answer for people: `127.0.0.1:5555 (SM8750 emulator)`."""
         device = self.properties
-        return f"{device.serial} ({device.soc}{' emulator' if device.emulator else ''})"
+        kind = soc_in_words(device.soc, emulator=device.emulator)
+        return f"{device.serial} ({kind})" if kind else device.serial
 
     @property
     def tokenizer(self) -> Path:
@@ -59,6 +61,7 @@ class Target:
             ars=metadata.graphs.auto_regression_numbers,
             cl=metadata.graphs.context_length,
             n_splits=metadata.graphs.splits,
+            precision=self.container.precision,
         )
 
     @property

@@ -70,14 +70,25 @@ class Database:
 
     def use_wal(self) -> None:
         """Switch a SQLite file to WAL for good; to be called once the file is known to be ours."""
-        if self._engine.dialect.name == "sqlite":
-            with self._guarded():
-                connection = self._engine.raw_connection()
-                try:
-                    with closing(connection.cursor()) as cursor:
-                        _enter_wal(cursor, self._busy_timeout_s)
-                finally:
-                    connection.close()
+        if self.is_file:
+            with self.cursor() as cursor:
+                _enter_wal(cursor, self._busy_timeout_s)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is SQLite's, and no server's."""
+        return self._engine.dialect.name == "sqlite"
+
+    @contextmanager
+    def cursor(self) -> Iterator[DBAPICursor]:
+        """A SQLite connection outside of any transaction: for `PRAGMA` and `VACUUM`."""
+        with self._guarded():
+            connection = self._engine.raw_connection()
+            try:
+                with closing(connection.cursor()) as cursor:
+                    yield cursor
+            finally:
+                connection.close()
 
     def close(self) -> None:
         """Give up all connections."""

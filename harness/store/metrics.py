@@ -90,8 +90,10 @@ class Metric:
         return f"{value * self.scale:,.{max(decimals, 0)}f}"
 
     def show(self, value: float) -> str:
-        """The value with its unit."""
-        return f"{self.format(value)} {self.shown_unit}".rstrip()
+        """The value with its unit, which is a plural of whole things: `1 token`, `2 tokens`."""
+        one = value == 1 and self.integral and self.shown_unit == self.unit
+        unit = self.shown_unit.removesuffix("s") if one else self.shown_unit
+        return f"{self.format(value)} {unit}".rstrip()
 
 
 def find_metric(key: str) -> Metric:

@@ -31,7 +31,12 @@ def _to_2(connection: Connection) -> None:
     schema.telemetry.create(connection)
 
 
-MIGRATIONS: Mapping[int, Migration] = MappingProxyType({2: _to_2})
+def _to_3(connection: Connection) -> None:
+    """How the containers of before are quantized is not known."""
+    connection.execute(text('ALTER TABLE runs ADD COLUMN "precision" TEXT'))
+
+
+MIGRATIONS: Mapping[int, Migration] = MappingProxyType({2: _to_2, 3: _to_3})
 """What turns schema n-1 into schema n, by n. Schema 1 is the first, so nothing leads to it."""
 
 

@@ -201,6 +201,7 @@ def _parse(row: RowMapping, measured: Sequence[RowMapping]) -> Run:
             ars=row["ars"],
             cl=row["cl"],
             n_splits=row["n_splits"],
+            precision=row["precision"],
         ),
         device=DeviceInfo(
             serial=row["device_serial"],

@@ -124,6 +124,7 @@ class ContainerInfo(Record):
         target: what it was compiled for: `SM8750`, `SM8750:emulator`.
         ars: autoregression lengths of its graphs.
         cl: context length in tokens.
+        precision: bits of the linear layers, `W4A16`; `None` where the container does not tell.
     """
 
     model: StorableText
@@ -132,6 +133,7 @@ class ContainerInfo(Record):
     ars: tuple[Annotated[int, Field(ge=1)], ...]
     cl: AtLeastOne
     n_splits: AtLeastOne
+    precision: StorableText | None = None
 
 
 class DeviceInfo(Record):

@@ -7,6 +7,7 @@ History of `SCHEMA_VERSION`:
     1  runs, measurements, schema version.
     2  groups of runs (sessions, comparisons), conditions, output checks, warm-up detection;
        telemetry.
+    3  precision of containers.
 
 To change the tables: change them here, raise `SCHEMA_VERSION`, add a line above and a migration
 from the last version to `harness/store/migrations.py`.
@@ -33,7 +34,7 @@ from sqlalchemy import (
     TypeDecorator,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -87,6 +88,7 @@ runs = Table(
     Column("ars", JSON, nullable=False),
     Column("cl", Integer, nullable=False),
     Column("n_splits", Integer, nullable=False),
+    Column("precision", Text),
     # The device.
     Column("device_serial", Text, nullable=False),
     Column("soc", Text, nullable=False),

@@ -1,7 +1,8 @@
 """The results store: where runs and measurements are kept."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,7 +16,19 @@ from harness.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from harness.store import engine, migrations, packing, read, schema, write
+from harness.store import (
+    engine,
+    inventory,
+    migrations,
+    packing,
+    prune,
+    read,
+    room,
+    schema,
+    write,
+)
+from harness.store.inventory import Holding
+from harness.store.prune import Amount, Pruning
 from harness.store.read import RunFilter
 from harness.store.records import (
     CheckOutcome,
@@ -28,6 +41,7 @@ from harness.store.records import (
     TelemetrySeries,
     now,
 )
+from harness.store.room import Room
 
 _EVERYTHING = RunFilter()
 _CONDITIONS: TypeAdapter[tuple[Condition, ...]] = TypeAdapter(tuple[Condition, ...])
@@ -349,6 +363,42 @@ class ResultsStore:
         """The newest runs that have telemetry, so many at most."""
         with self._database.reading() as connection:
             return read.with_telemetry(connection, newest)
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """What there is of each day, container and device, the oldest day first.
+
+        Raises:
+            NotAStoreError: a row cannot be read.
+        """
+        with self._database.reading() as connection:
+            return inventory.holdings(connection, self.location)
+
+    def room(self) -> Room:
+        """How much room the database takes."""
+        with self._database.reading() as connection:
+            return room.room(connection)
+
+    def prunable(self, wanted: Pruning) -> Amount:
+        """What `prune` would remove now."""
+        with self._database.reading() as connection:
+            return prune.plan(connection, wanted)
+
+    def vouching(self, before: datetime) -> int:
+        """How many perplexities are older, which `prune` lets stay."""
+        with self._database.reading() as connection:
+            return prune.vouching(connection, before)
+
+    def prune(self, wanted: Pruning) -> Generator[Amount, None, None]:
+        """Remove old runs, or just their telemetry, as one goes through what this gives.
+
+        Each is what one short transaction removed; others write in between. Perplexities that are
+        done stay, and so does a group that has a newer run, or one that is under way.
+        """
+        return prune.prune(self._database, wanted)
+
+    def give_back(self) -> str:
+        """Give free room to the disk; why that could not be, in words, or nothing."""
+        return room.give_back(self._database)
 
     def close(self) -> None:
         """Give up the connections."""

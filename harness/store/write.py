@@ -236,7 +236,7 @@ def _row(run: Run) -> dict[str, Any]:
         "conditions": [dict(condition) for condition in run.conditions],
         "check_outcome": run.check.outcome,
         "check_reason": run.check.reason,
-        **container.model_dump(include={"model", "target", "cl", "n_splits"}),
+        **container.model_dump(include={"model", "target", "cl", "n_splits", "precision"}),
         "container_sha256": container.sha256,
         "ars": list(container.ars),
         **device.model_dump(include={"soc", "emulator", "dsp_arch", "abi", "android_version"}),

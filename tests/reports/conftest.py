@@ -40,6 +40,7 @@ class Sample:
             ars=(1, 32) if emulator else (1, 128),
             cl=192 if emulator else 4096,
             n_splits=2,
+            precision="W8A16",
         )
         self.device = DeviceInfo(
             serial=f"127.0.0.1:{soc[2:]}" if emulator else f"R3CX{soc[2:]}A",

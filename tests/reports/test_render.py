@@ -201,7 +201,9 @@ def test_provenance_is_complete(samples: Samples) -> None:
 def test_numbers_stand_beside_what_ran() -> None:
     """Rows, lanes, comparisons and perplexities of two context lengths can be told apart."""
     phone = Sample("SM8750", emulator=False)
-    longer = phone.container.model_copy(update={"sha256": "b" * 64, "cl": 512})
+    longer = phone.container.model_copy(
+        update={"sha256": "b" * 64, "cl": 512, "precision": "W4A16"}
+    )
     values = speeds([900.0] * 4, [50.0] * 4, [0.05] * 4, 300)
     runs = []
     for number in range(6):
@@ -221,12 +223,12 @@ def test_numbers_stand_beside_what_ran() -> None:
     html = render.render(compose(Results("results.db", tuple(runs), ())), MOMENT)
     text = " ".join("".join(Structure(html).text).split())
     a, b = phone.container.sha256[:12], "b" * 12
-    for cl, sha in ((4096, a), (512, b)):
-        assert f"pp64+tg16 · AR 1, 128, CL {cl} · container {sha}" in text
-    assert f"A {a} AR 1, 128, CL 4096B {b} AR 1, 128, CL 512pp64+tg16 on" in text
+    for bits, cl, sha in (("W8A16", 4096, a), ("W4A16", 512, b)):
+        assert f"pp64+tg16 · {bits}, AR 1, 128, CL {cl} · container {sha}" in text
+    assert f"A {a} W8A16, AR 1, 128, CL 4096B {b} W4A16, AR 1, 128, CL 512pp64+tg16 on" in text
     assert f"pp64+tg16, A, {a}, " in text
     perplexities = html.split('id="hardware-perplexity"')[1].split("</table>")[0]
-    assert f"AR 1, 128, CL 512 · container&nbsp;<code>{b}" in perplexities
+    assert f"W4A16, AR 1, 128, CL 512 · container&nbsp;<code>{b}" in perplexities
 
 
 def test_a_machine_without_a_soc_has_a_name_and_links() -> None:

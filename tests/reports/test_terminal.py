@@ -100,7 +100,7 @@ def test_a_pipe_gets_everything_and_no_spaces_at_the_end() -> None:
 
 def test_rows_that_look_alike_name_their_containers() -> None:
     runs = [run for run in lab.duel(0.2) if run.label]
-    longer = {"sha256": "b" * 64, "cl": 512}
+    longer = {"sha256": "b" * 64, "cl": 512, "precision": "W4A16"}
     runs = [
         run.model_copy(update={"container": run.container.model_copy(update=longer)})
         if run.label == "B"
@@ -110,11 +110,11 @@ def test_rows_that_look_alike_name_their_containers() -> None:
     text = _shown(runs, None)
     table = "\n".join(_table(text))
     a = runs[0].container.sha256[:12]
-    assert f"AR 1, 128, CL 4096, {a}" in table
-    assert f"AR 1, 128, CL 512, {'b' * 12}" in table
+    assert f"W8A16, AR 1, 128, CL 4096, {a}" in table
+    assert f"W4A16, AR 1, 128, CL 512, {'b' * 12}" in table
     told = (
-        f"A is Llama-3.2-1B {a} (AR 1, 128, CL 4096), "
-        f"B is Llama-3.2-1B {'b' * 12} (AR 1, 128, CL 512), pp64+tg16"
+        f"A is Llama-3.2-1B {a} (W8A16, AR 1, 128, CL 4096), "
+        f"B is Llama-3.2-1B {'b' * 12} (W4A16, AR 1, 128, CL 512), pp64+tg16"
     )
     assert told in text
     assert re.search(

@@ -69,6 +69,8 @@ TABLE = (
     (NO_ANSWER, "pool undrain here"),
     (NO_ANSWER, "pool unquarantine here"),
     (NO_ANSWER, "report --db nothing.db"),
+    (NO_ANSWER, "results ls --db nothing.db"),
+    (NO_ANSWER, "results prune --older-than 9d --db nothing.db"),
     (NO_ANSWER, f"run nothing.yaml {_DB}"),
     (NO_ANSWER, f"run nowhere.yaml {_DB}"),
 )

@@ -23,6 +23,7 @@ def _make_run(**changes: object) -> Run:
             ars=(1, 32),
             cl=192,
             n_splits=2,
+            precision="W8A16",
         ),
         "device": DeviceInfo(
             serial="127.0.0.1:5555",

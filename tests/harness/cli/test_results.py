@@ -1,0 +1,126 @@
+"""`qnnfarm results` on real databases: what it lists, what it removes, what it says of both."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from harness.exit_codes import NO_ANSWER
+from harness.store.records import (
+    ContainerInfo,
+    DeviceInfo,
+    Measurement,
+    Provenance,
+    Run,
+    TelemetrySeries,
+    Workload,
+    now,
+)
+from harness.store.store import ResultsStore
+
+SERIES = [TelemetrySeries("temp_c:cpu", "degC", (0.0, 1.0), (30.0, 31.5))]
+
+
+def results(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "harness.cli", "results", *words],
+        capture_output=True, text=True, check=False, cwd=folder,
+        env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[3]), "COLUMNS": "120"},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def fill(tmp_path: Path) -> Callable[[], Path]:
+    """Makes a database of a run that is 100 days old and one of today."""
+
+    def make() -> Path:
+        path = tmp_path / "results.db"
+        with ResultsStore.open(path) as store:
+            for days in (100, 0):
+                run = Run(
+                    kind="bench",
+                    created_at=now() - timedelta(days=days),
+                    container=ContainerInfo(
+                        model="tiny [bold]llama", sha256="a" * 64, target="SM8750", ars=(1, 32),
+                        cl=192, n_splits=2,
+                    ),
+                    device=DeviceInfo(serial="R5CX", soc="SM8750", emulator=False),
+                    workload=Workload(runner="genie-t2t-run"),
+                    provenance=Provenance(
+                        toolchain="ort_qnn", toolchain_versions={}, library_versions={},
+                        qnnfarm_version="0.1.0", host="bench-1",
+                    ),
+                )  # fmt: skip
+                store.begin_run(run)
+                store.add_measurements(run.id, [Measurement(metric="ttft_s", value=0.5)])
+                store.add_telemetry(run.id, SERIES, repetition=0)
+                store.finish_run(run.id)
+        return path
+
+    return make
+
+
+def test_what_there_is(fill: Callable[[], Path], tmp_path: Path) -> None:
+    path = fill()
+    done = results(tmp_path, "ls")
+    assert (done.returncode, done.stderr) == (0, "")
+    heading, old, young, total = done.stdout.splitlines()
+    assert heading.startswith("day (UTC)")
+    assert old < young
+    for word in ("tiny [bold]llama", "a" * 12, "R5CX", "SM8750"):
+        assert word in young
+    assert total.startswith("2 runs, ")
+    found = json.loads(results(tmp_path, "ls", "--json", "--db", str(path)).stdout)
+    assert found["size_bytes"] == path.stat().st_size
+    assert [one["runs"] for one in found["holdings"]] == [1, 1]
+
+
+def test_a_dry_run_says_what_the_real_one_does(fill: Callable[[], Path], tmp_path: Path) -> None:
+    path = fill()
+    before = path.read_bytes()
+    dry = results(tmp_path, "prune", "--older-than", "90d", "--dry-run")
+    assert (dry.returncode, dry.stdout) == (0, "")
+    assert "would remove from results.db" in dry.stderr
+    assert "1 run with 1 measurement and telemetry of 1 repetition" in dry.stderr
+    assert path.read_bytes() == before
+    done = results(tmp_path, "prune", "--older-than", "90d")
+    assert done.returncode == 0
+    assert done.stderr.startswith("removing from results.db")
+    assert done.stdout.startswith("removed 1 run with 1 measurement and telemetry of 1 repetition")
+    with ResultsStore.open(path, create=False) as store:
+        assert len(store.list_runs()) == 1
+    again = json.loads(results(tmp_path, "prune", "--older-than", "90d", "--json").stdout)
+    assert (again["runs"], again["dry_run"], again["not_given_back"]) == (0, False, "")
+
+
+def test_telemetry_alone(fill: Callable[[], Path], tmp_path: Path) -> None:
+    path = fill()
+    done = results(tmp_path, "prune", "--older-than", "90d", "--keep-measurements")
+    assert done.returncode == 0
+    assert done.stdout.startswith("removed telemetry of 1 repetition, ")
+    with ResultsStore.open(path, create=False) as store:
+        old, young = store.list_runs()
+        assert old.values("ttft_s") == (0.5,)
+        assert store.telemetry(old.id) == ()
+        assert store.telemetry(young.id)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ls"], "no results database"),
+        (["prune", "--older-than", "90d"], "no results database"),
+        (["prune", "--older-than", "soon"], "no time span"),
+        (["prune", "--older-than", "9999999d"], "nothing can be that old"),
+        (["prune"], "--older-than"),
+    ],
+)
+def test_what_cannot_be_done_is_said(tmp_path: Path, words: list[str], said: str) -> None:
+    done = results(tmp_path, *words)
+    assert done.returncode == NO_ANSWER
+    assert said in done.stderr
+    assert list(tmp_path.iterdir()) == []
