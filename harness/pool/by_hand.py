@@ -76,7 +76,9 @@ class ByHand:
         """
         state = self._row(name).state
         if state is not MemberState.QUARANTINED:
-            raise MemberStateError(name, state, "it is not in quarantine")
+            stuck = state in {MemberState.RECOVERING, MemberState.ABSENT}
+            hint = f": `qnnfarm pool recover {name}` tries it now" if stuck else ""
+            raise MemberStateError(name, state, f"it is not in quarantine{hint}")
         return self._work(name, tell)
 
     def recover(self, name: str, *, tell: Tell = silent) -> MemberState:
@@ -94,7 +96,7 @@ class ByHand:
         if row.state in {MemberState.DRAINING, MemberState.QUARANTINED}:
             wish = "undrain" if row.state is MemberState.DRAINING else "unquarantine"
             raise MemberStateError(name, row.state, f"{wish} it instead")
-        self._event(name, Event.FAILED, "recovery was asked for")
+        self._event(name, Event.RECOVER, "recovery was asked for")
         return self._work(name, tell)
 
     def _work(self, name: str, tell: Tell) -> MemberState:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from harness.errors import DamagedLedgerError, LedgerError, NewerLedgerError
 from harness.paths import state_dir
 
-FORMAT = 2
+FORMAT = 3
 _APPLICATION_ID = 0x716E6670
 _BUSY_S = 30.0
 _RETRY_S = 0.01
@@ -28,6 +28,7 @@ CREATE TABLE devices (
     attempts INTEGER NOT NULL DEFAULT 0, due REAL NOT NULL DEFAULT 0,
     fence TEXT NOT NULL DEFAULT '', root TEXT NOT NULL DEFAULT '',
     quiet INTEGER NOT NULL DEFAULT 0,
+    step TEXT NOT NULL DEFAULT '', step_at REAL NOT NULL DEFAULT 0,
     soc TEXT NOT NULL DEFAULT '', hexagon TEXT NOT NULL DEFAULT '', free_bytes INTEGER
 ) STRICT;
 CREATE TABLE addresses (spec TEXT PRIMARY KEY, key TEXT NOT NULL) STRICT;
@@ -61,7 +62,11 @@ _MIGRATIONS: MappingProxyType[int, str] = MappingProxyType(
         ALTER TABLE devices ADD COLUMN root TEXT NOT NULL DEFAULT '';
         ALTER TABLE devices ADD COLUMN quiet INTEGER NOT NULL DEFAULT 0;
         INSERT INTO counters VALUES ('facts', 0);
-        """
+        """,
+        2: """
+        ALTER TABLE devices ADD COLUMN step TEXT NOT NULL DEFAULT '';
+        ALTER TABLE devices ADD COLUMN step_at REAL NOT NULL DEFAULT 0;
+        """,
     }
 )
 """From a format to the next."""

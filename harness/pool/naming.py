@@ -1,9 +1,7 @@
 """Errors name what was done in words: what we say to a device is nobody's to read."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 
 from harness.errors import DeviceCommandError, DeviceLostError, DeviceTimeoutError
 
@@ -37,26 +35,46 @@ def in_words(command: str, work_root: str) -> str:
     return _WHAT_SCRIPTS_DO[called[-1]] if called else SCRIPTS
 
 
-@contextmanager
-def named(action: str) -> Iterator[None]:
-    """Errors of commands of ours name `action` instead of the command."""
-    with renamed(action):
-        try:
-            yield
-        except DeviceCommandError as error:
-            raise DeviceCommandError(
-                error.serial, action, error.exit_status, error.log_tail
+class renamed:  # noqa: N801  (read as a verb, like `contextlib.suppress`)
+    """Errors of a command of ours that did not come to its end name `action` instead of it.
+
+    One that failed keeps its name. A class, so that tracebacks of tests end with who called, not
+    in here or in `contextlib`.
+    """
+
+    def __init__(self, action: str) -> None:
+        self._action = action
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        __tracebackhide__ = True
+        if isinstance(error, DeviceTimeoutError):
+            raise DeviceTimeoutError(
+                error.serial, self._action, error.timeout_s, error.log_tail
             ) from error.__cause__
+        if isinstance(error, DeviceLostError):
+            raise DeviceLostError(error.serial, self._action, error.reason) from error.__cause__
 
 
-@contextmanager
-def renamed(action: str) -> Iterator[None]:
-    """The same for a command that did not come to its end; one that failed keeps its name."""
-    try:
-        yield
-    except DeviceTimeoutError as error:
-        raise DeviceTimeoutError(
-            error.serial, action, error.timeout_s, error.log_tail
-        ) from error.__cause__
-    except DeviceLostError as error:
-        raise DeviceLostError(error.serial, action, error.reason) from error.__cause__
+class named(renamed):  # noqa: N801
+    """The same, and for a command that failed."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        __tracebackhide__ = True
+        super().__exit__(kind, error, trace)
+        if isinstance(error, DeviceCommandError):
+            raise DeviceCommandError(
+                error.serial, self._action, error.exit_status, error.log_tail
+            ) from error.__cause__

@@ -28,6 +28,8 @@ from harness.pool.opening import DeviceOpener, Opener, seen_from_outside, soc_of
 from harness.pool.owner import this_process
 from harness.pool.register import HistoryEntry
 from harness.pool.roster import Roster
+from harness.pool.rows import DeviceRow
+from harness.pool.status import left_alone
 from harness.pool.upkeep import Upkeep
 
 VARIABLE = "QNNFARM_POOL"
@@ -166,7 +168,8 @@ class Pool:
 
     def overview(self) -> list[MemberStatus]:
         """The same, with what is seen of virtual devices without starting any."""
-        return [self._from_outside(status) for status in self.members()]
+        statuses, rows = self.members(), self._roster.rows()
+        return [self._from_outside(status, rows.get(status.name)) for status in statuses]
 
     def survey(self) -> None:
         """Look for the devices that are not known to be there, and ask them who they are."""
@@ -235,7 +238,9 @@ class Pool:
         key = self._roster.known(name)
         return [] if key is None else self.ledger.devices.history(key)
 
-    def _from_outside(self, status: MemberStatus) -> MemberStatus:
+    def _from_outside(self, status: MemberStatus, row: DeviceRow | None) -> MemberStatus:
+        if alone := left_alone(status.name, row) if row else "":
+            status = replace(status, reason=f"{status.reason}; {alone}")
         member = self._roster.member(status.name)
         seen = seen_from_outside(member)
         if not seen or status.state is not MemberState.READY:

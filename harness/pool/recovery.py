@@ -48,6 +48,14 @@ _WORDS: Mapping[StepName, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
+class CutOff:
+    """A recovery whose process ended after it had begun `step`, `ago_s` seconds ago."""
+
+    step: str
+    ago_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Recovery:
     """Takes one device through the steps.
 
@@ -57,6 +65,8 @@ class Recovery:
         record: called with the name of each step and how it went.
         begin: told in words of each step before it is taken.
         stopped: whether to give up early.
+        reached: called with the name of each step before it is taken.
+        cut_off: what this goes on with; `None`: it begins with the first step.
     """
 
     member: Member
@@ -68,6 +78,8 @@ class Recovery:
     record: Callable[[str, str], None]
     begin: Callable[[str], None]
     stopped: Callable[[], bool]
+    reached: Callable[[str], None]
+    cut_off: CutOff | None = None
 
     def run(self, *, gently: bool = False) -> Reached:
         """Try the steps until the device answers.
@@ -84,25 +96,60 @@ class Recovery:
         except HarnessError as error:
             last = f"look: {one_line(str(error))}"
         steps = self.config.recovery.steps
+        if gently and "reconnect" in steps:
+            steps = ("reconnect",)
         patience_s = 0.0 if gently else self.config.recovery.return_timeout_s
-        for step in ("reconnect",) if gently and "reconnect" in steps else steps:
-            if self.stopped():
-                raise RecoveryStepError("recovery was interrupted")
+        for step in steps[: self._taken(steps)][-1:]:
+            try:
+                return self._wait_on(step, patience_s)
+            except HarnessError as error:
+                last = self._no_help(step, error)
+        for step in steps[self._taken(steps) :]:
+            self._go_on()
+            self.reached(step)
             self.begin(self._in_words(step, patience_s))
             try:
                 self._take(step)
                 return self._look(patience_s, step)
             except HarnessError as error:
-                last = f"{step}: {one_line(str(error))}"
-                self.record(step, f"did not help: {one_line(str(error))}")
+                last = self._no_help(step, error)
         raise RecoveryStepError(last)
 
-    def _in_words(self, step: StepName, patience_s: float) -> str:
+    def _taken(self, steps: Sequence[StepName]) -> int:
+        """How many of the steps are behind a recovery that was cut off."""
+        return next(
+            (n for n, step in enumerate(steps, 1) if self.cut_off and step == self.cut_off.step), 0
+        )
+
+    def _wait_on(self, step: StepName, patience_s: float) -> Reached:
+        """Give the device what is left of its time after a step that another process took."""
+        ago_s = max(0.0, self.cut_off.ago_s) if self.cut_off else 0.0
+        left_s = max(0.0, self._most_s.get(step, 0.0) + patience_s - ago_s)
+        self._go_on()
+        self.begin(f"{step}: was taken {ago_s:.0f} s ago; it has {left_s:.0f} s more to answer")
+        return self._look(left_s, step)
+
+    def _no_help(self, step: StepName, error: HarnessError) -> str:
+        """Why a step did not help; that it was cut off says nothing of it."""
+        self._go_on()
+        reason = one_line(str(error))
+        self.record(step, f"did not help: {reason}")
+        return f"{step}: {reason}"
+
+    def _go_on(self) -> None:
+        if self.stopped():
+            raise RecoveryStepError("recovery was interrupted")
+
+    @property
+    def _most_s(self) -> Mapping[StepName, float]:
+        """How long the steps themselves may take that take long."""
         config = self.config.recovery
-        most_s = {"reboot": config.reboot_timeout_s, "power_cycle": config.power_cycle_timeout_s}
+        return {"reboot": config.reboot_timeout_s, "power_cycle": config.power_cycle_timeout_s}
+
+    def _in_words(self, step: StepName, patience_s: float) -> str:
         words = f"{step}: {_WORDS[step]}"
-        if step in most_s:
-            words += f", {most_s[step]:g} s at most"
+        if step in self._most_s:
+            words += f", {self._most_s[step]:g} s at most"
         return f"{words}; then it has {patience_s:g} s to answer" if patience_s else words
 
     def _look(self, patience_s: float, step: str) -> Reached:

@@ -127,7 +127,7 @@ class Register:
         with self._book.writing() as t:
             if event is Event.UNDRAIN:
                 return t.undrain(key, reason)
-            if event is Event.FAILED:
-                t.db.execute("UPDATE devices SET due = 0, attempts = 0 WHERE key = ?", (key,))
+            if event in {Event.FAILED, Event.RECOVER}:
+                t.begin_anew(key)
             t.move(key, event, reason)
             return t.state(key)

@@ -8,6 +8,7 @@ from harness.pool.owner import Owner
 from harness.pool.rows import LeaseRow
 from harness.pool.states import Event
 
+CUT_OFF = "its process ended in the middle of it"
 _WORK = {MemberState.RECOVERING, MemberState.QUARANTINED, MemberState.ABSENT}
 
 
@@ -51,12 +52,32 @@ class Repairs:
             if state not in _WORK:
                 return None
             if state is MemberState.ABSENT:
-                t.move(key, Event.FAILED, "looked for again")
+                t.move(key, Event.RECOVER, "looked for again")
             if state is MemberState.QUARANTINED:
                 t.move(key, Event.TRIED, "a probation run decides")
             token = t.next_token()
             purpose = "probation" if state is MemberState.QUARANTINED else "recovery"
             return t.insert_lease(key, token, owner, purpose)
+
+    def reached(self, key: str, token: int, step: str) -> None:
+        """A step of recovery begins: whoever goes on with it need not take those before it."""
+        with self._book.writing() as t:
+            t.db.execute(
+                "UPDATE devices SET step = ?, step_at = ? WHERE key = ?"
+                " AND key IN (SELECT key FROM leases WHERE token = ?)",
+                (step, self._book.clock.now(), key, token),
+            )
+
+    def put_down(self, key: str, token: int) -> None:
+        """Leave a recovery to the next process that has the time for it, which is due at once."""
+        with self._book.writing() as t:
+            done = t.db.execute(
+                "DELETE FROM leases WHERE key = ? AND token = ?", (key, token)
+            ).rowcount
+            if done and t.state(key) is MemberState.LEASED:  # drained and undrained meanwhile
+                t.move(key, Event.FAILED, CUT_OFF)
+            elif done:
+                t.note(key, "recovery", CUT_OFF)
 
     def end(
         self, key: str, token: int, event: Event, reason: str, *, retry_in_s: float = 0.0
@@ -72,10 +93,10 @@ class Repairs:
             if not done:
                 return False
             if event in {Event.RECOVERED, Event.PASSED}:
-                t.db.execute("UPDATE devices SET attempts = 0, due = 0 WHERE key = ?", (key,))
+                t.begin_anew(key)
             else:
                 t.db.execute(
-                    "UPDATE devices SET attempts = attempts + 1, due = ? WHERE key = ?",
+                    "UPDATE devices SET attempts = attempts + 1, due = ?, step = '' WHERE key = ?",
                     (self._book.clock.now() + retry_in_s, key),
                 )
             if event is Event.PASSED:

@@ -64,6 +64,8 @@ class DeviceRow:
         leases: how many it has had.
         attempts: at recovery or probation since it was last ready; in quarantine also returns.
         due: seconds since 1970 from which on the next may be made.
+        step: the step of recovery that was begun last, since it failed; empty: none.
+        step_at: seconds since 1970 at which that was.
     """
 
     key: str
@@ -74,6 +76,8 @@ class DeviceRow:
     leases: int
     attempts: int
     due: float
+    step: str
+    step_at: float
     fence: KnownFence
     facts: Facts
     lease: LeaseRow | None
@@ -120,6 +124,8 @@ def device_of(
         row["leases"],
         row["attempts"],
         row["due"],
+        row["step"],
+        row["step_at"],
         KnownFence(row["fence"], row["root"], row["quiet"]),
         Facts(row["soc"], row["hexagon"], row["free_bytes"]),
         lease,

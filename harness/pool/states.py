@@ -16,6 +16,8 @@ class Event(StrEnum):
     """Whoever held or worked on it is gone."""
     FAILED = "failed"
     """It has to be recovered."""
+    RECOVER = "recovery"
+    """It is to be recovered: a person asks for it, or it is time to look for it again."""
     RECOVERED = "recovered"
     GAVE_UP = "gave up"
     """No step of recovery helped."""
@@ -37,6 +39,7 @@ _TABLE: dict[State, dict[Event, State]] = {
     State.READY: {
         Event.GRANTED: State.LEASED,
         Event.FAILED: State.RECOVERING,
+        Event.RECOVER: State.RECOVERING,
         Event.LOST: State.ABSENT,
         Event.DISTRUSTED: State.QUARANTINED,
         Event.DRAIN: State.DRAINING,
@@ -64,11 +67,13 @@ _TABLE: dict[State, dict[Event, State]] = {
         Event.GAVE_UP: State.ABSENT,
         Event.EXPIRED: State.RECOVERING,
         Event.FAILED: State.RECOVERING,
+        Event.RECOVER: State.RECOVERING,
         Event.DRAIN: State.DRAINING,
     },
     State.ABSENT: {
         Event.FOUND: State.READY,
         Event.FAILED: State.RECOVERING,
+        Event.RECOVER: State.RECOVERING,
         Event.DRAIN: State.DRAINING,
     },
     State.QUARANTINED: {

@@ -1,5 +1,7 @@
 """A device of a pool as it is now: what its configuration says, with what the ledger knows."""
 
+import shlex
+
 from harness.pool.base import MemberState, MemberStatus
 from harness.pool.members import Member
 from harness.pool.rows import DeviceRow
@@ -30,6 +32,15 @@ def status_of(member: Member, row: DeviceRow, limit: float = 0.0) -> MemberStatu
         limit=limit,
         seen=NOT_LOOKED if row.reason == NOT_LOOKED else "",
     )
+
+
+def left_alone(name: str, row: DeviceRow) -> str:
+    """That nobody goes on with a device's recovery, and what to do; empty if that is not so."""
+    if row.state is not MemberState.RECOVERING or row.lease is not None:
+        return ""
+    begun = f" ({row.step} was begun)" if row.step else ""
+    recover = f"`qnnfarm pool recover {shlex.quote(name)}`"
+    return f"nobody works on it at the moment{begun}; who next waits for it does, or {recover}"
 
 
 def not_looked_at(member: Member, now: float) -> MemberStatus:

@@ -83,7 +83,7 @@ class Transaction:
             return
         state = MemberState(row["state"])
         then = after(state, event)
-        if then is None or (then is state and event is not Event.FAILED):
+        if then is None or (then is state and event not in {Event.FAILED, Event.RECOVER}):
             return
         if then is state is MemberState.DRAINING:
             self.note(key, event, reason)
@@ -99,10 +99,14 @@ class Transaction:
     def give_back(self, key: str, failure: str, event: Event, reason: str) -> None:
         """A lease ended by `event`; a failure reported under it decides what comes next."""
         if failure:
-            self.db.execute("UPDATE devices SET due = 0, attempts = 0 WHERE key = ?", (key,))
+            self.begin_anew(key)
             self.move(key, Event.FAILED, failure)
         else:
             self.move(key, event, reason)
+
+    def begin_anew(self, key: str) -> None:
+        """Its next recovery is due at once, and begins with the first step."""
+        self.db.execute("UPDATE devices SET due = 0, attempts = 0, step = '' WHERE key = ?", (key,))
 
     def note(self, key: str, what: str, text: str) -> None:
         """Write something into a device's history, which forgets the oldest for it."""

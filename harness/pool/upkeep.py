@@ -18,7 +18,7 @@ from harness.pool.members import Member
 from harness.pool.opening import Opener, Reached
 from harness.pool.owner import this_process
 from harness.pool.probation import Probation, standard_probation
-from harness.pool.recovery import Recovery
+from harness.pool.recovery import CutOff, Recovery
 from harness.pool.rows import LeaseRow
 from harness.pool.states import Event
 
@@ -97,8 +97,11 @@ class Upkeep:
                 self._probation(member, row, pulse)
             else:
                 self._recovery(member, row, tell)
-        except BaseException:
+        except BaseException as error:
             probation = row.purpose == "probation"
+            if not probation and not isinstance(error, Exception):  # Ctrl-C
+                self._ledger.repairs.put_down(key, pulse.token)
+                raise
             event = Event.NOT_PASSED if probation else Event.GAVE_UP
             backoff = self._config.quarantine.rule if probation else self._config.recovery
             wait = backoff.backoff(attempts)
@@ -135,11 +138,16 @@ class Upkeep:
             record,
             tell,
             self._stop.is_set,
+            lambda step: self._ledger.repairs.reached(row.key, row.token, step),
+            CutOff(device.step, self._clock.now() - device.step_at) if device.step else None,
         )
         try:
             reached = recovery.run(gently=not (device.leases or device.facts.soc))
         except HarnessError as error:
-            wait = 0.0 if self._stop.is_set() else self._config.recovery.backoff(device.attempts)
+            if self._stop.is_set():
+                self._ledger.repairs.put_down(row.key, row.token)
+                return
+            wait = self._config.recovery.backoff(device.attempts)
             reason = one_line(str(error))
             self._ledger.repairs.end(row.key, row.token, Event.GAVE_UP, reason, retry_in_s=wait)
             return

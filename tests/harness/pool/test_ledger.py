@@ -380,7 +380,8 @@ def test_a_ledger_of_the_first_format_is_brought_up_to_date(bench: Bench, grab: 
     token = grab(1, "a")
     with bench.database.writing() as db:
         db.execute("ALTER TABLE devices DROP COLUMN root")
-        db.execute("ALTER TABLE devices DROP COLUMN quiet")
+        for column in ("quiet", "step", "step_at"):
+            db.execute(f"ALTER TABLE devices DROP COLUMN {column}")
         db.execute("DELETE FROM counters WHERE name = 'facts'")
         db.execute("UPDATE devices SET fence = 'known'")
         db.execute("PRAGMA user_version = 1")
@@ -391,6 +392,57 @@ def test_a_ledger_of_the_first_format_is_brought_up_to_date(bench: Bench, grab: 
     assert bench.ledger.devices.facts_version() == 1
     assert bench.ledger.leases.release(token, ["a"], unused=["a"]) == {"a"}
     assert bench.ledger.devices.fence_of("a").quiet == token
+
+
+def test_a_ledger_of_the_second_format_knows_of_no_steps_yet(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    token = grab(1, "a")
+    with bench.database.writing() as db:
+        for column in ("step", "step_at"):
+            db.execute(f"ALTER TABLE devices DROP COLUMN {column}")
+        db.execute("PRAGMA user_version = 2")
+    bench.database.close()
+    assert bench.ledger.devices.rows(["a"])["a"].step == ""
+    bench.ledger.repairs.reached("a", token, "reboot")
+    row = bench.ledger.devices.rows(["a"])["a"]
+    assert (row.step, row.step_at) == ("reboot", bench.clock.now())
+
+
+def test_the_step_that_was_reached_lives_as_long_as_its_recovery(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    token, lost = grab(1, "a"), Judgement("DeviceLostError", 1.0, recover=True, text="away")
+    bench.ledger.leases.report("a", token, lost)
+    bench.ledger.leases.release(token, ["a"])
+
+    def begun(pid: int, step: str) -> int:
+        row = bench.ledger.repairs.begin("a", process(pid))
+        assert row is not None
+        bench.ledger.repairs.reached("a", row.token, step)
+        return row.token
+
+    def known() -> tuple[str, str, int]:
+        row = bench.ledger.devices.rows(["a"])["a"]
+        return str(row.state), row.step, row.attempts
+
+    killed = begun(2, "reconnect")
+    bench.dead.add(2)
+    bench.ledger.reconcile()
+    assert known() == ("recovering", "reconnect", 0)
+    bench.ledger.repairs.reached("a", killed, "reboot")  # it lost its lease with its life
+    assert known() == ("recovering", "reconnect", 0)
+    bench.ledger.repairs.put_down("a", begun(3, "reboot"))
+    assert known() == ("recovering", "reboot", 0)
+    bench.ledger.repairs.put_down("a", killed)
+    token = begun(4, "power_cycle")
+    assert bench.ledger.repairs.end("a", token, Event.GAVE_UP, "no use", retry_in_s=50)
+    assert known() == ("absent", "", 1)
+    bench.clock.time += 50
+    begun(5, "reconnect")
+    bench.dead.add(5)
+    bench.ledger.reconcile()
+    assert known() == ("recovering", "reconnect", 1)
+    bench.ledger.devices.event("a", Event.RECOVER, "recovery was asked for")
+    assert known() == ("recovering", "", 0)
 
 
 def test_a_late_release_makes_no_lease_quiet(bench: Bench, grab: Grab) -> None:

@@ -1,5 +1,10 @@
 """Recovery of real virtual devices, step by step."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -199,6 +204,98 @@ recovery:
     assert {found.attempts for found in row.values()} == {1}
     pool.upkeep.work(Member("dut", DeviceSpec("android", virtual.serial)), _keys(pool)[0])
     assert log.read_text() == f"dut {virtual.serial}\n"  # it is not due
+
+
+_PROGRAM = """
+import sys
+from pathlib import Path
+from harness.devices.spec import DeviceSpec
+from harness.pool.base import Requirement
+from harness.pool.config_file import parse_config
+from harness.pool.members import Member
+from harness.pool.opening import DeviceOpener
+from harness.pool.pool import Pool
+
+how, ledger, serial, text = sys.argv[1:]
+config = parse_config(text)
+members = [Member("dut", DeviceSpec("android", serial))]
+with Pool(members, config, DeviceOpener(config), ledger_path=Path(ledger), look=False) as pool:
+    if how == "waits":
+        pool.acquire(Requirement())
+    pool.by_hand.recover("dut")
+"""
+_STEPS = """
+recovery:
+  steps: [reconnect, adb_server, power_cycle]
+  power_cycle: [sh, -c, 'echo $$ >>{log}; exec sleep 600']
+  power_cycle_timeout_s: {most_s}
+  return_timeout_s: {patience_s}
+  backoff_s: 1000
+"""
+
+
+@pytest.mark.parametrize("first", ["waits", "recovers"])
+def test_a_recovery_that_was_cut_off_goes_on_with_the_next_step(
+    make_pool: MakePool, virtual: manager.VirtualDevice, tmp_path: Path, first: str
+) -> None:
+    """Each process ends in the middle of a step; none takes one that another has taken."""
+    log = tmp_path / "cycled"
+
+    def text(patience_s: float, most_s: float = 3600.0) -> str:
+        return _STEPS.format(log=log, patience_s=patience_s, most_s=most_s)
+
+    def begin(how: str, patience_s: float) -> "subprocess.Popen[bytes]":
+        words = [how, str(tmp_path / "p.db"), virtual.serial, text(patience_s)]
+        return subprocess.Popen([sys.executable, "-c", _PROGRAM, *words])
+
+    def comes_to(child: "subprocess.Popen[bytes]", step: str) -> None:
+        while next(iter(pool.ledger.devices.rows(_keys(pool)).values())).step != step:
+            assert child.poll() is None
+            time.sleep(0.05)
+
+    pool = make_pool(text(0.001, 0.001), kind="android")
+    lose(pool, lambda: manager.stop(virtual.name))
+    with begin(first, 3600.0) as child:
+        comes_to(child, "reconnect")
+        child.send_signal(signal.SIGKILL if first == "waits" else signal.SIGINT)
+    (status,) = pool.overview()
+    assert status.state is MemberState.RECOVERING
+    assert "nobody works on it at the moment (reconnect was begun)" in status.reason
+    assert "`qnnfarm pool recover dut`" in status.reason
+    assert "nobody" not in pool.members()[0].reason  # said of a plan that waits, it would be wrong
+    with begin("waits", 0.001) as child:
+        comes_to(child, "power_cycle")
+        while not log.exists() or not log.read_text().endswith("\n"):
+            assert child.poll() is None
+            time.sleep(0.05)
+        child.kill()
+    os.kill(int(log.read_text()), signal.SIGKILL)
+    pool.upkeep.work(Member("dut", DeviceSpec("android", virtual.serial)), _keys(pool)[0])
+    assert len(log.read_text().splitlines()) == 1
+    (row,) = pool.ledger.devices.rows(_keys(pool)).values()
+    assert (str(row.state), row.attempts, row.step) == ("absent", 1, "")
+    assert row.reason.startswith("power_cycle: ")
+    assert pool.ledger.repairs.due() == []
+    assert steps(pool) == [f"recovery: {s}" for s in ("reconnect", "adb_server", "power_cycle")]
+
+
+def test_a_device_that_came_back_meanwhile_is_found_by_the_next_process(
+    make_pool: MakePool, virtual: manager.VirtualDevice, tmp_path: Path
+) -> None:
+    pool = make_pool("recovery: {return_timeout_s: 3600}", kind="android")
+    lose(pool, lambda: manager.stop(virtual.name))
+    words = ["waits", str(tmp_path / "p.db"), virtual.serial, "recovery: {return_timeout_s: 3600}"]
+    with subprocess.Popen([sys.executable, "-c", _PROGRAM, *words]) as child:
+        while next(iter(pool.ledger.devices.rows(_keys(pool)).values())).step != "reconnect":
+            assert child.poll() is None
+            time.sleep(0.05)
+        child.kill()
+    manager.start(virtual.name, virtual.soc)
+    with pool.acquire(ANY, timeout_s=280) as lease:
+        assert lease.device.shell("echo back").stdout == "back\n"
+    assert steps(pool)[0] in ("recovery: look", "recovery: reconnect")
+    (row,) = pool.ledger.devices.rows(_keys(pool)).values()
+    assert (row.step, row.attempts) == ("", 0)
 
 
 def _keys(pool: Pool) -> list[str]:
