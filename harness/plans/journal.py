@@ -1,8 +1,9 @@
 """What became of a plan's cells, so that a later run goes on where this one ended.
 
-One file of JSON lines for each plan and results database, only ever appended to. A line that says
-how a cell ended is on the disk (fsync) before anybody is told; a torn last line, as a crash leaves
-it, is cut off by the next run.
+One file of JSON lines for each plan and results database, appended to while the plan goes on. A
+line that says how a cell ended is on the disk (fsync) before anybody is told; a torn last line, as
+a crash leaves it, is cut off by the next run. When the plan is begun afresh, the file is replaced
+by one that keeps how long cells took, and nothing else of before.
 """
 
 import hashlib
@@ -25,6 +26,8 @@ from harness.store.records import now
 
 _FORMAT = 1
 _LARGEST = 1 << 30
+_MOST_KEPT = 10_000
+"""Lines that outlive a fresh beginning; cells of containers that are gone would pile up."""
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -55,6 +58,8 @@ class _Content:
     campaign: str = ""
     cells: dict[str, Remembered] = field(default_factory=dict)
     durations: dict[str, float] = field(default_factory=dict)
+    done: dict[str, bytes] = field(default_factory=dict)
+    """The newest line of each cell, and of each group, that says how long it took."""
 
 
 class Journal:
@@ -130,12 +135,20 @@ class Journal:
 
         Args:
             campaign: the identifier of a new beginning.
+
+        Raises:
+            JournalError: it cannot be written; what it held is as it was.
         """
-        if fresh or not self._content.campaign:
-            self._content.campaign = campaign
-            self._content.cells.clear()
-            self._append({"event": "plan", "format": _FORMAT, "plan": plan, "campaign": campaign})
+        beginning = {"event": "plan", "format": _FORMAT, "plan": plan, "campaign": campaign}
+        if not self._content.campaign:
+            self._append(beginning)
             self._sync()
+        elif fresh:
+            self._replace(beginning)
+        else:
+            return
+        self._content.campaign = campaign
+        self._content.cells.clear()
 
     def lost(self) -> set[str]:
         """Keys of the cells that were running when an earlier run of the plan died."""
@@ -160,16 +173,35 @@ class Journal:
         self._sync()
 
     def _append(self, record: Mapping[str, object]) -> None:
-        line = json.dumps({"at": now().isoformat(), **record}, ensure_ascii=True) + "\n"
-        data = memoryview(line.encode())
+        line = _line(record)
         with self._writing:
             file = self._usable()
             try:
-                while data:
-                    data = data[os.write(file, data) :]
+                _write(file, line)
             except OSError as error:
                 raise self._failed(error) from error
             self._written += 1
+
+    def _replace(self, beginning: Mapping[str, object]) -> None:
+        """Put a file in the journal's place, at once, that holds but the durations of before."""
+        new = self._path.with_name(f"{self._path.name}.new")  # a crash leaves it to the next
+        kept = list(dict.fromkeys(self._content.done.values()))[-_MOST_KEPT:]
+        with self._syncing, self._writing:
+            old = self._usable()
+            try:
+                file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+                try:
+                    _write(file, b"".join([*kept, _line(beginning)]))
+                    os.fsync(file)
+                    new.replace(self._path)
+                except BaseException:
+                    os.close(file)
+                    raise
+                self._file = file
+                os.close(old)
+                _sync_folder(self._path.parent)
+            except OSError as error:
+                raise JournalError(str(self._path), error.strerror or str(error)) from error
 
     def _sync(self) -> None:
         """Bring all that was written before this call to the disk, by one fsync for many calls."""
@@ -211,12 +243,12 @@ class Journal:
             os.ftruncate(self._file, whole)
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:
-                self._take(json.loads(line))
+                self._take(json.loads(line), line)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 reason = f"line {number} is damaged ({error}): remove it to begin anew"
                 raise JournalError(str(self._path), reason) from error
 
-    def _take(self, record: Mapping[str, object]) -> None:
+    def _take(self, record: Mapping[str, object], line: bytes) -> None:
         content = self._content
         match record["event"]:
             case "plan":
@@ -231,10 +263,32 @@ class Journal:
                 ended = _ended(record)
                 content.cells[str(record["cell"])] = ended
                 if ended.status == "done":
-                    content.durations[str(record["cell"])] = ended.duration_s
-                    content.durations[str(record["group"])] = ended.duration_s
+                    for key in (str(record["group"]), str(record["cell"])):
+                        content.durations[key] = ended.duration_s
+                        content.done.pop(key, None)  # the newest comes last
+                        content.done[key] = line + b"\n"
             case other:
                 raise ValueError(f"unknown event {other!r:.40}")
+
+
+def _line(record: Mapping[str, object]) -> bytes:
+    text = json.dumps({"at": now().isoformat(), **record}, ensure_ascii=True)
+    return text.encode() + b"\n"
+
+
+def _write(file: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(file, left) :]
+
+
+def _sync_folder(path: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _record(outcome: CellOutcome) -> Mapping[str, object]:

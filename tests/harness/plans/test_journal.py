@@ -279,3 +279,126 @@ def test_what_the_disk_refused_once_is_not_kept_by_a_later_try(
                 journal.cells_ended([outcome(first)])
         with pytest.raises(JournalError):
             journal.cells_ended([outcome(second)])
+
+
+def nightly(path: Path, campaign: str, todo: list[Cell], duration_s: float) -> None:
+    with Journal(path) as journal:
+        journal.begin("plan", campaign, fresh=True)
+        for cell in todo:
+            journal.cell_begun(cell.key, "pixel")
+        journal.cells_ended([outcome(cell, duration_s) for cell in todo])
+
+
+def test_a_journal_that_is_begun_afresh_every_night_does_not_grow(tmp_path: Path) -> None:
+    path, todo = tmp_path / "j.jsonl", cells(5)
+    sizes = []
+    for night in range(12):
+        nightly(path, f"{night:032x}", todo[:4] if night else todo, 100.0 + night)
+        sizes.append(path.stat().st_size)
+    assert set(sizes[2:]) == {sizes[2]}
+    assert [entry.name for entry in tmp_path.iterdir() if entry.suffix != ".lock"] == [path.name]
+    with Journal(path) as journal:
+        journal.begin("plan", TWO, fresh=True)
+        for cell in todo[:4]:
+            assert journal.expected_s(cell.key, cell.group) == 111.0
+        assert journal.expected_s(todo[4].key, "") == 100.0  # of the night in which it was done
+        assert journal.remembered(todo[0].key) is None
+        journal.cells_ended([outcome(todo[0], 1.0)])
+    with Journal(path) as journal:
+        assert journal.campaign == TWO
+        known = journal.remembered(todo[0].key)
+        assert known is not None
+        assert known.duration_s == 1.0
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.floats(0.5, 9)), max_size=12))
+def test_what_is_kept_says_the_same_of_every_cell_and_group(
+    tmp_path_factory: pytest.TempPathFactory, ended: list[tuple[int, int, float]]
+) -> None:
+    """Sessions of one group end in any order, and more than once."""
+    path = tmp_path_factory.mktemp("journal") / "j.jsonl"
+    (cell,) = cells(1)
+    with Journal(path) as journal:
+        journal.begin("plan", ONE, fresh=False)
+        for key, group, seconds in ended:
+            named = replace(cell, key=f"{key}" * 64, group=f"{group + 4}" * 64)
+            journal.cells_ended([outcome(named, seconds)])
+
+    def known() -> list[float | None]:
+        with Journal(path) as journal:
+            keys = [f"{n}" * 64 for n in range(8)]
+            return [journal.expected_s(key, "") for key in keys]
+
+    before = known()
+    for campaign in (TWO, ONE):
+        with Journal(path) as journal:
+            journal.begin("plan", campaign, fresh=True)
+        assert known() == before
+
+
+_CUT_DOWN = """
+import os, pathlib, signal, sys
+from harness.plans.journal import Journal
+
+path, left = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+
+def deadly(real, before):
+    def call(*arguments, **named):
+        global left
+        left -= 1
+        if left == 0 and before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            return real(*arguments, **named)
+        finally:
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return call
+
+with Journal(path) as journal:
+    for name in ("open", "write", "fsync", "replace", "rename", "close"):
+        setattr(os, name, deadly(getattr(os, name), before=sys.argv[3] == "before"))
+    journal.begin("plan", "2" * 32, fresh=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_crash_while_it_is_replaced_leaves_the_old_or_the_new_one_whole(
+    tmp_path: Path, when: str
+) -> None:
+    path, campaigns = tmp_path / "j.jsonl", []
+    todo = write(path)
+    old = path.read_bytes()
+    for number in range(1, 50):
+        path.write_bytes(old)
+        ended = subprocess.run(
+            [sys.executable, "-c", _CUT_DOWN, str(path), str(number), when],
+            check=False, timeout=120, cwd=Path(__file__).parents[3],
+        ).returncode  # fmt: skip
+        with Journal(path) as journal:
+            campaigns.append(journal.campaign)
+            assert journal.expected_s(todo[0].key, todo[0].group) == 2.5
+            assert path.read_bytes() == old or journal.campaign == TWO
+            assert (journal.remembered(todo[0].key) is None) == (journal.campaign == TWO)
+        if ended == 0:
+            break
+    assert ended == 0
+    assert set(campaigns) == {ONE, TWO}
+    assert campaigns == sorted(campaigns)  # from one call on it is the new one
+
+
+def test_a_journal_that_cannot_be_replaced_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    todo = write(tmp_path / "j.jsonl")
+    with Journal(tmp_path / "j.jsonl") as journal:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda _: os.close(-1))
+            with pytest.raises(JournalError):
+                journal.begin("plan", TWO, fresh=True)
+        assert journal.campaign == ONE
+    with Journal(tmp_path / "j.jsonl") as journal:
+        assert journal.campaign == ONE
+        assert journal.remembered(todo[0].key) is not None
