@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from harness.store.metrics import Metric, find_metric
 from harness.store.records import Run
+from harness.words import counted
 from reports import groups, plots, summary, telemetry, text
 from reports.comparison import place
 from reports.groups import Duel
@@ -118,7 +119,7 @@ def _title(runs: Sequence[Run]) -> str:
 
 def _names(names: Sequence[str], noun: str) -> str:
     unique = tuple(sorted(set(names)))
-    return text.listing(unique) if len(unique) <= MOST_NAMES else text.count(len(unique), noun)
+    return text.listing(unique) if len(unique) <= MOST_NAMES else counted(len(unique), noun)
 
 
 def _lead(results: Results) -> str:
@@ -127,7 +128,7 @@ def _lead(results: Results) -> str:
         return "The results database holds no runs. `qnnfarm bench` adds some."
     first, last = text.day(runs[0].created_at), text.day(runs[-1].created_at)
     when = f"on {first}" if first == last else f"from {first} to {last}"
-    lead = f"{text.count(len(runs), 'run')} {when} (UTC)"
+    lead = f"{counted(len(runs), 'run')} {when} (UTC)"
     if not results.done:
         lead += ", without a result"
     elif results.gaps:

@@ -12,6 +12,7 @@ import jinja2
 
 from harness.store.metrics import METRICS, Metric
 from harness.store.records import Run
+from harness.words import counted
 from reports import listing, text
 from reports.comparison import device_name, place
 from reports.errors import OutputPathError, ReportWriteError
@@ -45,7 +46,7 @@ def _template() -> jinja2.Template:
         "brief_moment": text.brief_moment,
         "percent": text.percent,
         "shortened": text.shortened,
-        "counted": text.count,
+        "counted": counted,
         "positions": text.positions,
         "graphs": text.graphs,
         "device_name": device_name,

@@ -1,16 +1,8 @@
-"""The perplexity that a container should have: its model's, in float, on this host."""
+"""The checkpoint of which a container is known to be made."""
 
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
-from buildlib.checkpoint.checkpoint import Checkpoint
-from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
-from buildlib.graph.llama import export_onnx
-from buildlib.graph.shape import GraphShape
-from buildlib.reference.scored import onnx_perplexity
-from harness.runtimes.base import Window
 from suites.models import tiny_llama
 
 
@@ -20,20 +12,3 @@ def known_checkpoint(container: GenAIContainer) -> Path | None:
     own = container.files["tokenizer.json"].read_bytes()
     same = own == (folder / "tokenizer.json").read_bytes()
     return folder if same and container.metadata.model.name == folder.name else None
-
-
-def float_perplexity(
-    checkpoint: Path, container: GenAIContainer, windows: Sequence[Window]
-) -> float:
-    """Perplexity of a checkpoint over windows cut for a container.
-
-    Raises:
-        BuildError: the folder holds no checkpoint that can be exported.
-    """
-    graphs = container.metadata.graphs
-    shape = GraphShape(max(graphs.auto_regression_numbers), graphs.context_length)
-    with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
-        model = export_onnx(Checkpoint.load(checkpoint), shape, Path(folder))
-        config = load_config(checkpoint / "config.json")
-        scored = [window.scored for window in windows]
-        return onnx_perplexity({shape.ar: [model]}, config, scored)

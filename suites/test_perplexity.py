@@ -4,11 +4,12 @@ import pytest
 
 from harness.measure import quality
 from harness.plans.passage import passage
+from harness.plans.reference import float_perplexity
 from harness.plugin.measuring import MeasurementRecorder
 from harness.plugin.running import ContainerRunner
 from suites.models import tiny_llama
 from suites.parameters import SuiteParameters
-from suites.reference import float_perplexity, known_checkpoint
+from suites.reference import known_checkpoint
 
 
 def test_perplexity(

@@ -1,12 +1,12 @@
 """`qnnfarm bench`: repetitions of one workload, in one session or several, into the store."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli.arguments import WAIT_S, ContainerDir, Json, Wait
 from harness.cli.console import EMULATOR, answers, print_json, tell
-from harness.cli.tables import Row, print_rows
 from harness.cli.measuring import (
     Charge,
     Devices,
@@ -21,6 +21,8 @@ from harness.cli.measuring import (
     Repetitions,
     Warmup,
 )
+from harness.cli.tables import Row, print_rows
+from harness.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +68,7 @@ def bench(
     container = GenAIContainer.load(container_dir)
     with open_spread(
         device, pool, container, db, wait_s=wait, expected=expected, new_tokens=new_tokens,
-        around=around, on_session=_announce if sessions > 1 else _nothing,
+        around=around, on_session=partial(_announce, sessions) if sessions > 1 else _nothing,
     ) as spread:  # fmt: skip
         runs = run_sessions(spread, container, plan.session_of(container), sessions=sessions)
     if json:
@@ -79,8 +81,8 @@ def _nothing(_number: int, _label: str, _target: "Target") -> None:
     return
 
 
-def _announce(number: int, _label: str, target: "Target") -> None:
-    tell(f"session {number + 1} on {target.where_in_words}")
+def _announce(sessions: int, number: int, _label: str, target: "Target") -> None:
+    tell(f"session {number + 1} of {sessions} on {target.where_in_words}")
 
 
 def _document(runs: "Sequence[Run]") -> dict[str, object]:
@@ -104,7 +106,8 @@ def _show(runs: "Sequence[Run]", db: str) -> None:
     console = answers()
     first = runs[0]
     serials = ", ".join(dict.fromkeys(run.device.serial for run in runs))
-    console.print(f"{first.container.model} on {first.device.soc} ({serials})", markup=False)
+    where = f"{first.device.soc} ({serials})" if first.device.soc else serials
+    console.print(f"{first.container.model} on {where}", markup=False)
     _print_means(runs)
     if len(runs) > 1:
         for key in WATCHED:
@@ -147,7 +150,7 @@ def _print_means(runs: "Sequence[Run]") -> None:
 
 def _warmup_in_words(run: "Run") -> str:
     count = run.workload.warmup
-    told = f"{count} warm-up" if count == 1 else f"{count} warm-ups"
+    told = counted(count, "warm-up")
     if run.warmup_detected is None:
         return f"{told}, as asked for"
     return f"{told} until it was steady" if run.warmup_detected else f"not steady after {told}"
@@ -156,4 +159,7 @@ def _warmup_in_words(run: "Run") -> str:
 def _check_in_words(run: "Run") -> str:
     if run.check.outcome == "passed":
         return f"output checked: {run.check.reason}"
-    return "output not checked: --reference-tokens or --max-perplexity checks it"
+    return (
+        "output not checked: --reference-tokens or --max-perplexity checks it, or what "
+        "`qnnfarm perplexity --reference` keeps in the database"
+    )

@@ -2,27 +2,28 @@
 
 import json as json_module
 import math
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from harness.cli.arguments import Json, read_text
 from harness.cli.console import answers, print_json, progress
+from harness.cli.tables import Row, print_rows
 from harness.errors import WrongUseError
+from harness.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rich.console import JustifyMethod
 
     from buildlib.container.container import GenAIContainer
     from buildlib.runner import StageRecord
     from buildlib.verify.report import StageComparison, VerificationReport
 
+_HEADINGS = ("stage", "graph", "verdict", "SQNR", "greedy", "max diff", "relative", "bound")
 _NUMBERS = {"max diff", "relative", "SQNR", "greedy"}
 
 
@@ -33,6 +34,7 @@ class Summary:
     target: str
     folder: str
     sha256: str
+    precision: str | None
     parts: int
     size_bytes: int
     stages_run: int
@@ -41,9 +43,12 @@ class Summary:
 
     def as_line(self) -> str:
         """For people."""
+        from buildlib.cache.sizes import size_text
+
         return (
-            f"{self.folder}: {self.target}, {self.parts} parts, {self.size_bytes / 2**20:.1f} MiB, "
-            f"{self.stages_run} stages run, {self.stages_reused} from the cache"
+            f"{self.folder}: {self.target}, {self.precision or 'precision not told'}, "
+            f"{counted(self.parts, 'part')}, {size_text(self.size_bytes)}, "
+            f"{counted(self.stages_run, 'stage')} run, {self.stages_reused} from the cache"
         )
 
 
@@ -72,7 +77,9 @@ def build(
     cl: Annotated[str, typer.Option(help="Context length in tokens, or several.")] = "4096",
     splits: Annotated[
         int | None,
-        typer.Option(help="Parts to cut the model into; by default as many as its size asks for."),
+        typer.Option(
+            min=1, help="Parts to cut the model into; by default as many as its size asks for."
+        ),
     ] = None,
     encodings: Annotated[
         Path | None, typer.Option(help="Encodings of the ONNX, when they do not lie beside it.")
@@ -139,6 +146,7 @@ def build(
             builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=lora)
         folder = place(out, name, several=len(names) > 1)
         refuse_to_lose(folder, exist_ok=overwrite, may_replace=is_container)  # before a long build
+        _refuse_unwritable(folder)
         builds.append((name, builder.plan(), folder))
     made = []
     for name, job, folder in builds:
@@ -146,7 +154,7 @@ def build(
             container = job.run(progress.show)
             report = job.verify(emulator=True, on_comparison=progress.compared) if verify else None
         if report is not None and not json:
-            answers().print(_comparisons(report))
+            _print_comparisons(report)
         if report is None or report.passed:
             container = container.save(folder, exist_ok=overwrite)
         made.append((_summary(name, container, job.records), report))
@@ -174,6 +182,24 @@ def _tell_of(made: "Sequence[tuple[Summary, VerificationReport | None]]", *, jso
 def place(out: Path, target: str, *, several: bool) -> Path:
     """Where a target's container goes: `out` itself, or a folder in it named by the target."""
     return out / target.replace(":", "-") if several else out
+
+
+def _refuse_unwritable(folder: Path) -> None:
+    """Try the place where a container is to appear; nothing stays there.
+
+    Raises:
+        ContainerError: nothing can be made there.
+    """
+    from buildlib.errors import ContainerError
+    from buildlib.locations import user_path
+
+    parents = user_path(folder).absolute().parents
+    there = next(parent for parent in parents if parent.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=there):
+            pass
+    except OSError as error:
+        raise ContainerError(str(folder), f"cannot be written ({error.strerror})") from error
 
 
 class StageProgress:
@@ -214,24 +240,22 @@ class StageProgress:
             self._progress.console.print(f"{self._title}: {record.number}{of} {text}", markup=False)
 
 
-def _comparisons(report: "VerificationReport") -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("stage", "graph", "max diff", "relative", "SQNR", "greedy", "bound", ""):
-        justify: JustifyMethod = "right" if heading in _NUMBERS else "left"
-        table.add_column(heading, justify=justify, no_wrap=True)
+def _print_comparisons(report: "VerificationReport") -> None:
+    rows = []
     for one in report.comparisons:
         sqnr = "equal" if math.isinf(one.sqnr_db) else f"{one.sqnr_db:.1f} dB"
-        table.add_row(
+        cells = [
             one.stage,
             one.subject,
-            f"{one.max_abs_diff:.2g}",
-            f"{one.max_rel_diff:.2g}",
+            "ok" if one.passed else "FAILED",
             sqnr,
             f"{one.greedy_agreement:.0%}",
+            f"{one.max_abs_diff:.2g}",
+            f"{one.max_rel_diff:.2g}",
             one.bound,
-            "ok" if one.passed else "FAILED",
-        )
-    return table
+        ]
+        rows.append(Row(cells))
+    print_rows(_HEADINGS, rows, right=_NUMBERS)
 
 
 def _answer(summary: Summary, report: "VerificationReport | None") -> dict[str, object]:
@@ -244,6 +268,7 @@ def _summary(target: str, container: "GenAIContainer", records: list["StageRecor
         target=target,
         folder=str(container.path),
         sha256=container.metadata.container_sha256,
+        precision=container.precision,
         parts=container.metadata.graphs.splits,
         size_bytes=container.metadata.size_bytes,
         stages_run=sum(not record.reused for record in records),
@@ -254,10 +279,13 @@ def _summary(target: str, container: "GenAIContainer", records: list["StageRecor
 
 def _parse_numbers(option: str, text: str, example: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        reason = f"{option} takes numbers with commas between, such as {example}, not {text!r}"
-        raise WrongUseError(reason) from None
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        reason = "takes whole numbers from 1 with commas between"
+        raise WrongUseError(f"{option} {reason}, such as {example}, not {text!r}")
+    return numbers
 
 
 def _parse_option(text: str) -> tuple[str, object]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.text import Text
 
 from harness.cli.arguments import Json
@@ -15,6 +14,7 @@ from harness.cli.tables import Row, print_rows
 from harness.cli.tensors import print_facts
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
+from harness.words import counted
 
 if TYPE_CHECKING:
     from buildlib.cache.removal import Pruned
@@ -49,7 +49,7 @@ def ls(cache: Root = None, json: Json = False) -> None:
     if not found:
         answers().print(f"nothing in {root}; builds fill it")
         return
-    rows = [
+    lines = [
         Row(
             [
                 entry.model,
@@ -61,9 +61,10 @@ def ls(cache: Root = None, json: Json = False) -> None:
         )
         for entry in found
     ]
-    print_rows(("model", "entry", "size", "last use", "subject"), rows, right={"size"})
+    print_rows(("model", "entry", "size", "last use", "subject"), lines, right={"size"})
     console = answers()
-    console.print(f"\n{len(found)} entries, {size_text(total)} with shared files once, in {root}")
+    count = counted(len(found), "entry")
+    console.print(f"\n{count}, {size_text(total)} with shared files once, in {root}")
 
 
 @app.command("show")
@@ -206,10 +207,10 @@ def _say(pruned: "Pruned", *, dry_run: bool) -> None:
     for usage in pruned.in_use:
         tell(f"{usage.name} stays: a running build uses it")
     if pruned.leftovers:
-        console.print(f"{len(pruned.leftovers)} unfinished entries of builds that died")
+        console.print(f"{counted(len(pruned.leftovers), 'unfinished entry')} of builds that died")
     verb = "would remove" if dry_run else "removed"
     console.print(
-        f"{verb} {len(pruned.removed)} entries, {size_text(pruned.freed_bytes)}; "
+        f"{verb} {counted(len(pruned.removed), 'entry')}, {size_text(pruned.freed_bytes)}; "
         f"{size_text(pruned.left_bytes)} {'would stay' if dry_run else 'stay'}"
     )
 

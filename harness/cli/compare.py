@@ -1,5 +1,6 @@
 """`qnnfarm compare`: two containers on the same phone, in turns, and a verdict."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,7 +8,6 @@ import typer
 
 from harness.cli.arguments import WAIT_S, Json, Wait
 from harness.cli.console import EMULATOR, answers, print_json, tell
-from harness.cli.tables import Row, print_rows
 from harness.cli.measuring import (
     Charge,
     Devices,
@@ -22,6 +22,7 @@ from harness.cli.measuring import (
     Repetitions,
     Warmup,
 )
+from harness.cli.tables import Row, print_rows
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from harness.plans.target import Target
 
 _NOTHING = "\N{EN DASH}"
+_PAIRS = 6
 
 
 def compare(
@@ -38,7 +40,15 @@ def compare(
     db: Annotated[str, typer.Option(help="Results database: a SQLite file, or a database URL.")],
     device: Devices = None,
     pool: PoolFile = None,
-    sessions: Annotated[int, typer.Option(min=1, help="Pairs of sessions, one of each.")] = 6,
+    sessions: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Pairs of sessions, one of each. By default 6, or what more metrics need; 5 do "
+            "for a single metric.",
+            show_default=False,
+        ),
+    ] = None,
     prompt_tokens: PromptTokens = 64,
     new_tokens: NewTokens = 16,
     repetitions: Repetitions = 3,
@@ -65,13 +75,16 @@ def compare(
     """
     from buildlib.container.container import GenAIContainer
     from harness.cli.measuring import conditioning, open_spread, wanted
-    from harness.measure.groups import GATED, check_gated, judge_runs
+    from harness.measure.comparison import pairs_needed
+    from harness.measure.groups import GATED, check_gated, check_pairs, judge_runs
     from harness.plans.bench import BenchPlan
     from harness.plans.compare import Side, run_comparison
 
     plan = BenchPlan(prompt_tokens, new_tokens, repetitions, warmup, max_warmup)
     plan.check()
     gated = check_gated(metric or GATED)
+    pairs = max(_PAIRS, pairs_needed(len(gated))) if sessions is None else sessions
+    check_pairs(pairs, len(gated))
     expected = wanted(reference_tokens, max_perplexity)
     around = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
     sides = [
@@ -80,9 +93,9 @@ def compare(
     ]
     with open_spread(
         device, pool, sides[0].container, db, wait_s=wait, expected=expected,
-        new_tokens=new_tokens, around=around, on_session=_announce,
+        new_tokens=new_tokens, around=around, on_session=partial(_announce, pairs),
     ) as spread:  # fmt: skip
-        runs = run_comparison(spread, *sides, sessions=sessions)
+        runs = run_comparison(spread, *sides, sessions=pairs)
     compared = judge_runs(runs, gated=gated, threshold=threshold)
     if json:
         print_json(_document(compared))
@@ -98,8 +111,8 @@ def exit_code(verdict: "Verdict") -> int:
     return {Verdict.REGRESSED: BAD, Verdict.NOT_ENOUGH_DATA: NO_ANSWER}.get(verdict, GOOD)
 
 
-def _announce(number: int, label: str, target: "Target") -> None:
-    tell(f"pair {number + 1}, {label} on {target.where_in_words}")
+def _announce(pairs: int, number: int, label: str, target: "Target") -> None:
+    tell(f"pair {number + 1} of {pairs}, {label} on {target.where_in_words}")
 
 
 def _show(compared: "Compared", db: str) -> None:

@@ -16,15 +16,19 @@ EMULATOR = "measured on the HTP emulator: its speed says nothing about hardware 
 
 def answers() -> Console:
     """The console of answers; when stdout is no terminal, plain text in lines of any length."""
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = _UNBOUNDED
-    return console
+    return _whole_lines(Console(highlight=False, soft_wrap=True))
 
 
 def remarks() -> Console:
     """The console of progress and remarks, on stderr, so that answers can be piped."""
-    return Console(stderr=True, highlight=False)
+    return _whole_lines(Console(stderr=True, highlight=False))
+
+
+def _whole_lines(console: Console) -> Console:
+    """What is no terminal has no width, whatever `COLUMNS` says: its lines are for `grep`."""
+    if not console.is_terminal:
+        console.width = _UNBOUNDED
+    return console
 
 
 def tell(words: str) -> None:

@@ -113,6 +113,8 @@ def _kind(info: "BinaryInfo | DlcInfo") -> str:
 
 
 def _print_manifest(console: "Console", container: "GenAIContainer") -> None:
+    from buildlib.container.manifest import PRECISION
+
     metadata = container.metadata
     target, graphs, model = metadata.target, metadata.graphs, metadata.model
     facts: dict[str, object] = {
@@ -124,7 +126,12 @@ def _print_manifest(console: "Console", container: "GenAIContainer") -> None:
         "parts": graphs.splits,
         "SHA-256": metadata.container_sha256,
         "built": metadata.created_at,
-        **{f"quantized {name}": value for name, value in model.quantization.items()},
+        "precision": container.precision,
+        **{
+            f"stored {name}": value
+            for name, value in model.quantization.items()
+            if name != PRECISION
+        },
         **metadata.toolchain,
         **metadata.options,
     }

@@ -1,12 +1,19 @@
 """`qnnfarm perplexity`: how well a container predicts a text, by Genie's accuracy API."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, Wait, read_text
-from harness.cli.console import answers, print_json
+from harness.cli.console import answers, print_json, tell
+from harness.exit_codes import BAD
+from harness.words import counted
+
+if TYPE_CHECKING:
+    from harness.plans.target import Target
+    from harness.runtimes.base import PerplexityResult
 
 
 def perplexity(
@@ -19,40 +26,92 @@ def perplexity(
             min=1, help="Score only the first windows of the context length; by default all."
         ),
     ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CHECKPOINT_DIR",
+            help="The checkpoint that the container was built from, in Hugging Face layout: it is "
+            "scored in float on this host, over the same positions. Kept with `--db`, it is what "
+            "`bench` and `compare` check outputs against.",
+        ),
+    ] = None,
     db: Annotated[
         str | None, typer.Option(help="Results database to keep the result in, for the report.")
     ] = None,
     wait: Wait = WAIT_S,
     json: Json = False,
 ) -> None:
-    """Score a text on a device: the first CL - AR positions of windows of the context length."""
+    """Score a text on a device: the first CL - AR positions of windows of the context length.
+
+    Exits 1 where the perplexity is too far from that of `--reference`.
+    """
     from harness.cli.session import open_session
+    from harness.measure import quality
     from harness.plans.perplexity import run_perplexity
     from harness.store.store import ResultsStore
 
     content = read_text(text)
+    references = _references(reference, container_dir, content, windows)
     with open_session(container_dir, device, wait_s=wait) as session:
         if db is None:
             result = session.runtime.score(session.runtime.windows(content, windows))
         else:
             with ResultsStore.open(db) as store:
                 result = run_perplexity(
-                    session.runtime, content, session.records(), store, max_windows=windows
-                )
+                    session.runtime, content, session.records(), store,
+                    max_windows=windows, references=references,
+                )  # fmt: skip
     if json:
-        print_json(
-            {
-                **session.where,
-                "perplexity": result.perplexity,
-                "positions": result.positions,
-                "tokens": result.tokens,
-                "windows": list(result.windows),
-                "retries": result.retries,
-            }
-        )
-        return
+        print_json({**session.where, **_document(result), **references})
+    else:
+        _show(result, session, references)
+    faults = quality.faults({quality.DEVICE: result.perplexity, **references})
+    for fault in faults:
+        tell(fault)
+    if faults:
+        raise typer.Exit(BAD)
+
+
+def _references(
+    checkpoint: Path | None, container_dir: Path, text: str, most: int | None
+) -> Mapping[str, float]:
+    """What the host computes from the checkpoint, by metric; before a device is held for it."""
+    if checkpoint is None:
+        return {}
+    from buildlib.container.container import GenAIContainer
+    from harness.measure import quality
+    from harness.plans.reference import float_perplexity
+    from harness.runtimes.windows import cut_windows
+
+    container = GenAIContainer.load(container_dir)
+    graphs = container.metadata.graphs
+    windows = cut_windows(
+        text,
+        container.files["tokenizer.json"],
+        context=graphs.context_length,
+        ar=max(graphs.auto_regression_numbers),
+        most=most,
+    )
+    tell(f"scoring {counted(len(windows), 'window')} in float on this host")
+    return {quality.FLOAT: float_perplexity(checkpoint, container, windows)}
+
+
+def _document(result: "PerplexityResult") -> dict[str, object]:
+    return {
+        "perplexity": result.perplexity,
+        "positions": result.positions,
+        "tokens": result.tokens,
+        "windows": list(result.windows),
+        "retries": result.retries,
+    }
+
+
+def _show(result: "PerplexityResult", session: "Target", references: Mapping[str, float]) -> None:
     answers().print(
-        f"perplexity {result.perplexity:.3f} over {result.tokens} tokens in "
-        f"{len(result.windows)} windows, on {session.where_in_words}",
+        f"perplexity {result.perplexity:.3f} over {counted(result.tokens, 'token')} in "
+        f"{counted(len(result.windows), 'window')}, on {session.where_in_words}",
         markup=False,
     )
+    for value in references.values():
+        away = result.perplexity / value - 1
+        answers().print(f"in float on this host {value:.3f}: the device is {away:+.2%} from it")

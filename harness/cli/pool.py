@@ -158,7 +158,7 @@ def _print(members: "list[MemberStatus]", *, json: bool) -> None:
 
 def _row(member: "MemberStatus") -> Row:
     """The device, and beneath it what counts against it."""
-    cells = [
+    cells: list[Text | str] = [
         member.name,
         _state(member),
         "" if _is_unsure(member) else _age(time.time() - member.since),

@@ -10,6 +10,7 @@ from rich.text import Text
 from harness.cli.arguments import Json
 from harness.cli.console import EMULATOR, answers, print_json, remarks
 from harness.cli.tables import Row, print_rows
+from harness.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,7 +88,7 @@ def _show_cells(campaign: "Campaign", *, as_json: bool) -> None:
         done = "done" if campaign.is_done(cell) else ""
         rows.append(Row([cell.label, str(cell.requirement), cell.work.kind, done]))
     print_rows(("cell", "device", "work", ""), rows)
-    answers().print(f"{len(campaign.cells)} cells, {campaign.done_before} of them done")
+    answers().print(f"{counted(len(campaign.cells), 'cell')}, {campaign.done_before} of them done")
 
 
 def _as_mapping(campaign: "Campaign", summary: "Summary") -> dict[str, object]:

@@ -49,7 +49,10 @@ def print_rows(
         for number, heading in enumerate(headings)
     ]
     beside = _fitting(widths, console.width) if console.is_terminal else len(widths)
-    pads = [width if heading in right else -width for width, heading in zip(widths, headings)]
+    pads = [
+        width if heading in right else -width
+        for width, heading in zip(widths, headings, strict=True)
+    ]
     console.print(_line([Text(heading, "bold") for heading in headings], pads, beside))
     for row, line in zip(rows, lines, strict=True):
         console.print(_line(line, pads, beside))
@@ -93,4 +96,4 @@ def _beneath(headings: Sequence[str], cells: Sequence[Text], beside: int) -> Tex
 
 
 def _text(cell: Text | str) -> Text:
-    return Text(cell) if isinstance(cell, str) else cell
+    return Text(" ".join(cell.splitlines())) if isinstance(cell, str) else cell

@@ -89,7 +89,8 @@ class Devices:
             host.connect()
             return LinuxDevice(host)
         if spec.type == "virtual":
-            raise DeviceSpecError(str(spec), "virtual devices are opened by a pool")
+            how = "virtual devices are opened by a pool, or by their serials (`qnnfarm device ls`)"
+            raise DeviceSpecError(str(spec), how)
         if spec.host is None:
             server = self._server or ensure_server()
             connect_tcp(server, spec.serial)

@@ -1,6 +1,7 @@
 """What is refused before anything runs."""
 
 from harness.errors.base import HarnessError
+from harness.words import counted
 
 
 class RuntimeChoiceError(HarnessError):
@@ -65,8 +66,9 @@ class PromptTooLongError(HarnessError):
         self.context = context
 
     def __str__(self) -> str:
+        has = counted(self.prompt_tokens, "token")
         return (
-            f"the prompt has {self.prompt_tokens} tokens (with bos), and {self.new_tokens} are to "
+            f"the prompt has {has} (with bos), and {self.new_tokens} are to "
             f"be generated: this container takes prompts of up to {self.most_prompt}, and "
             f"{self.context} tokens in all"
         )

@@ -19,6 +19,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from harness.words import counted
+
 THRESHOLD = 0.05
 ERROR_RATE = 0.05
 """Chance to report a regression where there is none, over all metrics of one comparison."""
@@ -90,9 +92,8 @@ def compare(
     ratio = math.exp(statistics.fmean(logs)) if logs else None
     needed = pairs_needed(metrics, error_rate=error_rate)
     if ratio is None or len(logs) < needed:
-        reason = (
-            f"{len(logs)} pairs of sessions, and {needed} are needed to tell chance from change"
-        )
+        found = counted(len(logs), "pair")
+        reason = f"{found} of sessions, and {needed} are needed to tell chance from change"
         return Comparison(
             Verdict.NOT_ENOUGH_DATA, ratio, None, None, 1 - 2 * share, len(logs), reason
         )

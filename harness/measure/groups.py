@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.errors import WrongUseError
+from harness.errors import UnknownMetricError, WrongUseError
 from harness.measure import comparison
 from harness.measure.comparison import Comparison, Verdict
-from harness.store.metrics import Direction, Metric, find_metric
+from harness.store.metrics import METRICS, Direction, Metric, find_metric
 from harness.store.records import Run
 
 GATED = ("prefill_tokens_per_s", "decode_tokens_per_s")
@@ -44,12 +44,32 @@ def check_gated(keys: Sequence[str]) -> tuple[str, ...]:
         WrongUseError: it is none of `JUDGED`.
     """
     for key in keys:
-        if find_metric(key).key not in JUDGED:
+        if key not in METRICS:
+            raise UnknownMetricError(key, JUDGED)
+        if key not in JUDGED:
             raise WrongUseError(
                 f"{key} is neither a speed nor a latency nor memory of the runtime: "
                 f"judge by {', '.join(JUDGED)}"
             )
     return tuple(dict.fromkeys(keys))
+
+
+def check_pairs(pairs: int, metrics: int) -> None:
+    """Refuse a number of pairs of sessions from which no verdict could come.
+
+    Args:
+        metrics: how many are judged together.
+
+    Raises:
+        WrongUseError: says how many it takes, and why.
+    """
+    needed = comparison.pairs_needed(metrics)
+    if pairs < needed:
+        together = "one metric" if metrics == 1 else f"{metrics} metrics"
+        raise WrongUseError(
+            f"a verdict over {together} takes {needed} pairs of sessions at least, not {pairs}: "
+            "fewer could all agree by chance"
+        )
 
 
 def judge_runs(

@@ -26,7 +26,8 @@ def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
     abis = (_EMULATOR_ABI,) if target.emulator else _HARDWARE_ABIS
     if device.abi not in abis:
         built = f"the container is for {target}, which is {abis[0]}"
-        hint = f"{device.soc}:emulator" if device.abi == _EMULATOR_ABI else device.soc or "its SoC"
+        emulated = f"{device.soc or target.soc.name}:emulator"
+        hint = emulated if device.abi == _EMULATOR_ABI else device.soc or "its SoC"
         raise RuntimeChoiceError(
             device.serial,
             f"{built}, and the device is {device.abi or 'of no known ABI'}: build it for {hint}",

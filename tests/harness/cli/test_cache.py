@@ -92,11 +92,11 @@ def test_what_goes_and_what_stays(qnnfarm: Run, root: Path) -> None:
     play = json.loads(qnnfarm(*prune, "--all", "--dry-run", "--json").stdout)
     assert len(play["removed"]) == 3
     assert "removed 0 entries" in qnnfarm(*prune).stdout
-    assert "removed 1 entries" in qnnfarm(*prune, "--older-than", "36h").stdout
+    assert "removed 1 entry" in qnnfarm(*prune, "--older-than", "36h").stdout
     assert [row["subject"] for row in entries(qnnfarm, root)] == ["part 2", "part 1"]
-    assert "removed 1 entries" in qnnfarm(*prune, "--to", "5kB").stdout
+    assert "removed 1 entry" in qnnfarm(*prune, "--to", "5kB").stdout
     assert [row["subject"] for row in entries(qnnfarm, root)] == ["part 2"]
-    assert "removed 1 entries" in qnnfarm(*prune, QNNFARM_CACHE_LIMIT="0").stdout
+    assert "removed 1 entry" in qnnfarm(*prune, QNNFARM_CACHE_LIMIT="0").stdout
     assert entries(qnnfarm, root) == []
 
 

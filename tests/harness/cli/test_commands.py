@@ -202,7 +202,9 @@ def test_bad_input_is_one_line(
     one_line_error(unknown, "SM9999", "SM8750")
     odd = qnnfarm("build", model, *emulator, "--ar", "1,50", "--cl", "192")
     one_line_error(odd, "AR must divide CL")
-    one_line_error(qnnfarm("build", model, *emulator, "--ar", "1,x"), "--ar")
+    for numbers in ("1,x", "0", "1,-32", ""):
+        wrong = qnnfarm("build", model, *emulator, "--ar", numbers)
+        one_line_error(wrong, "--ar takes whole numbers from 1", repr(numbers))
     one_line_error(qnnfarm("build", model, *emulator, *SHAPE, "--splits", "9"), "9 parts")
     one_line_error(qnnfarm("build", model, *emulator, "-O", "graphs.nothing=1"), "graphs.nothing")
     one_line_error(qnnfarm("build", model, *emulator, "-O", "nothing"), "KEY=VALUE")
@@ -211,6 +213,12 @@ def test_bad_input_is_one_line(
     a_file = tmp_path / "file"
     a_file.touch()
     one_line_error(qnnfarm("demo", "--out", a_file), str(a_file))
+    fresh = {"QNNFARM_CACHE_DIR": str(tmp_path / "fresh")}
+    nowhere = qnnfarm("build", model, *emulator, *SHAPE, "--out", a_file / "out", **fresh)
+    one_line_error(nowhere, str(a_file / "out"), "cannot be written")
+    assert not (tmp_path / "fresh").exists()  # before anything was built
+    other = qnnfarm("inspect", model / "config.json")
+    one_line_error(other, "config.json", "containers, context binaries, DLCs and entries")
     cache = {"QNNFARM_CACHE_DIR": str(a_file / "cache")}
     one_line_error(qnnfarm("build", model, *emulator, **cache), str(a_file))
     long = qnnfarm("generate", *on_device, "--prompt", "In the beginning " * 80)

@@ -11,6 +11,7 @@ import pytest
 from buildlib.build import BuildOutputs
 from buildlib.toolchains.base import TensorInfo
 from harness.cli.tensors import alike, common_name
+from suites.models import tiny_llama
 
 if TYPE_CHECKING:
     import subprocess
@@ -23,11 +24,27 @@ def test_a_container(qnnfarm: Run, reference_outputs: BuildOutputs) -> None:
     assert shown.returncode == 0, shown.stderr
     for said in ("past_key_{0..1}_in", "soc_model 69", "together", "ar32_cl192_2_of_2"):
         assert said in shown.stdout, shown.stdout
+    facts = dict(line.split(None, 1) for line in shown.stdout.splitlines() if " " in line.strip())
+    assert facts["precision"] == "W8A16"
+    assert "int16" not in shown.stdout.replace("uint16", "")  # types as they are stored
     every = qnnfarm("inspect", reference_outputs.container, "--tensors").stdout
     assert "past_key_1_in" in every
     answer = json.loads(qnnfarm("inspect", reference_outputs.container, "--json").stdout)
     assert set(answer["sizes_by_kind"]) == {"binary", "tokenizer", "configuration"}
     assert len(answer["binaries"]) == 2
+
+
+def test_a_build_and_what_is_inspected_agree(
+    qnnfarm: Run, reference_outputs: BuildOutputs, tmp_path: Path
+) -> None:
+    shape = ("--ar", "1,32", "--cl", "192", "--splits", "2")
+    target = ("--target", "SM8750:emulator", "--out", tmp_path / "out")
+    built = qnnfarm("build", tiny_llama.folder(), *target, *shape)
+    assert built.returncode == 0, built.stderr
+    shown = qnnfarm("inspect", reference_outputs.container).stdout
+    (together,) = (line for line in shown.splitlines() if line.startswith("together"))
+    size = " ".join(together.split()[1:])
+    assert f"SM8750:emulator, W8A16, 2 parts, {size}, " in " ".join(built.stdout.split())
 
 
 def test_single_files_and_entries(

@@ -26,7 +26,7 @@ from harness.virtual import manager
 def qnnfarm(pool_file: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "harness.cli", "pool", *words, "--pool", str(pool_file)]
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"}
+        command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "40"}
     )
 
 
@@ -135,6 +135,13 @@ def test_recover_says_each_step_as_it_begins(pool_file: Path, virtual_device: Ad
     assert done.returncode == 1
     asking, connecting, failed, cycling, not_taken, *_ = done.stderr.splitlines()
     assert asking == "asking whether it answers"
+    trial = qnnfarm(pool_file, "unquarantine", "dut")
+    assert trial.returncode == 2
+    assert "it is not in quarantine: `qnnfarm pool recover dut` tries it now" in trial.stderr
+    said = qnnfarm(pool_file, "history", "dut").stdout
+    assert "recovery  " in said
+    assert "recovery was asked for" in said
+    assert "failed" not in [line.split("  ")[1] for line in said.splitlines()[1:]]
     assert connecting == "reconnect: connecting to it anew; then it has 0.5 s to answer"
     assert failed.startswith("reconnect: did not help: ")
     assert cycling.startswith("power_cycle: switching its power off and on, 60 s at most")

@@ -8,9 +8,9 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from harness.devices.adb import AdbDevice
-from harness.errors import WrongUseError
+from harness.errors import UnknownMetricError, WrongUseError
 from harness.measure.comparison import Verdict
-from harness.measure.groups import check_gated, judge_runs
+from harness.measure.groups import JUDGED, check_gated, check_pairs, judge_runs
 from harness.plans.bench import BenchPlan, Spread
 from harness.plans.compare import Side, run_comparison
 from harness.store.read import RunFilter
@@ -50,3 +50,13 @@ def test_only_what_has_a_better_side_can_be_judged() -> None:
     assert check_gated(["ttft_s", "ttft_s"]) == ("ttft_s",)
     with pytest.raises(WrongUseError, match="neither"):
         check_gated(["prompt_tokens"])
+    with pytest.raises(UnknownMetricError) as caught:
+        check_gated(["foo"])
+    assert caught.value.known == JUDGED
+
+
+@pytest.mark.parametrize(("metrics", "needed"), [(1, 5), (2, 6), (5, 7)])
+def test_as_many_pairs_as_chance_asks_for(metrics: int, needed: int) -> None:
+    check_pairs(needed, metrics)
+    with pytest.raises(WrongUseError, match=f"takes {needed} pairs"):
+        check_pairs(needed - 1, metrics)

@@ -47,6 +47,8 @@ def test_a_lost_device_is_an_error_and_the_next_test_gets_another(
     assert "at setup of" not in outcome.output
     (error,) = outcome.cases()["test_loses_its_device"].iter("error")
     assert error.attrib["message"].startswith('lost its device on call with "')
+    assert "naming.py" not in (error.text or "") + outcome.output  # the frame that words it
+    assert "contextlib.py" not in (error.text or "") + outcome.output
     properties = outcome.properties("test_loses_its_device")
     assert properties["qnnfarm.device"] in properties["qnnfarm.failure"]
     assert properties["qnnfarm.failure"].startswith("DeviceLostError: ")

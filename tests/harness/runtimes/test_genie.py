@@ -233,6 +233,14 @@ def test_a_container_for_something_else_is_refused(
         GenieRuntime(virtual_device, virtual_device.properties(), said_to_be_for(target, container))
 
 
+def test_a_target_is_named_where_the_device_tells_no_soc(
+    virtual_device: AdbDevice, container: GenAIContainer
+) -> None:
+    unknown = replace(virtual_device.properties(), soc="", hexagon=None)
+    with pytest.raises(RuntimeChoiceError, match="build it for SM8750:emulator"):
+        GenieRuntime(virtual_device, unknown, said_to_be_for("SM8750", container))
+
+
 def said_to_be_for(target: str, container: GenAIContainer) -> GenAIContainer:
     other = container.metadata.target.model_copy(update={"name": target})
     metadata = container.metadata.model_copy(update={"target": other})

@@ -1,0 +1,68 @@
+"""Tables into pipes and on narrow terminals: nothing is cut, nothing folded."""
+
+import io
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.cli.tables import Row, print_rows
+
+HEADINGS = ("name", "state", "load", "tags", "why")
+LONG = "it stopped answering while files were pushed to it, and no step of recovery helped: " * 2
+ROWS = (
+    Row(
+        ["pixel-9", Text("absent", "red"), "9", "lab nightly", LONG.strip()], ["it was lost twice"]
+    ),
+    Row(["s25", "ready", "12", "", ""]),
+)
+
+
+def shown(*, terminal: bool, width: int) -> list[str]:
+    file = io.StringIO()
+    console = Console(
+        file=file, force_terminal=terminal, width=width, color_system=None,
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
+    print_rows(HEADINGS, ROWS, right={"load"}, console=console)
+    return file.getvalue().splitlines()
+
+
+def test_a_pipe_gets_a_line_for_each_row_whatever_the_width() -> None:
+    head, pixel, beneath, s25 = shown(terminal=False, width=40)
+    assert head == "name     state   load  tags         why"
+    assert pixel == f"pixel-9  absent     9  lab nightly  {LONG.strip()}"
+    assert beneath == "  it was lost twice"
+    assert s25 == "s25      ready     12"
+
+
+def test_a_wide_terminal_gets_the_same() -> None:
+    assert shown(terminal=True, width=300) == shown(terminal=False, width=300)
+
+
+def test_what_has_no_room_on_a_terminal_stands_beneath_its_row() -> None:
+    assert shown(terminal=True, width=80) == [
+        "name     state   load  tags",
+        "pixel-9  absent     9  lab nightly",
+        f"  {LONG.strip()}",
+        "  it was lost twice",
+        "s25      ready     12",
+    ]
+    assert shown(terminal=True, width=30)[:4] == [
+        "name     state   load",
+        "pixel-9  absent     9",
+        f"  tags lab nightly, {LONG.strip()}",
+        "  it was lost twice",
+    ]
+
+
+def test_the_first_column_stays_on_the_narrowest_terminal() -> None:
+    lines = shown(terminal=True, width=3)
+    assert lines[0] == "name"
+    assert lines[1] == "pixel-9"
+    assert "state absent, load 9" in lines[2]
+
+
+def test_a_text_of_several_lines_stays_in_its_row() -> None:
+    file = io.StringIO()
+    print_rows(("a", "b"), [Row(["x", "one\ntwo"])], console=Console(file=file, soft_wrap=True))
+    assert file.getvalue() == "a  b\nx  one two\n"

@@ -1,0 +1,41 @@
+"""Words that several parts put into what people read."""
+
+import pytest
+
+from harness.store.metrics import METRICS
+from harness.words import counted, soc_in_words
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "said"),
+    [
+        (0, "part", "0 parts"),
+        (1, "part", "1 part"),
+        (2, "part", "2 parts"),
+        (1, "unfinished entry", "1 unfinished entry"),
+        (1500, "entry", "1,500 entries"),
+    ],
+)
+def test_one_is_singular(number: int, noun: str, said: str) -> None:
+    assert counted(number, noun) == said
+
+
+def test_metrics_of_whole_things_are_too() -> None:
+    assert METRICS["prompt_tokens"].show(1) == "1 token"
+    assert METRICS["prompt_tokens"].show(2) == "2 tokens"
+    assert METRICS["push_files"].show(1) == "1 file"
+    assert METRICS["decode_tokens_per_s"].show(1) == "1.00 tokens/s"
+    assert METRICS["ttft_s"].show(0.001) == "1.0 ms"
+
+
+@pytest.mark.parametrize(
+    ("soc", "emulator", "said"),
+    [
+        ("SM8750", False, "SM8750"),
+        ("SM8750", True, "SM8750 emulator"),
+        ("", True, "emulator"),
+        ("", False, ""),
+    ],
+)
+def test_an_unknown_soc_leaves_no_gap(soc: str, emulator: bool, said: str) -> None:
+    assert soc_in_words(soc, emulator=emulator) == said
