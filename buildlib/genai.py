@@ -31,6 +31,7 @@ from buildlib.source import (
     architecture_of,
     attached_source,
     find_source,
+    layers_of,
     positions_of,
 )
 from buildlib.targets import Target, parse_target
@@ -360,6 +361,7 @@ class GenAIBuilderHTP:
             graph_options,
             self._additions(),
             keeps_ar=self._keeps_ar,
+            n_layers=layers_of(self._source),
         )
         for config in plan.compile_configs():
             self._toolchain.check(config)

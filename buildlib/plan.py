@@ -19,6 +19,7 @@ from buildlib.options import (
     OptionValue,
     SplitModelConfig,
 )
+from buildlib.passes.balance import check_part_count
 from buildlib.quantize.asked import check_bits
 from buildlib.speculative import SpeculativeConfig, check_speculation
 from buildlib.targets import Target
@@ -120,8 +121,18 @@ class BuildPlan:
         additions: Additions | None = None,
         *,
         keeps_ar: bool = False,
+        n_layers: int | None = None,
     ) -> "BuildPlan":
         """Check options against each other.
+
+        Args:
+            transformation: as asked for; adapters set parts apart.
+            conversion: as asked for.
+            compilation: with all that the target decides.
+            graph_options: `graphs.*` of single ARs.
+            additions: adapters, tables, speculation.
+            keeps_ar: whether the model is built at the AR that it has.
+            n_layers: of the model, if its configuration tells.
 
         Raises:
             InvalidShapeError: an AR does not fit a context length.
@@ -135,7 +146,7 @@ class BuildPlan:
         added = additions or Additions()
         transformation = _with_ends_apart(transformation, added)
         check_bits(conversion.quantization)
-        _check_splits(transformation.split_model)
+        _check_splits(transformation.split_model, n_layers)
         ars = {shape.ar for shape in shapes}
         if added.speculative is not None and ars:
             check_speculation(added.speculative, sorted(ars))
@@ -254,12 +265,16 @@ def _with_ends_apart(config: ModelTransformerConfig, added: Additions) -> ModelT
     return config.model_copy(update={"split_model": split})
 
 
-def _check_splits(options: SplitModelConfig) -> None:
+def _check_splits(options: SplitModelConfig, n_layers: int | None) -> None:
     apart = options.split_embedding + options.split_lm_head
-    if options.num_splits is not None and options.num_splits <= apart:
-        key = "split_model.num_splits"
+    if options.num_splits is None:
+        return
+    key = "split_model.num_splits"
+    if options.num_splits <= apart:
         reason = f"{options.num_splits} leaves no part for the layers, with {apart} parts set apart"
         raise InvalidOptionError(key, reason, ())
+    if n_layers is not None:
+        check_part_count(options.num_splits, n_layers, apart)
 
 
 def own_shape(model: Path) -> GraphShape:

@@ -138,6 +138,16 @@ def positions_of(source: ModelSource) -> float | None:
     return positions
 
 
+def layers_of(source: ModelSource) -> int | None:
+    """How many layers a model has, by its configuration; None where that says nothing.
+
+    Raises:
+        CheckpointError: the configuration is no JSON object.
+    """
+    layers = _configuration(source).get("num_hidden_layers")
+    return layers if type(layers) is int else None
+
+
 def _configuration(source: ModelSource) -> dict[str, object]:
     match source:
         case OnnxSource():

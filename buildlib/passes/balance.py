@@ -52,11 +52,8 @@ def balance(weights: ModelWeights, n_parts: int, apart: Apart) -> list[range]:
         InvalidOptionError: more parts than there are layers, or none for the layers.
     """
     n_layers = len(weights.layers)
+    check_part_count(n_parts, n_layers, apart.count)
     n_inner = n_parts - apart.count
-    if not 1 <= n_inner <= n_layers:
-        extra = f" besides {apart.count} without layers" if apart.count else ""
-        reason = f"{n_parts} parts cannot be made of {n_layers} layers{extra}"
-        raise InvalidOptionError("split_model.num_splits", reason, ())
     sizes = _Sizes(_units(weights, apart))
     low, high = 0, sizes.of(0, n_layers)
     while low < high:
@@ -66,6 +63,18 @@ def balance(weights: ModelWeights, n_parts: int, apart: Apart) -> list[range]:
     inner = sizes.evenest(n_inner, low)
     empty = [range(0)] if apart.embedding else []
     return [*empty, *inner, *([range(n_layers, n_layers)] if apart.head else [])]
+
+
+def check_part_count(n_parts: int, n_layers: int, n_apart: int) -> None:
+    """See that there is a layer for each part but those that are apart, and a part for layers.
+
+    Raises:
+        InvalidOptionError: there is not.
+    """
+    if not 1 <= n_parts - n_apart <= n_layers:
+        extra = f" besides {n_apart} without layers" if n_apart else ""
+        reason = f"{n_parts} parts cannot be made of {n_layers} layers{extra}"
+        raise InvalidOptionError("split_model.num_splits", reason, ())
 
 
 def choose_splits(weights: ModelWeights, limit: int, apart: Apart | None = None) -> int:

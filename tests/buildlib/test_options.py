@@ -26,6 +26,15 @@ def test_targets_are_a_list(builder: GenAIBuilderHTP) -> None:
         builder.set_targets("chipset:SM8750")
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_parts_are_no_more_than_layers(builder: GenAIBuilderHTP, *, apart: bool) -> None:
+    options = {"split_model.split_lm_head": apart, "split_model.num_splits": 2 + apart}
+    builder.set_transformation_options(options).plan()
+    builder.set_transformation_options({"split_model.num_splits": 3 + apart})
+    with pytest.raises(InvalidOptionError, match=rf"{3 + apart} parts cannot be made of 2 layers"):
+        builder.plan()
+
+
 def test_a_name_that_is_no_option_is_not_passed_over(
     builder: GenAIBuilderHTP, tiny_export: Path
 ) -> None:
