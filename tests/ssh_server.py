@@ -168,8 +168,14 @@ def make_key(path: Path, passphrase: str = "") -> Path:
 def running_ssh_server(
     folder: Path, port: int, environment: Mapping[str, str] | None = None
 ) -> Iterator[SshServer]:
-    """A server whose files lie in `folder`; `environment` is set for what runs in it."""
-    server = SshServer(folder, port, environment or {})
+    """A server whose files lie in `folder`; `environment` is set for what runs in it.
+
+    Its user's home is empty: shells of logins read the start-up files there, and some of those, as
+    pyenv's, hold a lock that a killed login leaves behind, for which all others wait.
+    """
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    server = SshServer(folder, port, {"HOME": str(home), **(environment or {})})
     _sshd()
     make_key(folder / "host_key")
     make_key(server.key)
