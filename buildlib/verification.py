@@ -23,7 +23,7 @@ from buildlib.targets import Target
 from buildlib.toolchains.base import Toolchain
 from buildlib.verify.models import StageModels, compile_for_emulator
 from buildlib.verify.report import VerificationReport
-from buildlib.verify.source import source_part
+from buildlib.verify.source import SourcePart
 from buildlib.verify.trace import OpenPart
 from buildlib.verify.verify import OnComparison, VerifyOptions, verify_outputs
 
@@ -109,7 +109,7 @@ def _sources(
     for shape, imported in outputs.exports.items():
         source = sources[shape]
         if isinstance(source, OnnxSource):
-            found[imported] = source_part(source.model, config, own_shape(imported))
+            found[imported] = SourcePart(source.model, config, own_shape(imported))
     return found
 
 

@@ -1,7 +1,6 @@
 """`StageCache`: what a stage made, found again by what it depended on."""
 
 import errno
-import os
 import shutil
 import tempfile
 import threading
@@ -23,6 +22,7 @@ from buildlib.cache.sizes import default_limit
 from buildlib.children import check_cancelled
 from buildlib.errors import CacheError, ToolchainError
 from buildlib.hashing_memo import MEMO_FILE, HashMemo
+from buildlib.syncing import sync_folder
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _WAIT_S = 0.5  # for another build's lock, before a look whether this one is to end
@@ -133,7 +133,7 @@ class StageCache:
                 with _as_cache_error(place):
                     write_records(scratch, key, source, resources.memo, subject=subject)
                     scratch.rename(place)
-                    _sync(self._folder)
+                    sync_folder(self._folder)
         finally:
             lock.release()
         if self._limit is not None:
@@ -212,11 +212,3 @@ def _temporary_sibling(place: Path) -> Iterator[Path]:
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

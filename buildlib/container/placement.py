@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from buildlib.errors import ContainerError, ContainerExistsError
 from buildlib.locations import user_path
+from buildlib.syncing import sync_folder
 
 
 @contextmanager
@@ -40,7 +41,7 @@ def placed_folder(
         scratch.chmod(0o755)
         yield scratch
         for parent, _, _ in os.walk(scratch):
-            _sync_folder(Path(parent))
+            sync_folder(Path(parent))
         refuse_to_lose(destination, exist_ok=exist_ok, may_replace=may_replace)
         _swap(scratch, destination)
     except OSError as error:
@@ -69,7 +70,7 @@ def placed_file(destination: Path) -> Iterator[BinaryIO]:
             sink.flush()
             os.fsync(sink.fileno())
         _publish(scratch, destination)
-        _sync_folder(destination.parent)
+        sync_folder(destination.parent)
     except FileExistsError as error:
         reason = "is there already; name another file"
         raise ContainerExistsError(str(destination), reason) from error
@@ -126,12 +127,4 @@ def _swap(scratch: Path, destination: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
     else:
         scratch.replace(destination)
-    _sync_folder(destination.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(destination.parent)

@@ -8,7 +8,7 @@ from buildlib.encodings.attached import encoding_of, set_encoding
 from buildlib.encodings.model import Encoding
 from buildlib.errors import EncodingsError
 from buildlib.importing.roles import Role, cache_name
-from buildlib.importing.values import Weight
+from buildlib.importing.values import Weight, dims_in_file
 
 _SAME = 1e-6  # of scales that files round
 
@@ -32,7 +32,8 @@ def follow_view(weight: Weight, view: ir.Value) -> None:
     given = encoding_of(view)
     if given is None or weight.source is view or encoding_of(weight.source) is not None:
         return
-    kept = weight.in_file[::-1] if weight.transposed else weight.in_file
+    in_file = dims_in_file(weight.source)
+    kept = in_file[::-1] if weight.transposed else in_file
     moved = reshaped(given, weight.dims, kept)
     if weight.transposed:
         last = len(kept) - 1

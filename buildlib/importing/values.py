@@ -43,6 +43,13 @@ class Known:
         return self.array.shape
 
 
+def dims_in_file(source: ir.Value) -> tuple[int, ...]:
+    """The dimensions of a parameter as it is kept."""
+    tensor = source.const_value
+    assert tensor is not None  # noqa: S101  (initializers have numbers)
+    return tuple(int(dim) for dim in tensor.shape.numpy())
+
+
 @dataclass(frozen=True, eq=False)
 class Weight:
     """A parameter, not read until an operator other than a projection needs its numbers.
@@ -60,13 +67,6 @@ class Weight:
     def shape(self) -> tuple[int, ...]:
         """Its dimensions in the source."""
         return self.dims
-
-    @property
-    def in_file(self) -> tuple[int, ...]:
-        """The dimensions of the parameter as it is kept."""
-        tensor = self.source.const_value
-        assert tensor is not None  # noqa: S101  (made from initializers alone)
-        return tuple(int(dim) for dim in tensor.shape.numpy())
 
     @cached_property
     def known(self) -> Known:

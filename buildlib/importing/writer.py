@@ -13,6 +13,7 @@ from buildlib.graph.builder import GraphBuilder
 from buildlib.importing.bases import Bases, Normed, Projected, Rows
 from buildlib.importing.grids import reshaped
 from buildlib.importing.refusal import Refusal
+from buildlib.importing.values import dims_in_file
 
 _RESERVED = {
     interface.INPUT_IDS,
@@ -172,9 +173,7 @@ class Writer:
             self.builder.initializers[name] = held
         encoding = encoding_of(source)
         if encoding is not None:  # at a later use the source may have one that it had not before
-            assert source.const_value is not None  # noqa: S101  (initializers have numbers)
-            kept = tuple(int(dim) for dim in source.const_value.shape.numpy())
-            set_encoding(held, reshaped(encoding, kept, dims))
+            set_encoding(held, reshaped(encoding, dims_in_file(source), dims))
         assert held.const_value is not None  # noqa: S101  (initializers have numbers)
         dtype = held.const_value.dtype
         if dtype == ir.DataType.FLOAT:

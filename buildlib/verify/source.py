@@ -63,9 +63,6 @@ class SourcePart:
         return precision_of(load_model(self.path)) != SINGLE
 
 
-source_part = SourcePart  # the name by which builds ask for one
-
-
 @dataclass(frozen=True)
 class _Cache:
     """One key or value tensor of the export: which canonical one it is, and how its axes lie."""

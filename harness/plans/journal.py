@@ -19,6 +19,7 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
+from buildlib.syncing import sync_folder
 from harness.errors import JournalError, PlanBusyError
 from harness.paths import state_dir
 from harness.plans.outcome import CellOutcome, CellResult, CellStatus
@@ -199,7 +200,7 @@ class Journal:
                     raise
                 self._file = file
                 os.close(old)
-                _sync_folder(self._path.parent)
+                sync_folder(self._path.parent)
             except OSError as error:
                 raise JournalError(str(self._path), error.strerror or str(error)) from error
 
@@ -280,15 +281,6 @@ def _write(file: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(file, left) :]
-
-
-def _sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _record(outcome: CellOutcome) -> Mapping[str, object]:

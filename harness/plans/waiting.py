@@ -5,14 +5,12 @@ from collections.abc import Mapping, Sequence
 
 from harness.plans.seams import Observer
 from harness.pool.base import MemberStatus, Requirement
-from harness.pool.waiting import in_the_way, situation
+from harness.pool.waiting import Situation, in_the_way, situation
 
 AFTER_S = 2.0
 """What takes less is not worth a line."""
 _MOST = 8
 _NOTHING_TOLD = ""
-Situation = frozenset[tuple[str, str]]
-"""As `harness.pool.waiting` has it."""
 
 
 class WaitingNotices:

@@ -99,12 +99,14 @@ class Recovery:
         if gently and "reconnect" in steps:
             steps = ("reconnect",)
         patience_s = 0.0 if gently else self.config.recovery.return_timeout_s
-        for step in steps[: self._taken(steps)][-1:]:
+        taken = self._taken(steps)
+        if taken:
+            begun = steps[taken - 1]
             try:
-                return self._wait_on(step, patience_s)
+                return self._wait_on(begun, patience_s)
             except HarnessError as error:
-                last = self._no_help(step, error)
-        for step in steps[self._taken(steps) :]:
+                last = self._no_help(begun, error)
+        for step in steps[taken:]:
             self._go_on()
             self.reached(step)
             self.begin(self._in_words(step, patience_s))

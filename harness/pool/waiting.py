@@ -11,6 +11,9 @@ _MOST_MEMBERS = 6
 _AWAY = {MemberState.ABSENT, MemberState.RECOVERING}
 _DISTRUSTED = {MemberState.QUARANTINED, MemberState.PROBATION}
 
+Situation = frozenset[tuple[str, str]]
+"""Names of devices, each with what kind of reason it has."""
+
 
 def in_the_way(members: Sequence[MemberStatus], *, own: str = "") -> str:
     """Who holds each of those devices since when, or why it is out.
@@ -24,7 +27,7 @@ def in_the_way(members: Sequence[MemberStatus], *, own: str = "") -> str:
     return "; ".join(told) or "the pool has no such device now"
 
 
-def situation(members: Sequence[MemberStatus]) -> frozenset[tuple[str, str]]:
+def situation(members: Sequence[MemberStatus]) -> Situation:
     """What is another one only when a person would say that the reason is another.
 
     A device that is looked for again and again goes from absent to recovering and back.

@@ -35,7 +35,7 @@ from buildlib.toolchains.base import BinaryInfo, CompileConfig, Toolchain
 from buildlib.toolchains.ort_qnn import OrtQnnToolchain
 from buildlib.verify.models import StageModels, onnx_parts
 from buildlib.verify.report import StageComparison
-from buildlib.verify.source import source_part
+from buildlib.verify.source import SourcePart
 from buildlib.verify.verify import VerifyOptions, verify_outputs
 from tests.fuzz import file_mutations, json_mutations, onnx_mutations
 from tests.fuzz.model import OPTIONS, SHAPE
@@ -204,7 +204,7 @@ def _model_fault(
     config = load_config(folder / "config.json")
     opener = onnx_parts({SHAPE.ar: [own]}, 1)[0]
     if any(static_shape(value) is None for value in load_model(own).graph.inputs):
-        own, opener = found["model"][SHAPE][0], source_part(own, config, SHAPE)
+        own, opener = found["model"][SHAPE][0], SourcePart(own, config, SHAPE)
     models = StageModels(
         config=config,
         imported=dict.fromkeys(shapes, own),

@@ -17,7 +17,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.importing.importer import ImportModel
 from buildlib.passes.arcl import convert_arcl
 from buildlib.verify.models import StageModels
-from buildlib.verify.source import SourceRunner, source_part
+from buildlib.verify.source import SourcePart, SourceRunner
 from buildlib.verify.verify import VerifyOptions, verify_outputs
 
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
@@ -38,7 +38,7 @@ def test_an_import_computes_what_the_export_does(name: str, tmp_path: Path) -> N
         config=config,
         imported={one: imported},
         arcl={one: convert_arcl(imported, one, tmp_path / "one.onnx")},
-        sources={imported: source_part(export, config, shape)},
+        sources={imported: SourcePart(export, config, shape)},
     )
     report = verify_outputs(models, options=FEW)
     assert report.passed, report.failures
@@ -137,5 +137,5 @@ def _imported(folder: Path) -> StageModels:
     path = ImportModel(None if is_fixed else ASKED).run(export, folder / "out" / "model.onnx")
     shape = model_shape(load_model(path))
     assert shape is not None
-    sources = {path: source_part(export, config, shape)}
+    sources = {path: SourcePart(export, config, shape)}
     return StageModels(config=config, imported={shape: path}, arcl={shape: path}, sources=sources)

@@ -94,16 +94,22 @@ def test_threads_share_one_connection(ssh_server: SshServer, host: SshHost) -> N
     assert ssh_server.log.read_text().count("Accepted publickey") == 1
 
 
+def _run_and_lose(server: SshServer, host: SshHost) -> None:
+    """A command whose connection is cut once it has said something."""
+
+    class Dropping(io.BytesIO):
+        def write(self, _data: object, /) -> int:
+            server.drop_connections()
+            return 0
+
+    run(host, "echo here; sleep 60", None, Dropping(), io.BytesIO(), Deadline(60))
+
+
 def test_a_connection_lost_in_the_middle_and_made_anew(
     ssh_server: SshServer, host: SshHost
 ) -> None:
-    class Dropping(io.BytesIO):
-        def write(self, _data: object, /) -> int:
-            ssh_server.drop_connections()
-            return 0
-
     with pytest.raises(StreamClosed):
-        run(host, "echo here; sleep 60", None, Dropping(), io.BytesIO(), Deadline(60))
+        _run_and_lose(ssh_server, host)
     assert _run(host, "echo again") == (0, b"again\n")
     assert ssh_server.log.read_text().count("Accepted publickey") == 2
 
@@ -123,13 +129,8 @@ def late_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_loss_that_is_known_late_is_no_death_of_the_command(
     ssh_server: SshServer, host: SshHost, late_loss: None
 ) -> None:
-    class Dropping(io.BytesIO):
-        def write(self, _data: object, /) -> int:
-            ssh_server.drop_connections()
-            return 0
-
     with pytest.raises(StreamClosed):
-        run(host, "echo here; sleep 60", None, Dropping(), io.BytesIO(), Deadline(60))
+        _run_and_lose(ssh_server, host)
     assert _run(host, "echo again") == (0, b"again\n")
 
 
