@@ -27,7 +27,7 @@ from benchmarks.memory_meter import MemoryMeter, resident_bytes
 from tests.private_adb import private_adb
 
 if TYPE_CHECKING:
-    from harness.adb.client import AdbServer
+    from harness.devices.adb.client import AdbServer
     from harness.plans.outcome import Summary
     from harness.plans.seams import Lease
     from harness.pool.base import MemberStatus, Requirement
@@ -101,7 +101,7 @@ def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary
     from harness.plans.scheduler import run_matrix
     from harness.pool.base import Requirement
     from harness.pool.pool import Pool
-    from harness.store.store import ResultsStore
+    from harness.results.store import ResultsStore
 
     cells = [
         make_cell(
@@ -201,7 +201,7 @@ def children() -> list[int]:
 
 def measure(args: argparse.Namespace, folder: Path) -> bool:
     """Run both ways; whether the limits hold."""
-    from harness.virtual.hosting import hosting
+    from harness.virtual_device.hosting import hosting
 
     drawn = random.Random(args.seed)  # noqa: S311 - nothing secret about it
     lengths = [drawn.uniform(0.5, 1.5) * args.mean for _ in range(args.cells)]

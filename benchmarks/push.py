@@ -25,7 +25,7 @@ from tests.private_adb import private_adb
 from tests.tcp_meter import TcpMeter
 
 if TYPE_CHECKING:
-    from harness.devices.adb import AdbDevice
+    from harness.devices.adb.device import AdbDevice
 
 MIB = 1 << 20
 LIMIT_RATIO, LIMIT_AGAIN_S, LIMIT_AGAIN_BYTES = 0.9, 1.0, 100_000
@@ -109,8 +109,8 @@ def make_files(folder: Path, total: int) -> dict[str, Path]:
 def bench(folder: Path, link: float | None) -> Iterator[Bench]:
     """A virtual device, an adb server and a wire that nothing else uses."""
     with private_adb(folder) as server:
-        from harness.devices.adb import AdbDevice
-        from harness.virtual import manager
+        from harness.devices.adb.device import AdbDevice
+        from harness.virtual_device import manager
 
         try:
             virtual = manager.start("bench", SOC)

@@ -8,7 +8,7 @@ phones of one kind are two sessions.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from harness.store.records import PerplexityDefinition, Run
+from harness.results.records import PerplexityDefinition, Run
 
 Pairs = tuple[tuple[str, str], ...]
 UNKNOWN = "an unknown device"

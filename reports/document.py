@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from harness.store.records import Run
+from harness.results.records import Run
 from reports.groups import Duel
 from reports.page import Page, Section
 from reports.summary import Cell, PerplexityRow, Row

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.measure.comparison import Comparison, Verdict
-from harness.measure.groups import Compared, judge_runs
-from harness.store.metrics import Metric
-from harness.store.records import Run
+from harness.results.comparison import Comparison, Verdict
+from harness.results.groups import Compared, judge_runs
+from harness.results.metrics import Metric
+from harness.results.records import Run
 from reports.comparison import SpeedKey
 
 SIDES = frozenset({"A", "B"})

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.store.metrics import find_metric
-from harness.store.records import Run
-from reports import stats
+from harness.results import stats
+from harness.results.metrics import find_metric
+from harness.results.records import Run
 
 MOST_IN_FULL = 500
 _BRIEFLY = ("prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s")

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.store.metrics import Metric, find_metric
-from harness.store.records import Run
+from harness.results.metrics import Metric, find_metric
+from harness.results.records import Run
 from harness.words import counted
 from reports import groups, plots, summary, telemetry, text
 from reports.comparison import place

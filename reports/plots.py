@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.store.metrics import Metric, find_metric
-from harness.store.records import Run
-from reports import stats
+from harness.results import stats
+from harness.results.metrics import Metric, find_metric
+from harness.results.records import Run
 from reports.comparison import SpeedKey
 from reports.summary import SPEED_METRICS, Cell
 

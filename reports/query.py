@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.store.records import RepetitionTelemetry, Run
-from harness.store.store import ResultsStore
+from harness.results.records import RepetitionTelemetry, Run
+from harness.results.store import ResultsStore
 
 MOST_PLOTTED = 12
 """Telemetry is read of the newest runs only; it is by far the largest part of a store."""

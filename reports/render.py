@@ -10,8 +10,8 @@ from pathlib import Path
 
 import jinja2
 
-from harness.store.metrics import METRICS, Metric
-from harness.store.records import Run
+from harness.results.metrics import METRICS, Metric
+from harness.results.records import Run
 from harness.words import counted
 from reports import listing, text
 from reports.comparison import device_name, place

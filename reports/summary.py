@@ -4,15 +4,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from harness.measure import quality
-from harness.measure.cells import grade_runs
-from harness.measure.quality import DEVICE, FLOAT, QUANTIZED
-from harness.measure.stability import Stability
-from harness.store.metrics import Metric, find_metric
-from harness.store.records import ContainerInfo, Run
-from reports import stats
+from harness.results import quality, stats
+from harness.results.cells import grade_runs
+from harness.results.metrics import Metric, find_metric
+from harness.results.quality import DEVICE, FLOAT, QUANTIZED
+from harness.results.records import ContainerInfo, Run
+from harness.results.stability import Stability
+from harness.results.stats import Stats
 from reports.comparison import PerplexityKey, SpeedKey, Subject, differences
-from reports.stats import Stats
 
 SPEED_METRICS = (
     "prefill_tokens_per_s",

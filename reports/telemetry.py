@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.store.records import RepetitionTelemetry, Run, TelemetrySeries
+from harness.results.records import RepetitionTelemetry, Run, TelemetrySeries
 
 SIDE = 1000
 """Width and height of a plot in its own units."""

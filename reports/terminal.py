@@ -5,9 +5,9 @@ from collections import Counter
 from rich.console import Console
 from rich.text import Text
 
-from harness.measure.comparison import Comparison, Verdict
-from harness.measure.quality import DEVICE, FLOAT
-from harness.store.metrics import Metric, find_metric
+from harness.results.comparison import Comparison, Verdict
+from harness.results.metrics import Metric, find_metric
+from harness.results.quality import DEVICE, FLOAT
 from reports.fitting import Column, FittedTable
 from reports.groups import Duel
 from reports.page import Page, Section

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 
-from harness.store.records import Condition, ContainerInfo, JsonScalar, Positions
+from harness.results.records import Condition, ContainerInfo, JsonScalar, Positions
 
 _BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _INVISIBLE = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.plugin.refusing import refuse
+from harness.pytest_plugin.refusing import refuse
 from suites.parameters import SuiteParameters, parameters
 
 

@@ -20,7 +20,7 @@ def demo(
     ),
 ) -> None:
     """Build, run, measure and report a model on two virtual devices. No phone, no SDK."""
-    from harness.store.store import ResultsStore
+    from harness.results.store import ResultsStore
     from suites import demo_steps as steps
 
     out.mkdir(parents=True, exist_ok=True)

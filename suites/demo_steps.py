@@ -16,20 +16,20 @@ from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.reference.scored import onnx_perplexity
 from buildlib.runner import StageRecord
-from harness.adb.client import AdbServer
-from harness.adb.server import ensure_server, stop_if_ours
 from harness.cli.arguments import WAIT_S
 from harness.cli.console import progress, remarks
 from harness.cli.session import open_session
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.server import ensure_server, stop_if_ours
 from harness.errors import HarnessError, WrongUseError
 from harness.paths import state_dir
 from harness.plans.bench import BenchPlan, run_bench
 from harness.plans.passage import cut_prompt
 from harness.plans.perplexity import run_perplexity
+from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationResult
 from harness.runtimes.windows import cut_windows
-from harness.store.store import ResultsStore
-from harness.virtual import manager
+from harness.virtual_device import manager
 from suites.models import tiny_llama
 
 AR, CL, SPLITS = (1, 32), 192, 2

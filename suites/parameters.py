@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.plugin.options import read_settings
+from harness.pytest_plugin.options import read_settings
 
 _MOST = 1_000_000
 

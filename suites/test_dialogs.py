@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.plugin.running import ContainerRunner
+from harness.pytest_plugin.running import ContainerRunner
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from suites.parameters import SuiteParameters
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from harness.measure import quality
 from harness.plans.passage import passage
 from harness.plans.reference import float_perplexity
-from harness.plugin.measuring import MeasurementRecorder
-from harness.plugin.running import ContainerRunner
+from harness.pytest_plugin.measuring import MeasurementRecorder
+from harness.pytest_plugin.running import ContainerRunner
+from harness.results import quality
 from suites.models import tiny_llama
 from suites.parameters import SuiteParameters
 from suites.reference import known_checkpoint

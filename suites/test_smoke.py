@@ -1,8 +1,8 @@
 """Does it load, does it answer, does it answer the same twice?"""
 
 from harness.plans.passage import BenchPrompt, cut_prompt
-from harness.plugin.measuring import MeasurementRecorder
-from harness.plugin.running import ContainerRunner
+from harness.pytest_plugin.measuring import MeasurementRecorder
+from harness.pytest_plugin.running import ContainerRunner
 
 _PROMPT_TOKENS = 16
 _NEW_TOKENS = 8

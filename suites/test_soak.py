@@ -7,8 +7,8 @@ import time
 import pytest
 
 from harness.plans.passage import cut_prompt
-from harness.plugin.measuring import MeasurementRecorder
-from harness.plugin.running import ContainerRunner
+from harness.pytest_plugin.measuring import MeasurementRecorder
+from harness.pytest_plugin.running import ContainerRunner
 from harness.telemetry.throttling import judge_throttling
 from suites.parameters import SuiteParameters
 

@@ -19,12 +19,12 @@ from hypothesis import settings
 
 from buildlib.build import Build, BuildOutputs
 from buildlib.genai import GenAIBuilderFactory
-from harness.adb.address import ServerAddress
-from harness.adb.client import AdbServer
-from harness.adb.connection import Deadline, ServerUnreachable, query
-from harness.adb.server import ensure_server
-from harness.devices.adb import AdbDevice
-from harness.virtual import manager
+from harness.devices.adb.address import ServerAddress
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.connection import Deadline, ServerUnreachable, query
+from harness.devices.adb.device import AdbDevice
+from harness.devices.adb.server import ensure_server
+from harness.virtual_device import manager
 from suites.models import tiny_llama
 from tests.private_adb import free_port, private_environment
 

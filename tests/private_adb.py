@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.adb.client import AdbServer
+    from harness.devices.adb.client import AdbServer
 
 # Below what the kernel hands out by itself, or somebody's connection may take the port between our
 # look and the server's start.
@@ -60,7 +60,7 @@ def private_environment(folder: Path, port: int) -> Iterator[None]:
 @contextlib.contextmanager
 def private_adb(folder: Path) -> Iterator["AdbServer"]:
     """Points this process and its children at `folder`; gives the server, and ends it."""
-    from harness.adb.server import ensure_server
+    from harness.devices.adb.server import ensure_server
 
     with private_environment(folder, free_port()):
         server = ensure_server()

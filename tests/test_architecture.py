@@ -29,8 +29,8 @@ def test_the_import_contracts_hold() -> None:
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import harness.store.store", {"adbutils", "onnxruntime", "onnx", "typer", "buildlib"}),
-        ("import harness.devices.adb", {"onnxruntime", "onnx", "sqlalchemy"}),
+        ("import harness.results.store", {"adbutils", "onnxruntime", "onnx", "typer", "buildlib"}),
+        ("import harness.devices.adb.device", {"onnxruntime", "onnx", "sqlalchemy"}),
         ("import buildlib.genai", {"adbutils", "sqlalchemy", "onnxruntime_qnn"}),
         ("import harness.cli.app", {"onnxruntime", "onnx", "sqlalchemy", "numpy"}),
         ("import harness, buildlib, reports, suites", {"numpy", "pydantic", "onnx", "typer"}),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.plans.target import Target
-    from harness.store.records import Run
+    from harness.results.records import Run
 
 
 def bench(
@@ -88,8 +88,8 @@ def _announce(sessions: int, number: int, _label: str, target: "Target") -> None
 def _document(runs: "Sequence[Run]") -> dict[str, object]:
     from dataclasses import asdict
 
-    from harness.measure.cells import grade_runs
     from harness.plans.session import WATCHED
+    from harness.results.cells import grade_runs
 
     return {
         "group_id": runs[0].group_id,
@@ -99,9 +99,9 @@ def _document(runs: "Sequence[Run]") -> dict[str, object]:
 
 
 def _show(runs: "Sequence[Run]", db: str) -> None:
-    from harness.measure.cells import grade_runs
     from harness.plans.session import WATCHED
-    from harness.store.metrics import find_metric
+    from harness.results.cells import grade_runs
+    from harness.results.metrics import find_metric
 
     console = answers()
     first = runs[0]
@@ -130,7 +130,7 @@ def _print_means(runs: "Sequence[Run]") -> None:
     """Means of repetitions; of several sessions, means of the sessions' means."""
     from statistics import fmean, stdev
 
-    from harness.store.metrics import METRICS
+    from harness.results.metrics import METRICS
 
     heading = "n" if len(runs) == 1 else "n in sessions"
     rows = []

@@ -26,9 +26,9 @@ from harness.cli.tables import Row, print_rows
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
 
 if TYPE_CHECKING:
-    from harness.measure.comparison import Comparison, Verdict
-    from harness.measure.groups import Compared
     from harness.plans.target import Target
+    from harness.results.comparison import Comparison, Verdict
+    from harness.results.groups import Compared
 
 _NOTHING = "\N{EN DASH}"
 _PAIRS = 6
@@ -75,10 +75,10 @@ def compare(
     """
     from buildlib.container.container import GenAIContainer
     from harness.cli.measuring import conditioning, open_spread, wanted
-    from harness.measure.comparison import pairs_needed
-    from harness.measure.groups import GATED, check_gated, check_pairs, judge_runs
     from harness.plans.bench import BenchPlan
     from harness.plans.compare import Side, run_comparison
+    from harness.results.comparison import pairs_needed
+    from harness.results.groups import GATED, check_gated, check_pairs, judge_runs
 
     plan = BenchPlan(prompt_tokens, new_tokens, repetitions, warmup, max_warmup)
     plan.check()
@@ -106,7 +106,7 @@ def compare(
 
 def exit_code(verdict: "Verdict") -> int:
     """A regression is a bad answer, too little data is none."""
-    from harness.measure.comparison import Verdict
+    from harness.results.comparison import Verdict
 
     return {Verdict.REGRESSED: BAD, Verdict.NOT_ENOUGH_DATA: NO_ANSWER}.get(verdict, GOOD)
 
@@ -116,7 +116,7 @@ def _announce(pairs: int, number: int, label: str, target: "Target") -> None:
 
 
 def _show(compared: "Compared", db: str) -> None:
-    from harness.measure.comparison import Verdict
+    from harness.results.comparison import Verdict
 
     rows = []
     for metric, found in compared.metrics:

@@ -12,7 +12,7 @@ from harness.cli.console import answers, print_json, tell
 from harness.cli.tables import Row, print_rows
 
 if TYPE_CHECKING:
-    from harness.virtual.journal import Event
+    from harness.virtual_device.journal import Event
 
 app = typer.Typer(
     help="Virtual Android devices: start, list, stop and remove them, make them fail or hot.",
@@ -32,9 +32,9 @@ def start(
     json: Json = False,
 ) -> None:
     """Start a virtual device and connect it to the adb server. The last line is its serial."""
-    from harness.adb.server import ensure_server
-    from harness.virtual import manager
-    from harness.virtual.faults import parse_fault
+    from harness.devices.adb.server import ensure_server
+    from harness.virtual_device import manager
+    from harness.virtual_device.faults import parse_fault
 
     virtual = manager.start(name, soc, faults=[parse_fault(text) for text in fault or []])
     ensure_server().connect(virtual.serial)
@@ -50,7 +50,7 @@ def start(
 @app.command("ls")
 def ls(json: Json = False) -> None:
     """List the virtual devices of this user, running or not."""
-    from harness.virtual import manager
+    from harness.virtual_device import manager
 
     found = manager.list_devices()
     if json:
@@ -76,7 +76,7 @@ Force = Annotated[bool, typer.Option("--force", help="Also where somebody holds 
 @app.command("stop")
 def stop(name: Name, force: Force = False) -> None:
     """Stop a virtual device and all that runs on it. Its files stay."""
-    from harness.virtual import manager
+    from harness.virtual_device import manager
 
     _refuse_where_held(name, force=force)
     _disconnect(manager.stop(name).serial)
@@ -86,7 +86,7 @@ def stop(name: Name, force: Force = False) -> None:
 @app.command("rm")
 def rm(name: Name, force: Force = False) -> None:
     """Stop a virtual device and delete its files."""
-    from harness.virtual import manager
+    from harness.virtual_device import manager
 
     _refuse_where_held(name, force=force)
     serial = next((d.serial for d in manager.list_devices() if d.name == name), "")
@@ -109,8 +109,8 @@ def fault(
 
     Kinds: drop, stall, corrupt, full, reboot, power, throttle, runner, slow.
     """
-    from harness.virtual import manager
-    from harness.virtual.faults import parse_fault
+    from harness.virtual_device import manager
+    from harness.virtual_device.faults import parse_fault
 
     wanted = [parse_fault(text) for text in faults or []]
     if events:
@@ -131,7 +131,7 @@ def fault(
 @app.command("power")
 def power(name: Name) -> None:
     """Give power back to a virtual device that lost it (`power:off=inf`)."""
-    from harness.virtual import manager
+    from harness.virtual_device import manager
 
     manager.commands(name).power_on()
     tell(f"{name} has power")
@@ -156,7 +156,7 @@ def heat(
     json: Json = False,
 ) -> None:
     """Model the heat of a running virtual device, or tell how hot it is. A model, not hardware."""
-    from harness.virtual import manager
+    from harness.virtual_device import manager
 
     if off:
         manager.commands(name).heat_off()
@@ -198,7 +198,7 @@ def _refuse_where_held(name: str, *, force: bool) -> None:
     from harness.devices.spec import DeviceSpec
     from harness.errors import MemberStateError
     from harness.pool.pool import Pool
-    from harness.virtual import manager
+    from harness.virtual_device import manager
 
     found = manager.get(name)
     if force or found.state != "running":
@@ -211,7 +211,7 @@ def _refuse_where_held(name: str, *, force: bool) -> None:
 
 def _disconnect(serial: str) -> None:
     """Let an adb server that runs forget the device; where none runs there is nothing to forget."""
-    from harness.adb.server import resolve_server
+    from harness.devices.adb.server import resolve_server
     from harness.errors import AdbServerError
 
     with suppress(AdbServerError):

@@ -38,8 +38,8 @@ def devices(specs: Specs = None, json: Json = False) -> None:
 
     Exits 1 where one that was named does not answer.
     """
-    from harness.adb.server import ensure_server
     from harness.devices import inventory
+    from harness.devices.adb.server import ensure_server
     from harness.devices.opening import Devices
     from harness.devices.spec import DeviceSpec
 
@@ -63,7 +63,7 @@ def devices(specs: Specs = None, json: Json = False) -> None:
 def _address(spec: "DeviceSpec") -> "DeviceSpec":
     """A virtual device by the address at which the adb server has it."""
     from harness.devices.spec import DeviceSpec
-    from harness.virtual import manager
+    from harness.virtual_device import manager
 
     if spec.type != "virtual":
         return spec

@@ -133,7 +133,7 @@ def _cache() -> Finding:
 
 
 def _adb() -> Finding:
-    from harness.adb.server import find_adb, resolve_server
+    from harness.devices.adb.server import find_adb, resolve_server
     from harness.errors import AdbServerError
 
     try:
@@ -150,7 +150,7 @@ def _adb() -> Finding:
 
 
 def _virtual() -> Finding:
-    from harness.virtual.probe import probe_namespace
+    from harness.virtual_device.probe import probe_namespace
 
     support = probe_namespace()
     if support.kind == "none":

@@ -19,8 +19,8 @@ def generate(
 ) -> None:
     """Generate text on a device, greedily, and say how fast it went there."""
     from harness.cli.session import open_session
+    from harness.results.metrics import METRICS
     from harness.runtimes.base import GenerationRequest
-    from harness.store.metrics import METRICS
 
     try:
         prompt.encode()

@@ -56,7 +56,7 @@ def _reachable(name: str | None, devices: "Devices") -> "DeviceSpec":
     """What is meant; a pool would wait for what is not there."""
     from harness.devices.discovery import open_device
     from harness.devices.spec import DeviceSpec
-    from harness.virtual import manager
+    from harness.virtual_device import manager
 
     spec = DeviceSpec.parse(name) if name else None
     if spec is not None and spec.type == "virtual":

@@ -156,9 +156,9 @@ def open_spread(
     from harness.cli.progress import deploy_progress
     from harness.plans.bench import Spread
     from harness.plans.expectations import expecting
+    from harness.results.engine import shown
+    from harness.results.store import ResultsStore
     from harness.runtimes.files import target_of
-    from harness.store.engine import shown
-    from harness.store.store import ResultsStore
 
     soc = target_of(container).soc.name
     with (
@@ -180,7 +180,7 @@ def open_spread(
 def _tell_repetition(number: int, total: int, result: "GenerationResult") -> None:
     """`total` is the most that there can be, warm-ups included."""
     from harness.plans.session import WATCHED
-    from harness.store.metrics import find_metric
+    from harness.results.metrics import find_metric
 
     rates = [
         f"{find_metric(key).label.lower()} {find_metric(key).show(result.metrics[key])}"

@@ -46,9 +46,9 @@ def perplexity(
     Exits 1 where the perplexity is too far from that of `--reference`.
     """
     from harness.cli.session import open_session
-    from harness.measure import quality
     from harness.plans.perplexity import run_perplexity
-    from harness.store.store import ResultsStore
+    from harness.results import quality
+    from harness.results.store import ResultsStore
 
     content = read_text(text)
     references = _references(reference, container_dir, content, windows)
@@ -79,8 +79,8 @@ def _references(
     if checkpoint is None:
         return {}
     from buildlib.container.container import GenAIContainer
-    from harness.measure import quality
     from harness.plans.reference import float_perplexity
+    from harness.results import quality
     from harness.runtimes.windows import cut_windows
 
     container = GenAIContainer.load(container_dir)

@@ -13,8 +13,8 @@ from harness.errors import WrongUseError
 from harness.words import counted, soc_in_words
 
 if TYPE_CHECKING:
-    from harness.store.prune import Amount, Pruning
-    from harness.store.store import ResultsStore
+    from harness.results.prune import Amount, Pruning
+    from harness.results.store import ResultsStore
 
 app = typer.Typer(
     help="A results database: what it holds of each day, and removing what is old.",
@@ -30,7 +30,7 @@ Database = Annotated[
 def ls(db: Database = "results.db", json: Json = False) -> None:
     """List what there is of each day, container and device, and the size of the database."""
     from buildlib.cache.sizes import size_text
-    from harness.store.store import ResultsStore
+    from harness.results.store import ResultsStore
 
     with ResultsStore.open(db, create=False) as store:
         found, room, location = store.holdings(), store.room(), store.location
@@ -100,8 +100,8 @@ def prune(
     Sessions of one cell and both sides of a comparison go together, when the newest of them is
     that old and none is under way. Perplexities stay: later benchmarks are checked against them.
     """
-    from harness.store.prune import Amount, Pruning
-    from harness.store.store import ResultsStore
+    from harness.results.prune import Amount, Pruning
+    from harness.results.store import ResultsStore
 
     wanted = Pruning(_moment(older_than), only_telemetry=keep_measurements)
     with ResultsStore.open(db, create=False) as store:
@@ -147,7 +147,7 @@ def _moment(age: str) -> datetime:
 
 def _prune(store: "ResultsStore", wanted: "Pruning") -> "Amount":
     """Remove it; what is cut off by Ctrl-C goes on with the next call."""
-    from harness.store.prune import Amount
+    from harness.results.prune import Amount
 
     removed = Amount()
     for some in store.prune(wanted):

@@ -3,9 +3,9 @@
 import os
 import re
 
-from harness.adb.client import AdbServer, DeviceEntry
-from harness.adb.server import ensure_server
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.client import AdbServer, DeviceEntry
+from harness.devices.adb.device import AdbDevice
+from harness.devices.adb.server import ensure_server
 from harness.errors import (
     DeviceLostError,
     DeviceUnauthorizedError,

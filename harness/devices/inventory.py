@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from harness.adb.client import AdbServer, DeviceEntry
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.client import AdbServer, DeviceEntry
+from harness.devices.adb.device import AdbDevice
 from harness.devices.base import Device, DeviceProperties
 from harness.devices.opening import Devices
 from harness.devices.spec import DeviceSpec

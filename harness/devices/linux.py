@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar
 
-from harness.adb.connection import Deadline
+from harness.devices.adb.connection import Deadline
 from harness.devices.commands import Sink
 from harness.devices.posix_device import PosixDevice
 from harness.devices.sftp_files import SftpFiles, sftp_files
 from harness.devices.shell_device import forwarded_port
 from harness.devices.spec import DeviceType
+from harness.devices.ssh.command import run
+from harness.devices.ssh.host import SshHost
+from harness.devices.ssh.tunnel import Tunnel
 from harness.errors import DeviceLostError
-from harness.ssh.command import run
-from harness.ssh.host import SshHost
-from harness.ssh.tunnel import Tunnel
 
 _REBOOT = 'if [ "$(id -u)" = 0 ]; then reboot; else sudo -n reboot; fi'
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from harness.adb.client import AdbServer
-from harness.adb.server import ensure_server
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.server import ensure_server
 from harness.devices.base import Device
 from harness.devices.discovery import connect_tcp, open_device
 from harness.devices.spec import DeviceSpec
@@ -17,7 +17,7 @@ from harness.errors import DeviceSpecError
 
 if TYPE_CHECKING:
     from harness.devices.remote import RemoteAdb
-    from harness.ssh.host import SshHost
+    from harness.devices.ssh.host import SshHost
 
 
 class Devices:
@@ -76,7 +76,7 @@ class Devices:
             NoDeviceError: its adb server does not know it.
             DeviceUnauthorizedError, DeviceLostError, DeviceConnectError: it is not usable.
             AdbServerError: its adb server cannot be reached.
-            HostError: its host cannot be reached, see `harness.ssh`.
+            HostError: its host cannot be reached, see `harness.devices.ssh`.
         """
         if spec.type == "local":
             from harness.devices.local import LocalDevice
@@ -114,8 +114,8 @@ class Devices:
             return self._remotes[key]
 
     def _host(self, name: str) -> "SshHost":
-        from harness.ssh.config import resolve_host
-        from harness.ssh.host import SshHost
+        from harness.devices.ssh.config import resolve_host
+        from harness.devices.ssh.host import SshHost
 
         config = resolve_host(name, self._ssh_config)
         key = replace(config, asked="")

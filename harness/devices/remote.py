@@ -7,14 +7,14 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from harness.adb.address import ServerAddress
-from harness.adb.client import AdbServer, DeviceEntry
-from harness.adb.server import resolve_server
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.address import ServerAddress
+from harness.devices.adb.client import AdbServer, DeviceEntry
+from harness.devices.adb.device import AdbDevice
+from harness.devices.adb.server import resolve_server
 from harness.devices.discovery import connect_tcp, open_device
+from harness.devices.ssh.host import SshHost
+from harness.devices.ssh.tunnel import Tunnel
 from harness.errors import AdbServerError
-from harness.ssh.host import SshHost
-from harness.ssh.tunnel import Tunnel
 
 DEFAULT_PORT = 5037
 

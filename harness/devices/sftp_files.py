@@ -9,10 +9,10 @@ from typing import BinaryIO
 
 import paramiko
 
-from harness.adb.connection import Deadline, StreamClosed
+from harness.devices.adb.connection import Deadline, StreamClosed
 from harness.devices.base import Progress
+from harness.devices.ssh.host import SshHost, closing_by, stands
 from harness.errors import DeviceUnsupportedError
-from harness.ssh.host import SshHost, closing_by, stands
 
 _REQUEST = 192 * 1024
 """An OpenSSH server takes packets of 256 KiB; a read waits for its answer, so it is a large one."""

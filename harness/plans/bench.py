@@ -14,9 +14,9 @@ from harness.plans.output_check import Expectation, ReferenceText
 from harness.plans.passage import BenchPrompt, cut_prompt
 from harness.plans.session import OnRepetition, Records, SessionPlan, run_session
 from harness.plans.target import DeviceSource, Target, target_on
+from harness.results.records import Condition, Run, new_run_id
+from harness.results.store import ResultsStore
 from harness.runtimes.base import Runtime
-from harness.store.records import Condition, Run, new_run_id
-from harness.store.store import ResultsStore
 from harness.telemetry.sampler import DEFAULT_HZ
 
 Expect = Callable[[Target], tuple[Expectation, ...]]

@@ -19,8 +19,8 @@ from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.plans.seams import Observer
 from harness.pool.base import Tell, silent
 from harness.pool.pool import Pool, config_in_use
-from harness.store.records import new_run_id
-from harness.store.store import ResultsStore
+from harness.results.records import new_run_id
+from harness.results.store import ResultsStore
 from harness.telemetry.sampler import DEFAULT_HZ
 
 

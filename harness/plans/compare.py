@@ -11,8 +11,8 @@ from buildlib.container.container import GenAIContainer
 from harness.errors import WrongUseError
 from harness.plans.bench import Spread
 from harness.plans.session import SessionPlan
+from harness.results.records import Run, new_run_id
 from harness.runtimes.files import check_fit
-from harness.store.records import Run, new_run_id
 
 Label = Literal["A", "B"]
 

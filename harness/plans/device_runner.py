@@ -31,12 +31,12 @@ from harness.plans.seams import LeasedDevice
 from harness.plans.session import Conditioning, measured_under, run_session, unconditioned
 from harness.plans.target import Target
 from harness.pool.leased_device import LeasedDevice as PoolDevice
+from harness.results.metrics import METRICS
+from harness.results.read import RunFilter
+from harness.results.records import DeviceInfo, Run, Workload
+from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationRequest
 from harness.runtimes.genie import GenieRuntime
-from harness.store.metrics import METRICS
-from harness.store.read import RunFilter
-from harness.store.records import DeviceInfo, Run, Workload
-from harness.store.store import ResultsStore
 from harness.telemetry.conditions import Conditions
 
 _SWEEP_S = 30.0

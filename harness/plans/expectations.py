@@ -13,7 +13,7 @@ from harness.plans.output_check import (
 from harness.plans.passage import passage
 from harness.plans.perplexity import run_perplexity
 from harness.plans.target import Target
-from harness.store.store import ResultsStore
+from harness.results.store import ResultsStore
 
 _CHARACTERS_A_TOKEN = 2
 """Fewer than any tokenizer takes of English text, so that a text is never too short."""

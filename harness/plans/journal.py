@@ -23,7 +23,7 @@ from buildlib.syncing import sync_folder
 from harness.errors import JournalError, PlanBusyError
 from harness.paths import state_dir
 from harness.plans.outcome import CellOutcome, CellResult, CellStatus
-from harness.store.records import now
+from harness.results.records import now
 
 _FORMAT = 1
 _LARGEST = 1 << 30

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.errors import WrongUseError
-from harness.measure import quality
+from harness.results import quality
+from harness.results.read import RunFilter
+from harness.results.records import ContainerInfo, DeviceInfo, OutputCheck, Run
+from harness.results.store import ResultsStore
 from harness.runtimes.tokenizer import load_tokenizer
-from harness.store.read import RunFilter
-from harness.store.records import ContainerInfo, DeviceInfo, OutputCheck, Run
-from harness.store.store import ResultsStore
 
 _LARGEST_FILE = 4 << 20
 _MOST_TOKENS = 1 << 20

@@ -3,8 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from harness.runtimes.base import PerplexityResult, Runtime, Window
-from harness.store.records import (
+from harness.results.records import (
     ContainerInfo,
     DeviceInfo,
     PerplexityDefinition,
@@ -12,7 +11,8 @@ from harness.store.records import (
     Run,
     Workload,
 )
-from harness.store.store import ResultsStore
+from harness.results.store import ResultsStore
+from harness.runtimes.base import PerplexityResult, Runtime, Window
 
 
 def perplexity_workload(runtime: Runtime, text: str, windows: Sequence[Window]) -> Workload:

@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from harness.store.store import ResultsStore
+from harness.results.store import ResultsStore
 
 
 class ResultsLater:

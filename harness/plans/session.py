@@ -11,12 +11,10 @@ from dataclasses import asdict, dataclass, field
 from harness.deploy.deployment import Deployment
 from harness.devices.base import Device
 from harness.errors import OutputCheckError
-from harness.measure.cells import THROTTLING
-from harness.measure.warmup import FEWEST, Warmup, detect_warmup
 from harness.plans.output_check import Expectation, judge
 from harness.plans.passage import BenchPrompt
-from harness.runtimes.base import GenerationRequest, GenerationResult, Runtime
-from harness.store.records import (
+from harness.results.cells import THROTTLING
+from harness.results.records import (
     Condition,
     ContainerInfo,
     DeviceInfo,
@@ -26,7 +24,9 @@ from harness.store.records import (
     Workload,
     new_run_id,
 )
-from harness.store.store import ResultsStore, RunRecorder
+from harness.results.store import ResultsStore, RunRecorder
+from harness.results.warmup import FEWEST, Warmup, detect_warmup
+from harness.runtimes.base import GenerationRequest, GenerationResult, Runtime
 from harness.telemetry.conditions import Conditions, prepared
 from harness.telemetry.gate import OnWait
 from harness.telemetry.throttling import judge_throttling

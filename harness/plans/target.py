@@ -8,9 +8,9 @@ from pathlib import Path
 from buildlib.container.container import GenAIContainer
 from harness.deploy.pipeline import Shown
 from harness.devices.base import Device, DeviceProperties
+from harness.results import provenance
+from harness.results.records import ContainerInfo, DeviceInfo, Provenance
 from harness.runtimes.genie import GenieRuntime
-from harness.store import provenance
-from harness.store.records import ContainerInfo, DeviceInfo, Provenance
 from harness.words import soc_in_words
 
 DeviceSource = Callable[[int], AbstractContextManager[Device]]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from harness.adb.client import AdbServer
-from harness.adb.server import ensure_server
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.device import AdbDevice
+from harness.devices.adb.server import ensure_server
 from harness.devices.base import Device
 from harness.devices.opening import Devices
 from harness.devices.spec import DeviceSpec
@@ -22,7 +22,7 @@ from harness.pool.config import DeviceEntry, HostConfig, PoolConfig
 from harness.pool.members import Member
 from harness.pool.naming import named
 from harness.pool.rows import Facts
-from harness.virtual import manager
+from harness.virtual_device import manager
 
 _SERIAL = re.compile(r"[A-Za-z0-9._:-]{4,64}")
 _NO_SERIAL = {"unknown", "0123456789ABCDEF", "0123456789abcdef", "00000000", "12345678"}

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from harness.adb.address import ServerAddress, address_from
-from harness.adb.connection import (
+from harness.devices.adb.address import ServerAddress, address_from
+from harness.devices.adb.connection import (
     Deadline,
     DeadlineExceeded,
     FailReply,
@@ -18,7 +18,7 @@ from harness.adb.connection import (
     StreamClosed,
     query,
 )
-from harness.adb.server import ensure_server
+from harness.devices.adb.server import ensure_server
 from harness.errors import (
     AdbServerError,
     DeviceConnectError,
@@ -31,7 +31,7 @@ from harness.errors import (
 from harness.pool.config import PoolConfig, StepName
 from harness.pool.members import Member
 from harness.pool.opening import Opener, Reached, survey
-from harness.virtual import manager
+from harness.virtual_device import manager
 
 _ANSWER_S = 15.0
 _POLL_S = 0.5

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from harness.deploy.deployment import Deployment
-from harness.store.records import Positions, Runner, TelemetrySeries
+from harness.results.records import Positions, Runner, TelemetrySeries
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class GenerationResult:
     """What one query gave, as the runtime itself measured it.
 
     Attributes:
-        metrics: by key of `harness.store.metrics`, in that metric's unit.
+        metrics: by key of `harness.results.metrics`, in that metric's unit.
         text: what was generated, without the prompt.
         telemetry: what was sampled on the device meanwhile, if that was asked for.
     """

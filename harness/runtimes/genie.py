@@ -19,6 +19,7 @@ from harness.errors import (
     RuntimeChoiceError,
     RuntimeOutputError,
 )
+from harness.results.records import Positions, Runner
 from harness.runtimes.base import GenerationRequest, GenerationResult, PerplexityResult, Window
 from harness.runtimes.files import check_fit, device_files, target_of
 from harness.runtimes.genie_output import generated_text
@@ -30,7 +31,6 @@ from harness.runtimes.run_line import RunOutcome
 from harness.runtimes.starting import runner_of, starting
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.runtimes.windows import cut_windows
-from harness.store.records import Positions, Runner
 from harness.telemetry.sampler import Sampling, sampling
 
 if TYPE_CHECKING:

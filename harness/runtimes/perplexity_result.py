@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import RuntimeOutputError
+from harness.results.records import Positions
 from harness.runtimes.base import PerplexityResult, Window
-from harness.store.records import Positions
 
 
 class _WindowRecord(BaseModel):

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
+from harness.results.records import Runner
 from harness.runtimes.libraries.base import GenieLibraries
-from harness.store.records import Runner
 
 Program = Literal["genie-t2t-run", "genie-app"]
 # Files of a run are links into the store, and Python looks for modules where a link leads.

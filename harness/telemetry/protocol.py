@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.store.records import TelemetrySeries
+from harness.results.records import TelemetrySeries
 from harness.telemetry.units import parse_value, unit_of
 
 MOST_BYTES = 4 << 20

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 from harness.devices.base import Device
 from harness.errors import DeviceError
-from harness.store.records import TelemetrySeries
+from harness.results.records import TelemetrySeries
 from harness.telemetry.protocol import MOST_BYTES, Recording, parse_recording
 
 DEFAULT_HZ = 10.0

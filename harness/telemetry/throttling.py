@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.store.records import TelemetrySeries
+from harness.results.records import TelemetrySeries
 from harness.telemetry.thermal_service import STATUS_NAMES
 from harness.telemetry.units import kind_of
 

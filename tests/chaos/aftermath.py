@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.pool.base import MemberState, Requirement
 from harness.pool.pool import Pool
-from harness.virtual.journal import Event
+from harness.virtual_device.journal import Event
 from tests.chaos import push_scene
 from tests.chaos.actors import Actor, Tell, conduct
 from tests.chaos.drawing import DEVICES, Case

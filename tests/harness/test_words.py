@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.store.metrics import METRICS
+from harness.results.metrics import METRICS
 from harness.words import counted, soc_in_words
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.store.records import (
+from harness.results.records import (
     ContainerInfo,
     DeviceInfo,
     Measurement,
@@ -15,7 +15,7 @@ from harness.store.records import (
     Run,
     Workload,
 )
-from harness.store.store import ResultsStore
+from harness.results.store import ResultsStore
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 PROMPT = (

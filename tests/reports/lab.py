@@ -4,8 +4,8 @@ import math
 import random
 from collections.abc import Sequence
 
-from harness.store.records import Condition, OutputCheck, Run, TelemetrySeries
-from harness.store.store import ResultsStore
+from harness.results.records import Condition, OutputCheck, Run, TelemetrySeries
+from harness.results.store import ResultsStore
 from tests.reports.conftest import Sample, speeds
 
 CELL, DUEL = "c" * 32, "d" * 32

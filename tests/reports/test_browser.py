@@ -13,8 +13,8 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
-from harness.store.records import Run
-from harness.store.store import ResultsStore
+from harness.results.records import Run
+from harness.results.store import ResultsStore
 from reports import page, query, render
 from reports.listing import MOST_IN_FULL
 from tests.reports import lab

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from harness.errors import MissingStoreError, NotAStoreError
-from harness.store.records import Run
+from harness.results.records import Run
 from reports.cli import report
 from reports.errors import OutputIsDatabaseError, OutputPathError
 

@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.measure.comparison import Verdict
-from harness.store.records import Condition, OutputCheck, RepetitionTelemetry, Run, TelemetrySeries
-from harness.store.store import ResultsStore
+from harness.results.comparison import Verdict
+from harness.results.records import (
+    Condition,
+    OutputCheck,
+    RepetitionTelemetry,
+    Run,
+    TelemetrySeries,
+)
+from harness.results.store import ResultsStore
 from reports import document, page, query, render, telemetry, text
 from reports.query import Results
 from tests.reports import lab

@@ -3,7 +3,7 @@
 import re
 from datetime import UTC, datetime
 
-from harness.store.records import Run
+from harness.results.records import Run
 from reports import page, render
 from reports.listing import MOST_IN_FULL, figures, list_runs
 from reports.query import Results

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.store.metrics import find_metric
-from harness.store.records import Measurement, Run
+from harness.results.metrics import find_metric
+from harness.results.records import Measurement, Run
 from reports.plots import MOST_LANES, plots
 
 Samples = Mapping[str, list[Run]]

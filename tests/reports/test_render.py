@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.store.records import Positions, Run
+from harness.results.records import Positions, Run
 from reports import render
 from reports.errors import OutputPathError, ReportWriteError
 from reports.page import compose

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from harness.measure.quality import DEVICE, FLOAT, QUANTIZED
-from harness.store.records import Run
+from harness.results.quality import DEVICE, FLOAT, QUANTIZED
+from harness.results.records import Run
 from reports.comparison import SpeedKey, Subject
 from reports.page import compose
 from reports.query import Results

@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from harness.store.records import Run
+from harness.results.records import Run
 from reports import page, terminal
 from reports.query import Results
 from tests.reports import lab

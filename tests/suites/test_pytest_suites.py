@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb import AdbDevice
-from harness.store.store import ResultsStore
+from harness.devices.adb.device import AdbDevice
+from harness.results.store import ResultsStore
 from suites.parameters import ON_HARDWARE, SuiteParameters, fitting
 
 
 def run(folder: Path, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
     """A user's pytest outside the checkout."""
     command = [
-        sys.executable, "-m", "pytest", "-p", "harness.plugin", "-p", "no:cacheprovider",
+        sys.executable, "-m", "pytest", "-p", "harness.pytest_plugin", "-p", "no:cacheprovider",
         f"--rootdir={folder}", "-W", "error", *map(str, arguments),
     ]  # fmt: skip
     return subprocess.run(
@@ -58,7 +58,16 @@ def test_all_suites_pass_on_the_reference_model(
 def in_process(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
     """A run that needs no process of its own, as it ends before a device is asked for."""
     imported = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # our packages, in this process
-    options = ["-p", "harness.plugin", "-p", "no:xdist", "-W", "error", *imported, "--pyargs"]
+    options = [
+        "-p",
+        "harness.pytest_plugin",
+        "-p",
+        "no:xdist",
+        "-W",
+        "error",
+        *imported,
+        "--pyargs",
+    ]
     return partial(pytester.runpytest_inprocess, *options)
 
 

@@ -18,11 +18,11 @@ import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
-from harness.adb.client import AdbServer
 from harness.cli.app import build_app
-from harness.devices.adb import AdbDevice
-from harness.virtual import manager
-from harness.virtual.faults import ALWAYS, Slow
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.device import AdbDevice
+from harness.virtual_device import manager
+from harness.virtual_device.faults import ALWAYS, Slow
 from suites.models import tiny_llama
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

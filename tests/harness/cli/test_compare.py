@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.device import AdbDevice
 from harness.exit_codes import GOOD, NO_ANSWER
 from suites.models import tiny_llama
 from tests.harness.cli.conftest import Run

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.adb.client import AdbServer
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.device import AdbDevice
 from tests.harness.cli.conftest import Run
 from tests.ssh_server import running_ssh_server
 

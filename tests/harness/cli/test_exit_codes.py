@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.adb.client import AdbServer
 from harness.cli.compare import exit_code
+from harness.devices.adb.client import AdbServer
 from harness.exit_codes import BAD, GOOD, NO_ANSWER, WORDS
-from harness.measure.comparison import Verdict
+from harness.results.comparison import Verdict
 from tests.harness.cli.conftest import Run
 from tests.harness.cli.test_bad_input import NO_COMPILER
 from tests.harness.cli.test_commands import COMMANDS

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.adb.client import AdbServer
 from harness.cli.leasing import leased
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.device import AdbDevice
 from harness.errors import (
     DeviceSpecError,
     LeaseTimeoutError,
@@ -18,7 +18,7 @@ from harness.errors import (
     UnknownVirtualDeviceError,
     WrongUseError,
 )
-from harness.virtual import manager
+from harness.virtual_device import manager
 from tests.harness.cli.conftest import Run
 from tests.ssh_server import running_ssh_server
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.device import AdbDevice
 from harness.exit_codes import BAD, GOOD
-from harness.store.read import RunFilter
-from harness.store.store import ResultsStore
+from harness.results.read import RunFilter
+from harness.results.store import ResultsStore
 from suites.models import tiny_llama
 from tests.harness.cli.conftest import Run
 

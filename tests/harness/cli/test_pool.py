@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.adb.client import AdbServer
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.device import AdbDevice
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseLostError, RuntimeOutputError, UnknownVirtualDeviceError
 from harness.pool.base import Requirement
 from harness.pool.lease import Lease
 from harness.pool.pool import Pool
 from harness.pool.rows import Facts
-from harness.virtual import manager
+from harness.virtual_device import manager
 
 
 def qnnfarm(pool_file: Path, *words: str) -> subprocess.CompletedProcess[str]:

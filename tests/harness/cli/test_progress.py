@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.adb.client import AdbServer
 from harness.cli import console
 from harness.cli.progress import deploy_progress
-from harness.virtual import manager
+from harness.devices.adb.client import AdbServer
+from harness.virtual_device import manager
 
 _ESC = "\x1b"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.exit_codes import NO_ANSWER
-from harness.store.records import (
+from harness.results.records import (
     ContainerInfo,
     DeviceInfo,
     Measurement,
@@ -20,7 +20,7 @@ from harness.store.records import (
     Workload,
     now,
 )
-from harness.store.store import ResultsStore
+from harness.results.store import ResultsStore
 
 SERIES = [TelemetrySeries("temp_c:cpu", "degC", (0.0, 1.0), (30.0, 31.5))]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.adb.client import AdbServer
 from harness.deploy.deploy import remove_run
-from harness.devices.adb import AdbDevice
-from harness.virtual.manager import VirtualDevice
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.device import AdbDevice
+from harness.virtual_device.manager import VirtualDevice
 from tests.tcp_meter import TcpMeter
 
 

@@ -13,7 +13,7 @@ import pytest
 from harness.deploy.deploy import deploy, remove_run, store_usage
 from harness.deploy.deployment import DeployFile
 from harness.deploy.scripts import installed_scripts
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.device import AdbDevice
 from harness.errors import DeviceCommandError, HostFileError
 
 RandomFile = Callable[[int], Path]

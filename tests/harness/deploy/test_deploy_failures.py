@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.adb.client import AdbServer
 from harness.deploy.budget import Budget
 from harness.deploy.deploy import deploy, store_usage
 from harness.deploy.scripts import ensure_scripts
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.device import AdbDevice
 from harness.devices.base import PushItem
 from harness.errors import (
     DeploymentCorruptError,
@@ -17,9 +17,9 @@ from harness.errors import (
     DeviceLostError,
     DeviceTimeoutError,
 )
-from harness.virtual import manager
-from harness.virtual.faults import Full
-from harness.virtual.manager import VirtualDevice
+from harness.virtual_device import manager
+from harness.virtual_device.faults import Full
+from harness.virtual_device.manager import VirtualDevice
 
 RandomFile = Callable[[int], Path]
 MakeDevice = Callable[..., tuple[VirtualDevice, AdbDevice]]

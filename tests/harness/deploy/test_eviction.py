@@ -9,9 +9,9 @@ import pytest
 
 from harness.deploy.deploy import deploy, evict, remove_run, store_usage
 from harness.deploy.room import EvictionPolicy
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.device import AdbDevice
 from harness.errors import DeviceFullError
-from harness.virtual.manager import VirtualDevice
+from harness.virtual_device.manager import VirtualDevice
 
 RandomFile = Callable[[int], Path]
 MakeDevice = Callable[..., tuple[VirtualDevice, AdbDevice]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.deploy.deploy import deploy, store_usage
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.device import AdbDevice
 from tests.tcp_meter import TcpMeter
 
 RandomFile = Callable[[int], Path]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.adb.client import AdbServer
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.device import AdbDevice
 from harness.devices.base import Device, PushItem
 from harness.errors import (
     AdbServerError,
@@ -20,7 +20,7 @@ from harness.errors import (
     HostFileError,
     NoDeviceError,
 )
-from harness.virtual.manager import VirtualDevice
+from harness.virtual_device.manager import VirtualDevice
 
 MakeDevice = Callable[..., tuple[VirtualDevice, AdbDevice]]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.adb.client import AdbServer, DeviceEntry
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.client import AdbServer, DeviceEntry
+from harness.devices.adb.device import AdbDevice
 from harness.devices.discovery import list_devices, open_device
 from harness.errors import (
     DeviceLostError,

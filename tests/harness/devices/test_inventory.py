@@ -5,9 +5,9 @@ import socket
 import threading
 from pathlib import Path
 
-from harness.adb.client import AdbServer, DeviceEntry
 from harness.devices import inventory
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.client import AdbServer, DeviceEntry
+from harness.devices.adb.device import AdbDevice
 from harness.devices.opening import Devices
 from harness.devices.spec import DeviceSpec
 from tests.ssh_server import SshServer

@@ -18,6 +18,7 @@ import pytest
 
 from harness.devices.linux import LinuxDevice
 from harness.devices.local import LocalDevice
+from harness.devices.ssh.host import SshHost
 from harness.errors import (
     DeviceCommandError,
     DeviceFullError,
@@ -28,7 +29,6 @@ from harness.errors import (
     DeviceTransferError,
     DeviceUnsupportedError,
 )
-from harness.ssh.host import SshHost
 from tests.ssh_server import SshServer, running_ssh_server
 
 MakeBoard = Callable[..., tuple[SshServer, LinuxDevice]]

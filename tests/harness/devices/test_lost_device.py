@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.adb.client import AdbServer
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.device import AdbDevice
 from harness.devices.discovery import open_device
 from harness.errors import DeviceLostError, DeviceUnauthorizedError
-from harness.virtual import manager
-from harness.virtual.manager import VirtualDevice
+from harness.virtual_device import manager
+from harness.virtual_device.manager import VirtualDevice
 
 MakeDevice = Callable[..., tuple[VirtualDevice, AdbDevice]]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.adb.address import ServerAddress
-from harness.adb.client import AdbServer
-from harness.adb.server import ensure_server, resolve_server
+from harness.devices.adb.address import ServerAddress
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.server import ensure_server, resolve_server
 from harness.devices.base import Device
 from harness.devices.opening import Devices
 from harness.devices.spec import DeviceSpec
@@ -22,7 +22,7 @@ from harness.errors import (
     HostUnreachableError,
     NoDeviceError,
 )
-from harness.virtual import manager
+from harness.virtual_device import manager
 from tests.conftest import kill_server
 from tests.ssh_server import SshServer, running_ssh_server
 

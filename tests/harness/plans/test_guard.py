@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.device import AdbDevice
 from harness.errors import DeviceLostError, DeviceTimeoutError
 from harness.plans.guard import CellInterrupted, Guard, guarded
 

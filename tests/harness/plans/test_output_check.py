@@ -15,11 +15,11 @@ from harness.plans.output_check import (
     read_tokens,
     stored_quality,
 )
+from harness.results.records import Measurement, OutputCheck, Run
+from harness.results.store import ResultsStore
 from harness.runtimes.tokenizer import encode, load_tokenizer
-from harness.store.records import Measurement, OutputCheck, Run
-from harness.store.store import ResultsStore
 from suites.models import tiny_llama
-from tests.harness.store.conftest import _make_run
+from tests.harness.results.conftest import _make_run
 
 TOKENIZER = tiny_llama.folder() / "tokenizer.json"
 SENTENCE = "And the LORD said unto Moses, Go, and say unto the children of Israel"

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.device import AdbDevice
 from harness.errors import StoreError
 from harness.pool.base import MemberState
 from harness.pool.pool import Pool
-from harness.store.read import RunFilter
-from harness.store.store import ResultsStore
-from harness.virtual import manager
-from harness.virtual.faults import ALWAYS, Stall
+from harness.results.read import RunFilter
+from harness.results.store import ResultsStore
+from harness.virtual_device import manager
+from harness.virtual_device.faults import ALWAYS, Stall
 
 pytestmark = pytest.mark.timeout(900)
 _PATIENCE_S = 250

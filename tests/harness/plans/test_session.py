@@ -9,15 +9,15 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from harness.deploy.deployment import Deployment
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.device import AdbDevice
 from harness.errors import OutputCheckError
 from harness.plans.bench import BenchPlan, Spread, run_sessions
 from harness.plans.expectations import Wanted, expecting
 from harness.plans.session import SessionPlan, run_session
 from harness.plans.target import Target, target_on
+from harness.results.records import Condition, TelemetrySeries
+from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationRequest, GenerationResult
-from harness.store.records import Condition, TelemetrySeries
-from harness.store.store import ResultsStore
 
 Change = Callable[[int, GenerationResult], GenerationResult]
 

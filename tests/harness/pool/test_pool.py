@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.adb.client import AdbServer
+from harness.devices.adb.client import AdbServer
 from harness.devices.base import CommandResult, Device
 from harness.devices.shell_device import ShellDevice
 from harness.devices.spec import DeviceSpec
@@ -39,7 +39,7 @@ from harness.pool.members import Member
 from harness.pool.opening import DeviceOpener
 from harness.pool.pool import Pool
 from harness.pool.rows import Facts, KnownFence
-from harness.virtual import manager
+from harness.virtual_device import manager
 from tests.harness.pool.conftest import close
 
 ANY = Requirement()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.adb.client import AdbServer
-from harness.adb.server import ensure_server, resolve_server
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.server import ensure_server, resolve_server
 from harness.devices.base import Device, DeviceProperties
 from harness.devices.spec import DeviceSpec
 from harness.errors import AdbServerError, DeviceError, DeviceLostError, DeviceTimeoutError
@@ -23,8 +23,8 @@ from harness.pool.opening import DeviceOpener
 from harness.pool.owner import this_process
 from harness.pool.pool import Pool
 from harness.pool.rows import Facts
-from harness.virtual import manager
-from harness.virtual.faults import Reboot
+from harness.virtual_device import manager
+from harness.virtual_device.faults import Reboot
 from tests.conftest import kill_server
 from tests.harness.pool.conftest import close
 

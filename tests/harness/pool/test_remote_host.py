@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.adb.address import ServerAddress
-from harness.adb.client import AdbServer
-from harness.adb.server import ensure_server, find_adb, resolve_server
+from harness.devices.adb.address import ServerAddress
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.server import ensure_server, find_adb, resolve_server
 from harness.devices.spec import DeviceSpec
 from harness.errors import RecoveryStepError
 from harness.pool.config import DeviceEntry
 from harness.pool.config_file import parse_config
 from harness.pool.members import Member
 from harness.pool.opening import DeviceOpener
-from harness.virtual import manager
+from harness.virtual_device import manager
 from tests.conftest import kill_server
 from tests.ssh_server import SshServer, running_ssh_server
 

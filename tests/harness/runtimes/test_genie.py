@@ -17,7 +17,7 @@ from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.scored import onnx_perplexity
 from buildlib.toolchains.libraries import find_libraries
 from buildlib.toolchains.ort_qnn import OrtQnnToolchain
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.device import AdbDevice
 from harness.errors import (
     DeploymentCorruptError,
     DeviceTimeoutError,
@@ -28,8 +28,8 @@ from harness.errors import (
 )
 from harness.runtimes.base import GenerationRequest
 from harness.runtimes.genie import GenieRuntime
-from harness.virtual import manager
-from harness.virtual.faults import Corrupt, Stall
+from harness.virtual_device import manager
+from harness.virtual_device.faults import Corrupt, Stall
 from suites.models import tiny_llama
 
 PROMPT = "In the beginning God created the heaven and the earth. And God said,"

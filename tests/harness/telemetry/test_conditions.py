@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.device import AdbDevice
 from harness.errors import ConditionsError, ConditionsNotMetError, HarnessError
 from harness.telemetry.charge import ChargeWindow
 from harness.telemetry.conditions import Conditions, prepared
 from harness.telemetry.prepare import Preparation
 from harness.telemetry.readings import Sensors
 from harness.telemetry.records import ConditionRecord
-from harness.virtual import manager
+from harness.virtual_device import manager
 from tests.harness.telemetry.conftest import Here, scripts_on
 from tests.harness.telemetry.test_gate import FakeClock
 

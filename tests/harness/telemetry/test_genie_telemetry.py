@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
-from harness.devices.adb import AdbDevice
+from harness.devices.adb.device import AdbDevice
 from harness.runtimes.base import GenerationRequest
 from harness.runtimes.genie import GenieRuntime
 

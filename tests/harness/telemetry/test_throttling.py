@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.store.records import TelemetrySeries
+from harness.results.records import TelemetrySeries
 from harness.telemetry.thermal_service import parse_thermal_service
 from harness.telemetry.throttling import judge_throttling
 

@@ -1,0 +1,1 @@
+"""The adb server and its protocol, and Android devices behind one."""

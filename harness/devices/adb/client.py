@@ -1,0 +1,171 @@
+"""An adb server that runs, and what can be asked of it about its devices."""
+
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.devices.adb.address import ServerAddress
+from harness.devices.adb.connection import (
+    Deadline,
+    DeadlineExceeded,
+    FailReply,
+    ServerUnreachable,
+    StreamClosed,
+    query,
+)
+from harness.errors import (
+    AdbServerError,
+    DeviceConnectError,
+    DeviceTimeoutError,
+    DeviceUnauthorizedError,
+)
+
+_QUERY_TIMEOUT_S = 10.0
+_CONNECTED = re.compile(r"(already )?connected to ")
+_REFUSED_KEY = re.compile(r"(failed to authenticate|unauthorized)", re.IGNORECASE)
+_TRANSIENT = re.compile(r"offline|connecting|authorizing|not found")
+_POLL_S = 0.1
+_ENTRY = re.compile(r"(\S+)\s+(no permissions|\S+)(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEntry:
+    """A line of `adb devices -l`.
+
+    Attributes:
+        state: `device` when usable, else `offline`, `unauthorized`, `recovery`, ...
+        details: `product`, `model`, `device`, `transport_id`, as far as known.
+    """
+
+    serial: str
+    state: str
+    details: dict[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def usable(self) -> bool:
+        """Whether commands can be run on it."""
+        return self.state == "device"
+
+
+@dataclass(frozen=True, slots=True)
+class AdbServer:
+    """An adb server that answered; all methods raise `AdbServerError` when it does no more.
+
+    Attributes:
+        version: its protocol version: 41 for adb 1.0.41.
+        adb_path: the program that it was started with, if it was us who started it.
+        name: what people know it by, where its address says nothing to them.
+    """
+
+    host: str
+    port: int
+    version: int
+    started_by_us: bool = False
+    adb_path: Path | None = None
+    name: str = ""
+
+    @property
+    def address(self) -> ServerAddress:
+        """Where it listens."""
+        return ServerAddress(self.host, self.port)
+
+    @property
+    def shown(self) -> str:
+        """Its name, or address, for people."""
+        return self.name or str(self.address)
+
+    def devices(self) -> list[DeviceEntry]:
+        """All devices it knows, in whatever state."""
+        try:
+            return parse_devices(self._ask("host:devices-l"))
+        except FailReply as error:
+            raise AdbServerError(self.shown, f"lists no devices: {error}") from None
+
+    def connect(self, serial: str, *, timeout_s: float = 15.0) -> None:
+        """Make it connect to the TCP device `host:port`, and wait until that is usable.
+
+        A connection that it has already, but that has gone bad, is made anew.
+
+        Raises:
+            DeviceUnauthorizedError: the device does not accept the server's key.
+            DeviceConnectError: nothing answers there, or no device does.
+            DeviceTimeoutError: it took too long.
+        """
+        deadline = Deadline(timeout_s)
+        try:
+            while True:
+                answer = self._ask_to_connect(serial, deadline.remaining())
+                state = self.state(serial)
+                if state == "unauthorized":
+                    raise DeviceUnauthorizedError(serial)
+                if not _TRANSIENT.search(state):
+                    return
+                if answer.startswith("already"):
+                    self.disconnect(serial)
+                time.sleep(min(_POLL_S, deadline.remaining()))
+        except DeadlineExceeded:
+            raise DeviceTimeoutError(serial, "connecting", timeout_s) from None
+
+    def _ask_to_connect(self, serial: str, timeout_s: float) -> str:
+        try:
+            answer = self._ask(f"host:connect:{serial}", timeout_s)
+        except FailReply as error:
+            answer = str(error)
+        if _REFUSED_KEY.search(answer):
+            raise DeviceUnauthorizedError(serial)
+        if not _CONNECTED.match(answer):
+            raise DeviceConnectError(serial, answer)
+        return answer
+
+    def disconnect(self, serial: str) -> bool:
+        """Make it forget a TCP device; gives whether it knew it."""
+        try:
+            self._ask(f"host:disconnect:{serial}")
+        except FailReply:
+            return False
+        return True
+
+    def state(self, serial: str) -> str:
+        """`device`, `offline`, `unauthorized`, ..., or why there is none, in its words."""
+        try:
+            return self._ask(f"host-serial:{serial}:get-state")
+        except FailReply as error:
+            reason = str(error)
+            return "unauthorized" if reason.startswith("device unauthorized") else reason
+
+    def _ask(self, service: str, timeout_s: float = _QUERY_TIMEOUT_S) -> str:
+        """The answer to a host service, or `FailReply`; only a connect may time out innocently."""
+        try:
+            return query(self.address, service, Deadline(timeout_s))
+        except (StreamClosed, ServerUnreachable) as error:
+            raise AdbServerError(self.shown, f"went away: {error}") from None
+        except DeadlineExceeded:
+            if service.startswith("host:connect:"):
+                raise
+            reason = f"does not answer within {timeout_s:g} s"
+            raise AdbServerError(self.shown, reason) from None
+
+
+def parse_devices(answer: str) -> list[DeviceEntry]:
+    """The entries of an answer to `host:devices-l`; lines that are none are left out.
+
+    >>> parse_devices("127.0.0.1:5555 device product:x model:Pixel_9 transport_id:1")[0].state
+    'device'
+    """
+    entries = []
+    for line in answer.splitlines():
+        match = _ENTRY.fullmatch(line.strip())
+        if match:
+            pairs = re.findall(r"(?:^|\s)(\w+):(\S+)", match[3])
+            entries.append(DeviceEntry(match[1], match[2], dict(pairs)))
+    return entries
+
+
+def device_features(server: AdbServer, serial: str, deadline: Deadline) -> frozenset[str]:
+    """What the device and the server both can, e.g. `shell_v2`, `stat_v2`.
+
+    Raises the bare failures of `harness.devices.adb.connection`.
+    """
+    answer = query(server.address, f"host-serial:{serial}:features", deadline)
+    return frozenset(answer.split(","))

@@ -1,0 +1,261 @@
+"""One connection to an adb server, all of whose waiting ends by one deadline.
+
+adbutils speaks the same protocol, and is where our `adb` binary comes from, but its sockets do not
+fit here: they start a server of their own wherever none answers (also for a remote address),
+their timeouts count from each `recv`, and they `send` without looking at how much was sent.
+
+Protocol: AOSP `packages/modules/adb/docs/dev/{overview,services}.md`.
+"""
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import time
+from types import TracebackType
+from typing import Self
+
+from harness.devices.adb.address import ServerAddress
+
+_CONNECT_TIMEOUT_S = 5.0
+_MAX_SERVICE = 0xFFFF
+_MAX_REPLY = 1 << 20
+_MORE_FOLLOWS: int = getattr(socket, "MSG_MORE", 0)  # Linux: no packet for the head alone
+_NO_SENDFILE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # some file systems
+
+
+class FailReply(Exception):  # noqa: N818 - an answer, turned into a typed error by the caller
+    """The server or the device answered FAIL with a message, or nonsense."""
+
+
+class StreamClosed(Exception):  # noqa: N818
+    """The other side closed the connection in the middle."""
+
+
+class DeadlineExceeded(Exception):  # noqa: N818
+    """The time is over."""
+
+
+class ServerUnreachable(Exception):  # noqa: N818
+    """Nothing accepts connections at the server's address."""
+
+
+class Deadline:
+    """A point in time by which everything that is handed it must be done."""
+
+    __slots__ = ("_expires",)
+
+    def __init__(self, timeout_s: float) -> None:
+        self._expires = time.monotonic() + timeout_s
+
+    def remaining(self) -> float:
+        """Seconds left, more than 0.
+
+        Raises:
+            DeadlineExceeded: none are left.
+        """
+        left = self._expires - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceeded
+        return left
+
+
+class Connection:
+    """A socket to an adb server; a context manager that closes it.
+
+    Raises:
+        ServerUnreachable: nothing listens there.
+        DeadlineExceeded: by any method, when the deadline passes.
+    """
+
+    def __init__(self, address: ServerAddress, deadline: Deadline) -> None:
+        self._deadline = deadline
+        try:
+            self._socket = socket.create_connection(
+                (address.host, address.port), min(_CONNECT_TIMEOUT_S, deadline.remaining())
+            )
+        except OSError as error:
+            raise ServerUnreachable(str(error)) from error
+        with contextlib.suppress(OSError):  # on some systems, where it was closed already
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._socket.close()
+
+    def request(self, service: str) -> None:
+        """Ask for a service and wait until it is granted.
+
+        Raises:
+            FailReply: it was not, with the reason.
+            StreamClosed: no answer came.
+        """
+        data = service.encode("utf-8", "surrogateescape")
+        if len(data) > _MAX_SERVICE:
+            raise FailReply(f"the request has {len(data)} bytes, {_MAX_SERVICE} are possible")
+        self.send(b"%04x%s" % (len(data), data))
+        self.expect_okay()
+
+    def expect_okay(self) -> None:
+        """Wait for the server's consent.
+
+        Raises:
+            FailReply: it refused, with the reason.
+            StreamClosed: no answer came.
+        """
+        status = self.receive(4)
+        if status == b"FAIL":
+            raise FailReply(self.receive_block())
+        if status != b"OKAY":
+            raise FailReply(f"no adb server: it answered {status!r}")
+
+    def receive_block(self) -> str:
+        """A text that is preceded by its length in four hexadecimal digits."""
+        digits = self.receive(4)
+        try:
+            length = int(digits, 16)
+        except ValueError:
+            raise FailReply(f"no adb server: {digits!r} is no length") from None
+        return self.receive(length).decode("utf-8", "replace")
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all of `data`.
+
+        Raises:
+            StreamClosed: the other side does not take it any more.
+        """
+        self._socket.settimeout(self._deadline.remaining())
+        try:
+            self._socket.sendall(data)
+        except TimeoutError:
+            raise DeadlineExceeded from None
+        except OSError as error:
+            raise StreamClosed(str(error)) from error
+
+    def send_file(self, head: bytes, file: int, offset: int, count: int) -> None:
+        """Send `head` and then `count` bytes of an open file, which the kernel passes on itself.
+
+        Raises:
+            FailReply: the file ended before.
+            StreamClosed: the other side does not take it any more.
+        """
+        end = offset + count
+        try:
+            self._socket.settimeout(self._deadline.remaining())
+            self._socket.sendall(head, _MORE_FOLLOWS)
+            while offset < end:
+                try:
+                    sent = os.sendfile(self._socket.fileno(), file, offset, end - offset)
+                except BlockingIOError:
+                    self.wait(readable=False, writable=True)
+                    continue
+                except OSError as error:
+                    if error.errno not in _NO_SENDFILE:
+                        raise
+                    data = os.pread(file, end - offset, offset)
+                    self.send(data)
+                    sent = len(data)
+                if not sent:
+                    raise FailReply("the file became shorter while it was sent")
+                offset += sent
+        except TimeoutError:
+            raise DeadlineExceeded from None
+        except OSError as error:
+            raise StreamClosed(str(error)) from error
+
+    def send_some(self, data: memoryview) -> int:
+        """Send what the socket takes without waiting; gives the number of bytes."""
+        self._socket.settimeout(0)
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise StreamClosed(str(error)) from error
+
+    def receive_some(self, limit: int) -> bytes:
+        """At least one and at most `limit` bytes.
+
+        Raises:
+            StreamClosed: there are no more.
+        """
+        self._socket.settimeout(self._deadline.remaining())
+        try:
+            data = self._socket.recv(limit)
+        except TimeoutError:
+            raise DeadlineExceeded from None
+        except OSError as error:
+            raise StreamClosed(str(error)) from error
+        if not data:
+            raise StreamClosed("the connection was closed")
+        return data
+
+    def receive(self, size: int) -> bytes:
+        """Exactly `size` bytes, which are refused above 1 MiB."""
+        if size > _MAX_REPLY:
+            raise FailReply(f"an answer of {size} bytes is not plausible")
+        data = bytearray()
+        while len(data) < size:
+            data += self.receive_some(size - len(data))
+        return bytes(data)
+
+    def wait(self, *, readable: bool, writable: bool) -> tuple[bool, bool]:
+        """Wait until the socket is ready for one of what is asked; gives (readable, writable)."""
+        flags = (select.POLLIN if readable else 0) | (select.POLLOUT if writable else 0)
+        events = self._poll(flags, self._deadline.remaining())
+        if not events:
+            raise DeadlineExceeded
+        return bool(events & ~select.POLLOUT), bool(events & select.POLLOUT)
+
+    def has_input(self) -> bool:
+        """Whether a read would not wait."""
+        return bool(self._poll(select.POLLIN, 0))
+
+    def _poll(self, flags: int, timeout_s: float) -> int:
+        poll = select.poll()
+        poll.register(self._socket, flags)
+        ready = poll.poll(timeout_s * 1000)
+        return ready[0][1] if ready else 0
+
+
+def query(address: ServerAddress, service: str, deadline: Deadline) -> str:
+    """The text that the server answers to a `host:` service."""
+    with Connection(address, deadline) as connection:
+        connection.request(service)
+        return connection.receive_block()
+
+
+def command(
+    address: ServerAddress, service: str, deadline: Deadline, *, block: bool = False
+) -> str:
+    """Have the server do something: it answers twice, that it understood and that it is done.
+
+    `block` says whether a text follows, which is given back.
+    """
+    with Connection(address, deadline) as connection:
+        connection.request(service)
+        connection.expect_okay()
+        return connection.receive_block() if block else ""
+
+
+def open_service(
+    address: ServerAddress, serial: str, service: str, deadline: Deadline
+) -> Connection:
+    """A connection to `service` on the device `serial`, which the caller closes."""
+    connection = Connection(address, deadline)
+    try:
+        connection.request(f"host:transport:{serial}")
+        connection.request(service)
+    except BaseException:
+        connection.__exit__(None, None, None)
+        raise
+    return connection

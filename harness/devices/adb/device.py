@@ -1,0 +1,254 @@
+"""A device behind an adb server."""
+
+import contextlib
+import posixpath
+import re
+import stat as stat_bits
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.devices import properties
+from harness.devices.adb.client import AdbServer, device_features
+from harness.devices.adb.connection import Deadline, FailReply, StreamClosed, command, open_service
+from harness.devices.adb.failures import Failures
+from harness.devices.adb.shell import ShellSession
+from harness.devices.adb.sync import SyncSession
+from harness.devices.base import DeviceProperties, Progress, PushItem
+from harness.devices.commands import Sink
+from harness.devices.local_files import open_local, receiving, stat_local
+from harness.devices.shell_device import ShellDevice, forwarded_port
+from harness.devices.spec import DeviceType
+from harness.errors import (
+    DeviceConnectError,
+    DevicePathError,
+    DeviceTransferError,
+    HarnessError,
+)
+
+_ASK_TIMEOUT_S = 10.0
+
+
+class AdbDevice(ShellDevice):
+    """A device by its serial; implements `harness.devices.base.Device`.
+
+    It holds no connection, so it may be used by several threads, and lives on when the device
+    comes back.
+    """
+
+    def __init__(
+        self,
+        server: AdbServer,
+        serial: str,
+        *,
+        shown: str | None = None,
+        type: DeviceType = "android",  # noqa: A002 - the Protocol's word
+    ) -> None:
+        super().__init__(shown or serial)
+        self._server = server
+        self._serial = serial
+        self._type: DeviceType = type
+        self._features: frozenset[str] | None = None
+        self._failures = Failures(server, serial, self.serial)
+
+    def __repr__(self) -> str:
+        return f"AdbDevice({self.serial!r} at {self._server.address})"
+
+    @property
+    def type(self) -> DeviceType:
+        """`android`, or `virtual` if its maker says so."""
+        return self._type
+
+    @property
+    def server(self) -> AdbServer:
+        """The adb server it is reached through."""
+        return self._server
+
+    def properties(self, *, timeout_s: float = 30.0) -> DeviceProperties:
+        """What Android says of the device now."""
+        deadline = Deadline(timeout_s)
+        props = properties.parse_getprop(self.shell("getprop", timeout_s=timeout_s).stdout)
+        with self._typed("properties", timeout_s):
+            left = deadline.remaining()
+        battery = self.shell("dumpsys battery 2>/dev/null", timeout_s=left, check=False).stdout
+        with self._typed("properties", timeout_s):
+            left = deadline.remaining()
+        free = self.free_bytes(timeout_s=left)
+        return properties.properties_from(
+            self.serial, props, free, properties.parse_battery(battery)
+        )
+
+    def push(
+        self,
+        local: Path,
+        remote: str,
+        *,
+        timeout_s: float = 600.0,
+        mode: int | None = None,
+        on_progress: Progress | None = None,
+    ) -> int:
+        """Copy a file to the device; see `Device.push`."""
+        if mode is None:
+            mode = stat_bits.S_IMODE(stat_local(local).st_mode)
+        deadline = Deadline(timeout_s)
+        with self._typed(f"push of {local.name}", timeout_s, path=remote):
+            v2 = "stat_v2" in self._all_features(deadline)
+            with self._sync(deadline) as session:
+                sent = _send(session, PushItem(local, remote, mode), on_progress, None)
+                session.finish()
+                found = session.stat(remote, v2=v2)
+        expected = sent if v2 else sent & 0xFFFFFFFF
+        # A link is followed by the push, but not by the stat.
+        if found is None or (found.is_file and found.size != expected):
+            size = "no file" if found is None else f"{found.size} bytes"
+            raise DeviceTransferError(
+                self.serial, remote, f"{size} arrived of the {sent} bytes sent"
+            )
+        return sent
+
+    def push_many(
+        self,
+        items: Iterable[PushItem],
+        *,
+        timeout_s: float = 600.0,
+        on_progress: Progress | None = None,
+    ) -> int:
+        """Copy files in one go, with the present as their mtime; see `Device.push_many`."""
+        batch = list(items)
+        deadline = Deadline(timeout_s)
+        opened: list[SyncSession] = []
+
+        def refused() -> str:
+            return batch[min(opened[0].answered, len(batch) - 1)].remote if opened else ""
+
+        total = 0
+        now = int(time.time())
+        with (
+            self._typed(f"push of {len(batch)} files", timeout_s, path=refused),
+            self._sync(deadline) as session,
+        ):
+            opened.append(session)
+            for item in batch:
+                total += _send(session, item, on_progress, now)
+            session.finish()
+        return total
+
+    def pull(
+        self,
+        remote: str,
+        local: Path,
+        *,
+        timeout_s: float = 600.0,
+        on_progress: Progress | None = None,
+    ) -> int:
+        """Copy a file from the device; see `Device.pull`."""
+        deadline = Deadline(timeout_s)
+        action = f"pull of {posixpath.basename(remote)}"
+        with (
+            receiving(local) as sink,
+            self._typed(action, timeout_s, path=remote),
+            self._sync(deadline) as session,
+        ):
+            return session.receive(remote, sink, on_progress)
+
+    @contextmanager
+    def forward(self, remote: str) -> Iterator[tuple[str, int]]:
+        """Have the adb server forward a port of its own; see `Device.forward`."""
+        port = forwarded_port(remote)
+        service = f"host-serial:{self._serial}"
+        with self._typed(f"forward of {remote}", _ASK_TIMEOUT_S):
+            local = self._forward(f"{service}:forward:tcp:0;tcp:{port}", Deadline(_ASK_TIMEOUT_S))
+        try:
+            with self._reaching(local) as address:
+                yield address
+        finally:
+            with contextlib.suppress(HarnessError), self._typed("end of forward", _ASK_TIMEOUT_S):
+                end = f"{service}:killforward:tcp:{local}"
+                command(self._server.address, end, Deadline(_ASK_TIMEOUT_S))
+
+    def _forward(self, service: str, deadline: Deadline) -> int:
+        answer = command(self._server.address, service, deadline, block=True)
+        if not re.fullmatch(r"[0-9]{1,5}", answer):
+            raise FailReply(f"the adb server forwards from port {answer!r}")
+        return int(answer)
+
+    @contextmanager
+    def _reaching(self, port: int) -> Iterator[tuple[str, int]]:
+        """The address at which this host reaches a port of the adb server's host."""
+        yield self._server.host, port
+
+    def _find_root(self, timeout_s: float) -> str:
+        """`$TMPDIR/qnnfarm` of its shell, or below `/data/local/tmp`."""
+        ask = 'printf %s "${TMPDIR:-/data/local/tmp}"'
+        folder = self.shell(ask, timeout_s=timeout_s).stdout
+        if not folder.startswith("/") or not folder.isprintable():
+            raise DevicePathError(self.serial, folder, "$TMPDIR is no absolute path")
+        return posixpath.join(folder, "qnnfarm")
+
+    def _execute(
+        self, script: str, stdin: bytes | None, stdout: Sink, stderr: Sink, deadline: Deadline
+    ) -> int:
+        self._require("shell_v2", deadline)
+        service = f"shell,v2,raw:{script}"
+        with open_service(self._server.address, self._serial, service, deadline) as connection:
+            return ShellSession(connection, stdout, stderr).run(stdin)
+
+    @contextmanager
+    def _typed(
+        self,
+        action: str,
+        timeout_s: float,
+        log: Callable[[], str] | None = None,
+        *,
+        path: str | Callable[[], str] = "",
+    ) -> Iterator[None]:
+        with self._failures.typed(action, timeout_s, log, path=path):
+            yield
+
+    def _ask_to_reboot(self, timeout_s: float) -> None:
+        deadline = Deadline(min(_ASK_TIMEOUT_S, timeout_s))
+        with (
+            self._typed("reboot", timeout_s),
+            open_service(self._server.address, self._serial, "reboot:", deadline) as connection,
+            contextlib.suppress(StreamClosed),
+        ):
+            connection.receive_some(1)
+        self._features = None
+
+    def _is_up(self, deadline: Deadline) -> bool:
+        if ":" in self._serial and self._server.state(self._serial) != "device":
+            # Nobody but us connects again to a TCP device that its server gave up.
+            with contextlib.suppress(DeviceConnectError):
+                self._server.connect(self._serial, timeout_s=deadline.remaining())
+        ask = ["getprop", "sys.boot_completed"]
+        return self.shell(ask, timeout_s=deadline.remaining()).stdout.strip() == "1"
+
+    @contextmanager
+    def _sync(self, deadline: Deadline) -> Iterator[SyncSession]:
+        with open_service(self._server.address, self._serial, "sync:", deadline) as connection:
+            yield SyncSession(connection)
+
+    def _all_features(self, deadline: Deadline) -> frozenset[str]:
+        if self._features is None:
+            self._features = device_features(self._server, self._serial, deadline)
+        return self._features
+
+    def _require(self, feature: str, deadline: Deadline) -> None:
+        if feature not in self._all_features(deadline):
+            self._features = None
+            raise FailReply(f"the device lacks {feature}: Android 7 or later is needed")
+
+
+def _send(
+    session: SyncSession, item: PushItem, on_progress: Progress | None, mtime: int | None
+) -> int:
+    stat = stat_local(item.local)
+    with open_local(item.local) as source:
+        return session.send(
+            source,
+            item.remote,
+            mode=item.mode,
+            mtime=int(stat.st_mtime) if mtime is None else mtime,
+            on_progress=on_progress,
+        )

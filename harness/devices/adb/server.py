@@ -1,0 +1,197 @@
+"""Finding the adb server, and starting one where none runs.
+
+A server that runs belongs to whoever started it, and other people's devices hang on it: it is
+used whatever its version, never stopped and never replaced. For that reason the `adb` program is
+run for nothing but starting a server: as a client it would kill a server whose version is not its
+own. It is started as `adb server nodaemon`, which gives up where the port is taken already, so
+that of several processes that start one at the same time exactly one wins, and all use its.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from harness.devices.adb.address import ServerAddress, address_from
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.connection import (
+    Deadline,
+    DeadlineExceeded,
+    FailReply,
+    ServerUnreachable,
+    StreamClosed,
+    query,
+)
+from harness.errors import AdbServerError
+from harness.paths import cache_dir
+
+_PROBE_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 20.0
+_POLL_S = 0.05
+
+
+def resolve_server(address: ServerAddress | None = None) -> AdbServer:
+    """The adb server that runs at `address`, by default the one that the environment names.
+
+    Raises:
+        AdbServerError: none runs there, or something else does.
+    """
+    address = address or address_from(os.environ)
+    try:
+        return _probe(address)
+    except ServerUnreachable as error:
+        raise AdbServerError(str(address), f"cannot be reached: {error}") from None
+
+
+def ensure_server(address: ServerAddress | None = None) -> AdbServer:
+    """The adb server at `address`, started if it is on this host and does not run.
+
+    Raises:
+        AdbServerError: something else answers, or none could be started there.
+    """
+    address = address or address_from(os.environ)
+    try:
+        return _probe(address)
+    except ServerUnreachable as error:
+        if not address.local:
+            reason = f"cannot be reached, and is not on this host to be started: {error}"
+            raise AdbServerError(str(address), reason) from None
+    lock = FileLock(_prepare_cache() / f"adb-server-{address.port}.lock", timeout=_START_TIMEOUT_S)
+    try:
+        with lock:
+            try:
+                return _probe(address)
+            except ServerUnreachable:
+                return _start(address)
+    except Timeout:
+        raise AdbServerError(str(address), "another process takes too long to start it") from None
+
+
+def find_adb() -> Path:
+    """The `adb` program: the user's on the PATH, else the one that comes with adbutils.
+
+    Raises:
+        AdbServerError: there is neither.
+    """
+    import adbutils
+
+    try:
+        return Path(adbutils.adb_path())
+    except adbutils.AdbError as error:
+        raise AdbServerError("(none)", f"no adb program: {error}") from None
+
+
+def _probe(address: ServerAddress) -> AdbServer:
+    """The running server; `ServerUnreachable` if nothing listens there."""
+    try:
+        answer = query(address, "host:version", Deadline(_PROBE_TIMEOUT_S))
+        return AdbServer(address.host, address.port, int(answer, 16))
+    except (FailReply, StreamClosed, ValueError) as error:
+        reason = f"what listens there is no adb server: {error}"
+    except DeadlineExceeded:
+        reason = f"what listens there does not answer within {_PROBE_TIMEOUT_S:g} s"
+    raise AdbServerError(str(address), reason)
+
+
+def _prepare_cache() -> Path:
+    folder = cache_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _start(address: ServerAddress) -> AdbServer:
+    """Start a server that outlives this process, and wait until one answers."""
+    adb = find_adb()
+    log_path = _prepare_cache() / f"adb-server-{address.port}.log"
+    pid = _spawn_detached(
+        [str(adb), "-L", f"tcp:localhost:{address.port}", "server", "nodaemon"], log_path
+    )
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        ours = os.waitpid(pid, os.WNOHANG)[0] == 0
+        try:
+            server = _probe(address)
+        except ServerUnreachable:
+            if not ours:
+                break
+            time.sleep(_POLL_S)
+            continue
+        # Ours may be about to give up against one that someone else started meanwhile.
+        while ours and not _listens(pid, address.port) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            ours = os.waitpid(pid, os.WNOHANG)[0] == 0
+        return replace(server, started_by_us=True, adb_path=adb) if ours else server
+    else:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    reason = f"{adb} does not start; its log {log_path} ends with: {_tail(log_path)}"
+    raise AdbServerError(str(address), reason)
+
+
+def _spawn_detached(command: list[str], log_path: Path) -> int:
+    """Start a program in a session of its own, with nothing of ours open; gives its pid.
+
+    `subprocess` would warn when its object goes while the program runs on, as this one shall.
+    """
+    log_flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    return os.posix_spawn(
+        "/bin/sh",
+        ["sh", "-c", 'cd / && exec "$@"', "sh", *command],
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log_path), log_flags, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+
+
+def _listens(pid: int, port: int) -> bool:
+    """Whether a process of ours has the listening socket of `port`, by the kernel's own tables.
+
+    A table read while sockets come and go may lack lines: a `False` is worth asking again.
+    """
+    sockets = set()
+    try:
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed since
+                sockets.add(str(file.readlink()))
+        tables = [Path(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6")]
+        lines = [
+            line.split()
+            for table in tables
+            if table.exists()
+            for line in table.read_text().splitlines()
+        ]
+    except OSError:
+        return False
+    # Columns: number, local address, remote address, state (0A: listening), ..., inode.
+    return any(
+        row[3] == "0A" and row[1].endswith(f":{port:04X}") and f"socket:[{row[9]}]" in sockets
+        for row in lines
+    )
+
+
+def _tail(path: Path) -> str:
+    lines = path.read_text("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else "(nothing)"
+
+
+def stop_if_ours(server: AdbServer) -> bool:
+    """Stop a server that this process started, unless devices hang on it; gives whether it did."""
+    if not server.started_by_us:
+        return False
+    try:
+        if server.devices():
+            return False
+        query(server.address, "host:kill", Deadline(_PROBE_TIMEOUT_S))
+    except StreamClosed:
+        return True  # it ends without more of an answer
+    except (AdbServerError, FailReply, ServerUnreachable, DeadlineExceeded):
+        return False
+    return True

@@ -1,0 +1,184 @@
+"""The sync protocol: files to and from a device, and what a path on it is.
+
+Protocol: AOSP `packages/modules/adb/docs/dev/sync.md`. Files of one session are sent one after
+the other without waiting for the answers in between, as many small ones would cost a round trip
+each; a refusal is seen while a file is still being sent.
+"""
+
+import os
+import stat
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import BinaryIO
+
+from harness.devices.adb.connection import Connection, FailReply, StreamClosed
+
+_DATA_MAX = 64 * 1024
+_STEP_BYTES = 16 * _DATA_MAX
+_REQUEST = struct.Struct("<4sI")
+_STAT_V1 = struct.Struct("<III")
+_STAT_V2 = struct.Struct("<IQQIIIIQqqq")
+_PATH_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """What a path on a device is.
+
+    Attributes:
+        size: in bytes; modulo 2^32 on devices without `stat_v2`.
+        mtime: seconds since 1970.
+    """
+
+    mode: int
+    size: int
+    mtime: int
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a regular file."""
+        return stat.S_ISREG(self.mode)
+
+
+class SyncSession:
+    """An open `sync:` service.
+
+    Attributes:
+        answered: how many of the sent files the device has confirmed.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._unanswered = 0
+        self.answered = 0
+
+    def send(
+        self,
+        source: BinaryIO,
+        remote: str,
+        *,
+        mode: int,
+        mtime: int,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Send a whole file; it is there for certain only once `finish` has returned.
+
+        `on_progress` is called with the number of bytes sent since the call before.
+
+        Returns:
+            How many bytes it held at the beginning.
+
+        Raises:
+            FailReply: the device refused this file or one before, with its reason; `answered`
+                tells which. Or the file became shorter meanwhile.
+            StreamClosed, DeadlineExceeded: see `Connection`.
+        """
+        path = _encode(f"{remote},{stat.S_IFREG | mode}")
+        self._or_refusal(lambda: self._connection.send(_REQUEST.pack(b"SEND", len(path)) + path))
+        self._unanswered += 1
+        if self._connection.has_input():
+            self._read_answer()
+        file = source.fileno()
+        size = os.fstat(file).st_size
+        for start in range(0, size, _STEP_BYTES):
+            step = min(_STEP_BYTES, size - start)
+            self._or_refusal(partial(self._send_data, file, start, step))
+            if self._connection.has_input():
+                self._read_answer()
+            if on_progress:
+                on_progress(step)
+        done = _REQUEST.pack(b"DONE", mtime & 0xFFFFFFFF)
+        self._or_refusal(lambda: self._connection.send(done))
+        return size
+
+    def finish(self) -> None:
+        """Wait until the device has confirmed all that was sent.
+
+        Raises:
+            FailReply: it refused a file.
+        """
+        while self._unanswered:
+            self._read_answer()
+
+    def receive(
+        self, remote: str, sink: BinaryIO, on_progress: Callable[[int], None] | None = None
+    ) -> int:
+        """Write a file of the device to `sink`; gives its size.
+
+        Raises:
+            FailReply: the device refuses to give it.
+        """
+        path = _encode(remote)
+        self._connection.send(_REQUEST.pack(b"RECV", len(path)) + path)
+        total = 0
+        while True:
+            kind, length = self._header()
+            if kind == b"DONE":
+                return total
+            self._expect(kind, b"DATA", length)
+            while length:
+                data = self._connection.receive_some(min(length, _DATA_MAX))
+                sink.write(data)
+                length -= len(data)
+                total += len(data)
+                if on_progress:
+                    on_progress(len(data))
+
+    def stat(self, remote: str, *, v2: bool) -> FileStat | None:
+        """What `remote` is, links not followed; `None` if it does not exist."""
+        path = _encode(remote)
+        kind = b"LST2" if v2 else b"STAT"
+        self._connection.send(_REQUEST.pack(kind, len(path)) + path)
+        answer = self._connection.receive(4)
+        if answer != kind:
+            raise FailReply(f"the answer to {kind!r} was {answer!r}")
+        if v2:
+            fields = _STAT_V2.unpack(self._connection.receive(_STAT_V2.size))
+            error, mode, size, mtime = fields[0], fields[3], fields[7], fields[9]
+            return None if error else FileStat(mode, size, mtime)
+        mode, size, mtime = _STAT_V1.unpack(self._connection.receive(_STAT_V1.size))
+        return FileStat(mode, size, mtime) if mode else None
+
+    def _send_data(self, file: int, start: int, count: int) -> None:
+        """Send a part of an open file as DATA packets."""
+        end = start + count
+        for offset in range(start, end, _DATA_MAX):
+            length = min(_DATA_MAX, end - offset)
+            head = _REQUEST.pack(b"DATA", length)
+            self._connection.send_file(head, file, offset, length)
+
+    def _or_refusal(self, send: Callable[[], None]) -> None:
+        """Send; where the device has closed, the refusal that it may have sent before counts."""
+        try:
+            send()
+        except StreamClosed as closed:
+            try:
+                self.finish()
+            except StreamClosed:
+                raise closed from None
+            raise
+
+    def _read_answer(self) -> None:
+        kind, length = self._header()
+        self._expect(kind, b"OKAY", length)
+        self._unanswered -= 1
+        self.answered += 1
+
+    def _header(self) -> tuple[bytes, int]:
+        kind, length = _REQUEST.unpack(self._connection.receive(_REQUEST.size))
+        return kind, length
+
+    def _expect(self, kind: bytes, wanted: bytes, length: int) -> None:
+        if kind == b"FAIL":
+            raise FailReply(self._connection.receive(length).decode("utf-8", "replace"))
+        if kind != wanted or length > _DATA_MAX:
+            raise FailReply(f"instead of {wanted!r} the device sent {kind!r} with {length}")
+
+
+def _encode(path: str) -> bytes:
+    data = path.encode("utf-8", "surrogateescape")
+    if len(data) > _PATH_MAX or b"\0" in data:
+        raise FailReply(f"a path of {len(data)} bytes cannot be sent")
+    return data

@@ -1,1 +1,0 @@
-"""What samples say: warm-up, stability, comparison. No device, no database."""

@@ -1,0 +1,139 @@
+"""The hooks of the plugin. They cost a test without devices nothing but a look."""
+
+from collections.abc import Generator
+
+import pytest
+
+from harness.pytest_plugin.fixtures import SESSION_FIXTURE, SESSION_ID, following_key
+from harness.pytest_plugin.marker import DESCRIPTION, LEASE_FIXTURE, check_marker, uses_device
+from harness.pytest_plugin.options import add_options, check_db, read_settings, without_password
+from harness.pytest_plugin.refusing import Refusals, refuse
+from harness.pytest_plugin.reporting import LOST, REPORTED_ROWS, LostDevices
+from harness.pytest_plugin.state import KEEPER, ROWS, TEST
+from harness.pytest_plugin.table import SessionTable
+from harness.pytest_plugin.waiting import WaitingLines
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add our options and ini settings."""
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker, and refuse options that cannot be used."""
+    config.addinivalue_line("markers", DESCRIPTION)
+    read_settings(config)
+    config.pluginmanager.register(SessionTable(config), "qnnfarm-table")
+    config.pluginmanager.register(WaitingLines(config), "qnnfarm-waiting")
+    config.pluginmanager.register(LostDevices(config), "qnnfarm-lost")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Refusals(), "qnnfarm-refusals")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say which devices and containers were asked for."""
+    settings = read_settings(config)
+    asked = {
+        "pool": "" if settings.pool is None else str(settings.pool),
+        "devices": ", ".join(settings.devices),
+        "containers": ", ".join(map(str, settings.containers)),
+        "results": without_password(settings.db or ""),
+    }
+    words = [f"{name} {value}" for name, value in asked.items() if value]
+    return [f"qnnfarm: {'; '.join(words)}"] if words else []
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test once with each container, and `--repeat` times where it uses a device."""
+    names = metafunc.fixturenames
+    if LEASE_FIXTURE not in names and "container" not in names:
+        return
+    settings = read_settings(metafunc.config)
+    if _is_ours(metafunc, "container") and settings.containers:
+        folders = settings.containers
+        metafunc.parametrize("container", folders, indirect=True, ids=[p.name for p in folders])
+    if LEASE_FIXTURE in names and settings.repeat > 1:
+        # In the order of sessions, so that a slow drift does not look like a difference of tests.
+        metafunc.parametrize(
+            SESSION_FIXTURE,
+            range(settings.repeat),
+            indirect=True,
+            ids=[f"{SESSION_ID}{number + 1}" for number in range(settings.repeat)],
+            scope="session",
+        )
+
+
+def _is_ours(metafunc: pytest.Metafunc, name: str) -> bool:
+    """Whether a fixture of that name is this plugin's, and not one that a project made itself."""
+    if name not in metafunc.fixturenames:
+        return False
+    found = getattr(metafunc, "_arg2fixturedefs", {}).get(name, ())
+    return bool(found) and found[-1].func.__module__ == "harness.pytest_plugin.fixtures"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, object, object]:
+    """Refuse markers that are not written right, as an error of the file that they stand in."""
+    made = yield
+    for item in made if isinstance(made, list) else ():
+        if isinstance(item, pytest.Item) and uses_device(item):
+            check_marker(item)
+    return made
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse devices that nobody knows, and a store that cannot be used, before any test waits."""
+    config = session.config
+    if config.option.collectonly or not any(map(uses_device, session.items)):
+        return
+    from harness.errors import HarnessError
+    from harness.pytest_plugin.known import require_known
+
+    settings = read_settings(config)
+    if config.option.qnnfarm_device:
+        try:
+            require_known(settings.device_specs())
+        except HarnessError as error:
+            refuse(config, f"--device: {error}")
+    try:
+        check_db(settings)
+    except pytest.UsageError as error:
+        refuse(config, str(error))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: "pytest.CallInfo[None]"
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add what is to be said of the devices of a test."""
+    report = yield
+    test = item.stash.get(TEST, None)
+    if test is not None:
+        from harness.pytest_plugin.reporting import judge
+
+        judge(item, call, report)
+        report.user_properties = list(item.user_properties)
+    if call.when == "teardown":
+        rows = item.stash.get(ROWS, None)
+        if rows:
+            setattr(report, REPORTED_ROWS, rows)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """Give the lease back unless the next test needs the same."""
+    try:
+        return (yield)
+    finally:
+        keeper = item.config.stash.get(KEEPER, None)
+        if keeper is not None:
+            keeper.settle(following_key(nextitem))
+
+
+def pytest_report_teststatus(report: object) -> tuple[str, str, str] | None:
+    """Call a test that lost its device by that name."""
+    return ("error", "E", "DEVICE LOST") if getattr(report, LOST, False) else None

@@ -1,0 +1,58 @@
+"""Whether a device that is named exists: a test would wait for ever for one that nobody knows."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.devices.opening import Devices
+    from harness.devices.spec import DeviceSpec
+
+
+def require_known(specs: "Sequence[DeviceSpec]") -> None:
+    """Refuse devices that neither are there now nor ever were in a pool of this user.
+
+    One that is unauthorized, offline, drained, held by others or gone for now is known.
+
+    Raises:
+        HarnessError: nobody knows one of them, and why it cannot be found.
+    """
+    from harness.devices.opening import Devices
+    from harness.virtual_device import manager
+
+    for spec in specs:
+        if spec.type == "virtual":
+            manager.get(spec.identifier)
+    addressed = [spec for spec in specs if spec.type in {"android", "linux"}]
+    if not addressed:
+        return
+    met = _met(addressed)
+    with Devices() as devices:
+        for spec in addressed:
+            if str(spec) not in met:
+                _look_for(spec, devices)
+
+
+def _met(specs: "Sequence[DeviceSpec]") -> set[str]:
+    """Those that answered a pool once."""
+    from harness.pool.base import MemberState
+    from harness.pool.pool import Pool
+    from harness.pool.rows import Facts
+
+    with Pool.of(()) as pool:  # of no devices: nothing is looked for, and nothing written
+        keys = pool.ledger.devices.keys_of([str(spec) for spec in specs])
+        rows = pool.ledger.devices.rows(set(keys.values()))
+    return {
+        spec
+        for spec, key in keys.items()
+        if key in rows and (rows[key].facts != Facts() or rows[key].state is not MemberState.ABSENT)
+    }
+
+
+def _look_for(spec: "DeviceSpec", devices: "Devices") -> None:
+    from harness.errors import DeviceLostError, DeviceUnauthorizedError
+
+    try:
+        devices.open(spec)
+    except (DeviceLostError, DeviceUnauthorizedError):
+        return  # an adb server has it

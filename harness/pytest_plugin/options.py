@@ -1,0 +1,251 @@
+"""The plugin's options and ini settings, read into one frozen value."""
+
+import argparse
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from harness.devices.spec import DeviceSpec
+
+_SESSIONS = re.compile(r"[1-9][0-9]{0,4}")
+_KEY = pytest.StashKey["Settings"]()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user asked for, on the command line or in an ini file.
+
+    Attributes:
+        pool: a `pool.yaml`; `None` where the pool finds its configuration itself.
+        devices: by their texts, instead of a pool's configuration.
+        containers: folders; tests that take `container` run once with each.
+        db: results store, a path or URL; `None` for a file in pytest's temporary folder.
+        repeat: how many sessions each device test runs in.
+        lease_timeout_s: how long a test waits for its devices; `None` for ever.
+        fail_missing: whether a requirement that no device meets is a failure, not a skip.
+        params: parameters of suites, by name.
+    """
+
+    pool: Path | None
+    devices: tuple[str, ...]
+    containers: tuple[Path, ...]
+    db: str | None
+    repeat: int
+    lease_timeout_s: float | None
+    fail_missing: bool
+    params: Mapping[str, str]
+
+    def device_specs(self) -> "tuple[DeviceSpec, ...]":
+        """The named devices.
+
+        Raises:
+            DeviceSpecError: a text names no device.
+        """
+        from harness.devices.spec import DeviceSpec
+
+        return tuple(map(DeviceSpec.parse, self.devices))
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register options and ini settings; an option's long name begins with `--qnnfarm-`."""
+    group = parser.getgroup("qnnfarm", "qnnfarm: tests on devices")
+    _add(group, "--pool", metavar="FILE", help="pool.yaml: the devices that tests may use.")
+    _add(
+        group,
+        "--device",
+        action="append",
+        metavar="SPEC",
+        help="A device instead of a pool: SERIAL, SERIAL@HOST, linux:HOST, virtual:NAME, local. "
+        "May be given several times.",
+    )
+    _add(
+        group,
+        "--container",
+        action="append",
+        metavar="DIR",
+        help="A container for the tests that take one. May be given several times.",
+    )
+    _add(
+        group,
+        "--qnnfarm-db",
+        metavar="FILE|URL",
+        help="Results store; by default a file in pytest's temporary folder.",
+    )
+    _add(
+        group,
+        "--repeat",
+        metavar="N",
+        help="Run each test that uses a device in N sessions, each with a lease of its own.",
+    )
+    _add(
+        group,
+        "--suite-param",
+        action="append",
+        metavar="NAME=VALUE",
+        help="A parameter of a suite, e.g. soak_s=600. May be given several times.",
+    )
+    parser.addini("qnnfarm_pool", "Default of --pool, relative to this file.")
+    parser.addini("qnnfarm_devices", "Default of --device.", type="args")
+    parser.addini("qnnfarm_containers", "Default of --container, relative to this file.", "args")
+    parser.addini("qnnfarm_db", "Default of --qnnfarm-db; a path is relative to this file.")
+    parser.addini("qnnfarm_repeat", "Default of --repeat.")
+    parser.addini("qnnfarm_suite_params", "Default of --suite-param.", type="linelist")
+    parser.addini(
+        "qnnfarm_lease_timeout", "Seconds that a test waits for devices; 0: for ever.", default="0"
+    )
+    parser.addini(
+        "qnnfarm_missing_device",
+        "What a test does whose requirement no device meets: skip or fail.",
+        default="skip",
+    )
+
+
+def _add(group: "pytest.OptionGroup", name: str, **attributes: Any) -> None:  # noqa: ANN401  (argparse's own)
+    stem = name.removeprefix("--").removeprefix("qnnfarm-")
+    long = f"--qnnfarm-{stem}"
+    attributes |= {"dest": f"qnnfarm_{stem.replace('-', '_')}", "default": None}
+    try:
+        group.addoption(*dict.fromkeys((name, long)), **attributes)
+    except (ValueError, argparse.ArgumentError):  # another plugin has that name: ours gives way
+        group.addoption(long, **attributes)
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """What was asked for, checked once.
+
+    Raises:
+        pytest.UsageError: names the option that cannot be used.
+    """
+    if _KEY not in config.stash:
+        config.stash[_KEY] = _read(config)
+    return config.stash[_KEY]
+
+
+def without_password(db: str) -> str:
+    """A database's location, fit for a log: no password, and no query, which may hold one."""
+    scheme, separator, rest = db.partition("://")
+    if not separator:
+        return db
+    user, at, place = rest.partition("?")[0].rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}{at}{place}"
+
+
+def _read(config: pytest.Config) -> Settings:
+    base = config.inipath.parent if config.inipath else config.rootpath
+    option = config.option
+    pool = option.qnnfarm_pool
+    containers = option.qnnfarm_container
+    if pool is None and option.qnnfarm_device is None and config.getini("qnnfarm_pool"):
+        pool = base / config.getini("qnnfarm_pool")
+    if containers is None:
+        containers = [base / path for path in config.getini("qnnfarm_containers")]
+    devices = option.qnnfarm_device
+    if devices is None:
+        devices = [] if pool is not None else config.getini("qnnfarm_devices")
+    settings = Settings(
+        pool=None if pool is None else _existing(Path(pool), "--pool"),
+        devices=tuple(devices),
+        containers=tuple(_existing(Path(path), "--container") for path in containers),
+        db=option.qnnfarm_db or _db(config.getini("qnnfarm_db"), base),
+        repeat=_whole(option.qnnfarm_repeat or config.getini("qnnfarm_repeat") or "1"),
+        lease_timeout_s=_seconds(config.getini("qnnfarm_lease_timeout")),
+        fail_missing=_missing(config.getini("qnnfarm_missing_device")),
+        params=_params(
+            [*config.getini("qnnfarm_suite_params"), *(option.qnnfarm_suite_param or ())]
+        ),
+    )
+    if settings.pool is not None and settings.devices:
+        raise pytest.UsageError("--pool and --device: give one of them, not both")
+    if settings.devices:
+        _check_devices(settings)
+    if option.qnnfarm_pool is not None and settings.pool is not None:
+        _check_pool(settings.pool)
+    if option.qnnfarm_db and not hasattr(config, "workerinput"):
+        check_db(settings)
+    return settings
+
+
+def _check_devices(settings: Settings) -> None:
+    from harness.errors import DeviceSpecError
+
+    try:
+        settings.device_specs()
+    except DeviceSpecError as error:
+        raise pytest.UsageError(f"--device: {error}") from error
+
+
+def check_db(settings: Settings) -> None:
+    """Refuse a results store that could not be written.
+
+    Raises:
+        pytest.UsageError: says why.
+    """
+    if settings.db is None:
+        return
+    from harness.errors import StoreError
+    from harness.results.store import ResultsStore
+
+    try:
+        ResultsStore.check(settings.db)
+    except StoreError as error:
+        raise pytest.UsageError(f"--qnnfarm-db: {error}") from error
+
+
+def _check_pool(path: Path) -> None:
+    """Refuse a file that was asked for now; one of an ini file is read when a test needs it."""
+    from harness.errors import PoolConfigError
+    from harness.pool.config_file import load_config
+
+    try:
+        load_config(path)
+    except PoolConfigError as error:
+        raise pytest.UsageError(f"--pool: {error}") from error
+
+
+def _existing(path: Path, option: str) -> Path:
+    if not path.exists():
+        raise pytest.UsageError(f"{option}: there is no {str(path)!r}")
+    return path.absolute()
+
+
+def _db(text: str, base: Path) -> str | None:
+    if not text:
+        return None
+    return text if "://" in text else str(base / text)
+
+
+def _whole(text: str) -> int:
+    if not _SESSIONS.fullmatch(text):
+        raise pytest.UsageError(f"--repeat: {text!r} is no number of sessions from 1 to 99999")
+    return int(text)
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise pytest.UsageError(f"qnnfarm_lease_timeout: {text!r} is no number of seconds")
+    return seconds or None
+
+
+def _missing(text: str) -> bool:
+    if text not in {"skip", "fail"}:
+        raise pytest.UsageError(f"qnnfarm_missing_device: {text!r} is neither skip nor fail")
+    return text == "fail"
+
+
+def _params(texts: list[str]) -> Mapping[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    for name, sign, _ in pairs:
+        if not sign or not name.isidentifier():
+            raise pytest.UsageError(f"--suite-param: {name + sign!r} is not NAME=VALUE")
+    return MappingProxyType({name: value for name, _, value in pairs})

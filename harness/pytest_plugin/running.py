@@ -1,0 +1,233 @@
+"""`run_container`: one container on one leased device."""
+
+import contextlib
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from harness.deploy.deployment import Deployment
+from harness.errors import HarnessError
+from harness.plans.passage import cut_prompt
+from harness.plans.perplexity import run_perplexity
+from harness.plans.session import SessionPlan, run_session
+from harness.plans.target import Target
+from harness.pytest_plugin.dialog import DialogResult, converse
+from harness.results.records import ContainerInfo, DeviceInfo, Provenance, Run, TelemetrySeries
+from harness.runtimes.base import GenerationRequest, GenerationResult, PerplexityResult
+from harness.runtimes.genie import GenieRuntime
+from harness.telemetry.sampler import DEFAULT_HZ
+
+if TYPE_CHECKING:
+    from buildlib.container.container import GenAIContainer
+    from harness.devices.base import Device, DeviceProperties
+    from harness.results.store import ResultsStore
+
+OpenStore = Callable[[], "ResultsStore"]
+
+
+class ContainerRunner:
+    """Runs a container on a device, for one test.
+
+    Nothing is deployed before the first run, and `close` leaves nothing of the test on the device.
+
+    Attributes:
+        runtime: what runs the container.
+        target: container, device and runtime together.
+        deployment: what lies on the device, once something does.
+        telemetry: what was sampled during the last query.
+        session, case, label: as below.
+
+    Args:
+        run_uid: the same in all processes of one run of pytest, and in no other run.
+        session: which of the `--repeat` sessions.
+        case: the test with its parameters, the same in all sessions.
+        label: of its runs in the store.
+        on_run: told of each run that the store has got.
+
+    Raises:
+        RuntimeChoiceError: the container is not for this device.
+    """
+
+    def __init__(
+        self,
+        device: "Device",
+        properties: "DeviceProperties",
+        container: "GenAIContainer",
+        open_store: OpenStore,
+        *,
+        run_uid: str,
+        session: int = 0,
+        case: str = "",
+        label: str = "",
+        on_run: Callable[[Run], None] = lambda _run: None,
+        timeout_s: float = 300.0,
+    ) -> None:
+        self.runtime = GenieRuntime(
+            device, properties, container, timeout_s=timeout_s, telemetry_hz=DEFAULT_HZ
+        )
+        self.telemetry: tuple[TelemetrySeries, ...] = ()
+        self.deployment: Deployment | None = None
+        self.target = Target(container, device, properties, self.runtime)
+        self._open_store = open_store
+        self.session = session
+        self.case = case
+        self.label = label
+        self._on_run = on_run
+        self._timeout_s = timeout_s
+        self._run_uid = run_uid
+        self._benchmarks = 0
+
+    def __call__(
+        self,
+        prompt: str | None = None,
+        *,
+        token_ids: Sequence[int] | None = None,
+        max_new_tokens: int = 16,
+    ) -> GenerationResult:
+        """Ask one query, greedily, in a fresh process on the device, which is sampled meanwhile.
+
+        Raises:
+            ValueError: neither a prompt nor token ids, or both.
+            PromptTooLongError: it does not fit into the context.
+            DeviceError: the device or the runner failed.
+        """
+        ids = None if token_ids is None else tuple(token_ids)
+        self._deploy()
+        result = self.runtime.generate(GenerationRequest(max_new_tokens, prompt, ids))
+        self.telemetry = result.telemetry
+        return result
+
+    @property
+    def device(self) -> "Device":
+        """Where it runs."""
+        return self.target.device
+
+    @property
+    def container(self) -> "GenAIContainer":
+        """What it runs."""
+        return self.target.container
+
+    @property
+    def emulated(self) -> bool:
+        """Whether its speed is that of an emulator, which says nothing about hardware."""
+        return self.target.device_info.emulator
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self.container.metadata.graphs.context_length
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens that a prompt may have, with bos."""
+        return self.context_length - max(self.container.metadata.graphs.auto_regression_numbers) + 1
+
+    def benchmark(
+        self,
+        prompt_tokens: int,
+        new_tokens: int,
+        *,
+        repetitions: int = 5,
+        warmup: int | None = None,
+        label: str = "",
+    ) -> Run:
+        """Measure one workload as a session: every repetition and its telemetry are stored.
+
+        Args:
+            prompt_tokens: of the prompt, bos included.
+            warmup: repetitions before the measured ones; None: until they are steady.
+            label: of the run in the store; by default the test's name.
+
+        Raises:
+            HarnessError: what went wrong; the run is in the store as failed.
+        """
+        self.runtime.check_room(prompt_tokens, new_tokens)
+        plan = SessionPlan(
+            prompt=cut_prompt(self.target.tokenizer, prompt_tokens - 1),
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            repetitions=repetitions,
+            warmup=warmup,
+        )
+        self._deploy()
+        self._benchmarks += 1
+        workload = (label or self.label, prompt_tokens, new_tokens, self._benchmarks)
+        with self._open_store() as store:
+            run = run_session(
+                self.runtime,
+                plan,
+                self.records(),
+                store,
+                group_id=self.group(*workload),
+                session=self.session,
+                label=label or self.label,
+                on_repetition=self._keep_telemetry,
+            )
+        self._on_run(run)
+        return run
+
+    def perplexity(
+        self,
+        text: str,
+        *,
+        max_windows: int | None = None,
+        references: Mapping[str, float] | None = None,
+    ) -> PerplexityResult:
+        """Score a text, into the results store.
+
+        Args:
+            references: by metric, such as `perplexity_float`: what the host computed over the
+                same positions.
+
+        Raises:
+            HarnessError: what went wrong; the run is in the store as failed.
+        """
+        self._deploy()
+        with self._open_store() as store:
+            return run_perplexity(
+                self.runtime,
+                text,
+                self.records(),
+                store,
+                max_windows=max_windows,
+                references=references,
+            )
+
+    def dialogs(
+        self, dialogs: Sequence[Sequence[str]], *, max_new_tokens: int = 16
+    ) -> DialogResult:
+        """Hold conversations of several turns; see `harness.pytest_plugin.dialog.converse`."""
+        return converse(
+            self.target,
+            dialogs,
+            max_new_tokens=max_new_tokens,
+            timeout_s=self._timeout_s,
+        )
+
+    def records(self) -> tuple[ContainerInfo, DeviceInfo, Provenance]:
+        """What the results store keeps of container and device, and where its numbers come from."""
+        return self.target.records()
+
+    def group(self, *workload: object) -> str:
+        """The same for all sessions of a workload of this test, on one kind of device.
+
+        It is another in another run of pytest.
+        """
+        device = self.target.device_info
+        sha256 = self.container.metadata.container_sha256
+        cell = (self._run_uid, sha256, device.soc, device.emulator, self.case)
+        text = "\n".join(map(str, (*cell, *workload)))
+        return uuid.uuid5(uuid.NAMESPACE_URL, text).hex
+
+    def close(self) -> None:
+        """Remove what this test put into run folders; the content store stays."""
+        self.deployment = None
+        with contextlib.suppress(HarnessError):
+            self.runtime.clean()
+
+    def _deploy(self) -> Deployment:
+        self.deployment = self.runtime.prepare()
+        return self.deployment
+
+    def _keep_telemetry(self, _number: int, _most: int, result: GenerationResult) -> None:
+        self.telemetry = result.telemetry

@@ -1,0 +1,1 @@
+"""Measurements: recorded, stored, compared and graded. A leaf that plans and reports share."""

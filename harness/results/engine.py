@@ -1,0 +1,280 @@
+"""Connections to the results database, and what its failures mean.
+
+SQLite runs in WAL mode, so that reports read while runs write, and with `synchronous=FULL`: a run
+takes minutes and commits a handful of times, so an fsync for each is nothing, and a result is safe
+once its write has returned. For the same reason every transaction has a connection of its own:
+nothing idles, and a server that was restarted meanwhile is no trouble. `harness.results.postgresql`
+has what is PostgreSQL's own.
+"""
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import sqlalchemy
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine.interfaces import DBAPICursor
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from harness.errors import (
+    MissingStoreError,
+    NotAStoreError,
+    StoreLockedError,
+    StoreUnavailableError,
+)
+from harness.results import postgresql
+from harness.results.interrupts import Connections, RollingBack, interrupts_first
+from harness.results.postgresql import WRITES
+
+BUSY_TIMEOUT_S = 30.0
+_SQLITE_MAGIC = b"SQLite format 3\0"
+
+
+class Database:
+    """One database: hands out read and write transactions."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        location: str,
+        busy_timeout_s: float,
+        connections: Connections,
+    ) -> None:
+        self._engine = engine
+        self.location = location
+        self._busy_timeout_s = busy_timeout_s
+        self._connections = connections
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """One transaction that sees one state of the database throughout."""
+        with self._guarded(), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """One transaction: all of it is kept, or nothing.
+
+        On SQLite it takes the write lock at once: a transaction that reads first and writes later
+        could not wait for another writer, SQLite fails it instead. On PostgreSQL it sees what
+        others have committed up to each of its statements, and locks the rows that it goes by.
+        """
+        writer = self._engine.execution_options(**{WRITES: True})
+        with self._guarded(), writer.begin() as connection:
+            yield connection
+
+    def use_wal(self) -> None:
+        """Switch a SQLite file to WAL for good; to be called once the file is known to be ours."""
+        if self.is_file:
+            with self.cursor() as cursor:
+                _enter_wal(cursor, self._busy_timeout_s)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is SQLite's, and no server's."""
+        return self._engine.dialect.name == "sqlite"
+
+    @contextmanager
+    def cursor(self) -> Iterator[DBAPICursor]:
+        """A SQLite connection outside of any transaction: for `PRAGMA` and `VACUUM`."""
+        with self._guarded():
+            connection = self._engine.raw_connection()
+            try:
+                with closing(connection.cursor()) as cursor:
+                    yield cursor
+            finally:
+                connection.close()
+
+    def close(self) -> None:
+        """Give up all connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Say what went wrong in our words, and leave nothing open."""
+        with (
+            translated(self.location, self._busy_timeout_s),
+            interrupts_first(),
+            self._connections.closed_after(),
+        ):
+            yield
+
+
+def open_database(
+    location: str | Path, *, create: bool, busy_timeout_s: float = BUSY_TIMEOUT_S
+) -> Database:
+    """Open a SQLite file by its path, or a PostgreSQL database by its URL.
+
+    Without `create` it can be read only.
+
+    Raises:
+        MissingStoreError: there is no such file, and `create` is off.
+        NotAStoreError: the file is no database.
+        StoreUnavailableError: the URL, its driver, the folder or the server cannot be used.
+    """
+    __tracebackhide__ = True  # pytest would show the location, and so its password
+    path = _file(location)
+    if path is None:
+        return _open_server(str(location), create=create, busy_timeout_s=busy_timeout_s)
+    return _open_sqlite(path, create=create, busy_timeout_s=busy_timeout_s)
+
+
+def shown(location: str | Path) -> str:
+    """A location as it may be told: no password, and no query of a URL, which may hold one.
+
+    Raises:
+        StoreUnavailableError: the URL cannot be used.
+    """
+    path = _file(location)
+    return postgresql.shown(postgresql.parse(str(location))) if path is None else str(path)
+
+
+def exists(location: str | Path) -> bool:
+    """Whether there is a database to open; of a server that is to be seen when it is opened.
+
+    Raises:
+        NotAStoreError: the file is no database.
+        StoreUnavailableError: there is none, and none can be made there.
+    """
+    path = _file(location)
+    if path is None:
+        return True
+    _check_file(path, create=True)
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise StoreUnavailableError(str(path), "it cannot be written")
+    return path.exists()
+
+
+def _file(location: str | Path) -> Path | None:
+    """The SQLite file of a location; None for a server's."""
+    text = str(location)
+    if "://" not in text:
+        return Path(text)
+    return Path(text.removeprefix("sqlite:///")) if text.startswith("sqlite") else None
+
+
+def _open_server(text: str, *, create: bool, busy_timeout_s: float) -> Database:
+    __tracebackhide__ = True
+    url = postgresql.parse(text)
+    connections = Connections()
+    made = postgresql.make_engine(url, connections, read_only=not create, patience_s=busy_timeout_s)
+    return Database(made, postgresql.shown(url), busy_timeout_s, connections)
+
+
+def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> Database:
+    _check_file(path, create=create)
+    target = path.absolute()
+
+    connections = Connections()
+
+    def connect() -> sqlite3.Connection:
+        return connections.add(
+            sqlite3.connect(
+                _sqlite_uri(target, create=create),
+                uri=True,
+                timeout=busy_timeout_s,
+                isolation_level=None,  # transactions are begun by `_begin`, not by guesses
+                check_same_thread=False,
+                factory=RollingBack,
+            )
+        )
+
+    engine = sqlalchemy.create_engine("sqlite://", creator=connect, poolclass=NullPool)
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: sqlite3.Connection, _record: object) -> None:
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = FULL")
+        if not create:
+            connection.execute("PRAGMA query_only = ON")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get(WRITES, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return Database(engine, str(path), busy_timeout_s, connections)
+
+
+def _check_file(path: Path, *, create: bool) -> None:
+    try:
+        if path.is_dir():
+            raise NotAStoreError(str(path), "it is a folder")
+        if not path.exists():
+            if not create:
+                raise MissingStoreError(str(path))
+            if not path.absolute().parent.is_dir():
+                raise StoreUnavailableError(str(path), "its folder does not exist")
+            return
+        with path.open("rb") as file:
+            start = file.read(len(_SQLITE_MAGIC))
+    except OSError as error:
+        raise StoreUnavailableError(str(path), error.strerror or str(error)) from error
+    if start and start != _SQLITE_MAGIC:
+        raise NotAStoreError(str(path), "it is no SQLite file")
+
+
+def _sqlite_uri(path: Path, *, create: bool) -> str:
+    """The file as SQLite's URI.
+
+    `immutable` where the folder is read-only: readers of a WAL database could not coordinate there.
+    """
+    uri = f"file:{quote(os.fsencode(path))}"
+    if create:
+        return f"{uri}?mode=rwc"
+    if not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
+        return f"{uri}?mode=ro&immutable=1"
+    return f"{uri}?mode=rw"  # not `ro`: the last reader to leave would not clear up the WAL
+
+
+def _enter_wal(cursor: DBAPICursor, patience_s: float) -> None:
+    """Switch to WAL; SQLite does not wait for others by itself here, so this does."""
+    deadline = time.monotonic() + patience_s
+    while _journal_mode(cursor) != "wal":
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def _journal_mode(cursor: DBAPICursor) -> str:
+    cursor.execute("PRAGMA journal_mode")
+    row = cursor.fetchone()
+    return str(row[0]) if row else ""
+
+
+@contextmanager
+def translated(location: str, busy_timeout_s: float) -> Iterator[None]:
+    """Turn the database's failures into errors that say what to do."""
+    try:
+        yield
+    except (sqlite3.Error, SQLAlchemyError) as error:
+        cause = (error.orig or error) if isinstance(error, DBAPIError) else error
+        text = _first_line(cause)
+        if _is_locked(cause, text):
+            raise StoreLockedError(location, busy_timeout_s) from error
+        if isinstance(cause, sqlite3.Error) and _is_damaged(text):
+            raise NotAStoreError(location, text) from error
+        raise StoreUnavailableError(location, text) from error
+
+
+def _is_locked(cause: BaseException, text: str) -> bool:
+    if isinstance(cause, sqlite3.Error):
+        return "is locked" in text
+    return getattr(cause, "sqlstate", None) == postgresql.LOCK_NOT_AVAILABLE
+
+
+def _is_damaged(text: str) -> bool:
+    return "not a database" in text or "malformed" in text
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__

@@ -1,0 +1,94 @@
+"""Where a result comes from: versions of what is installed, the host, and the user's git commit."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.results.records import Provenance
+
+_GIT_TIMEOUT_S = 10.0
+HOST_LIBRARIES = (
+    "onnxruntime",
+    "onnxruntime-qnn",
+    "onnx",
+    "onnx-ir",
+    "numpy",
+    "tokenizers",
+    "adbutils",
+)
+"""Distributions on the host whose versions can change a result."""
+
+
+def capture(
+    toolchain: str,
+    toolchain_versions: Mapping[str, str],
+    *,
+    device_versions: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    libraries: Sequence[str] = HOST_LIBRARIES,
+) -> Provenance:
+    """The provenance of a run that starts now.
+
+    Args:
+        toolchain: name of what compiled the container.
+        toolchain_versions: of the compiler and its parts.
+        device_versions: of the libraries that run the container, e.g. `{"genie": "1.21"}`.
+        folder: whose git commit counts; the working folder by default.
+        libraries: distributions on the host; those not installed are left out.
+    """
+    commit, dirty = git_state(folder or Path.cwd())
+    return Provenance(
+        toolchain=toolchain,
+        toolchain_versions=dict(toolchain_versions),
+        library_versions={
+            "python": platform.python_version(),
+            **_installed(libraries),
+            **(device_versions or {}),
+        },
+        qnnfarm_version=importlib.metadata.version("qnnfarm"),
+        host=f"{platform.node()} ({platform.system()} {platform.machine()})",
+        git_commit=commit,
+        git_dirty=dirty,
+    )
+
+
+def git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """Commit and dirty flag of the repository around a folder; None without one, or git."""
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    if not commit:
+        return None, None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return commit, None if changes is None else bool(changes)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    # A repository's own configuration may name programs to run; fsmonitor is the one that `status`
+    # starts.
+    command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_GIT_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _installed(libraries: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for name in libraries:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

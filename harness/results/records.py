@@ -1,0 +1,322 @@
+"""What the store keeps: a `Run` (one container x device x workload) with its `Measurement`s.
+
+Records are frozen and checked when they are made, so that what is read from a database or a device
+is either legal or an error. Text is kept as it came, except for what no database can hold (see
+`storable`).
+"""
+
+import math
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from harness.errors import TelemetryRecordError
+from harness.results.metrics import find_metric
+
+RunKind = Literal["bench", "generate", "perplexity"]
+RunStatus = Literal["running", "done", "failed", "interrupted"]
+Runner = Literal[
+    "genie_t2t_run.py", "genie-t2t-run", "genie_app.py", "genie-app", "genie_perplexity.py"
+]
+Positions = Literal["first_cl_minus_ar", "all"]
+CheckOutcome = Literal["none", "passed", "failed"]
+JsonScalar = str | int | float | bool | None
+
+MOST_SAMPLES = 4_000_000
+"""Samples of one repetition in all series together: 30 channels at 10 Hz for some three hours."""
+MOST_SERIES = 1024
+LONGEST_CHANNEL = 200
+MOST_CONDITIONS = 64
+LARGEST_COUNT = 2**31 - 1
+"""PostgreSQL's INTEGER has no more."""
+
+_LONGEST_RUN_S = 1e7
+_UNSTORABLE = {0: "\N{REPLACEMENT CHARACTER}"} | dict.fromkeys(
+    range(0xD800, 0xE000), "\N{REPLACEMENT CHARACTER}"
+)
+
+
+def storable(value: object) -> object:
+    """Text that every database can hold; what is no text stays as it is.
+
+    U+FFFD stands for NUL, which PostgreSQL refuses, and for lone surrogates, which are not UTF-8.
+    """
+    return value.translate(_UNSTORABLE) if isinstance(value, str) else value
+
+
+def _in_utc(moment: datetime) -> datetime:
+    if moment.tzinfo is None:
+        raise ValueError("a time without a time zone")
+    return moment.astimezone(UTC)
+
+
+StorableText = Annotated[str, BeforeValidator(storable)]
+UtcMoment = Annotated[datetime, AfterValidator(_in_utc)]
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("a number that JSON does not have")
+    return value
+
+
+RunId = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\Z")]
+StorableScalar = Annotated[JsonScalar, BeforeValidator(_finite), BeforeValidator(storable)]
+Condition = Mapping[StorableText, StorableScalar]
+"""What was done to a device, or waited for, before a run: JSON scalars by name."""
+Sha256 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\Z")]
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+AtLeastOne = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
+Versions = Mapping[StorableText, StorableText]
+
+
+def now() -> datetime:
+    """The moment, in UTC."""
+    return datetime.now(UTC)
+
+
+def new_run_id() -> str:
+    """A fresh run identifier: 32 hexadecimal digits."""
+    return uuid.uuid4().hex
+
+
+class Record(BaseModel):
+    """Base of what the store keeps."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", regex_engine="python-re")
+
+
+class Measurement(Record):
+    """One value of one metric in one repetition.
+
+    Attributes:
+        metric: a key of `harness.results.metrics.METRICS`.
+        value: in the unit of the metric.
+        repetition: from 0, counted apart for warm-ups and for measured repetitions.
+
+    Raises:
+        UnknownMetricError: the metric is not registered.
+        MetricValueError: the value is not one that the metric can have.
+    """
+
+    metric: str
+    value: Annotated[float, Field(strict=True)]
+    repetition: Count = 0
+    is_warmup: bool = False
+
+    @model_validator(mode="after")
+    def _is_legal(self) -> "Measurement":
+        find_metric(self.metric).check(self.value)
+        return self
+
+
+class ContainerInfo(Record):
+    """What was run.
+
+    Attributes:
+        model: the model's name.
+        sha256: the container's content hash.
+        target: what it was compiled for: `SM8750`, `SM8750:emulator`.
+        ars: autoregression lengths of its graphs.
+        cl: context length in tokens.
+        precision: bits of the linear layers, `W4A16`; `None` where the container does not tell.
+    """
+
+    model: StorableText
+    sha256: Sha256
+    target: StorableText
+    ars: tuple[Annotated[int, Field(ge=1)], ...]
+    cl: AtLeastOne
+    n_splits: AtLeastOne
+    precision: StorableText | None = None
+
+
+class DeviceInfo(Record):
+    """Where it ran.
+
+    Attributes:
+        soc: the SoC that the device reports, e.g. `SM8750`.
+        dsp_arch: Hexagon architecture, e.g. `v79`.
+        emulator: whether the HTP emulator stood in for the NPU; its speed is not hardware speed.
+    """
+
+    serial: StorableText
+    soc: StorableText
+    emulator: bool
+    model: StorableText | None = None
+    manufacturer: StorableText | None = None
+    dsp_arch: StorableText | None = None
+    abi: StorableText | None = None
+    android_version: StorableText | None = None
+
+
+class PerplexityDefinition(Record):
+    """Over what a perplexity was taken; perplexities with different definitions cannot be compared.
+
+    Attributes:
+        positions: scored positions of each window: Genie scores the first CL - AR, AR being the
+            prefill graph's.
+        windows: number of whole windows of one context length.
+        tokens: number of scored tokens in all windows together.
+    """
+
+    positions: Positions
+    windows: AtLeastOne
+    tokens: AtLeastOne
+
+
+class Workload(Record):
+    """What the container was asked to do.
+
+    Attributes:
+        runner: the program on the device.
+        prompt_tokens: prompt length asked for; what it came to is the metric of the same name.
+        repetitions: measured repetitions asked for, warm-ups not counted.
+        prompt: the prompt's text; for long ones, its hash alone will do.
+        dataset_sha256: hash of the text behind a perplexity.
+    """
+
+    runner: Runner
+    prompt_tokens: Count | None = None
+    max_new_tokens: Count | None = None
+    repetitions: Count = 1
+    warmup: Count = 0
+    sampler: Mapping[StorableText, StorableScalar] = Field(default_factory=dict)
+    prompt: StorableText | None = None
+    prompt_sha256: Sha256 | None = None
+    dataset_sha256: Sha256 | None = None
+    perplexity: PerplexityDefinition | None = None
+
+
+class Provenance(Record):
+    """With what, and from where, it was run.
+
+    Attributes:
+        toolchain: name of what compiled the container.
+        toolchain_versions: of the compiler and its parts.
+        library_versions: of the libraries that ran it, on the device and on the host.
+        git_commit: commit of the user's working folder, if that is a repository.
+        git_dirty: whether that folder held uncommitted changes.
+    """
+
+    toolchain: StorableText
+    toolchain_versions: Versions
+    library_versions: Versions
+    qnnfarm_version: StorableText
+    host: StorableText
+    git_commit: StorableText | None = None
+    git_dirty: bool | None = None
+
+
+class OutputCheck(Record):
+    """Whether a run's output was seen to be right; its speeds are good for nothing otherwise.
+
+    Attributes:
+        outcome: `none` when there was nothing to check against.
+        reason: against what it was checked, or why it failed, in words.
+    """
+
+    outcome: CheckOutcome = "none"
+    reason: StorableText = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetrySeries:
+    """What one sensor gave during one repetition.
+
+    Attributes:
+        channel: what was sampled: `temp_c:cpu-0-0`, `cpu_hz:7`, `rss_bytes`.
+        unit: of the values: `degC`, `Hz`, `bytes`, `A`, `V`.
+        t_s: seconds since the runner began, never falling; below 0 before it.
+        values: as many; None where the sensor gave nothing.
+
+    Raises:
+        TelemetryRecordError: names the channel and what is wrong with it.
+    """
+
+    channel: str
+    unit: str
+    t_s: tuple[float, ...]
+    values: tuple[float | None, ...]
+
+    def __post_init__(self) -> None:
+        for name in (self.channel, self.unit):
+            if storable(name) != name or not name.isprintable() or len(name) > LONGEST_CHANNEL:
+                raise TelemetryRecordError(self.channel, "its name or unit is no plain short text")
+        if not self.channel:
+            raise TelemetryRecordError(self.channel, "it has no name")
+        if len(self.t_s) != len(self.values):
+            reason = f"{len(self.t_s)} times for {len(self.values)} values"
+            raise TelemetryRecordError(self.channel, reason)
+        if not all(math.isfinite(value) for value in self.values if value is not None):
+            raise TelemetryRecordError(self.channel, "a value is not finite")
+        if not all(math.isfinite(moment) and abs(moment) <= _LONGEST_RUN_S for moment in self.t_s):
+            raise TelemetryRecordError(self.channel, "a time is not one within a run")
+        if any(after < before for before, after in pairwise(self.t_s)):
+            raise TelemetryRecordError(self.channel, "its time runs backwards")
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionTelemetry:
+    """All series of one repetition, counted as measurements are."""
+
+    repetition: int
+    is_warmup: bool
+    series: tuple[TelemetrySeries, ...]
+
+
+class Run(Record):
+    """One container x device x workload.
+
+    A run without a result stays in the store with its `error`, so that gaps are visible. A run that
+    is read back as `interrupted` lost its writer: the process died before it could say how the run
+    ended.
+
+    Attributes:
+        group_id: shared by the runs that belong together: the sessions of one cell, or both sides
+            of a comparison.
+        session: which session of the group it was, from 0.
+        label: what tells the members of a group apart: `A`, `B`, a cell's name.
+        conditions: what was done to the device, or waited for, before it.
+        check: whether its output was seen to be right.
+        warmup_detected: whether warm-up was seen to end; None where its length was given.
+    """
+
+    id: RunId = Field(default_factory=new_run_id)
+    group_id: RunId = Field(default_factory=new_run_id)
+    session: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    label: StorableText = ""
+    created_at: UtcMoment = Field(default_factory=now)
+    finished_at: UtcMoment | None = None
+    kind: RunKind
+    status: RunStatus = "running"
+    error: StorableText | None = None
+    container: ContainerInfo
+    device: DeviceInfo
+    workload: Workload
+    provenance: Provenance
+    generated_text: StorableText | None = None
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=MOST_CONDITIONS)] = ()
+    check: OutputCheck = OutputCheck()
+    warmup_detected: bool | None = None
+    measurements: tuple[Measurement, ...] = ()
+
+    @model_validator(mode="after")
+    def _error_goes_with_status(self) -> "Run":
+        if self.status == "failed" and not self.error:
+            raise ValueError("a failed run needs its error")
+        if self.status == "done" and self.error:
+            raise ValueError("a run that is done has no error")
+        if self.status == "done" and self.check.outcome == "failed":
+            raise ValueError("a run whose output check failed is not done")
+        return self
+
+    def values(self, metric: str, *, warmup: bool = False) -> tuple[float, ...]:
+        """One metric's values in the order of repetitions: the measured ones, or the warm-ups."""
+        chosen = [m for m in self.measurements if m.metric == metric and m.is_warmup == warmup]
+        return tuple(m.value for m in sorted(chosen, key=lambda m: m.repetition))

@@ -1,0 +1,154 @@
+"""The tables of the results store.
+
+Portable SQLAlchemy Core types only, as tests run on both engines: SQLite is the default, PostgreSQL
+works by URL (`postgresql+psycopg://...`).
+
+History of `SCHEMA_VERSION`:
+    1  runs, measurements, schema version.
+    2  groups of runs (sessions, comparisons), conditions, output checks, warm-up detection;
+       telemetry.
+    3  precision of containers.
+
+To change the tables: change them here, raise `SCHEMA_VERSION`, add a line above and a migration
+from the last version to `harness/results/migrations.py`.
+"""
+
+from datetime import UTC, datetime
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+)
+
+SCHEMA_VERSION = 3
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """Moments in UTC; SQLite keeps no time zone, so it goes on the way in and comes back after."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To the database."""
+        if value is None:
+            return None
+        moment = value.astimezone(UTC)
+        return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
+
+    def process_result_value(
+        self,
+        value: datetime | None,
+        dialect: Dialect,  # noqa: ARG002  the base class names it
+    ) -> datetime | None:
+        """From the database."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+metadata = MetaData()
+
+schema_version = Table(
+    "qnnfarm_schema",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("applied_at", UtcDateTime, nullable=False),
+    Column("qnnfarm_version", String(64), nullable=False),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("finished_at", UtcDateTime),
+    Column("kind", String(32), nullable=False),
+    Column("status", String(32), nullable=False),
+    Column("error", Text),
+    Column("writer", Text, nullable=False),
+    # The container.
+    Column("model", Text, nullable=False),
+    Column("container_sha256", String(64), nullable=False),
+    Column("target", Text, nullable=False),
+    Column("ars", JSON, nullable=False),
+    Column("cl", Integer, nullable=False),
+    Column("n_splits", Integer, nullable=False),
+    Column("precision", Text),
+    # The device.
+    Column("device_serial", Text, nullable=False),
+    Column("soc", Text, nullable=False),
+    Column("emulator", Boolean, nullable=False),
+    Column("device_model", Text),
+    Column("device_manufacturer", Text),
+    Column("dsp_arch", Text),
+    Column("abi", Text),
+    Column("android_version", Text),
+    # The workload.
+    Column("runner", Text, nullable=False),
+    Column("prompt_tokens", Integer),
+    Column("max_new_tokens", Integer),
+    Column("repetitions", Integer, nullable=False),
+    Column("warmup", Integer, nullable=False),
+    Column("sampler", JSON, nullable=False),
+    Column("prompt", Text),
+    Column("prompt_sha256", String(64)),
+    Column("dataset_sha256", String(64)),
+    Column("perplexity_positions", String(32)),
+    Column("perplexity_windows", Integer),
+    Column("perplexity_tokens", Integer),
+    # Where it comes from.
+    Column("toolchain", Text, nullable=False),
+    Column("toolchain_versions", JSON, nullable=False),
+    Column("library_versions", JSON, nullable=False),
+    Column("qnnfarm_version", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("git_commit", Text),
+    Column("git_dirty", Boolean),
+    # What it gave, beside its measurements.
+    Column("generated_text", Text),
+    # How it was measured.
+    Column("group_id", String(32), nullable=False),
+    Column("session", Integer, nullable=False),
+    Column("label", Text, nullable=False),
+    Column("conditions", JSON, nullable=False),
+    Column("check_outcome", String(32), nullable=False),
+    Column("check_reason", Text, nullable=False),
+    Column("warmup_detected", Boolean),
+    CheckConstraint("status <> 'failed' OR error IS NOT NULL", name="failed_runs_have_an_error"),
+    Index("runs_by_subject", "model", "target", "created_at"),
+    Index("runs_by_group", "group_id", "session"),
+)
+
+measurements = Table(
+    "measurements",
+    metadata,
+    Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
+    Column("metric", String(64), primary_key=True),
+    Column("is_warmup", Boolean, primary_key=True),
+    Column("repetition", Integer, primary_key=True, autoincrement=False),
+    Column("value", Double, nullable=False),
+)
+
+telemetry = Table(
+    "telemetry",
+    metadata,
+    Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
+    Column("is_warmup", Boolean, primary_key=True),
+    Column("repetition", Integer, primary_key=True, autoincrement=False),
+    Column("samples", LargeBinary, nullable=False),  # see harness/results/packing.py
+)

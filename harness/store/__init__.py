@@ -1,1 +1,0 @@
-"""The results store: runs and their measurements, in SQLite or a database server."""

@@ -1,0 +1,277 @@
+"""One connection of an adb server to the device: handshake, then many streams."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from enum import Enum, auto
+from typing import Any, cast
+
+from harness.errors import AdbKeyError, AdbProtocolError
+from harness.virtual_device.auth import TOKEN_SIZE, PublicKey, parse_public_key
+from harness.virtual_device.protocol import (
+    MAX_PAYLOAD,
+    MIN_PAYLOAD,
+    VERSION_WITH_CHECKSUMS,
+    VERSION_WITHOUT_CHECKSUMS,
+    Command,
+    FrameDecoder,
+    Message,
+    pack_header,
+)
+from harness.virtual_device.stream import Stream
+
+log = logging.getLogger(__name__)
+
+Service = Callable[[Stream], Coroutine[Any, Any, None]]
+ServiceOpener = Callable[[bytes], Service | None]
+
+_AUTH_TOKEN, _AUTH_SIGNATURE, _AUTH_PUBLIC_KEY = 1, 2, 3
+_MAX_STREAMS = 1024
+_MAX_ATTEMPTS = 64
+_MAX_SHOWN = 100
+_WRITE_HIGH_WATER = 4 * 1024 * 1024
+_JOIN_BELOW = 16 * 1024
+
+
+class _State(Enum):
+    GREETING = auto()
+    AUTHENTICATING = auto()
+    ONLINE = auto()
+    CLOSED = auto()
+
+
+class Connection(asyncio.BufferedProtocol):
+    """The device's end of one TCP connection.
+
+    Nothing but the handshake is answered before the peer has signed a token with a key in
+    `keys()`. What breaks the protocol closes the connection.
+
+    Attributes:
+        max_payload: the negotiated limit for payloads in both directions.
+    """
+
+    def __init__(
+        self,
+        banner: str,
+        keys: Callable[[], list[PublicKey]],
+        open_service: ServiceOpener,
+        on_lost: Callable[["Connection"], None],
+    ) -> None:
+        self.max_payload = MIN_PAYLOAD
+        self._banner = banner
+        self._keys = keys
+        self._open_service = open_service
+        self._on_lost = on_lost
+        self._state = _State.GREETING
+        self._decoder = FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._token = b""
+        self._attempts = 0
+        self._streams: dict[int, Stream] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._next_id = 1
+        self._frozen = False
+
+    @property
+    def online(self) -> bool:
+        """Whether the peer has authenticated."""
+        return self._state is _State.ONLINE
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the peer's CNXN."""
+        self._transport = cast("asyncio.Transport", transport)
+        # asyncio does so only for sockets made with an explicit protocol number. Without it, the
+        # end of every command waits 40 ms for the peer's delayed acknowledgement.
+        connected = self._transport.get_extra_info("socket")
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._frozen:
+            self._transport.pause_reading()
+        self._transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End every stream; services see the end and clean up by themselves."""
+        log.info("connection lost%s", f": {exc}" if exc else "")
+        self._state = _State.CLOSED
+        self._frozen = False
+        self._writable.set()
+        for stream in list(self._streams.values()):
+            stream.on_close()
+        self._on_lost(self)
+
+    def pause_writing(self) -> None:
+        """Stop taking requests whose answers the peer does not fetch."""
+        self._writable.clear()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """The peer reads again."""
+        if self._frozen:
+            return
+        self._writable.set()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio calls it so
+        """Where asyncio receives to: the place of the bytes in their message."""
+        return self._decoder.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Handle what has become complete."""
+        try:
+            message = self._decoder.commit(nbytes)
+            if message is not None and self._state is not _State.CLOSED:
+                self._dispatch(message)
+        except AdbProtocolError as error:
+            log.warning("closing connection: %s", error)
+            self.abort()
+
+    def abort(self) -> None:
+        """Cut the connection now, as an unplugged cable does."""
+        self._state = _State.CLOSED
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def freeze(self) -> None:
+        """Read nothing and send no payload any more, as a device that hangs."""
+        self._frozen = True
+        self._writable.clear()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def thaw(self) -> None:
+        """End a freeze."""
+        self._frozen = False
+        self.resume_writing()
+
+    async def drained(self) -> None:
+        """Wait until what is queued to be sent is below the high-water mark."""
+        await self._writable.wait()
+
+    def send(
+        self, command: Command, arg0: int, arg1: int, payload: bytes | bytearray | memoryview = b""
+    ) -> None:
+        """Queue one message; without effect once the connection is closed."""
+        if self._transport is None or self._state is _State.CLOSED:
+            return
+        checked = self._decoder.peer_version < VERSION_WITHOUT_CHECKSUMS or not self.online
+        header = pack_header(command, arg0, arg1, payload, with_checksum=checked)
+        if len(payload) < _JOIN_BELOW:
+            self._transport.write(header + payload)
+        else:
+            self._transport.write(header)
+            self._transport.write(payload)
+
+    def forget(self, stream: Stream) -> None:
+        """Drop a stream that its service has closed."""
+        self._streams.pop(stream.local_id, None)
+
+    async def finished(self) -> None:
+        """Wait until the services of this connection have cleaned up; call after `abort()`."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+
+    def _dispatch(self, message: Message) -> None:
+        if message.command is Command.CNXN:
+            self._greet(message)
+        elif message.command is Command.AUTH and self._state is _State.AUTHENTICATING:
+            self._authenticate(message)
+        elif not self.online:
+            raise AdbProtocolError(f"{message.command.name} before authentication")
+        elif message.command is Command.OPEN:
+            self._open(message)
+        elif message.command in {Command.WRTE, Command.OKAY, Command.CLSE}:
+            self._route(message)
+        else:
+            raise AdbProtocolError(f"unexpected {message.command.name}")
+
+    def _greet(self, message: Message) -> None:
+        if self._state is not _State.GREETING:
+            raise AdbProtocolError("a second CNXN")
+        if message.arg0 < VERSION_WITH_CHECKSUMS or message.arg1 < MIN_PAYLOAD:
+            raise AdbProtocolError(
+                f"version {message.arg0:#x} with payload limit {message.arg1} is not supported"
+            )
+        self._decoder.peer_version = min(message.arg0, VERSION_WITHOUT_CHECKSUMS)
+        self.max_payload = min(message.arg1, MAX_PAYLOAD)
+        self._state = _State.AUTHENTICATING
+        self._challenge()
+
+    def _challenge(self) -> None:
+        self._token = os.urandom(TOKEN_SIZE)
+        self.send(Command.AUTH, _AUTH_TOKEN, 0, self._token)
+
+    def _authenticate(self, message: Message) -> None:
+        self._attempts += 1
+        if self._attempts > _MAX_ATTEMPTS:
+            raise AdbProtocolError("too many attempts to authenticate")
+        if message.arg0 == _AUTH_SIGNATURE:
+            signature = bytes(message.payload)
+            if any(key.verifies(self._token, signature) for key in self._keys()):
+                self._accept()
+            else:
+                self._challenge()
+        elif message.arg0 == _AUTH_PUBLIC_KEY:
+            try:
+                parse_public_key(bytes(message.payload))
+            except AdbKeyError as error:
+                raise AdbProtocolError(f"offered key: {error}") from None
+            log.warning("refused a key that is not this user's; the peer stays unauthorized")
+        else:
+            raise AdbProtocolError(f"AUTH of unknown kind {message.arg0}")
+
+    def _accept(self) -> None:
+        log.info("peer authenticated")
+        banner = self._banner.encode()
+        self.send(Command.CNXN, VERSION_WITHOUT_CHECKSUMS, MAX_PAYLOAD, banner)
+        self._state = _State.ONLINE
+        self._decoder.max_payload = MAX_PAYLOAD
+
+    def _open(self, message: Message) -> None:
+        remote_id, name = message.arg0, bytes(message.payload).rstrip(b"\0")
+        if remote_id == 0:
+            raise AdbProtocolError("OPEN without an id")
+        service = None
+        if len(self._streams) < _MAX_STREAMS:
+            service = self._open_service(name)
+        if service is None:
+            log.info("no service %r", name[:_MAX_SHOWN])
+            self.send(Command.CLSE, 0, remote_id)
+            return
+        stream = Stream(self, self._next_id, remote_id)
+        self._next_id = self._next_id % 0x7FFFFFFF + 1
+        self._streams[stream.local_id] = stream
+        self.send(Command.OKAY, stream.local_id, remote_id)
+        task = asyncio.create_task(self._serve(service, stream), name=repr(name[:_MAX_SHOWN]))
+        self._tasks[stream.local_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(stream.local_id, None))
+
+    async def _serve(self, service: Service, stream: Stream) -> None:
+        try:
+            await service(stream)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("a service failed")
+        finally:
+            stream.close()
+
+    def _route(self, message: Message) -> None:
+        stream = self._streams.get(message.arg1)
+        if stream is None or message.arg0 not in {0, stream.remote_id}:
+            return  # it crossed our CLSE on its way
+        if message.command is Command.OKAY:
+            stream.on_ready()
+        elif message.command is Command.CLSE:
+            stream.on_close()
+        elif not stream.on_data(message.payload):
+            raise AdbProtocolError("WRTE before the OKAY of the last one")

@@ -1,0 +1,131 @@
+"""Commands to a device's process from its user: one JSON line each way over a UNIX socket.
+
+The socket lies in the device's folder with mode 0600. What runs on the device is refused though it
+belongs to the same user, and so is `adb forward`: a phone cannot reach the lab's switches.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.errors import HarnessError, VirtualDeviceControlError
+from harness.virtual_device.procfs import process_stat
+
+CONTROL_NAME = "control.sock"
+
+Answer = dict[str, Any]
+Handler = Callable[[Mapping[str, Any]], Answer]
+
+_PEER = struct.Struct("3i")
+_MAX_LINE = 64 * 1024
+_TIMEOUT_S = 20.0
+
+
+def open_control(folder: Path) -> socket.socket:
+    """A listening socket in a device's folder, its user's alone. The caller's to close.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short_name(folder) as name:
+            Path(name).unlink(missing_ok=True)
+            os.fchmod(listener.fileno(), 0o600)  # bind gives the file this mode, less the umask
+            listener.bind(name)
+            Path(name).chmod(0o600)
+        listener.listen()
+        listener.setblocking(False)  # noqa: FBT003 - the standard library's signature
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+async def serve_control(listener: socket.socket, handle: Handler) -> asyncio.AbstractServer:
+    """Answer commands from now on; the server owns the socket."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if not _from_outside(writer.get_extra_info("socket")):
+                return
+            line = await asyncio.wait_for(reader.readline(), _TIMEOUT_S)
+            writer.write(json.dumps(_handle(handle, line)).encode() + b"\n")
+            await writer.drain()
+        except (OSError, ValueError, TimeoutError):
+            pass
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    return await asyncio.start_unix_server(answer, sock=listener, limit=_MAX_LINE)
+
+
+def ask(name: str, folder: Path, request: Mapping[str, Any]) -> Answer:
+    """Send a command to the device in `folder` and wait for what it says.
+
+    Raises:
+        VirtualDeviceControlError: it does not run, does not answer, or refuses.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_TIMEOUT_S)
+            with _short_name(folder) as path:
+                connection.connect(path)
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            with connection.makefile("rb") as stream:
+                line = stream.readline(_MAX_LINE)
+        answer: Any = json.loads(line)
+    except (FileNotFoundError, ConnectionError):
+        raise VirtualDeviceControlError(name, "it does not run: start it first") from None
+    except (OSError, ValueError) as error:
+        reason = f"its process does not answer ({error}): stop and start it"
+        raise VirtualDeviceControlError(name, reason) from None
+    if not isinstance(answer, dict) or "error" in answer:
+        reason = str(answer["error"]) if isinstance(answer, dict) else "its answer is garbage"
+        raise VirtualDeviceControlError(name, reason)
+    return answer
+
+
+def _handle(handle: Handler, line: bytes) -> Answer:
+    try:
+        request: Any = json.loads(line)
+        if not isinstance(request, dict):
+            return {"error": "not a command"}
+        return handle(request)
+    except (HarnessError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        return {"error": str(error) or type(error).__name__}
+
+
+def _from_outside(connection: socket.socket) -> bool:
+    """Whether the peer is this user's and neither this process nor below it.
+
+    A peer outside our PID namespace has pid 0 here.
+    """
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    pid, uid, _ = _PEER.unpack(packed)
+    if uid != os.geteuid():
+        return False
+    while pid > 0:
+        found = None if pid == os.getpid() else process_stat(pid)
+        if found is None:
+            return False
+        pid = found.parent
+    return True
+
+
+@contextlib.contextmanager
+def _short_name(folder: Path) -> Iterator[str]:
+    """A path to the socket that fits into an address (108 bytes), however deep the folder lies."""
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{CONTROL_NAME}"
+    finally:
+        os.close(descriptor)

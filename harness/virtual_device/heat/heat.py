@@ -1,0 +1,164 @@
+"""The heat of a running device: the model fed with what its processes really use."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from harness.errors import HeatSettingError
+from harness.virtual_device.heat.sysfs import SysFiles
+from harness.virtual_device.heat.thermal import HeatSettings, HeatState, changed_settings
+from harness.virtual_device.heat.throttling import Throttler
+from harness.virtual_device.processes import RECENT_S, ProcessTable
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.1
+_LEAST_STEP_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class HeatReading:
+    """The model at one moment.
+
+    Attributes:
+        speed: share of the maximum clock.
+        status: Android's thermal status, 0 to 4.
+        battery: charge, 0 to 1.
+    """
+
+    soc_c: float
+    body_c: float
+    speed: float
+    status: int
+    power_w: float
+    battery: float
+
+
+class Heat:
+    """Off until the first change; then its files exist. Belongs to one event loop.
+
+    Brought up to date at 10 Hz while anything runs on the device, and before anything starts: no
+    one can look at the files without a process. An idle device costs nothing.
+    """
+
+    def __init__(self, folder: Path, processes: ProcessTable, throttler: Throttler) -> None:
+        self._files = SysFiles(folder)
+        self._fixed_performance = folder.parent / "state" / "fixed_performance"
+        self._processes = processes
+        self._throttler = throttler
+        self._settings: HeatSettings | None = None
+        self._state = HeatState(0, 0)
+        self._at = 0.0
+        self._cpu_s = 0.0
+        self._ticker: asyncio.Task[None] | None = None
+        self._files.remove()
+
+    def change(self, changes: Mapping[str, float | bool]) -> HeatReading:
+        """Change settings, by name; `temperature_c` and `battery` set the state itself.
+
+        Raises:
+            HeatSettingError: no such setting, or out of its range.
+        """
+        settings = check_changes(changes, self._settings)
+        temperature = changes.get("temperature_c")
+        level = changes.get("battery")
+        if self._settings is None:
+            self._state = HeatState(settings.ambient_c, settings.ambient_c)
+            self._at = time.monotonic()
+            self._cpu_s = self._processes.cpu_s(self._processes.mine())
+            self._ticker = asyncio.create_task(self._tick())
+        else:
+            self._advance()
+        self._settings = settings
+        power_w = settings.power_w(self._state.busy_cores)
+        self._state = replace(self._state, power_w=power_w)
+        if temperature is not None:
+            self._state = replace(self._state, soc_c=temperature, body_c=temperature)
+        if level is not None:
+            self._state = replace(self._state, level=level)
+        self._show(settings)
+        return self._reading(settings)
+
+    def reading(self) -> HeatReading | None:
+        """The model now; `None` while it is off."""
+        if self._settings is None:
+            return None
+        self._advance()
+        return self._reading(self._settings)
+
+    def settings(self) -> dict[str, float | bool]:
+        """What it computes with; empty while it is off."""
+        return {} if self._settings is None else asdict(self._settings)
+
+    def switch_off(self) -> None:
+        """Stop modelling; the files go."""
+        self._settings = None
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+        self._throttler.limit("heat", 1.0)
+        self._files.remove()
+
+    def look(self) -> None:
+        """Something is about to run that may look at the files."""
+        if self._settings is not None and time.monotonic() - self._at > _LEAST_STEP_S:
+            self._advance()
+
+    async def _tick(self) -> None:
+        while True:
+            await self._processes.any_started()
+            self._advance()
+            await asyncio.sleep(_TICK_S)
+
+    def _advance(self) -> None:
+        if self._settings is None:
+            return
+        now = time.monotonic()
+        elapsed = now - self._at
+        if elapsed > _LEAST_STEP_S:  # CPU time comes in ticks of 10 ms: less would be all noise
+            used = self._processes.cpu_s(self._processes.mine(RECENT_S))
+            busy = max(0.0, used - self._cpu_s) / elapsed
+            self._state = self._state.step(self._settings, elapsed, busy)
+            self._at, self._cpu_s = now, used
+        self._show(self._settings)
+
+    def _show(self, settings: HeatSettings) -> None:
+        reading = self._reading(settings)
+        self._throttler.limit("heat", reading.speed)
+        try:
+            self._files.show(settings, self._state, reading.speed, reading.status)
+        except OSError as error:
+            log.warning("the files of the heat model cannot be written: %s", error)
+
+    def _reading(self, settings: HeatSettings) -> HeatReading:
+        state = self._state
+        speed = state.speed(settings)
+        if self._fixed_performance.exists():
+            speed = min(speed, settings.sustained_speed)
+        return HeatReading(
+            soc_c=state.soc_c,
+            body_c=state.body_c,
+            speed=speed,
+            status=state.status(settings),
+            power_w=state.power_w,
+            battery=state.level,
+        )
+
+
+def check_changes(
+    changes: Mapping[str, float | bool], settings: HeatSettings | None = None
+) -> HeatSettings:
+    """The settings after changes, of which `temperature_c` and `battery` are none but checked too.
+
+    Raises:
+        HeatSettingError: no such setting, or out of its range.
+    """
+    state = {"temperature_c": (-40.0, 200.0), "battery": (0.0, 1.0)}
+    for name, (low, high) in state.items():
+        if name in changes and not low <= changes[name] <= high:
+            raise HeatSettingError(name, float(changes[name]), f"between {low:g} and {high:g}")
+    others = {name: value for name, value in changes.items() if name not in state}
+    return changed_settings(settings or HeatSettings(), others)

@@ -1,0 +1,281 @@
+"""The faults that a device has been told, and where they strike.
+
+Services tell of what they do: `begin` an activity, and `passed` for each packet of it. Where no
+fault is armed that costs next to nothing. What striking means is the device's (`Effects`).
+"""
+
+import asyncio
+import random
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from harness.virtual_device.faults import (
+    ALWAYS,
+    Corrupt,
+    Drop,
+    Fault,
+    Full,
+    Power,
+    Reboot,
+    Runner,
+    Slow,
+    Stall,
+    Throttle,
+)
+from harness.virtual_device.journal import EventJournal
+from harness.virtual_device.stream import StreamClosedError
+
+_POLL_S = 0.02
+
+
+class Effects(Protocol):
+    """What a device does to itself."""
+
+    def drop(self) -> None:
+        """Break all connections."""
+
+    def freeze(self) -> None:
+        """Let nothing pass on any connection."""
+
+    def thaw(self) -> None:
+        """Let everything pass again."""
+
+    def reboot(self) -> None:
+        """Reboot soon."""
+
+    def lose_power(self, off_s: float, unsynced_s: float) -> None:
+        """Go dark now."""
+
+    def squeeze(self, free: int | None) -> None:
+        """Let `/data` take only so many more bytes; `None` for as many as ever."""
+
+    def throttle(self, factor: float) -> None:
+        """Give processes 1/factor of their time."""
+
+    def strike_runner(self, pid: int, fault: Runner) -> list[int]:
+        """Signal the matching processes below `pid`; which they were."""
+
+
+@dataclass(slots=True)
+class _Armed:
+    fault: Fault
+    strikes: int = 0
+    passed: int = 0
+    files: int = 0
+
+    @property
+    def spent(self) -> bool:
+        return self.fault.count != ALWAYS and self.strikes >= self.fault.count
+
+
+class Injector:
+    """The armed faults of one device. Belongs to its event loop."""
+
+    def __init__(self, effects: Effects, journal: EventJournal) -> None:
+        self._effects = effects
+        self._journal = journal
+        self._armed: list[_Armed] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._stalls = 0
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """Those that can still strike."""
+        return tuple(armed.fault for armed in self._armed if not armed.spent)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether nothing passes now."""
+        return not self._flowing.is_set()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether there is nothing to strike with."""
+        return not self._armed and self._flowing.is_set()
+
+    def arm(self, fault: Fault) -> None:
+        """Let a fault strike from now on; of each state the last one told holds."""
+        self._journal.add("armed", str(fault))
+        if isinstance(fault, Throttle | Full):
+            self._armed = [armed for armed in self._armed if armed.fault.kind != fault.kind]
+        self._armed.append(_Armed(fault))
+        if isinstance(fault, Throttle):
+            self._effects.throttle(fault.factor)
+            self._journal.add("struck", str(fault))
+        elif isinstance(fault, Full):
+            self._effects.squeeze(fault.free)
+
+    def clear(self) -> None:
+        """Forget every fault and end every state; what has been destroyed stays so."""
+        for fault in self.faults:
+            self._journal.add("cleared", str(fault))
+        self._armed.clear()
+        for task in list(self._tasks):
+            task.cancel()
+        self._effects.throttle(1.0)
+        self._effects.squeeze(None)
+        self.release()
+
+    def release(self) -> None:
+        """End a stall."""
+        if self.stalled:
+            self._flowing.set()
+            self._effects.thaw()
+
+    async def begin(self, *kinds: str, detail: str = "") -> "Activity":
+        """An activity begins; gives it once nothing holds it back.
+
+        Raises:
+            StreamClosedError: it is struck at once.
+        """
+        activity = Activity(self, frozenset(kinds), detail)
+        if not self.quiet:
+            for armed in self._matching(activity):
+                self._schedule(armed, activity)
+            await activity.passed(0)
+        return activity
+
+    def full(self, detail: str) -> None:
+        """A write was refused because the device has no room."""
+        for armed in [one for one in self._armed if isinstance(one.fault, Full)]:
+            self._strike(armed, detail)
+            if armed.spent:
+                self._effects.squeeze(None)
+
+    def _matching(self, activity: "Activity") -> Iterable[_Armed]:
+        self._armed = [armed for armed in self._armed if not armed.spent]
+        for armed in list(self._armed):
+            if armed.fault.when == "any" or armed.fault.when in activity.kinds:
+                yield armed
+
+    def _strike(self, armed: _Armed, detail: str) -> None:
+        armed.strikes += 1
+        self._journal.add("struck", str(armed.fault), detail)
+
+    def _schedule(self, armed: _Armed, activity: "Activity") -> None:
+        fault = armed.fault
+        if isinstance(fault, Reboot | Power):
+            armed.strikes += 1  # now, or two activities in a row would both be struck
+            if fault.after:
+                self._start(self._go_down_later(fault, activity))
+            else:
+                self._go_down(fault, activity)  # a task would come after a short command
+        elif isinstance(fault, Runner):
+            self._start(self._hit_runner(armed, fault, activity))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _go_down_later(self, fault: Reboot | Power, activity: "Activity") -> None:
+        await asyncio.sleep(fault.after)
+        self._go_down(fault, activity)
+
+    def _go_down(self, fault: Reboot | Power, activity: "Activity") -> None:
+        self._journal.add("struck", str(fault), activity.detail)
+        if isinstance(fault, Power):
+            self._effects.lose_power(fault.off, fault.unsynced)
+        else:
+            self._effects.reboot()
+
+    async def _hit_runner(self, armed: _Armed, fault: Runner, activity: "Activity") -> None:
+        await asyncio.sleep(fault.after)
+        while not activity.ended and not armed.spent:
+            if activity.pid is not None:
+                pids = self._effects.strike_runner(activity.pid, fault)
+                if pids:
+                    self._strike(armed, f"{activity.detail} pid {' '.join(map(str, pids))}")
+                    return
+            await asyncio.sleep(_POLL_S)
+
+    async def packet(self, activity: "Activity", count: int) -> None:
+        """See `Activity.passed`."""
+        for armed in self._matching(activity):
+            fault = armed.fault
+            armed.passed += count
+            if isinstance(fault, Slow):
+                if activity.note(armed):
+                    self._strike(armed, activity.detail)
+                await asyncio.sleep(fault.ms / 1000 + count / fault.rate)
+            elif isinstance(fault, Stall) and armed.passed >= fault.bytes:
+                armed.passed = 0
+                self._strike(armed, activity.detail)
+                self._stall(fault.seconds)
+            elif isinstance(fault, Drop) and armed.passed >= fault.bytes:
+                armed.passed = 0
+                self._strike(armed, activity.detail)
+                self._effects.drop()
+                raise StreamClosedError
+        await self._flowing.wait()
+
+    def _stall(self, seconds: float) -> None:
+        self._flowing.clear()
+        self._effects.freeze()
+        self._stalls += 1
+        if seconds != float("inf"):
+            self._start(self._release_after(seconds, self._stalls))
+
+    async def _release_after(self, seconds: float, stall: int) -> None:
+        await asyncio.sleep(seconds)
+        if stall == self._stalls:  # else another one holds, told to last otherwise
+            self.release()
+
+    def damage(self, activity: "Activity", size: int) -> list[tuple[int, int]]:
+        """See `Activity.damage`."""
+        flips: list[tuple[int, int]] = []
+        for armed in self._matching(activity):
+            fault = armed.fault
+            if not isinstance(fault, Corrupt):
+                continue
+            armed.files += 1
+            if armed.files >= fault.file and size > 0:
+                chance = random.Random(fault.seed + armed.strikes)  # noqa: S311 - to be repeatable
+                places = chance.sample(range(size), min(fault.flips, size))
+                flips += [(place, 1 << chance.randrange(8)) for place in places]
+                armed.files = 0
+                self._strike(armed, f"{activity.detail} at {places[:8]}")
+        return flips
+
+
+class Activity:
+    """One push, pull, listing, command or forwarded connection while it goes on.
+
+    Attributes:
+        detail: what the journal says of it.
+        pid: the process of a command, once it runs.
+    """
+
+    def __init__(self, injector: Injector, kinds: frozenset[str], detail: str) -> None:
+        self.kinds = kinds
+        self.detail = detail
+        self.pid: int | None = None
+        self.ended = False
+        self._injector = injector
+        self._noted: set[int] = set()
+
+    async def passed(self, count: int) -> None:
+        """A packet of `count` bytes is about to pass; returns when it may.
+
+        Raises:
+            StreamClosedError: it may not: the connection is broken.
+        """
+        if not self._injector.quiet:
+            await self._injector.packet(self, count)
+
+    def damage(self, size: int) -> list[tuple[int, int]]:
+        """A file of `size` bytes has arrived: offsets and the bits to be turned over there."""
+        return self._injector.damage(self, size)
+
+    def end(self) -> None:
+        """It is over."""
+        self.ended = True
+
+    def note(self, armed: object) -> bool:
+        """Whether this activity meets an armed fault for the first time."""
+        new = id(armed) not in self._noted
+        self._noted.add(id(armed))
+        return new

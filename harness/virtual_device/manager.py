@@ -1,0 +1,327 @@
+"""Virtual devices of this user: start, list, stop, remove.
+
+Each lies in a folder of its own, `devices/NAME` in the state folder: `device.json` (the record),
+`daemon.log`, and `root`, the files of the device. Changes to a device hold its lock, so that two
+commands at once do one thing after the other.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from filelock import FileLock, Timeout
+
+from buildlib.targets import find_soc
+from harness.errors import (
+    UnknownVirtualDeviceError,
+    VirtualDeviceBusyError,
+    VirtualDeviceChangeError,
+    VirtualDeviceNameError,
+    VirtualDeviceRecordError,
+)
+from harness.paths import state_dir
+from harness.virtual_device.commanding import DeviceCommands
+from harness.virtual_device.faults import Fault
+from harness.virtual_device.filesystem import DEVICE_FOLDERS
+from harness.virtual_device.heat.heat import HeatReading
+from harness.virtual_device.journal import Event
+from harness.virtual_device.launch import LOG_NAME, kill_strays, kill_tree, launch
+from harness.virtual_device.namespace import NamespaceKind
+from harness.virtual_device.probe import probe_namespace
+from harness.virtual_device.procfs import machine_boot_id, process_stat
+from harness.virtual_device.record import FILE_NAME, DeviceRecord, load_record, save_record
+
+DeviceState = Literal["running", "stopped", "damaged"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+_LOCK_PATIENCE_S = 300.0  # longer than a start may take
+_STOP_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualDevice:
+    """A virtual device as it is now.
+
+    Attributes:
+        serial: how the adb server knows it, `127.0.0.1:PORT`; empty if it never ran.
+        pid: its process while it runs.
+        root: folder on the host with the device's own `data`, `sdcard` and `system`.
+        soc: part number of the SoC it stands for.
+        storage_bytes: most that its `/data` may hold; `None` for what the host has.
+        namespace: the kind of namespace it runs in; `None` while it does not.
+        log_path: what its process wrote.
+    """
+
+    name: str
+    serial: str
+    pid: int | None
+    root: Path
+    soc: str
+    state: DeviceState
+    storage_bytes: int | None
+    namespace: NamespaceKind | None
+    log_path: Path
+
+
+def start(
+    name: str,
+    soc: str,
+    *,
+    storage_bytes: int | None = None,
+    namespace: NamespaceKind | None = None,
+    faults: Sequence[Fault] = (),
+) -> VirtualDevice:
+    """Start a device, made anew or with the files that it has; one that runs is left as it is.
+
+    Args:
+        name: up to 40 letters, digits, `-` and `_`.
+        soc: part number of a SoC in the catalog.
+        storage_bytes: limit for its `/data`; a device that exists keeps its own if not given.
+        namespace: kind to use; by default the best that this machine grants.
+        faults: told to it once it listens, also where it ran already.
+
+    Raises:
+        VirtualDeviceNameError: the name cannot be used.
+        UnknownSocError: the catalog has no such SoC.
+        VirtualDeviceChangeError: it exists with another SoC, or runs with another limit.
+        VirtualDeviceStartError: its process did not come up.
+    """
+    folder = _folder(name)
+    part = find_soc(soc).name
+    with _locked(name):
+        record = _wanted_record(folder, name, part, storage_bytes)
+        if record.running:
+            DeviceCommands(name, folder).inject(*faults)
+            return _view(folder, record)
+        kill_strays(folder)
+        for own in DEVICE_FOLDERS:
+            (folder / "root" / own).mkdir(parents=True, exist_ok=True)
+        (folder / "mnt").mkdir(exist_ok=True)
+        save_record(folder, record.stopped())
+        kind = namespace or probe_namespace().kind
+        launched = launch(name, folder, kind)
+        process = process_stat(launched.pid)
+        record = replace(
+            record,
+            port=launched.port,
+            pid=launched.pid,
+            pid_started=process.started if process else None,
+            machine_boot=machine_boot_id(),
+            namespace=kind.value,
+        )
+        save_record(folder, record)
+        DeviceCommands(name, folder).inject(*faults)
+        return _view(folder, record)
+
+
+def list_devices() -> list[VirtualDevice]:
+    """All devices by name. One whose record cannot be read is listed as damaged."""
+    found: list[VirtualDevice] = []
+    for file in sorted(_devices_dir().glob(f"*/{FILE_NAME}")):
+        folder = file.parent
+        if not _NAME.fullmatch(folder.name):
+            continue
+        try:
+            found.append(_view(folder, load_record(folder)))
+        except FileNotFoundError:
+            continue
+        except VirtualDeviceRecordError:
+            found.append(_damaged(folder))
+    return found
+
+
+def get(name: str) -> VirtualDevice:
+    """One device.
+
+    Raises:
+        VirtualDeviceNameError: the name cannot be used.
+        UnknownVirtualDeviceError: there is none of that name.
+        VirtualDeviceRecordError: its record cannot be read.
+    """
+    return _view(_folder(name), _load(name))
+
+
+def stop(name: str) -> VirtualDevice:
+    """Stop a device and every process on it; its files stay. Fine if it does not run.
+
+    Raises:
+        VirtualDeviceNameError: the name cannot be used.
+        UnknownVirtualDeviceError: there is none of that name.
+        VirtualDeviceRecordError: its record cannot be read.
+    """
+    folder = _folder(name)
+    _load(name)  # before the lock, which would make folders for a device that is not there
+    with _locked(name):
+        record = _load(name)
+        _terminate(record)
+        kill_strays(folder)
+        record = record.stopped()
+        save_record(folder, record)
+        return _view(folder, record)
+
+
+def remove(name: str) -> None:
+    """Stop a device and delete its files. A damaged one can be removed too.
+
+    Raises:
+        VirtualDeviceNameError: the name cannot be used.
+        UnknownVirtualDeviceError: there is none of that name.
+    """
+    folder = _folder(name)
+    if not folder.is_dir():
+        raise UnknownVirtualDeviceError(name, _names())
+    with _locked(name):
+        with contextlib.suppress(FileNotFoundError, VirtualDeviceRecordError):
+            _terminate(load_record(folder))
+        kill_strays(folder)
+        doomed = folder.with_name(f".{name}.{secrets.token_hex(4)}.removed")
+        folder.rename(doomed)
+        _delete_tree(doomed)
+
+
+def commands(name: str) -> DeviceCommands:
+    """The switches of a device, which need not run.
+
+    Raises:
+        VirtualDeviceNameError: the name cannot be used.
+        UnknownVirtualDeviceError: there is none of that name.
+        VirtualDeviceRecordError: its record cannot be read.
+    """
+    _load(name)
+    return DeviceCommands(name, _folder(name))
+
+
+def inject(name: str, *faults: Fault) -> None:
+    """Tell a running device faults. Raises as `commands`, and `VirtualDeviceControlError`."""
+    commands(name).inject(*faults)
+
+
+def faults(name: str) -> tuple[Fault, ...]:
+    """The faults that can still strike a running device. Raises as `inject`."""
+    return commands(name).faults()
+
+
+def clear(name: str) -> None:
+    """End every fault of a running device. Raises as `inject`."""
+    commands(name).clear()
+
+
+def events(name: str) -> tuple[Event, ...]:
+    """What befell a device, oldest first, running or not. Raises as `commands`."""
+    return commands(name).events()
+
+
+def heat(name: str, **changes: float) -> HeatReading | None:
+    """See `DeviceCommands.heat`. Raises as `inject`, and `HeatSettingError`."""
+    return commands(name).heat(**changes)
+
+
+def _wanted_record(folder: Path, name: str, soc: str, storage_bytes: int | None) -> DeviceRecord:
+    try:
+        record = load_record(folder)
+    except FileNotFoundError:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        number = f"QF{secrets.token_hex(6).upper()}"
+        return DeviceRecord(name, soc, number, storage_bytes)
+    if record.soc != soc:
+        raise VirtualDeviceChangeError(name, "SoC", record.soc, soc)
+    if storage_bytes is None or storage_bytes == record.storage_bytes:
+        return record
+    if record.running:
+        made_with, wanted = f"{record.storage_bytes} bytes", f"{storage_bytes} bytes"
+        raise VirtualDeviceChangeError(name, "storage", made_with, wanted)
+    return replace(record, storage_bytes=storage_bytes)
+
+
+def _terminate(record: DeviceRecord) -> None:
+    if record.pid is None or not record.running:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(record.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_PATIENCE_S
+    while record.running:
+        if time.monotonic() > deadline:
+            kill_tree(record.pid)
+        time.sleep(0.02)
+
+
+def _devices_dir() -> Path:
+    return state_dir() / "devices"
+
+
+def _folder(name: str) -> Path:
+    if not _NAME.fullmatch(name):
+        raise VirtualDeviceNameError(name)
+    return _devices_dir() / name
+
+
+def _names() -> tuple[str, ...]:
+    return tuple(device.name for device in list_devices())
+
+
+def _load(name: str) -> DeviceRecord:
+    try:
+        return load_record(_folder(name))
+    except FileNotFoundError:
+        raise UnknownVirtualDeviceError(name, _names()) from None
+
+
+@contextlib.contextmanager
+def _locked(name: str) -> Iterator[None]:
+    _devices_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = FileLock(_devices_dir() / f".{name}.lock")
+    try:
+        lock.acquire(timeout=_LOCK_PATIENCE_S)
+    except Timeout:
+        raise VirtualDeviceBusyError(name, _LOCK_PATIENCE_S) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _view(folder: Path, record: DeviceRecord) -> VirtualDevice:
+    running = record.running
+    return VirtualDevice(
+        name=record.name,
+        serial=f"127.0.0.1:{record.port}" if record.port else "",
+        pid=record.pid if running else None,
+        root=folder / "root",
+        soc=record.soc,
+        state="running" if running else "stopped",
+        storage_bytes=record.storage_bytes,
+        namespace=NamespaceKind(record.namespace) if running and record.namespace else None,
+        log_path=folder / LOG_NAME,
+    )
+
+
+def _damaged(folder: Path) -> VirtualDevice:
+    return VirtualDevice(
+        name=folder.name,
+        serial="",
+        pid=None,
+        root=folder / "root",
+        soc="",
+        state="damaged",
+        storage_bytes=None,
+        namespace=None,
+        log_path=folder / LOG_NAME,
+    )
+
+
+def _delete_tree(folder: Path) -> None:
+    """Delete a folder even where the device's users made parts of it unreadable."""
+    for parent, names, _ in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            if not path.is_symlink():
+                path.chmod(0o700)
+    shutil.rmtree(folder)

@@ -1,0 +1,141 @@
+"""The device's view of files and processes: namespaces of its own, where the kernel grants them.
+
+Inside, `/` is a new folder in which every top-level entry of the host is bind-mounted and
+`/data`, `/sdcard` and `/system` are the device's own. The process is the first of a pid
+namespace, so whatever it leaves behind dies with it, and commands see no process of the host.
+Propagation is private: no mount shows on the host.
+"""
+
+import errno
+import logging
+import os
+import stat
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from harness.virtual_device import syscalls
+from harness.virtual_device.filesystem import DEVICE_FOLDERS, NAMESPACE_ROOT
+
+log = logging.getLogger(__name__)
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+class NamespaceKind(StrEnum):
+    """How a device gets its own root folder."""
+
+    ROOT = "root"
+    """A mount namespace, made with the privileges of root."""
+    USER = "user"
+    """A mount namespace within a user namespace, which needs no privileges."""
+    NONE = "none"
+    """Not at all: paths are mapped for push and pull, `$TMPDIR` names the writable folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceSupport:
+    """What this machine grants.
+
+    Attributes:
+        reason: why it is no better kind; empty for `ROOT`.
+    """
+
+    kind: NamespaceKind
+    reason: str
+
+
+def unshare(kind: NamespaceKind) -> None:
+    """Leave the host's namespaces; the next forked child is the first process of the new ones.
+
+    The process must have one thread only.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    flags = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC
+    if kind is not NamespaceKind.USER:
+        syscalls.unshare(flags)
+        return
+    uid, gid = os.geteuid(), os.getegid()
+    syscalls.unshare(flags | syscalls.CLONE_NEWUSER)
+    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
+
+
+def enter_device_root(root: Path, mount_point: Path) -> None:
+    """Build the device's `/` at `mount_point`, an empty folder, and move there.
+
+    Must run in the child forked after `unshare`.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    new = str(mount_point)
+    no_risk = syscalls.MS_NOSUID | syscalls.MS_NODEV
+    syscalls.mount("tmpfs", new, "tmpfs", no_risk, "mode=0755")
+    own = {name: str(root / name) for name in DEVICE_FOLDERS}
+    own[NAMESPACE_ROOT.name] = str(root)
+    if Path("/data").is_dir() and not Path("/data").is_symlink():
+        # A host that keeps its own things in /data (environments, homes) still sees them there;
+        # the device's own is then what it had there when it started, `local` above all.
+        data = own.pop("data")
+        Path(data, "local").mkdir(exist_ok=True)
+        Path(new, "data").mkdir(mode=0o755)
+        _graft("/data", f"{new}/data", {path.name: str(path) for path in Path(data).iterdir()})
+    _graft("/", new, own, skip={"data", "proc"})
+    Path(new, "proc").mkdir(mode=0o555)
+    syscalls.mount("proc", f"{new}/proc", "proc", no_risk | syscalls.MS_NOEXEC)
+    if Path(f"{new}/dev/shm").is_dir():  # noqa: S108 - the mount point itself
+        syscalls.mount("tmpfs", f"{new}/dev/shm", "tmpfs", no_risk, "mode=1777")  # noqa: S108
+    _change_root(new)
+    syscalls.mount(
+        None, "/", None, syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | no_risk
+    )
+
+
+def show_boot_id(file: Path) -> None:
+    """Let the kernel's boot id read as the contents of `file`, from now on and as they change."""
+    try:
+        syscalls.mount(str(file), _BOOT_ID, None, syscalls.MS_BIND)
+    except OSError as error:
+        log.warning("the boot id stays the host's: %s", error)
+
+
+def _graft(
+    source: str, target: str, own: dict[str, str], *, skip: frozenset[str] | set[str] = frozenset()
+) -> None:
+    """Make every entry of `source` appear in `target`, with those of `own` in place of theirs."""
+    for name in sorted({path.name for path in Path(source).iterdir()} - set(own) - set(skip)):
+        try:
+            _show(Path(source, name), Path(target, name))
+        except OSError as error:
+            log.warning("%s of the host does not show on the device: %s", name, error)
+    for name, path in own.items():
+        _show(Path(path), Path(target, name))
+
+
+def _show(source: Path, target: Path) -> None:
+    mode = source.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        target.symlink_to(source.readlink())
+        return
+    if stat.S_ISDIR(mode):
+        target.mkdir(mode=0o755)
+    else:
+        target.touch(mode=0o644, exist_ok=False)
+    syscalls.mount(str(source), str(target), None, syscalls.MS_BIND | syscalls.MS_REC)
+
+
+def _change_root(new: str) -> None:
+    os.chdir(new)
+    try:
+        syscalls.pivot_root(".", ".")
+        syscalls.detach(".")
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        os.chroot(".")  # an initial ramdisk cannot be pivoted away from
+    os.chdir("/")

@@ -1,0 +1,111 @@
+"""What is remembered of a virtual device between commands: one JSON file in its folder.
+
+Version history: 1, the first.
+"""
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.errors import VirtualDeviceRecordError
+from harness.virtual_device.namespace import NamespaceKind
+from harness.virtual_device.procfs import machine_boot_id, process_stat
+
+FILE_NAME = "device.json"
+
+_VERSION = 1
+_MAX_PORT = 0xFFFF
+_REQUIRED: dict[str, type] = {"name": str, "soc": str, "serial_number": str}
+_OPTIONAL: dict[str, type] = {
+    "storage_bytes": int,
+    "port": int,
+    "pid": int,
+    "pid_started": int,
+    "machine_boot": str,
+    "namespace": str,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRecord:
+    """A device as it was made, and its process if one was started.
+
+    Attributes:
+        serial_number: what `ro.serialno` says; made once.
+        port: loopback port of the last start.
+        pid_started: start time of the process in clock ticks; tells it from a later process
+            that got the same pid. `machine_boot` does so across boots of this machine.
+        namespace: the kind in which the process runs.
+    """
+
+    name: str
+    soc: str
+    serial_number: str
+    storage_bytes: int | None = None
+    port: int | None = None
+    pid: int | None = None
+    pid_started: int | None = None
+    machine_boot: str | None = None
+    namespace: str | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the recorded process still lives."""
+        if self.pid is None or self.machine_boot != machine_boot_id():
+            return False
+        found = process_stat(self.pid)
+        return found is not None and found.alive and found.started == self.pid_started
+
+    def stopped(self) -> "DeviceRecord":
+        """The same device without a process."""
+        return replace(self, pid=None, pid_started=None, machine_boot=None, namespace=None)
+
+
+def load_record(folder: Path) -> DeviceRecord:
+    """Read the record in a device's folder.
+
+    Raises:
+        FileNotFoundError: there is no device.
+        VirtualDeviceRecordError: damaged, or written by a newer qnnfarm.
+    """
+    path = folder / FILE_NAME
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise VirtualDeviceRecordError(str(path), str(error)) from None
+    if not isinstance(content, dict) or not isinstance(content.get("version"), int):
+        raise VirtualDeviceRecordError(str(path), "no version in it")
+    if content.pop("version") > _VERSION:
+        raise VirtualDeviceRecordError(str(path), "written by a newer qnnfarm")
+    for key, value in content.items():
+        expected = _REQUIRED.get(key) or _OPTIONAL.get(key)
+        optional_none = value is None and key in _OPTIONAL
+        if expected is None or not (optional_none or type(value) is expected):
+            raise VirtualDeviceRecordError(str(path), f"unusable value of {key!r}")
+    if not 0 < (content.get("port") or 1) <= _MAX_PORT:
+        raise VirtualDeviceRecordError(str(path), "unusable value of 'port'")
+    if content.get("namespace") not in {None, *NamespaceKind}:
+        raise VirtualDeviceRecordError(str(path), "unusable value of 'namespace'")
+    if missing := [key for key in _REQUIRED if key not in content]:
+        raise VirtualDeviceRecordError(str(path), f"no {missing[0]!r} in it")
+    return DeviceRecord(**content)
+
+
+def save_record(folder: Path, record: DeviceRecord) -> None:
+    """Write the record; readers see the old one or the new one."""
+    text = json.dumps({"version": _VERSION, **asdict(record)}, indent=2) + "\n"
+    descriptor, partial = tempfile.mkstemp(prefix=".device-", dir=folder)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(partial).replace(folder / FILE_NAME)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise

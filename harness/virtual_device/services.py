@@ -1,0 +1,73 @@
+"""What a client can open on the device, by name (AOSP packages/modules/adb, SERVICES.TXT)."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.virtual_device.connection import Service
+from harness.virtual_device.forward import open_forward
+from harness.virtual_device.shell import ShellHost, open_shell
+from harness.virtual_device.stream import Stream, StreamClosedError
+from harness.virtual_device.sync.service import SyncHost, open_sync
+
+FEATURES = (
+    "shell_v2",
+    "stat_v2",
+    "ls_v2",
+    "sendrecv_v2",
+    "fixed_push_mkdir",
+    "fixed_push_symlink_timestamp",
+)
+"""Optional parts of the protocol that the device speaks. No `cmd`: there is no package manager."""
+
+_REFUSALS = {
+    b"root:": b"adbd cannot run as root in production builds\n",
+    b"unroot:": b"adbd not running as root\n",
+    b"remount:": b"remount failed\n",
+    b"disable-verity:": b"verity cannot be disabled on a virtual device\n",
+    b"enable-verity:": b"verity cannot be enabled on a virtual device\n",
+    b"usb:": b"a virtual device has no USB\n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Everything a device offers; `open` is what a connection asks.
+
+    Attributes:
+        reboot: asks the device to reboot; returns at once.
+    """
+
+    shell: ShellHost
+    sync: SyncHost
+    reboot: Callable[[], None]
+
+    def open(self, name: bytes) -> Service | None:
+        """The service of that name, or `None`."""
+        return (
+            open_shell(self.shell, name)
+            or open_sync(self.sync, name)
+            or open_forward(self.sync.filesystem, self.sync.faults, name)
+            or self._control(name)
+        )
+
+    def _control(self, name: bytes) -> Service | None:
+        if name in {b"reboot:", b"reboot"}:
+            return self._reboot
+        if name.startswith(b"reboot:"):
+            return _say(b"a virtual device has no " + name[7:40] + b"\n")
+        if name.startswith(b"tcpip:"):
+            return _say(b"a virtual device keeps its port\n")
+        return _say(_REFUSALS[name]) if name in _REFUSALS else None
+
+    async def _reboot(self, stream: Stream) -> None:
+        stream.close()
+        self.reboot()
+
+
+def _say(text: bytes) -> Service:
+    async def say(stream: Stream) -> None:
+        with contextlib.suppress(StreamClosedError):
+            await stream.write(text)
+
+    return say

@@ -1,0 +1,173 @@
+"""One stream inside a connection: what `shell:` or `sync:` of one client reads and writes.
+
+Flow control as the transport has it: each side sends one WRTE and waits for its OKAY. A stream
+acknowledges what it receives while less than `RECEIVE_LIMIT` bytes wait to be read, so that the
+peer's next message travels while the last one is being worked on, and memory stays bounded.
+"""
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from harness.virtual_device.protocol import Command
+
+RECEIVE_LIMIT = 3 * 1024 * 1024
+
+
+class StreamClosedError(Exception):
+    """The peer closed the stream, or the connection is gone. Never leaves the daemon."""
+
+
+class Wire(Protocol):
+    """What a stream needs of its connection."""
+
+    max_payload: int
+
+    def send(
+        self, command: Command, arg0: int, arg1: int, payload: bytes | bytearray | memoryview = b""
+    ) -> None:
+        """Queue one message."""
+
+    async def drained(self) -> None:
+        """Wait until the connection has room for more payload."""
+
+    def forget(self, stream: "Stream") -> None:
+        """Drop a stream that is closed."""
+
+
+class Stream:
+    """A byte stream in both directions between one service and one client."""
+
+    def __init__(self, wire: Wire, local_id: int, remote_id: int) -> None:
+        self.local_id = local_id
+        self.remote_id = remote_id
+        self._wire = wire
+        self._chunks: deque[memoryview] = deque()
+        self._buffered = 0
+        self._unacknowledged = False
+        self._peer_closed = False
+        self._closed = False
+        self._readable = asyncio.Event()
+        self._may_send = asyncio.Event()
+        self._may_send.set()
+        self._write_lock = asyncio.Lock()
+
+    @property
+    def max_payload(self) -> int:
+        """Most bytes that one message to the peer carries."""
+        return self._wire.max_payload
+
+    async def read(self, limit: int = RECEIVE_LIMIT) -> memoryview:
+        """Up to `limit` bytes that have arrived, at least one; empty at the end of the stream.
+
+        The memory belongs to the caller.
+        """
+        while not self._chunks:
+            if self._peer_closed or self._closed:
+                return memoryview(b"")
+            self._readable.clear()
+            await self._readable.wait()
+        chunk = self._chunks.popleft()
+        if len(chunk) > limit:
+            self._chunks.appendleft(chunk[limit:])
+            chunk = chunk[:limit]
+        self._buffered -= len(chunk)
+        self._acknowledge()
+        return chunk
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all of `data`, in order with other writers.
+
+        Returns once the last message is under way. `data` may be changed again after the next
+        write has begun sending, that is after the peer's OKAY.
+
+        Raises:
+            StreamClosedError: nobody will receive it.
+        """
+        view = memoryview(data)
+        async with self._write_lock:
+            while view:
+                await self._may_send.wait()
+                await self._wire.drained()
+                if self._peer_closed or self._closed:
+                    raise StreamClosedError
+                part = view[: self.max_payload]
+                view = view[self.max_payload :]
+                self._may_send.clear()
+                self._wire.send(Command.WRTE, self.local_id, self.remote_id, part)
+
+    def close(self) -> None:
+        """End the stream from this side; closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._peer_closed:
+            self._wire.send(Command.CLSE, self.local_id, self.remote_id)
+        self._chunks.clear()
+        self._wake()
+        self._wire.forget(self)
+
+    def on_data(self, payload: bytes | bytearray) -> bool:
+        """Take the payload of a WRTE; false where the peer sent before its last was OKAYed."""
+        if self._unacknowledged:
+            return False
+        self._unacknowledged = True
+        if payload and not self._closed:
+            self._chunks.append(memoryview(payload))
+            self._buffered += len(payload)
+            self._readable.set()
+        self._acknowledge()
+        return True
+
+    def on_ready(self) -> None:
+        """Take an OKAY."""
+        self._may_send.set()
+
+    def on_close(self) -> None:
+        """Take a CLSE, or the end of the connection."""
+        self._peer_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._readable.set()
+        self._may_send.set()
+
+    def _acknowledge(self) -> None:
+        if self._unacknowledged and self._buffered < RECEIVE_LIMIT and not self._peer_closed:
+            self._unacknowledged = False
+            self._wire.send(Command.OKAY, self.local_id, self.remote_id)
+
+
+class ExactReader:
+    """Reads a stream in pieces of a given size, for protocols with their own framing."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._rest = memoryview(b"")
+
+    async def some(self, limit: int) -> memoryview:
+        """Between 1 and `limit` bytes without copying them.
+
+        Raises:
+            StreamClosedError: the stream ended.
+        """
+        if not self._rest:
+            self._rest = await self._stream.read()
+            if not self._rest:
+                raise StreamClosedError
+        taken, self._rest = self._rest[:limit], self._rest[limit:]
+        return taken
+
+    async def exactly(self, count: int) -> bytes:
+        """Exactly `count` bytes.
+
+        Raises:
+            StreamClosedError: the stream ended before.
+        """
+        if len(self._rest) >= count:
+            taken, self._rest = bytes(self._rest[:count]), self._rest[count:]
+            return taken
+        parts = bytearray()
+        while len(parts) < count:
+            parts += await self.some(count - len(parts))
+        return bytes(parts)

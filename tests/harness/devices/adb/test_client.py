@@ -1,0 +1,32 @@
+"""Reading the list of devices."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.devices.adb.client import parse_devices
+
+_ANSWER = """\
+R58N12ABCDE            device usb:1-4 product:e3q model:SM_S928B device:e3q transport_id:3
+127.0.0.1:5555         offline transport_id:9
+QV710                  unauthorized usb:2-1 transport_id:4
+????????????           no permissions (in plugdev; rules?); see [http://x/y] usb:3-1 transport_id:7
+
+"""
+
+
+def test_states_and_details() -> None:
+    entries = parse_devices(_ANSWER)
+    assert [(entry.serial, entry.state, entry.usable) for entry in entries] == [
+        ("R58N12ABCDE", "device", True),
+        ("127.0.0.1:5555", "offline", False),
+        ("QV710", "unauthorized", False),
+        ("????????????", "no permissions", False),
+    ]
+    assert entries[0].details["model"] == "SM_S928B"
+    assert entries[3].details["transport_id"] == "7"
+
+
+@given(st.text(max_size=200))
+def test_any_answer_is_survived(answer: str) -> None:
+    for entry in parse_devices(answer):
+        assert entry.serial.strip() == entry.serial != ""

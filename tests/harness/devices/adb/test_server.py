@@ -1,0 +1,206 @@
+"""Finding, starting and sparing adb servers, with the real program."""
+
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness.devices.adb import server as module
+from harness.devices.adb.address import ServerAddress
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.connection import Deadline, query
+from harness.devices.adb.device import AdbDevice
+from harness.devices.adb.server import ensure_server, resolve_server, stop_if_ours
+from harness.errors import (
+    AdbServerError,
+    DeviceConnectError,
+    DeviceTimeoutError,
+    DeviceUnauthorizedError,
+)
+
+
+@contextmanager
+def _listener(answers: dict[str, bytes]) -> Iterator[tuple[ServerAddress, list[str]]]:
+    """Something that listens as an adb server does; gives its address and what it was asked."""
+    asked: list[str] = []
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            length = self.request.recv(4)
+            asked.append(self.request.recv(int(length, 16)).decode())
+            answer = answers.get(asked[-1])
+            if answer is None:
+                self.request.recv(1)  # nothing, until who asked goes
+            else:
+                self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as listener:
+        listener.daemon_threads = True
+        thread = threading.Thread(target=listener.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield ServerAddress("127.0.0.1", listener.server_address[1]), asked
+        finally:
+            listener.shutdown()
+            thread.join()
+
+
+def test_a_running_server_is_used_as_it_is(adb_server: AdbServer) -> None:
+    again = ensure_server()
+    assert again.started_by_us is False
+    assert (again.address, again.version) == (adb_server.address, 41)
+    assert resolve_server() == again
+
+
+def test_a_server_of_another_version_is_left_alone() -> None:
+    with _listener({"host:version": b"OKAY0004001f", "host:devices-l": b"OKAY0000"}) as (at, asked):
+        server = ensure_server(at)
+        assert server.version == 31
+        assert server.devices() == []
+    assert asked == ["host:version", "host:devices-l"]
+
+
+def test_a_server_that_runs_is_started_by_us(adb_server: AdbServer) -> None:
+    assert adb_server.started_by_us
+    assert adb_server.adb_path is not None
+    assert adb_server.adb_path.name == "adb"
+
+
+def test_many_processes_start_one_server(
+    adb_environment: Path, new_port: Callable[[], int]
+) -> None:
+    at = ServerAddress("127.0.0.1", new_port())
+    code = (
+        "from harness.devices.adb.server import ensure_server;"
+        "from harness.devices.adb.address import *;"
+        f"print(ensure_server(ServerAddress('127.0.0.1', {at.port})).started_by_us)"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    try:
+        # Were a starter's stdout inherited by the server, this would never end.
+        outputs = [process.communicate(timeout=200)[0].strip() for process in processes]
+    finally:
+        query(at, "host:version", Deadline(60))
+        with pytest.raises(Exception):  # noqa: B017 - it may close before it answers
+            query(at, "host:kill", Deadline(60))
+    assert sorted(outputs) == ["False", "False", "False", "True"]
+
+
+def test_only_an_own_server_without_devices_is_stopped(
+    adb_environment: Path,
+    adb_server: AdbServer,
+    virtual_device: AdbDevice,
+    new_port: Callable[[], int],
+) -> None:
+    at = ServerAddress("127.0.0.1", new_port())
+    own = ensure_server(at)
+    assert own.started_by_us
+    assert stop_if_ours(ensure_server(at)) is False
+    assert virtual_device.serial in {entry.serial for entry in adb_server.devices()}
+    assert stop_if_ours(adb_server) is False
+    assert stop_if_ours(own) is True
+    with pytest.raises(AdbServerError, match="cannot be reached"):
+        resolve_server(at)
+
+
+def test_a_server_of_ours_is_known_as_ours_when_the_tables_are_late(
+    adb_environment: Path, monkeypatch: pytest.MonkeyPatch, new_port: Callable[[], int]
+) -> None:
+    answers = [False, False]
+    listens = module._listens
+    monkeypatch.setattr(
+        module, "_listens", lambda *args: answers.pop() if answers else listens(*args)
+    )
+    own = ensure_server(ServerAddress("127.0.0.1", new_port()))
+    assert own.started_by_us
+    assert stop_if_ours(own)
+
+
+def test_a_remote_server_is_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_start", lambda _: pytest.fail("started"))
+    monkeypatch.setenv("ADB_SERVER_SOCKET", "tcp:remote.invalid:5037")
+    with pytest.raises(AdbServerError, match=r"remote\.invalid:5037.*not on this host"):
+        ensure_server()
+    with pytest.raises(AdbServerError, match="cannot be reached"):
+        resolve_server()
+
+
+def test_what_is_no_adb_server_is_named() -> None:
+    with (
+        _listener({"host:version": b"HTTP/1.1 400 Bad Request\r\n\r\n"}) as (at, _),
+        pytest.raises(AdbServerError, match=f"127.0.0.1:{at.port}.*no adb server"),
+    ):
+        ensure_server(at)
+
+
+def test_a_server_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PROBE_TIMEOUT_S", 0.2)
+    with _listener({}) as (at, _), pytest.raises(AdbServerError, match=r"not answer within 0\.2 s"):
+        ensure_server(at)
+
+
+def test_an_adb_that_does_not_start_is_reported_with_its_log(
+    adb_environment: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    new_port: Callable[[], int],
+) -> None:
+    adb = tmp_path / "adb"
+    adb.write_text("#!/bin/sh\n[ $1 = version ] || echo 'no usb for you' >&2\n")
+    adb.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", 3600.0)  # it is not what ends the wait
+    with pytest.raises(AdbServerError, match=f"{adb} does not start.*no usb for you"):
+        ensure_server(ServerAddress("127.0.0.1", new_port()))
+
+
+@pytest.mark.parametrize("serial", ["127.0.0.1:1", "bad host:xx", "nowhere.invalid:5555"])
+def test_connecting_to_nothing(adb_server: AdbServer, serial: str) -> None:
+    with pytest.raises(DeviceConnectError) as caught:
+        adb_server.connect(serial, timeout_s=200)  # asking for a name may take long
+    assert caught.value.serial == serial
+    assert adb_server.disconnect(serial) is False
+
+
+def test_connecting_to_something_that_is_silent(adb_server: AdbServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        serial = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises((DeviceTimeoutError, DeviceConnectError)):
+            adb_server.connect(serial, timeout_s=0.5)
+        adb_server.disconnect(serial)
+
+
+def test_the_answers_of_a_server_become_errors() -> None:
+    def text(answer: str) -> bytes:
+        return b"OKAY%04x%s" % (len(answer), answer.encode())
+
+    answers = {
+        "host:connect:a:1": text("failed to authenticate to a:1"),
+        "host:connect:b:1": text("already connected to b:1"),
+        "host-serial:b:1:get-state": b"FAIL0013device unauthorized",
+        "host:connect:c:1": text("connected to c:1"),
+        "host-serial:c:1:get-state": text("device"),
+    }
+    with _listener(answers) as (at, _):
+        server = AdbServer(at.host, at.port, 41)
+        for serial in ("a:1", "b:1"):
+            with pytest.raises(DeviceUnauthorizedError):
+                server.connect(serial)
+        server.connect("c:1")
+
+
+def test_a_server_that_went_away() -> None:
+    with socket.socket() as nobody:  # which keeps the port, so that nobody else gets it
+        nobody.bind(("127.0.0.1", 0))
+        server = AdbServer("127.0.0.1", nobody.getsockname()[1], 41)
+        with pytest.raises(AdbServerError, match="went away"):
+            server.connect("c:1")

@@ -1,0 +1,104 @@
+"""Tests of users on real virtual devices: leases, skips, losses, and what reports say of them."""
+
+from pathlib import Path
+
+from harness.results.read import RunFilter
+from harness.results.store import ResultsStore
+from tests.harness.pytest_plugin.conftest import Farm
+
+_ONE = """
+import pytest
+
+def test_first(device):
+    assert device.shell(["echo", "a b"]).stdout == "a b\\n"
+
+@pytest.mark.device(soc="SM8750")
+def test_second(devices, pool):
+    (only,) = devices
+    (holder,) = [m for m in pool.members() if m.name == only.member]
+    assert holder.state == "leased", holder
+
+@pytest.mark.device(soc="SM9999")
+def test_no_such_soc(device):
+    raise AssertionError("runs nowhere")
+
+@pytest.mark.device(count=3, tags="usb")
+def test_too_many(devices):
+    raise AssertionError("runs nowhere")
+
+def test_without(): pass
+"""
+
+
+def test_a_requirement_leases_or_skips(farm: Farm, two_devices: tuple[str, str]) -> None:
+    specs = [f"--device=virtual:{name}" for name in two_devices]
+    outcome = farm(_ONE, *specs, "-rs")
+    assert outcome.returncode == 0, outcome.output
+    assert outcome.counts() == {"tests": 5, "skipped": 2}, outcome.output
+    assert "SM9999" in outcome.output
+    assert "no device of the pool meets" in outcome.output
+    properties = outcome.properties("test_first")
+    assert properties["qnnfarm.soc"] == "SM8750"
+    assert properties["qnnfarm.device"]
+    assert "qnnfarm.device" not in outcome.properties("test_without")
+
+
+def test_a_skip_can_be_a_failure(farm: Farm, two_devices: tuple[str, str]) -> None:
+    outcome = farm(_ONE, f"--device=virtual:{two_devices[0]}", "-o", "qnnfarm_missing_device=fail")
+    assert outcome.returncode == 1
+    assert outcome.counts() == {"tests": 5, "errors": 2}, outcome.output
+
+
+_RUNS = """
+def test_prompt(run_container, record_measurement):
+    first = run_container("In the beginning", max_new_tokens=2)
+    again = run_container("In the beginning", max_new_tokens=2)
+    assert first.text == again.text
+    assert {s.channel for s in run_container.telemetry} >= {"rss_bytes"}
+    record_measurement("ttft_s", first.metrics["ttft_s"])
+    record_measurement("ttft_s", again.metrics["ttft_s"])
+    record_measurement("prefill_tokens_per_s", first.metrics["prefill_tokens_per_s"], test="pp3")
+
+def test_bench(run_container, record_measurement):
+    run = run_container.benchmark(32, 1, repetitions=1, warmup=1)
+    record_measurement.run(run, "prefill_tokens_per_s", test="pp32")
+
+def test_fails(run_container):
+    assert run_container("In the beginning", max_new_tokens=1).text == "no such text"
+"""
+
+
+def test_a_container_runs_and_what_it_measures_is_kept(
+    farm: Farm, two_devices: tuple[str, str], tiny_bundle: Path, tmp_path: Path
+) -> None:
+    db = tmp_path / "results.db"
+    outcome = farm(
+        _RUNS, f"--device=virtual:{two_devices[0]}", "--container", tiny_bundle,
+        "--qnnfarm-db", db,
+    )  # fmt: skip
+    assert outcome.counts() == {"tests": 3, "failures": 1}, outcome.output
+    with ResultsStore.open(db, create=False) as store:
+        runs = store.list_runs(RunFilter())
+    by_id = {run.id: run for run in runs}
+    assert [run.status for run in runs] == ["done"] * 3, runs
+    name = tiny_bundle.name
+    loose = {run.label: run for run in runs if run.workload.prompt_tokens is None}
+    assert set(loose) == {"test_it.py::test_prompt", "pp3"}
+    assert len(loose["test_it.py::test_prompt"].values("ttft_s")) == 2
+    assert len(loose["pp3"].values("prefill_tokens_per_s")) == 1
+    assert outcome.properties(f"test_prompt[{name}]")["qnnfarm.run"] == loose["pp3"].id
+    bench = by_id[outcome.properties(f"test_bench[{name}]")["qnnfarm.run"]]
+    assert len(bench.values("prefill_tokens_per_s")) == 1
+    assert bench.label == "test_it.py::test_bench"
+
+    assert "| model " in outcome.output
+    rows = [line for line in outcome.output.splitlines() if line.startswith("| tiny_llama")]
+    assert [row.split("|")[6].strip() for row in rows] == ["pp3", "pp32"]
+    assert "its speed says nothing about hardware speed" in outcome.output
+
+    failed = outcome.properties(f"test_fails[{name}]")
+    evidence = Path(failed["qnnfarm.evidence"])
+    logs = {path.name.partition("-")[2]: path for path in evidence.iterdir()}
+    assert "runner log of" in outcome.output
+    assert any("rss_bytes,bytes," in path.read_text() for path in logs.values()), logs
+    assert any(name.startswith("system") for name in logs)

@@ -1,0 +1,165 @@
+"""What goes wrong in the middle: a device that is lost, a runner that crashes, Ctrl-C."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.device import AdbDevice
+from harness.devices.spec import DeviceSpec
+from harness.pool.base import MemberState
+from harness.pool.pool import Pool
+from tests.conftest import MakeDevice
+from tests.harness.pytest_plugin.conftest import Farm, command
+
+pytestmark = pytest.mark.timeout(600)
+
+_LOSES = """
+from harness.virtual_device import manager
+
+used = []
+
+def test_loses_its_device(device):
+    used.append(device.member)
+    manager.stop(device.member)
+    device.shell(["echo", "hello"])
+
+def test_goes_on_with_another(device):
+    used.append(device.member)
+    assert device.shell(["echo", "hello"]).stdout == "hello\\n"
+    assert used[0] != used[1]
+"""
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n1"])
+def test_a_lost_device_is_an_error_and_the_next_test_gets_another(
+    farm: Farm, make_virtual_device: MakeDevice, workers: str
+) -> None:
+    names = [make_virtual_device()[0].name for _ in range(2)]
+    outcome = farm(_LOSES, *[f"--device=virtual:{name}" for name in names], "-v", workers)
+    assert outcome.counts() == {"tests": 2, "errors": 1}, outcome.output
+    assert "DEVICE LOST" in outcome.output
+    assert "ERROR at call of test_loses_its_device" in outcome.output
+    assert "at setup of" not in outcome.output
+    (error,) = outcome.cases()["test_loses_its_device"].iter("error")
+    assert error.attrib["message"].startswith('lost its device on call with "')
+    assert "naming.py" not in (error.text or "") + outcome.output  # the frame that words it
+    assert "contextlib.py" not in (error.text or "") + outcome.output
+    properties = outcome.properties("test_loses_its_device")
+    assert properties["qnnfarm.device"] in properties["qnnfarm.failure"]
+    assert properties["qnnfarm.failure"].startswith("DeviceLostError: ")
+    assert "qnnfarm.evidence" not in properties  # it cannot be asked
+
+
+_ACCUSES = """
+import pytest
+from harness.errors import DeviceLostError, RunnerError
+
+def test_runner(device):
+    raise RunnerError(device.serial, "genie", "crashed", 139, "log")
+
+def test_behind_another_error(device):
+    try:
+        raise DeviceLostError(device.serial, "push", "gone")
+    except DeviceLostError as error:
+        raise ValueError("no data") from error
+
+def test_expected(device):
+    with pytest.raises(DeviceLostError):
+        raise DeviceLostError(device.serial, "push", "gone")
+
+def test_own_mistake(device):
+    assert device.serial == "x"
+"""
+
+
+def test_evidence_goes_to_the_pool(farm: Farm, make_virtual_device: MakeDevice) -> None:
+    name = make_virtual_device()[0].name
+    outcome = farm(_ACCUSES, f"--device=virtual:{name}")
+    assert outcome.counts() == {"tests": 4, "failures": 2, "errors": 1}, outcome.output
+    assert "qnnfarm.failure" not in outcome.properties("test_expected")
+    assert "qnnfarm.failure" not in outcome.properties("test_own_mistake")
+    assert Path(outcome.properties("test_runner")["qnnfarm.evidence"]).is_dir()
+
+
+_WAITS = """
+import pytest
+
+@pytest.mark.parametrize("n", range(4))
+def test_runs_for_ever(device, n):
+    device.shell("echo $$ > $TMPDIR/plugin-pid; sleep 600 & sleep 600", timeout_s=700)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interrupt_leaves_the_devices_clean(
+    tmp_path: Path, adb_server: AdbServer, make_virtual_device: MakeDevice, workers: int
+) -> None:
+    made = [make_virtual_device() for _ in range(workers or 1)]
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(_WAITS)
+    specs = [DeviceSpec("virtual", virtual.name) for virtual, _ in made]
+    process = subprocess.Popen(
+        command(tmp_path, *[f"--device={spec}" for spec in specs], f"-n{workers}"),
+        cwd=tmp_path, env=os.environ.copy(), start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        for _, device in made:
+            _wait_for_process(device)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        output, _ = process.communicate(timeout=250)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "KeyboardInterrupt" in output
+    assert "INTERNALERROR" not in output
+    assert [_sleepers(device) for _, device in made] == [""] * len(made)
+    with Pool.of(specs) as pool:
+        for member in pool.members():
+            assert (member.state, member.holder) == (MemberState.READY, ""), member
+
+
+def _wait_for_process(device: AdbDevice) -> None:
+    """Until the test's command is there."""
+    device.shell("until [ -s $TMPDIR/plugin-pid ]; do sleep 0.1; done", timeout_s=200)
+
+
+def _sleepers(device: AdbDevice) -> str:
+    """What still sleeps in the session of that command."""
+    script = "p=$(cat $TMPDIR/plugin-pid); for s in /proc/[0-9]*/stat; do cat $s 2>/dev/null; done"
+    lines = device.shell(f"{script} | grep -w $p || true").stdout
+    alive = (line for line in lines.splitlines() if "(sleep) Z" not in line)
+    return "\n".join(line for line in alive if "(sleep)" in line)
+
+
+_CRASHES = """
+import os, signal
+
+def test_dies(device):
+    device.shell("sleep 600 > /dev/null 2>&1 < /dev/null & echo $! > $TMPDIR/plugin-pid")
+    device.shell("until grep -q sleep /proc/$(cat $TMPDIR/plugin-pid)/comm; do sleep 0.1; done")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def test_gets_the_same_device(device):
+    gone = "! grep -q sleep /proc/$(cat $TMPDIR/plugin-pid)/comm 2>/dev/null"
+    assert device.shell(gone, check=False).exit_status == 0
+"""
+
+
+def test_a_worker_that_dies_leaves_its_device_to_the_next(
+    farm: Farm, make_virtual_device: MakeDevice
+) -> None:
+    name = make_virtual_device()[0].name
+    outcome = farm(_CRASHES, f"--device=virtual:{name}", "-n1")
+    assert "crashed while running 'test_it.py::test_dies'" in outcome.output
+    assert "1 failed, 1 passed" in outcome.output
+    with Pool.of([DeviceSpec("virtual", name)]) as pool:
+        (member,) = pool.members()
+    assert (member.state, member.holder) == (MemberState.READY, "")

@@ -1,0 +1,93 @@
+"""Places for results on both engines, and sample records; the numbers are made up."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.results.records import ContainerInfo, DeviceInfo, Provenance, Run, Workload
+from harness.results.store import ResultsStore
+from tests.harness.results.places import Place, PostgresqlPlace, SqlitePlace
+from tests.postgresql_server import PostgresqlServer, running_postgresql_server
+
+
+def _make_run(**changes: object) -> Run:
+    fields: dict[str, Any] = {
+        "kind": "bench",
+        "container": ContainerInfo(
+            model="tiny_llama",
+            sha256="a" * 64,
+            target="SM8750:emulator",
+            ars=(1, 32),
+            cl=192,
+            n_splits=2,
+            precision="W8A16",
+        ),
+        "device": DeviceInfo(
+            serial="127.0.0.1:5555",
+            soc="SM8750",
+            emulator=True,
+            model="virtual",
+            manufacturer="qnnfarm",
+            dsp_arch="v79",
+            abi="x86_64",
+            android_version="15",
+        ),
+        "workload": Workload(
+            runner="genie_t2t_run.py",
+            prompt_tokens=64,
+            max_new_tokens=16,
+            repetitions=3,
+            warmup=1,
+            sampler={"temp": 1.0, "greedy": True, "seed": 42, "type": "basic", "top-p": None},
+        ),
+        "provenance": Provenance(
+            toolchain="ort_qnn",
+            toolchain_versions={"onnxruntime-qnn": "2.7.0", "qnn": "2.51"},
+            library_versions={"genie": "1.21"},
+            qnnfarm_version="0.1.0",
+            host="bench-1",
+            git_commit="c0ffee",
+            git_dirty=True,
+        ),
+    }
+    return Run(**{**fields, **changes})
+
+
+@pytest.fixture(scope="session")
+def make_run() -> Callable[..., Run]:
+    """Makes a run that is legal but for what is changed."""
+    return _make_run
+
+
+@pytest.fixture(scope="session")
+def postgresql_server(new_port: Callable[[], int]) -> Iterator[PostgresqlServer]:
+    """A server that the tests of a worker share; each has a database of its own."""
+    with running_postgresql_server(new_port) as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlPlace]:
+    """A new, empty database of that server."""
+    place = PostgresqlPlace(postgresql_server, f"t{secrets.token_hex(6)}")
+    postgresql_server.create(place.database)
+    yield place
+    postgresql_server.drop(place.database)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Where nothing is stored yet, on each engine."""
+    if request.param == "sqlite":
+        return SqlitePlace(tmp_path / "results.db")
+    found: PostgresqlPlace = request.getfixturevalue("postgresql")
+    return found
+
+
+@pytest.fixture
+def store(place: Place) -> Iterator[ResultsStore]:
+    with ResultsStore.open(place.location) as opened:
+        yield opened

@@ -1,0 +1,177 @@
+"""The commands and the pytest plugin keep and read results in a real PostgreSQL database."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.devices.adb.device import AdbDevice
+from harness.results.read import RunFilter
+from harness.results.records import Measurement, Run, TelemetrySeries
+from harness.results.store import ResultsStore
+from suites.models import tiny_llama
+from tests.harness.results.places import PostgresqlPlace
+
+MakeRun = Callable[..., Run]
+pytestmark = pytest.mark.timeout(900)
+
+
+def qnnfarm(folder: Path, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "harness.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"COLUMNS": "120"},
+        cwd=folder,
+    )
+
+
+def test_a_report_of_a_servers_database(
+    postgresql: PostgresqlPlace, make_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_run(measurements=[Measurement(metric="decode_tokens_per_s", value=17.0)])
+    with ResultsStore.open(postgresql.location) as store:
+        with store.recording(run) as recorder:
+            recorder.add_telemetry(
+                [TelemetrySeries("temp_c:cpu", "degC", (0.0, 1.0), (30.0, 31.5))], repetition=0
+            )
+        store.begin_run(make_run())
+    page = tmp_path / "report.html"
+    done = qnnfarm(tmp_path, "report", "--db", postgresql.location, "--out", page, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    summary = json.loads(done.stdout)
+    text = page.read_text()
+    assert "tiny_llama" in text
+    for said in (json.dumps(summary), text, done.stdout):
+        assert postgresql.server.password not in said
+
+
+@pytest.mark.parametrize("what", ["away", "empty"])
+def test_a_report_of_nothing_is_one_line(
+    postgresql: PostgresqlPlace, new_port: Callable[[], int], tmp_path: Path, what: str
+) -> None:
+    away = f"postgresql+psycopg://u:geheim@127.0.0.1:{new_port()}/results"
+    location = postgresql.location if what == "empty" else away
+    done = qnnfarm(tmp_path, "report", "--db", location)
+    assert done.returncode in {1, 2}
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "geheim" not in line
+    assert ("makes one" if what == "empty" else "refused") in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plugin_checks_a_servers_database_and_makes_nothing(
+    pytester: pytest.Pytester, postgresql: PostgresqlPlace, new_port: Callable[[], int]
+) -> None:
+    pytester.makeini(
+        "[pytest]\naddopts = -p no:cacheprovider -p no:xdist -p harness.pytest_plugin\n"
+    )
+    pytester.makepyfile("def test_one(): pass")
+    fine = pytester.runpytest_subprocess("--qnnfarm-db", postgresql.location)
+    fine.assert_outcomes(passed=1)
+    assert postgresql.server.password not in fine.stdout.str()
+    assert postgresql.rows("SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
+    away = f"postgresql+psycopg://u:geheim@127.0.0.1:{new_port()}/results"
+    refused = pytester.runpytest_subprocess("--qnnfarm-db", away)
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [text for text in refused.stderr.lines if text]
+    assert line.startswith(
+        "ERROR: --qnnfarm-db: cannot use the results database postgresql+psycopg"
+    )
+    assert "refused" in line
+    assert "geheim" not in line
+
+
+SHORT = ("-p", "40", "-n", "4", "-r", "1", "-w", "0", "--no-gate")
+
+
+@pytest.fixture
+def measuring(
+    postgresql: PostgresqlPlace, virtual_device: AdbDevice, build_cache: Path, tmp_path: Path
+) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Runs a command that measures on a virtual device, into an empty database."""
+
+    def run(*arguments: str | Path, named: bool = True) -> "subprocess.CompletedProcess[str]":
+        where = ("--device", virtual_device.serial) if named else ()
+        return qnnfarm(tmp_path, *arguments, *where, "--db", postgresql.location)
+
+    return run
+
+
+def test_what_is_benched_is_kept_there(
+    measuring: Callable[..., "subprocess.CompletedProcess[str]"],
+    postgresql: PostgresqlPlace,
+    tiny_bundle: Path,
+) -> None:
+    bench = measuring("bench", tiny_bundle, *SHORT, "--json")
+    assert bench.returncode == 0, bench.stderr
+    (first,) = json.loads(bench.stdout)["sessions"]
+    assert postgresql.server.password not in bench.stdout + bench.stderr
+    with ResultsStore.open(postgresql.location, create=False) as store:
+        kept = store.get_run(first["id"])
+        assert (kept.status, len(kept.values("decode_tokens_per_s"))) == ("done", 1)
+        assert store.telemetry(first["id"])
+
+
+def test_what_is_compared_is_kept_there(
+    measuring: Callable[..., "subprocess.CompletedProcess[str]"],
+    postgresql: PostgresqlPlace,
+    tiny_bundle: Path,
+) -> None:
+    one = ("--metric", "decode_tokens_per_s", "--sessions", "5")
+    compare = measuring("compare", tiny_bundle, tiny_bundle, *one, *SHORT)
+    with ResultsStore.open(postgresql.location, create=False) as store:
+        runs = store.list_runs()
+    assert postgresql.server.password not in compare.stdout + compare.stderr
+    assert sorted((run.label, run.status) for run in runs) == [
+        *[("A", "done")] * 5,
+        *[("B", "done")] * 5,
+    ]
+
+
+def test_what_is_scored_is_kept_there(
+    measuring: Callable[..., "subprocess.CompletedProcess[str]"],
+    postgresql: PostgresqlPlace,
+    tiny_bundle: Path,
+) -> None:
+    text = tiny_llama.folder() / "text" / "heldout.txt"
+    scored = measuring("perplexity", tiny_bundle, "--text", text, "--windows", "1", "--json")
+    assert scored.returncode == 0, scored.stderr
+    with ResultsStore.open(postgresql.location, create=False) as store:
+        (run,) = store.list_runs(RunFilter(kind="perplexity"))
+    assert run.values("perplexity") == (json.loads(scored.stdout)["perplexity"],)
+
+
+PLAN = """
+name: on-a-server
+containers: [{{path: {container}, label: tiny}}]
+conditions: none
+telemetry: false
+workloads:
+  - {{kind: generate, prompt: In the beginning, max_tokens: 4, sessions: 2}}
+"""
+
+
+def test_a_plan_goes_on_where_it_was(
+    measuring: Callable[..., "subprocess.CompletedProcess[str]"],
+    postgresql: PostgresqlPlace,
+    tiny_bundle: Path,
+    tmp_path: Path,
+) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN.format(container=tiny_bundle))
+    dry = measuring("run", plan, "--dry-run", named=False)
+    assert dry.returncode == 0, dry.stderr
+    assert postgresql.server.password not in dry.stdout + dry.stderr
+    for status in ("run", "done"):
+        ran = measuring("run", plan, "--json", named=False)
+        assert ran.returncode == 0, ran.stderr
+        assert postgresql.server.password not in ran.stdout + ran.stderr
+        with ResultsStore.open(postgresql.location, create=False) as store:
+            assert [run.status for run in store.list_runs()] == ["done"] * 2, status

@@ -1,0 +1,290 @@
+"""Opening databases: what is refused, several processes at once, what a crash leaves."""
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness.errors import (
+    MissingStoreError,
+    NewerSchemaError,
+    NotAStoreError,
+    StoreLockedError,
+    StoreUnavailableError,
+)
+from harness.results import engine, migrations, schema
+from harness.results.records import Measurement, Run
+from harness.results.store import ResultsStore
+from tests.harness.results.places import Place, PostgresqlPlace
+
+MakeRun = Callable[..., Run]
+pytestmark = pytest.mark.timeout(900)
+
+WRITER = """
+import sys
+from harness.results.records import Run, Measurement
+from harness.results.store import ResultsStore
+location, run_json, repetitions = sys.argv[1], sys.argv[2], int(sys.argv[3])
+run = Run.model_validate_json(run_json)
+with ResultsStore.open(location) as store:
+    with store.recording(run) as recorder:
+        for repetition in range(repetitions):
+            recorder.add_values({"init_s": 1.0, "ttft_s": 0.5}, repetition=repetition)
+        if sys.argv[4:] == ["hang"]:
+            print("begun", flush=True)
+            sys.stdin.read()
+"""
+
+
+@contextmanager
+def writer(
+    location: str, run: Run, repetitions: int, *more: str
+) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", WRITER, location, run.model_dump_json(), str(repetitions)]
+    with subprocess.Popen(
+        [*command, *more],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_processes_write_at_once_and_lose_nothing(place: Place, make_run: MakeRun) -> None:
+    runs = [make_run() for _ in range(4)]
+    with contextlib.ExitStack() as stack:
+        # All of them also race to make the database.
+        processes = [stack.enter_context(writer(place.location, run, 15)) for run in runs]
+        for process in processes:
+            _, errors = process.communicate(timeout=600)
+            assert (process.returncode, errors) == (0, "")
+    with ResultsStore.open(place.location, create=False) as store:
+        kept = {run.id: run for run in store.list_runs()}
+    assert set(kept) == {run.id for run in runs}
+    for run in kept.values():
+        assert run.status == "done"
+        assert len(run.values("init_s")) == len(run.values("ttft_s")) == 15
+    assert place.rows("SELECT version FROM qnnfarm_schema") == [(schema.SCHEMA_VERSION,)]
+
+
+def test_threads_write_one_run_at_once_and_lose_nothing(
+    store: ResultsStore, make_run: MakeRun
+) -> None:
+    run = make_run(provenance=make_run().provenance.model_copy(update={"library_versions": {}}))
+    store.begin_run(run)
+
+    def write(number: int) -> None:
+        store.add_conditions(run.id, [{f"c{number}": number}])
+        store.add_library_versions(run.id, {f"v{number}": "1"})
+        store.add_measurements(run.id, [Measurement(metric="ttft_s", value=1.0, repetition=number)])
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(write, range(12)))
+    kept = store.get_run(run.id)
+    everything = {str(number) for number in range(12)}
+    assert {name[1:] for one in kept.conditions for name in one} == everything
+    assert {name[1:] for name in kept.provenance.library_versions} == everything
+    assert len(kept.values("ttft_s")) == 12
+
+
+def test_a_killed_writer_leaves_evidence(place: Place, make_run: MakeRun) -> None:
+    run = make_run()
+    with writer(place.location, run, 2, "hang") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        with ResultsStore.open(place.location, create=False) as store:
+            assert store.get_run(run.id).status == "running"
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=30)
+        with ResultsStore.open(place.location, create=False) as store:
+            kept = store.get_run(run.id)
+    assert kept.status == "interrupted"
+    assert len(kept.values("init_s")) == 2
+    with ResultsStore.open(place.location):
+        assert place.rows("SELECT status FROM runs") == [("interrupted",)]
+
+
+def test_a_reader_sees_one_state_while_others_write(place: Place, make_run: MakeRun) -> None:
+    with ResultsStore.open(place.location) as store:
+        store.write_run(make_run())
+        with ResultsStore.open(place.location, create=False) as reader, place.held():
+            assert len(reader.list_runs()) == 1
+
+
+def test_a_transaction_reads_what_it_read_before(place: Place, make_run: MakeRun) -> None:
+    """Runs and their measurements are two queries: nothing may be written between them."""
+    count = "SELECT (SELECT count(*) FROM runs) + (SELECT count(*) FROM measurements)"
+    with ResultsStore.open(place.location) as store:
+        store.write_run(make_run())
+        database = engine.open_database(place.location, create=False)
+        with database.reading() as connection:
+            assert connection.exec_driver_sql(count).scalar() == 1
+            store.write_run(make_run())
+            assert connection.exec_driver_sql(count).scalar() == 1
+        database.close()
+        assert len(store.list_runs()) == 2
+
+
+def test_what_is_opened_to_be_read_writes_nothing(place: Place, make_run: MakeRun) -> None:
+    with ResultsStore.open(place.location):
+        pass
+    with ResultsStore.open(place.location, create=False) as store:
+        with pytest.raises(StoreUnavailableError, match=r"read-?only"):
+            store.write_run(make_run())
+        assert store.list_runs() == ()
+
+
+def test_sqlite_is_set_up_for_durability(tmp_path: Path) -> None:
+    with ResultsStore.open(tmp_path / "results.db"):
+        pass
+    database = engine.open_database(tmp_path / "results.db", create=True)
+    with database.reading() as connection:
+        found = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "foreign_keys", "synchronous")
+        }
+    database.close()
+    assert found == {"journal_mode": "wal", "foreign_keys": 1, "synchronous": 2}
+
+
+def test_closing_leaves_a_single_file(tmp_path: Path, make_run: MakeRun) -> None:
+    with ResultsStore.open(tmp_path / "results.db") as store:
+        store.write_run(make_run())
+    assert [path.name for path in tmp_path.iterdir()] == ["results.db"]
+
+
+def test_a_lock_that_stays_is_a_typed_error(place: Place, make_run: MakeRun) -> None:
+    with ResultsStore.open(place.location, busy_timeout_s=0.1) as store:
+        with (
+            place.held(),
+            pytest.raises(
+                StoreLockedError, match=r"locked by another process for 0\.1 s"
+            ) as caught,
+        ):
+            store.write_run(make_run())
+        assert "geheim" not in str(caught.value)
+    with ResultsStore.open(place.location) as store:
+        store.write_run(make_run())
+
+
+def test_reading_never_makes_a_database(tmp_path: Path) -> None:
+    with pytest.raises(MissingStoreError, match="qnnfarm bench"):
+        ResultsStore.open(tmp_path / "none.db", create=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_files_are_refused_and_left_alone(tmp_path: Path) -> None:
+    text = tmp_path / "notes.db"
+    text.write_text("a long note about something else entirely\n" * 10)
+    foreign = tmp_path / "foreign.db"
+    with closing(sqlite3.connect(foreign)) as connection:
+        connection.execute("CREATE TABLE bookmarks (url)")
+    damaged = tmp_path / "damaged.db"
+    with ResultsStore.open(damaged):
+        pass
+    damaged.write_bytes(damaged.read_bytes()[:100] + b"\xff" * 4000)
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for create in (False, True):
+        for path in (text, foreign, damaged, tmp_path):
+            with pytest.raises(NotAStoreError) as caught:
+                ResultsStore.open(path, create=create)
+            assert "\n" not in str(caught.value)
+    with pytest.raises(NotAStoreError, match="empty"):
+        ResultsStore.open(empty, create=False)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_an_empty_database_is_not_read_and_stays_empty(postgresql: PostgresqlPlace) -> None:
+    with pytest.raises(MissingStoreError, match="`qnnfarm bench --db` makes one"):
+        ResultsStore.open(postgresql.location, create=False)
+    ResultsStore.check(postgresql.location)
+    assert postgresql.rows("SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
+
+
+@pytest.mark.parametrize("table", ["runs", "measurements", "telemetry"])
+def test_a_database_with_others_tables_is_shared_or_refused(
+    postgresql: PostgresqlPlace, make_run: MakeRun, table: str
+) -> None:
+    postgresql.run(f"CREATE TABLE {table} (title TEXT)")
+    for create in (False, True):
+        with pytest.raises(NotAStoreError, match="tables of another program"):
+            ResultsStore.open(postgresql.location, create=create)
+    postgresql.run(f"ALTER TABLE {table} RENAME TO songs")
+    with ResultsStore.open(postgresql.location) as store:
+        store.write_run(make_run())
+    assert postgresql.rows("SELECT count(*) FROM songs") == [(0,)]
+
+
+def test_a_newer_schema_is_refused(place: Place) -> None:
+    with ResultsStore.open(place.location):
+        pass
+    place.run("INSERT INTO qnnfarm_schema VALUES (99, '2030-01-01 00:00:00', '9')")
+    for create in (False, True):
+        with pytest.raises(
+            NewerSchemaError, match=f"schema 99, newer than the {schema.SCHEMA_VERSION}"
+        ):
+            ResultsStore.open(place.location, create=create)
+    with pytest.raises(NewerSchemaError):
+        ResultsStore.check(place.location)
+
+
+def test_an_older_schema_is_migrated_once(place: Place) -> None:
+    database = engine.open_database(place.location, create=True)
+    steps: list[int] = []
+    first, second = schema.SCHEMA_VERSION + 1, schema.SCHEMA_VERSION + 2
+    later = {
+        first: lambda _connection: steps.append(first),
+        second: lambda _connection: steps.append(second),
+    }
+    with database.writing() as connection:
+        migrations.prepare(connection, "db")
+    for _ in range(2):
+        with database.writing() as connection:
+            migrations.prepare(connection, "db", supported=second, migrations=later)
+    with database.reading() as connection:
+        assert migrations.find_version(connection, "db") == second
+    database.close()
+    assert steps == [first, second]
+
+
+def test_every_version_has_its_migration() -> None:
+    assert sorted(migrations.MIGRATIONS) == list(range(2, schema.SCHEMA_VERSION + 1))
+
+
+def test_a_missing_folder_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailableError, match="folder does not exist"):
+        ResultsStore.open(tmp_path / "no" / "results.db")
+
+
+@pytest.mark.parametrize("name", ["a?b#c%20.db", "naïve \N{SNOWMAN} 'x\".db", "-wal", " "])
+def test_any_file_name_will_do(tmp_path: Path, make_run: MakeRun, name: str) -> None:
+    with ResultsStore.open(tmp_path / name) as store:
+        store.write_run(make_run())
+    with ResultsStore.open(f"sqlite:///{tmp_path / name}", create=False) as store:
+        assert len(store.list_runs()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_read_only_folder_can_be_read(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ResultsStore.open(tmp_path / "results.db") as store:
+        store.write_run(make_run())
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with ResultsStore.open(tmp_path / "results.db", create=False) as store:
+        assert len(store.list_runs()) == 1
+        assert [path.name for path in tmp_path.iterdir()] == ["results.db"]

@@ -1,0 +1,97 @@
+"""The registry of metrics."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import MetricValueError, UnknownMetricError
+from harness.results.metrics import METRICS, Direction, Metric, find_metric
+from harness.results.records import Measurement
+
+UNIT_SUFFIXES = ("_per_s", "_s", "_bytes", "_tokens", "_files")
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+def test_a_key_names_its_unit(metric: Metric) -> None:
+    assert metric.key.endswith(UNIT_SUFFIXES) or metric.unit == ""
+
+
+def test_unknown_keys_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(UnknownMetricError, match=r"'tokens/s'.*decode_tokens_per_s") as caught:
+        Measurement(metric="tokens/s", value=1.0)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 1e300])
+def test_what_no_metric_can_be_is_refused(metric: Metric, value: float) -> None:
+    with pytest.raises(MetricValueError, match=metric.key) as caught:
+        Measurement(metric=metric.key, value=value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("decode_tokens_per_s", 0.0),
+        ("ttft_s", 0.0),
+        ("peak_rss_bytes", 0.0),
+        ("peak_rss_bytes", 1.5),
+        ("generated_tokens", 2.5),
+        ("perplexity", 0.99),
+        ("init_s", 86_401.0),
+    ],
+)
+def test_values_out_of_range_are_refused(key: str, value: float) -> None:
+    with pytest.raises(MetricValueError):
+        find_metric(key).check(value)
+
+
+@given(st.sampled_from(sorted(METRICS)), st.floats())
+def test_a_value_is_either_legal_or_a_typed_error(key: str, value: float) -> None:
+    metric = METRICS[key]
+    try:
+        kept = metric.check(value)
+    except MetricValueError:
+        return
+    assert kept == value
+    assert metric.minimum <= kept <= metric.maximum
+    assert metric.show(kept)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("decode_tokens_per_s", 53.6449, "53.64 tokens/s"),
+        ("prefill_tokens_per_s", 1234.6, "1,235 tokens/s"),
+        ("ttft_s", 0.0371, "37.1 ms"),
+        ("peak_rss_bytes", 2.0**30, "1,024 MiB"),
+        ("perplexity", 29.6449, "29.645"),
+        ("generated_tokens", 16.0, "16 tokens"),
+    ],
+)
+def test_values_as_people_read_them(key: str, value: float, shown: str) -> None:
+    assert find_metric(key).show(value) == shown
+
+
+def test_a_deviation_has_the_decimals_of_its_mean() -> None:
+    assert find_metric("prefill_tokens_per_s").format(3.1416, beside=1512.0) == "3"
+    assert find_metric("prefill_tokens_per_s").format(3.1416, beside=121.0) == "3.1"
+
+
+def test_directions() -> None:
+    assert find_metric("decode_tokens_per_s").direction is Direction.HIGHER
+    assert find_metric("ttft_s").direction is Direction.LOWER
+    assert find_metric("generated_tokens").direction is Direction.NEITHER
+
+
+def test_the_document_lists_every_metric_with_its_unit() -> None:
+    document = Path(__file__).parents[3] / "docs" / "measurements.md"
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([\w/]*) ?\| (\S.*) \|$", document.read_text("utf-8"), re.MULTILINE
+    )
+    assert [(key, unit) for key, unit, _ in rows] == [(m.key, m.unit) for m in METRICS.values()]

@@ -1,0 +1,400 @@
+"""What only a server does: it is away, it goes away, it has settings, users and passwords."""
+
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from harness.errors import MissingStoreError, StoreUnavailableError
+from harness.results import engine
+from harness.results.records import Measurement, Run
+from harness.results.store import ResultsStore
+from tests.harness.results.places import PostgresqlPlace
+from tests.postgresql_server import PostgresqlServer, running_postgresql_server
+
+MakeRun = Callable[..., Run]
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture
+def own_server(new_port: Callable[[], int]) -> Iterator[PostgresqlServer]:
+    """A server that a test may stop."""
+    with running_postgresql_server(new_port) as server:
+        yield server
+
+
+def refused(location: str, *, create: bool = True) -> str:
+    """What is said of a database that cannot be opened."""
+    with pytest.raises(StoreUnavailableError) as caught:
+        ResultsStore.open(location, create=create)
+    text = str(caught.value)
+    assert text.isprintable()
+    assert text.startswith("cannot use the results database ")
+    assert not any(part in text for part in ("secret", "geheim"))
+    return text
+
+
+@pytest.mark.parametrize(
+    ("location", "says"),
+    [
+        ("nosuchdb://host/name", "nosuchdb://…: results are kept in SQLite files and in postgr"),
+        ("postgresql+nosuch://u:secret@host/name", "results are kept in SQLite files and in"),
+        ("mysql://u:secret@host/name", "results are kept in SQLite files and in"),
+        ("://", "results are kept in"),
+        ("postgresql+psycopg://u:secret@host:port/name", "should be postgresql+psycopg://USER@"),
+        ("postgresql+psycopg://u:a@secret@host/name", "written %40"),
+        ("postgresql+psycopg://u:a@sec/secret@host/name", "written %40"),
+        ("postgresql+psycopg://u:a@secret:b@host/name", "cannot be read"),
+        ("postgresql+psycopg://u:secret@127.0.0.1:1/r?nonsense=secret", 'option "nonsense"'),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_one_line_without_secrets(location: str, says: str) -> None:
+    assert says in refused(location)
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        (
+            "postgresql+psycopg://user:secret@/results?host=/run&password=secret",
+            "postgresql+psycopg://user:***@/results",
+        ),
+        ("postgresql://user@lab:5433/results", "postgresql+psycopg://user@lab:5433/results"),
+        ("postgres://u:se%40cret@[::1]/r", "postgresql+psycopg://u:***@[::1]/r"),
+        ("results.db", "results.db"),
+        ("sqlite:///results.db", "results.db"),
+    ],
+)
+def test_passwords_are_not_in_the_location(location: str, shown: str) -> None:
+    assert engine.shown(location) == shown
+    database = engine.open_database(location, create=True)
+    assert database.location == shown
+    assert "secret" not in repr(vars(database))
+    database.close()
+
+
+def test_a_missing_driver_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "from harness.results.store import ResultsStore\n"
+        "from harness.errors import StoreUnavailableError\n"
+        "try: ResultsStore.open('postgresql+psycopg://u:secret@host/name')\n"
+        "except StoreUnavailableError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.stdout == (
+        "cannot use the results database postgresql+psycopg://u:***@host/name: "
+        "PostgreSQL's driver is not installed: pip install 'qnnfarm[postgresql]'\n"
+    )
+
+
+def test_results_in_files_need_no_driver(tmp_path: Path) -> None:
+    code = (
+        "import sys; from harness.results.store import ResultsStore\n"
+        "ResultsStore.open(sys.argv[1]).close(); print('psycopg' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "results.db")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_a_server_that_is_away_is_one_line(new_port: Callable[[], int]) -> None:
+    location = f"postgresql+psycopg://u:secret@127.0.0.1:{new_port()}/results"
+    for create in (True, False):
+        assert "refused" in refused(location, create=create)
+    with pytest.raises(StoreUnavailableError, match="refused"):
+        ResultsStore.check(location)
+    assert "No such file" in refused("postgresql+psycopg://u:secret@/r?host=/no/such/folder")
+
+
+def test_who_is_not_let_in_is_told_in_one_line(postgresql: PostgresqlPlace) -> None:
+    server = postgresql.server
+    wrong = postgresql.location.replace(server.password, "secretsecret")
+    assert 'password authentication failed for user "lab"' in refused(wrong)
+    assert 'database "nowhere" does not exist' in refused(server.url("nowhere"))
+    postgresql.run("CREATE ROLE guest LOGIN PASSWORD 'geheimer'")
+    try:
+        guest = postgresql.location.replace(f"lab:{server.password}", "guest:geheimer")
+        with pytest.raises(MissingStoreError):
+            ResultsStore.open(guest, create=False)
+        assert "permission denied for schema public" in refused(guest)
+    finally:
+        postgresql.run("DROP ROLE guest")
+
+
+def test_who_may_only_read_gets_a_report(postgresql: PostgresqlPlace, make_run: MakeRun) -> None:
+    with ResultsStore.open(postgresql.location) as store:
+        store.write_run(make_run())
+    postgresql.run("CREATE ROLE reader LOGIN PASSWORD 'geheimer'")
+    try:
+        postgresql.run("GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader")
+        reader = postgresql.location.replace(f"lab:{postgresql.server.password}", "reader:geheimer")
+        with ResultsStore.open(reader, create=False) as store:
+            assert len(store.list_runs()) == 1
+        ResultsStore.check(reader)
+        with (
+            ResultsStore.open(reader) as store,
+            pytest.raises(StoreUnavailableError, match="permission denied for table runs"),
+        ):
+            store.write_run(make_run())
+    finally:
+        postgresql.run("DROP OWNED BY reader; DROP ROLE reader")
+
+
+@pytest.mark.parametrize("what", ["away", "wrong", "empty"])
+def test_a_failing_test_of_somebody_else_shows_no_password(
+    pytester: pytest.Pytester,
+    postgresql: PostgresqlPlace,
+    new_port: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+) -> None:
+    """Test runners show arguments and variables of what failed."""
+    location = {
+        "away": f"postgresql+psycopg://u:geheim@127.0.0.1:{new_port()}/results?password=secret",
+        "wrong": postgresql.location.replace(postgresql.server.password, "geheim"),
+    }.get(what, postgresql.location)
+    monkeypatch.setenv("RESULTS", location)
+    ResultsStore.check(postgresql.location)  # SQLAlchemy bears to be loaded once only
+    pytester.makepyfile(
+        f"""
+        import os
+        from harness.results.records import Run
+        from harness.results.store import ResultsStore
+
+        def test_it():
+            with ResultsStore.open(os.environ["RESULTS"], create={what != "empty"}) as store:
+                store.get_run("0" * 32)
+        """
+    )
+    for style in ("auto", "long", "short", "native"):
+        result = pytester.runpytest_inprocess("-p", "no:xdist", "--tb", style, "--showlocals")
+        result.assert_outcomes(failed=1)
+        said = result.stdout.str()
+        assert "harness.errors" in said
+        assert not any(word in said for word in ("geheim", "secret"))
+
+
+def test_a_unix_socket_will_do(postgresql: PostgresqlPlace, make_run: MakeRun) -> None:
+    with ResultsStore.open(postgresql.server.url(postgresql.database, socket=True)) as store:
+        store.write_run(make_run())
+        assert len(store.list_runs()) == 1
+        assert postgresql.server.password not in store.location
+
+
+def test_a_server_that_goes_away_in_the_middle(
+    own_server: PostgresqlServer,
+    make_run: MakeRun,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """What was kept is there when it is back, and whoever kept the store open goes on."""
+    own_server.create("results")
+    run = make_run()
+    with ResultsStore.open(own_server.url("results")) as store:
+        with (  # noqa: PT012
+            pytest.raises(StoreUnavailableError) as caught,
+            store.recording(run) as recorder,
+        ):
+            recorder.add_values({"init_s": 1.0})
+            own_server.stop()
+            recorder.add_values({"init_s": 1.0}, repetition=1)
+        assert str(caught.value).isprintable()
+        (note,) = caught.value.__notes__
+        assert "not finished in the store" in note
+        for text in (str(caught.value), note, store.location):
+            assert own_server.password not in text
+        own_server.start()
+        assert store.get_run(run.id).values("init_s") == (1.0,)
+        store.finish_run(run.id, status="failed", error="the server went away")
+        assert store.get_run(run.id).status == "failed"
+    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_server_that_goes_away_within_a_transaction(
+    own_server: PostgresqlServer, make_run: MakeRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_server.create("results")
+    with ResultsStore.open(own_server.url("results")) as store:
+        store.write_run(make_run())
+    database = engine.open_database(own_server.url("results"), create=True)
+    with (  # noqa: PT012
+        pytest.raises(StoreUnavailableError) as caught,
+        database.writing() as connection,
+    ):
+        connection.exec_driver_sql("DELETE FROM runs")
+        own_server.stop()
+    assert str(caught.value).isprintable()
+    database.close()
+    own_server.start()
+    with ResultsStore.open(own_server.url("results"), create=False) as store:
+        assert len(store.list_runs()) == 1
+    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+def test_a_connection_that_is_cut_is_one_line(postgresql: PostgresqlPlace) -> None:
+    """What a keeper does, or a timeout on the way."""
+    with ResultsStore.open(postgresql.location):
+        pass
+    database = engine.open_database(postgresql.location, create=True)
+    cut = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE pid <> pg_backend_pid() AND datname = current_database()"
+    )
+    with (  # noqa: PT012
+        pytest.raises(StoreUnavailableError) as caught,
+        database.writing() as connection,
+    ):
+        connection.exec_driver_sql("SELECT 1")
+        assert (True,) in postgresql.rows(cut)
+        until(postgresql, _OTHERS, 0)
+        connection.exec_driver_sql("SELECT 1")
+    assert str(caught.value).isprintable()
+    database.close()
+
+
+_WAITING = (
+    "SELECT count(*) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
+_OTHERS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+)
+
+
+def until(place: PostgresqlPlace, query: str, wanted: int) -> None:
+    """Wait until a count is what it should be."""
+    deadline = time.monotonic() + 600
+    while place.rows(query) != [(wanted,)]:
+        assert time.monotonic() < deadline, f"never {wanted}: {query}"
+        time.sleep(0.02)
+
+
+WRITE = """
+import sys
+from harness.results.records import Run
+from harness.results.store import ResultsStore
+with ResultsStore.open(sys.argv[1], busy_timeout_s=600) as store:
+    print("open", flush=True)
+    sys.stdin.readline()
+    store.write_run(Run.model_validate_json(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_writer_that_is_ended_while_it_waits_leaves_nothing(
+    postgresql: PostgresqlPlace, make_run: MakeRun, number: signal.Signals
+) -> None:
+    run = make_run(measurements=[Measurement(metric="init_s", value=1.0)])
+    command = [sys.executable, "-c", WRITE, postgresql.location, run.model_dump_json()]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout.readline() == "open\n"
+            # It has its row written, and waits with those of the measurements.
+            with (
+                closing(postgresql.server.connect(postgresql.database)) as other,
+                other.transaction(),
+            ):
+                other.execute("LOCK TABLE measurements IN EXCLUSIVE MODE")
+                process.stdin.write("go\n")
+                process.stdin.flush()
+                until(postgresql, _WAITING, 1)
+                process.send_signal(number)
+                _, errors = process.communicate(timeout=600)
+            assert process.returncode != 0
+            assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+            assert postgresql.server.password not in errors
+        finally:
+            process.kill()
+    until(postgresql, _OTHERS, 0)
+    with ResultsStore.open(postgresql.location) as store:
+        assert store.list_runs() == ()
+        store.write_run(run)
+
+
+def test_the_last_words_of_a_writer_are_kept(
+    postgresql: PostgresqlPlace, make_run: MakeRun
+) -> None:
+    """It ends its run while another process, which sees it gone, is about to mark it."""
+    run = make_run()
+    with ResultsStore.open(postgresql.location) as store:
+        store.begin_run(run)
+    postgresql.run("UPDATE runs SET writer = rtrim(writer, '0123456789') || '0'")
+    with (
+        closing(postgresql.server.connect(postgresql.database)) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        with other.transaction():
+            other.execute("UPDATE runs SET status = 'done'")
+            opening = pool.submit(ResultsStore.open, postgresql.location, busy_timeout_s=600)
+            until(postgresql, _WAITING, 1)
+        with opening.result(timeout=600) as store:
+            assert store.get_run(run.id).status == "done"
+
+
+def test_nothing_idles_between_transactions(postgresql: PostgresqlPlace, make_run: MakeRun) -> None:
+    """A farm of many processes would use up the server's connections."""
+    with ResultsStore.open(postgresql.location) as store:
+        store.write_run(make_run())
+        until(postgresql, _OTHERS, 0)
+
+
+def test_what_a_server_is_set_to_changes_nothing(
+    postgresql: PostgresqlPlace, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for setting in (
+        "default_transaction_isolation = serializable",
+        "timezone = 'Asia/Kathmandu'",
+        "datestyle = 'German'",
+        "extra_float_digits = -15",
+        "bytea_output = 'escape'",
+        "standard_conforming_strings = off",
+        "lock_timeout = 1",
+        "default_transaction_read_only = on",
+    ):
+        postgresql.run(f"ALTER DATABASE {postgresql.database} SET {setting}")
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    run = make_run(
+        generated_text="\\x00 \\' 🜁",
+        measurements=[Measurement(metric="ttft_s", value=0.1 + 0.2)],
+        conditions=[{"w": 0.1 + 0.2, "\\": "\\n"}],
+        status="done",
+    )
+    with ResultsStore.open(postgresql.location) as store:
+        store.write_run(run)
+        assert store.get_run(run.id) == run
+
+
+def test_a_database_must_hold_every_text(
+    postgresql_server: PostgresqlServer, make_run: MakeRun
+) -> None:
+    latin, raw = "latin_results", "raw_results"
+    postgresql_server.create(latin, encoding="LATIN1")
+    postgresql_server.create(raw, encoding="SQL_ASCII")
+    try:
+        assert "its encoding LATIN1 does not hold every text" in refused(
+            postgresql_server.url(latin)
+        )
+        run = make_run(generated_text="🜁")
+        with ResultsStore.open(postgresql_server.url(raw)) as store:
+            store.write_run(run)
+            assert store.get_run(run.id).generated_text == "🜁"
+    finally:
+        postgresql_server.drop(latin)
+        postgresql_server.drop(raw)

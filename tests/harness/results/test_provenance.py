@@ -1,0 +1,58 @@
+"""What is recorded about where a result comes from."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness.results import provenance, writer
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True
+    )
+
+
+def test_the_commit_and_whether_it_is_all(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    assert provenance.git_state(tmp_path) == (None, None)
+    (tmp_path / "file").write_text("one")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-qm", "one")
+    commit, dirty = provenance.git_state(tmp_path)
+    assert commit is not None
+    assert len(commit) == 40
+    assert dirty is False
+    (tmp_path / "file").write_text("two")
+    assert provenance.git_state(tmp_path) == (commit, True)
+
+
+def test_no_repository_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert provenance.git_state(tmp_path / "missing") == (None, None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance.git_state(tmp_path) == (None, None)
+
+
+def test_versions_of_what_is_installed(tmp_path: Path) -> None:
+    found = provenance.capture(
+        "ort_qnn",
+        {"qnn": "2.51"},
+        device_versions={"genie": "1.21"},
+        folder=tmp_path,
+        libraries=("sqlalchemy", "no-such-distribution"),
+    )
+    assert set(found.library_versions) == {"python", "sqlalchemy", "genie"}
+    assert found.toolchain_versions == {"qnn": "2.51"}
+    assert found.host
+
+
+def test_a_live_writer_is_not_gone() -> None:
+    mark = writer.this_writer()
+    assert not writer.is_gone(mark)
+    boot, namespace, pid, started = mark.split(":")
+    assert writer.is_gone(f"{boot}:{namespace}:{pid}:{int(started) - 1}")
+    assert not writer.is_gone(f"another-boot:{namespace}:{pid}:1")
+    for nonsense in ("", ":::", "x", f"{boot}:{namespace}", f"{boot}:{namespace}:²:1"):
+        assert not writer.is_gone(nonsense)

@@ -1,0 +1,337 @@
+"""What is old goes, with all that belongs to it; what stays is read and reported as before."""
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.plans.output_check import stored_quality
+from harness.results import prune, quality, writer
+from harness.results.prune import Amount, Pruning
+from harness.results.records import (
+    Measurement,
+    PerplexityDefinition,
+    Run,
+    TelemetrySeries,
+    Workload,
+    now,
+)
+from harness.results.store import ResultsStore
+from reports import document, page, query
+from tests.harness.results.places import Place, PostgresqlPlace, SqlitePlace
+
+MakeRun = Callable[..., Run]
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+OLD = NOW - timedelta(days=90)
+SERIES = [TelemetrySeries("temp_c:cpu", "degC", (0.0, 1.0), (30.0, 31.5))]
+DEFINED = PerplexityDefinition(positions="first_cl_minus_ar", windows=1, tokens=96)
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prune, "PAUSE_S", 0.0)
+    monkeypatch.setattr(prune, "GROUPS_AT_ONCE", 2)
+
+
+def add(store: ResultsStore, run: Run, repetitions: int = 1, *, telemetry: bool = True) -> None:
+    """A run with its measurements and telemetry, however it ended."""
+    values = tuple(
+        Measurement(metric="decode_tokens_per_s", value=10.0 + number, repetition=number)
+        for number in range(repetitions)
+    )
+    changes = {"status": "running", "error": None, "measurements": values}
+    store.write_run(run.model_copy(update=changes))
+    for number in range(repetitions if telemetry else 0):
+        store.add_telemetry(run.id, SERIES, repetition=number)
+    if run.status != "running":
+        store.finish_run(run.id, status=run.status, error=run.error, generated_text="light")
+
+
+def made(make_run: MakeRun, days_old: float, **changes: object) -> Run:
+    at = NOW - timedelta(days=days_old)
+    return make_run(**{"status": "done", "created_at": at, **changes})
+
+
+def removed_by(store: ResultsStore, wanted: Pruning) -> Amount:
+    planned = store.prunable(wanted)
+    removed = sum(store.prune(wanted), Amount())
+    assert removed == planned
+    assert store.prunable(wanted) == Amount()
+    return removed
+
+
+def test_old_runs_go_with_all_that_hangs_on_them(
+    place: Place, store: ResultsStore, make_run: MakeRun
+) -> None:
+    for days in (200, 150, 100, 91, 89, 1):
+        add(store, made(make_run, days), 3)
+    add(store, made(make_run, 120, status="failed", error="it went away"))
+    removed = removed_by(store, Pruning(OLD))
+    assert (removed.runs, removed.measurements, removed.telemetry) == (5, 13, 13)
+    assert removed.telemetry_bytes > 13 * 10
+    assert len(store.list_runs()) == 2
+    for table in ("measurements", "telemetry"):
+        assert place.rows(f"SELECT count(*) FROM {table}") == [(6,)]  # noqa: S608
+
+
+def test_telemetry_alone(place: Place, store: ResultsStore, make_run: MakeRun) -> None:
+    old, young = made(make_run, 100), made(make_run, 10)
+    for run in (old, young):
+        add(store, run, 2)
+    before = store.list_runs()
+    removed = removed_by(store, Pruning(OLD, only_telemetry=True))
+    assert (removed.runs, removed.measurements, removed.telemetry) == (0, 0, 2)
+    assert store.list_runs() == before
+    assert store.telemetry(old.id) == ()
+    assert len(store.telemetry(young.id)) == 2
+    assert place.rows("SELECT count(*) FROM telemetry") == [(2,)]
+
+
+def test_what_belongs_together_goes_together(store: ResultsStore, make_run: MakeRun) -> None:
+    """Half a comparison would be another comparison."""
+    for days, group in ((100, "a" * 32), (80, "a" * 32), (100, "b" * 32), (95, "b" * 32)):
+        add(store, made(make_run, days, group_id=group))
+    assert removed_by(store, Pruning(OLD)).runs == 2
+    assert {run.group_id for run in store.list_runs()} == {"a" * 32}
+
+
+def test_what_is_under_way_stays_and_what_died_goes(
+    place: Place, store: ResultsStore, make_run: MakeRun
+) -> None:
+    here, elsewhere, dead = (made(make_run, 100, status="running") for _ in range(3))
+    for run in (here, elsewhere, dead):
+        add(store, run)
+    gone = writer.this_writer().rpartition(":")[0] + ":0"  # this process began at another time
+    place.run(f"UPDATE runs SET writer = 'boot:1:2:3' WHERE id = '{elsewhere.id}'")  # noqa: S608
+    place.run(f"UPDATE runs SET writer = '{gone}' WHERE id = '{dead.id}'")  # noqa: S608
+    assert removed_by(store, Pruning(OLD)).runs == 1
+    assert {run.id for run in store.list_runs()} == {here.id, elsewhere.id}
+
+
+@pytest.mark.parametrize("bound", [None, 20.0])
+def test_what_benchmarks_are_checked_against_stays(
+    store: ResultsStore, make_run: MakeRun, bound: float | None
+) -> None:
+    workload = Workload(runner="genie_t2t_run.py", perplexity=DEFINED)
+    run = made(make_run, 300, kind="perplexity", workload=workload)
+    lost = made(make_run, 300, kind="perplexity", workload=workload, status="failed", error="away")
+    add(store, lost)
+    store.begin_run(run.model_copy(update={"status": "running"}))
+    values = {quality.DEVICE: 9.0, **dict.fromkeys(quality.LIMITS, 9.0)}
+    store.add_measurements(run.id, [Measurement(metric=k, value=v) for k, v in values.items()])
+    store.finish_run(run.id)
+    add(store, made(make_run, 250))
+
+    def known() -> object:
+        return stored_quality(store, run.container, run.device, max_perplexity=bound)
+
+    before = known()
+    assert before is not None
+    assert store.vouching(OLD) == 1
+    assert removed_by(store, Pruning(OLD)).runs == 2
+    assert known() == before
+
+
+def test_writers_come_between_transactions_and_a_group_that_goes_on_stays(
+    place: Place, store: ResultsStore, make_run: MakeRun
+) -> None:
+    """Between two transactions nothing is locked: the writer would wait for us in vain."""
+    groups = [secrets.token_hex(16) for _ in range(7)]
+    for number, group in enumerate(groups):
+        add(store, made(make_run, 200 - number, group_id=group))
+    with ResultsStore.open(place.location, busy_timeout_s=5.0) as nightly:
+        removing = store.prune(Pruning(OLD))
+        amounts = [next(removing)]
+        assert amounts[0].runs == 2
+        add(nightly, made(make_run, 0, group_id=groups[-1]))  # a plan goes on after all
+        for amount in removing:
+            add(nightly, made(make_run, 0))
+            amounts.append(amount)
+    assert [amount.runs for amount in amounts] == [2, 2, 2, 0]
+    assert sum(run.group_id == groups[-1] for run in store.list_runs()) == 2
+
+
+def test_a_prune_that_was_cut_off_goes_on_later(store: ResultsStore, make_run: MakeRun) -> None:
+    for days in range(100, 110):
+        add(store, made(make_run, days))
+    with closing(store.prune(Pruning(OLD))) as removing:
+        next(removing)
+    assert len(store.list_runs()) == 8
+    assert removed_by(store, Pruning(OLD)).runs == 8
+
+
+def test_a_damaged_telemetry_is_removed_like_any(
+    place: Place, store: ResultsStore, make_run: MakeRun
+) -> None:
+    add(store, made(make_run, 100))
+    damaged = "'text'" if place.engine == "sqlite" else "''::bytea"
+    place.run(f"UPDATE telemetry SET samples = {damaged}")  # noqa: S608
+    assert removed_by(store, Pruning(OLD, only_telemetry=True)).telemetry == 1
+
+
+RUNS = st.lists(
+    st.tuples(
+        st.sampled_from([300, 120, 91, 89, 40, 1]),  # days
+        st.sampled_from("abcde"),  # group
+        st.sampled_from(["A", "B", "", "cell"]),
+        st.sampled_from(["bench", "bench", "generate", "perplexity"]),
+        st.sampled_from(["done", "done", "failed", "interrupted"]),
+        st.integers(0, 3),  # repetitions
+        st.booleans(),  # telemetry
+    ),
+    max_size=14,
+)
+
+
+def make_runs(
+    make_run: MakeRun, drawn: Sequence[tuple[int, str, str, str, str, int, bool]]
+) -> Iterator[tuple[Run, int, bool]]:
+    for number, (days, group, label, kind, status, repetitions, telemetry) in enumerate(drawn):
+        changes: dict[str, object] = {
+            "kind": kind, "label": label, "group_id": group * 32, "session": number,
+            "status": status, "error": "it went away" if status == "failed" else None,
+        }  # fmt: skip
+        if kind == "perplexity":
+            changes["workload"] = Workload(runner="genie_t2t_run.py", perplexity=DEFINED)
+        yield made(make_run, days + number / 1000, **changes), repetitions, telemetry
+
+
+def goes(run: Run, runs: Sequence[Run]) -> bool:
+    """The rule in other words."""
+    is_old = all(other.created_at < OLD for other in runs if other.group_id == run.group_id)
+    return is_old and not (run.kind == "perplexity" and run.status == "done")
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(drawn=RUNS)
+def test_what_stays_is_read_and_reported_as_if_nothing_else_had_been(
+    tmp_path_factory: pytest.TempPathFactory,
+    make_run: MakeRun,
+    drawn: list[tuple[int, str, str, str, str, int, bool]],
+) -> None:
+    folder = tmp_path_factory.mktemp("prune")
+    all_runs = list(make_runs(make_run, drawn))
+    runs = [run for run, _, _ in all_runs]
+    stays = {run.id for run in runs if not goes(run, runs)}
+    for name, wanted in (("pruned", {run.id for run in runs}), ("clean", stays)):
+        (folder / name).mkdir()
+        with ResultsStore.open(folder / name / "results.db") as store:
+            for run, repetitions, telemetry in all_runs:
+                if run.id in wanted:
+                    add(store, run, repetitions, telemetry=telemetry)
+    with ResultsStore.open(folder / "pruned" / "results.db") as store:
+        before = {run.id: (run, store.telemetry(run.id)) for run in store.list_runs()}
+        removed_by(store, Pruning(OLD))
+        assert store.give_back() == ""
+        after = {run.id: (run, store.telemetry(run.id)) for run in store.list_runs()}
+    assert after == {run_id: what for run_id, what in before.items() if run_id in stays}
+    texts = [
+        _without_times(
+            document.as_document(page.compose(query.load(str(folder / name / "results.db"))), "")
+        )
+        for name in ("pruned", "clean")
+    ]
+    assert texts[0] == texts[1]
+
+
+def _without_times(value: object) -> object:
+    """Both databases were written at moments of their own."""
+    if isinstance(value, dict):
+        return {key: _without_times(one) for key, one in value.items() if key != "finished_at"}
+    return [_without_times(one) for one in value] if isinstance(value, list) else value
+
+
+def test_a_file_shrinks_at_first_as_a_whole_and_then_in_pieces(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    place = SqlitePlace(tmp_path / "results.db")
+    noise = [
+        TelemetrySeries(
+            "temp_c:cpu", "degC", tuple(map(float, range(3000))),
+            tuple(secrets.randbelow(10**9) / 7 for _ in range(3000)),
+        )
+    ]  # fmt: skip
+    sizes = []
+    with ResultsStore.open(place.location) as store:
+        for days in (300, 200, 100):
+            run = made(make_run, days, status="running")
+            store.begin_run(run)
+            for number in range(20):
+                store.add_telemetry(run.id, noise, repetition=number)
+            store.finish_run(run.id)
+        sizes.append(place.path.stat().st_size)
+        for days in (250, 150):
+            removed_by(store, Pruning(NOW - timedelta(days=days), only_telemetry=True))
+            assert store.room().free_bytes > 200_000
+            assert store.give_back() == ""
+            assert store.room().free_bytes == 0
+            assert place.path.stat().st_size == store.room().total_bytes
+            sizes.append(place.path.stat().st_size)
+        assert store.give_back() == ""
+    assert sizes[1] < sizes[0] - 200_000
+    assert sizes[2] < sizes[1] - 200_000
+    assert place.rows("PRAGMA integrity_check") == [("ok",)]
+    assert place.rows("PRAGMA auto_vacuum") == [(2,)]
+
+
+def test_a_file_is_not_written_anew_under_a_run(
+    place: Place, store: ResultsStore, make_run: MakeRun
+) -> None:
+    for number in range(4):
+        add(store, made(make_run, 100 + number), 30)
+    nightly = made(make_run, 0, status="running", created_at=now())
+    add(store, nightly)
+    removed_by(store, Pruning(OLD))
+    said = store.give_back()
+    if place.engine == "sqlite":
+        assert "a run is under way" in said
+        assert store.room().free_bytes > 0
+        store.finish_run(nightly.id)
+        assert store.give_back() == ""
+    else:
+        assert "VACUUM FULL" in said
+    assert len(store.list_runs()) == 1
+
+
+def test_a_file_that_another_writes_to_keeps_its_room_for_later(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    place = SqlitePlace(tmp_path / "results.db")
+    with ResultsStore.open(place.location, busy_timeout_s=0.01) as store:
+        for number in range(4):
+            add(store, made(make_run, 100 + number), 30)
+        removed_by(store, Pruning(OLD))
+        with place.held():
+            assert "locked" in store.give_back()
+        assert store.give_back() == ""
+
+
+def test_the_size_of_a_servers_tables(postgresql: PostgresqlPlace, make_run: MakeRun) -> None:
+    with ResultsStore.open(postgresql.location) as store:
+        empty = store.room().total_bytes
+        for _ in range(50):
+            add(store, made(make_run, 1), 5)
+        assert store.room().total_bytes > empty > 0
+
+
+def test_holdings_by_day_container_and_device(store: ResultsStore, make_run: MakeRun) -> None:
+    late = NOW.replace(hour=23, minute=59)
+    group = "a" * 32
+    add(store, make_run(created_at=late, status="done", group_id=group, label="A"), 2)
+    add(store, make_run(created_at=late, status="done", group_id=group, label="B"))
+    add(store, make_run(created_at=late + timedelta(minutes=2), status="failed", error="away"))
+    first, second = store.holdings()
+    assert (first.day, second.day) == (late.date(), late.date() + timedelta(days=1))
+    assert (first.sessions, first.runs, first.done) == (1, 2, 2)
+    assert (second.sessions, second.runs, second.done) == (1, 1, 0)
+    assert first.telemetry_bytes > second.telemetry_bytes > 0
+    assert (first.model, first.device_serial, first.emulator) == (
+        "tiny_llama", "127.0.0.1:5555", True,
+    )  # fmt: skip

@@ -1,0 +1,348 @@
+"""Runs go into the store and come out as they were."""
+
+import pickle
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from harness.errors import (
+    CorruptRunError,
+    MetricValueError,
+    NotAStoreError,
+    RunConflictError,
+    UnknownRunError,
+)
+from harness.results.read import RunFilter
+from harness.results.records import (
+    ContainerInfo,
+    Measurement,
+    PerplexityDefinition,
+    Run,
+    Workload,
+    storable,
+)
+from harness.results.store import ResultsStore
+from tests.harness.results.places import Place
+
+MakeRun = Callable[..., Run]
+REPETITIONS = (
+    Measurement(metric="decode_tokens_per_s", value=16.1, repetition=0, is_warmup=True),
+    Measurement(metric="decode_tokens_per_s", value=17.0, repetition=0),
+    Measurement(metric="decode_tokens_per_s", value=17.1, repetition=1),
+    Measurement(metric="ttft_s", value=0.9, repetition=0),
+)
+
+
+def as_set(run: Run) -> tuple[Run, frozenset[Measurement]]:
+    """A run for comparison: measurements have no order of their own."""
+    return run.model_copy(update={"measurements": ()}), frozenset(run.measurements)
+
+
+def test_a_run_comes_back_as_it_was_written(store: ResultsStore, make_run: MakeRun) -> None:
+    run = make_run(
+        kind="perplexity",
+        status="done",
+        finished_at=datetime(2026, 1, 2, tzinfo=timezone(timedelta(hours=5))),
+        generated_text="In the beginning\n\t“God” 🜁",
+        workload=Workload(
+            runner="genie_t2t_run.py",
+            dataset_sha256="b" * 64,
+            perplexity=PerplexityDefinition(positions="first_cl_minus_ar", windows=3, tokens=288),
+        ),
+        measurements=REPETITIONS,
+    )
+    store.write_run(run)
+    assert as_set(store.get_run(run.id)) == as_set(run)
+
+
+def test_values_keep_repetitions_and_warmups_apart(make_run: MakeRun) -> None:
+    run = make_run(measurements=tuple(reversed(REPETITIONS)))
+    assert run.values("decode_tokens_per_s") == (17.0, 17.1)
+    assert run.values("decode_tokens_per_s", warmup=True) == (16.1,)
+
+
+def test_a_run_streams_in(store: ResultsStore, make_run: MakeRun) -> None:
+    run = make_run()
+    with store.recording(run) as recorder:
+        recorder.add_values({"decode_tokens_per_s": 16.0}, is_warmup=True)
+        assert store.get_run(run.id).status == "running"
+        recorder.add_values({"decode_tokens_per_s": 17.0, "ttft_s": 0.5}, repetition=0)
+        assert store.get_run(run.id).values("ttft_s") == (0.5,)
+        recorder.generated_text = "light"
+    kept = store.get_run(run.id)
+    assert (kept.status, kept.error, kept.generated_text) == ("done", None, "light")
+    assert kept.finished_at is not None
+    assert kept.finished_at >= kept.created_at
+
+
+def test_versions_that_a_run_finds_out_are_kept(store: ResultsStore, make_run: MakeRun) -> None:
+    run = make_run()
+    with store.recording(run) as recorder:
+        recorder.add_library_versions({"genie": "1.21", "qnn": "2.51"})
+        with pytest.raises(RunConflictError, match=r"1\.21 of genie, not 1\.22"):
+            recorder.add_library_versions({"genie": "1.22"})
+    kept = store.get_run(run.id).provenance.library_versions
+    assert kept == {"genie": "1.21", "qnn": "2.51"}
+    with pytest.raises(RunConflictError, match="done already"):
+        store.add_library_versions(run.id, {"x": "1"})
+
+
+def test_a_failure_is_kept_with_what_was_measured_before(
+    store: ResultsStore, make_run: MakeRun
+) -> None:
+    run = make_run()
+    with pytest.raises(RuntimeError), store.recording(run) as recorder:  # noqa: PT012
+        recorder.add_values({"init_s": 1.0})
+        raise RuntimeError("the device went away")
+    kept = store.get_run(run.id)
+    assert (kept.status, kept.error) == ("failed", "the device went away")
+    assert kept.values("init_s") == (1.0,)
+
+
+def test_ctrl_c_is_no_failure_of_the_device(store: ResultsStore, make_run: MakeRun) -> None:
+    run = make_run()
+    with pytest.raises(KeyboardInterrupt), store.recording(run):
+        raise KeyboardInterrupt
+    assert store.get_run(run.id).status == "interrupted"
+
+
+def test_a_write_is_all_or_nothing(store: ResultsStore, make_run: MakeRun) -> None:
+    run = make_run(measurements=(*REPETITIONS, REPETITIONS[0]))
+    with pytest.raises(RunConflictError, match="repetition"):
+        store.write_run(run)
+    assert store.list_runs() == ()
+
+
+def test_contradictions_are_refused(store: ResultsStore, make_run: MakeRun) -> None:
+    run = make_run()
+    store.begin_run(run)
+    with pytest.raises(RunConflictError, match="there already"):
+        store.begin_run(run)
+    store.add_measurements(run.id, REPETITIONS)
+    with pytest.raises(RunConflictError, match="repetition"):
+        store.add_measurements(run.id, REPETITIONS[:1])
+    store.finish_run(run.id)
+    with pytest.raises(RunConflictError, match="done already"):
+        store.finish_run(run.id)
+    with pytest.raises(RunConflictError, match="done already"):
+        store.add_measurements(run.id, [Measurement(metric="init_s", value=1.0)])
+    with pytest.raises(UnknownRunError):
+        store.finish_run("0" * 32)
+    with pytest.raises(UnknownRunError):
+        store.get_run("0" * 32)
+    with pytest.raises(ValueError, match="failed"):
+        store.finish_run(run.id, status="failed")
+    with pytest.raises(ValueError, match="running"):
+        store.begin_run(make_run(status="done"))
+
+
+def test_filters(store: ResultsStore, make_run: MakeRun) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    runs = [
+        make_run(kind=kind, created_at=start + timedelta(hours=hour), status="done")
+        for hour, kind in enumerate(("bench", "generate", "bench"))
+    ]
+    failed = make_run(created_at=start + timedelta(days=1), status="failed", error="no")
+    for run in (*reversed(runs), failed):
+        store.write_run(run)
+
+    def ids(wanted: RunFilter) -> list[str]:
+        return [run.id for run in store.list_runs(wanted)]
+
+    assert ids(RunFilter()) == [run.id for run in (*runs, failed)]
+    assert ids(RunFilter(kind="bench", status="done")) == [runs[0].id, runs[2].id]
+    assert ids(RunFilter(status="failed", soc="SM8750", emulator=True)) == [failed.id]
+    assert ids(RunFilter(emulator=False)) == []
+    assert ids(RunFilter(since=runs[2].created_at)) == [runs[2].id, failed.id]
+    assert ids(RunFilter(newest=2)) == [runs[2].id, failed.id]
+    assert ids(RunFilter(model="other")) == []
+
+
+def test_the_newest_are_counted_among_the_wanted_ones(
+    store: ResultsStore, make_run: MakeRun, place: Place
+) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    interrupted, running, lost = [
+        make_run(created_at=start + timedelta(hours=hour)) for hour in range(3)
+    ]
+    for run in (interrupted, running, lost):
+        store.begin_run(run)
+    store.finish_run(interrupted.id, status="interrupted")
+
+    def ids(wanted: RunFilter) -> list[str]:
+        return [run.id for run in store.list_runs(wanted)]
+
+    assert ids(RunFilter(status="interrupted", newest=1)) == [interrupted.id]
+    of_nobody = "UPDATE runs SET writer = rtrim(writer, '0123456789') || '0'"  # its start time
+    place.run(f"{of_nobody} WHERE id = '{lost.id}'")
+    assert ids(RunFilter(status="running", newest=1)) == [running.id]
+    assert ids(RunFilter(status="interrupted", newest=2)) == [interrupted.id, lost.id]
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        datetime.min.replace(tzinfo=UTC),
+        datetime.max.replace(tzinfo=UTC),
+        datetime(2026, 3, 29, 1, 30, 0, 1, tzinfo=timezone(timedelta(hours=-11))),
+        datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
+    ],
+)
+def test_moments_are_kept_to_the_microsecond(
+    store: ResultsStore, make_run: MakeRun, moment: datetime
+) -> None:
+    run = make_run(created_at=moment, finished_at=moment)
+    store.write_run(run)
+    (kept,) = store.list_runs(RunFilter(since=moment))
+    assert kept.created_at == kept.finished_at == moment
+    assert kept.created_at.utcoffset() == timedelta(0)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(
+    value=st.floats(min_value=0, exclude_min=True, max_value=86_400)
+    | st.sampled_from([5e-324, 2.2250738585072014e-308, 0.1 + 0.2]),
+    more=st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**70), 2**70),
+)
+def test_numbers_are_kept_to_the_bit(
+    store: ResultsStore, make_run: MakeRun, value: float, more: float
+) -> None:
+    run = make_run(
+        measurements=(Measurement(metric="ttft_s", value=value),),
+        conditions=({"waited_s": more, "done": True, "why": None},),
+    )
+    store.write_run(run)
+    kept = store.get_run(run.id)
+    assert kept.values("ttft_s") == (value,)
+    assert repr(dict(kept.conditions[0])) == repr(dict(run.conditions[0]))
+
+
+@pytest.mark.parametrize("text", ["a\0b", "a\ud800b", "'; DROP TABLE runs; --", "%s %(id)s"])
+def test_any_text_can_be_looked_for(store: ResultsStore, make_run: MakeRun, text: str) -> None:
+    run = make_run()
+    run = run.model_copy(
+        update={"container": run.container.model_copy(update={"model": storable(text)})}
+    )
+    for one in (run, make_run()):
+        store.write_run(one)
+    assert [kept.id for kept in store.list_runs(RunFilter(model=text))] == [run.id]
+    with pytest.raises(UnknownRunError):
+        store.get_run(text)
+    with pytest.raises(UnknownRunError):
+        store.finish_run(text)
+    with pytest.raises(UnknownRunError):
+        store.telemetry(text)
+    assert store.list_runs(RunFilter(group_id=text)) == ()
+
+
+@pytest.mark.parametrize("count", [2**31, 2**63, 2**80])
+def test_a_count_that_no_engine_keeps_is_refused(make_run: MakeRun, count: int) -> None:
+    with pytest.raises(ValidationError):
+        Workload(runner="genie_t2t_run.py", prompt_tokens=count)
+    with pytest.raises(ValidationError):
+        Measurement(metric="ttft_s", value=1.0, repetition=count)
+    with pytest.raises(ValidationError):
+        PerplexityDefinition(positions="all", windows=1, tokens=count)
+    container = make_run().container.model_dump()
+    for name in ("cl", "n_splits"):
+        with pytest.raises(ValidationError):
+            ContainerInfo(**{**container, name: count})
+
+
+def test_the_largest_counts_are_kept(store: ResultsStore, make_run: MakeRun) -> None:
+    largest = 2**31 - 1
+    run = make_run(
+        workload=Workload(runner="genie_t2t_run.py", prompt_tokens=largest, warmup=largest),
+        measurements=(Measurement(metric="ttft_s", value=1.0, repetition=largest),),
+    )
+    store.write_run(run)
+    assert as_set(store.get_run(run.id)) == as_set(run)
+
+
+def test_records_refuse_nonsense(make_run: MakeRun) -> None:
+    with pytest.raises(ValidationError, match="failed run needs its error"):
+        make_run(status="failed")
+    with pytest.raises(ValidationError, match="time zone"):
+        make_run(created_at=datetime(2026, 1, 1))  # noqa: DTZ001
+    with pytest.raises(ValidationError):
+        make_run(kind="guess")
+    with pytest.raises(ValidationError, match="JSON does not have"):
+        Workload(runner="genie_t2t_run.py", sampler={"temp": float("nan")})
+    with pytest.raises(ValidationError):
+        make_run(id="../../etc")
+    with pytest.raises(ValidationError):
+        Measurement(metric="ttft_s", value="0.5")  # type: ignore[arg-type]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(
+    text=st.text(st.characters(exclude_categories=())),
+    key=st.text(st.characters(exclude_categories=())),
+)
+def test_any_text_can_be_kept(store: ResultsStore, make_run: MakeRun, text: str, key: str) -> None:
+    run = make_run(
+        generated_text=text,
+        workload=Workload(runner="genie_t2t_run.py", prompt=text, sampler={key: text}),
+    )
+    store.begin_run(run)
+    store.finish_run(run.id, status="failed", error=f"x{text}", generated_text=text)
+    kept = store.get_run(run.id)
+    assert kept.generated_text == run.generated_text
+    assert kept.workload.prompt == run.workload.prompt
+    if not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
+        assert kept.generated_text == text
+        assert kept.error == f"x{text}"
+
+
+_TAMPERED = {
+    "both": [
+        ("UPDATE runs SET kind = 'x'", "kind"),
+        ("UPDATE runs SET container_sha256 = '<b>'", "sha256"),
+        ("UPDATE measurements SET metric = 'speed'", "unknown metric 'speed'"),
+        ("UPDATE measurements SET value = -1", "cannot be -1"),
+        ("UPDATE runs SET ars = '5'", "ars"),
+    ],
+    "sqlite": [
+        ("UPDATE measurements SET value = 'fast'", "value"),
+        ("UPDATE runs SET sampler = '{'", "cannot be read"),
+        ("UPDATE runs SET created_at = 'yesterday'", "cannot be read"),
+        ("UPDATE runs SET ars = 5", "ars"),
+    ],
+    "postgresql": [
+        ("UPDATE measurements SET value = 'NaN'", "cannot be nan"),
+        ("UPDATE measurements SET value = '-Infinity'", "cannot be -inf"),
+        ("UPDATE runs SET created_at = 'infinity'", "cannot be read"),
+        ("UPDATE runs SET created_at = '0044-03-15 BC'", "cannot be read"),
+        ("UPDATE runs SET sampler = '\"\\u0000\"'", "sampler"),
+    ],
+}  # what an engine lets in
+
+
+@pytest.mark.parametrize(
+    ("place", "statement", "says"),
+    [
+        pytest.param(engine, *one, id=f"{engine}-{one[0]}")
+        for engine in ("sqlite", "postgresql")
+        for one in _TAMPERED["both"] + _TAMPERED[engine]
+    ],
+    indirect=["place"],
+)
+def test_a_tampered_row_is_a_typed_error(
+    store: ResultsStore, make_run: MakeRun, place: Place, statement: str, says: str
+) -> None:
+    store.write_run(make_run(measurements=REPETITIONS[1:2]))
+    place.run(statement)
+    with pytest.raises((CorruptRunError, NotAStoreError)) as caught:
+        store.list_runs()
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_survive_pickling() -> None:
+    error = MetricValueError("ttft_s", -1.0, "a number")
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (str(copy), copy.value) == (str(error), -1.0)

@@ -1,0 +1,153 @@
+"""Virtual devices as `adb` itself sees them, in every kind of namespace."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import adbutils
+import pytest
+
+from harness.devices.adb.client import AdbServer
+from harness.errors import UnknownVirtualDeviceError
+from harness.virtual_device import manager
+from harness.virtual_device.manager import VirtualDevice
+from harness.virtual_device.namespace import NamespaceKind
+from harness.virtual_device.procfs import all_processes, command_line, process_stat
+from tests.private_adb import private_variables
+
+Adb = Callable[..., subprocess.CompletedProcess[bytes]]
+_PATIENCE_S = 200
+
+
+def _start_server(home: Path, port: int) -> tuple[dict[str, str], subprocess.Popen[bytes]]:
+    """An adb server that shares nothing with the user's; its environment and its process."""
+    environment = {"PATH": os.environ["PATH"], **private_variables(home, port)}
+    environment["ADB_SERVER_SOCKET"] = f"tcp:localhost:{port}"  # a server listens on that alone
+    server = subprocess.Popen(
+        [adbutils.adb_path(), "server", "nodaemon"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            assert server.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        else:
+            return environment, server
+
+
+@pytest.fixture(scope="session")
+def new_adb_server(
+    tmp_path_factory: pytest.TempPathFactory, new_port: Callable[[], int]
+) -> Iterator[Callable[[], dict[str, str]]]:
+    """Starts further adb servers, each with keys of its own; gives their environment."""
+    servers: list[tuple[dict[str, str], subprocess.Popen[bytes]]] = []
+
+    def start() -> dict[str, str]:
+        servers.append(_start_server(tmp_path_factory.mktemp("home"), new_port()))
+        return servers[-1][0]
+
+    yield start
+    for environment, server in servers:
+        subprocess.run([adbutils.adb_path(), "kill-server"], env=environment, check=False)
+        server.wait(timeout=_PATIENCE_S)
+
+
+@pytest.fixture(scope="session")
+def adb(adb_server: AdbServer) -> Adb:
+    """Runs `adb` as the user whose keys the devices accept."""
+
+    def run(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [adbutils.adb_path(), *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def connect(adb: Adb) -> Callable[[str], None]:
+    """Has the adb server connect to a device that listens; `adb` itself waits 10 s for it."""
+
+    def connect(serial: str) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while b"connected to" not in (done := adb("connect", serial)).stdout:
+            assert time.monotonic() < deadline, done
+            time.sleep(0.1)
+
+    return connect
+
+
+@pytest.fixture(scope="session")
+def start_device(
+    adb: Adb, connect: Callable[[str], None]
+) -> Iterator[Callable[..., VirtualDevice]]:
+    """Starts a device and connects the adb server to it; all are removed at the end."""
+    started: list[VirtualDevice] = []
+
+    def start(name: str, soc: str = "SM8750", **options: object) -> VirtualDevice:
+        device = manager.start(name, soc, **options)  # type: ignore[arg-type]
+        started.append(device)
+        connect(device.serial)
+        return device
+
+    yield start
+    for device in started:
+        with contextlib.suppress(UnknownVirtualDeviceError):
+            manager.remove(device.name)
+        adb("disconnect", device.serial)
+
+
+@pytest.fixture
+def stopped_share() -> Callable[[str], float]:
+    """The share of half a second for which the process with that argument is stopped."""
+
+    def share(argument: str) -> float:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not (found := _with_argument(argument)):
+            assert time.monotonic() < deadline
+        states = []
+        for _ in range(100):
+            stat = process_stat(found[0])
+            states.append(stat.state if stat else "gone")
+            time.sleep(0.005)
+        return states.count("T") / len(states)
+
+    return share
+
+
+def _with_argument(argument: str) -> list[int]:
+    return [p.pid for p in all_processes() if argument.encode() in command_line(p.pid)[:2]]
+
+
+@pytest.fixture(scope="session", params=["best", "none"])
+def device(
+    request: pytest.FixtureRequest, start_device: Callable[..., VirtualDevice]
+) -> VirtualDevice:
+    """A running device, in the best namespace that this machine grants and in none."""
+    kind = NamespaceKind.NONE if request.param == "none" else None
+    return start_device(f"shared-{request.param}", namespace=kind)
+
+
+@pytest.fixture
+def on_device(device: VirtualDevice, adb: Adb) -> Adb:
+    """Runs `adb -s SERIAL` for `device`."""
+
+    def run(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return adb("-s", device.serial, *arguments, stdin=stdin)
+
+    return run

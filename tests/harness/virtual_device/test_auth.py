@@ -1,0 +1,109 @@
+"""Keys as adb itself makes them, and what must not pass for one."""
+
+import base64
+import os
+import subprocess
+from pathlib import Path
+
+import adbutils
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import AdbKeyError
+from harness.virtual_device.auth import (
+    PublicKey,
+    load_keys,
+    parse_private_key,
+    parse_public_key,
+    user_key_files,
+)
+from harness.virtual_device.der import DerReader
+
+_SHA1_INFO = bytes.fromhex("3021300906052b0e03021a05000414")
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "adbkey"
+    subprocess.run([adbutils.adb_path(), "keygen", path], check=True, capture_output=True)
+    return path
+
+
+def _sign(key_file: Path, token: bytes) -> bytes:
+    """What adb sends for a token, computed with the private key itself."""
+    body = b"".join(key_file.read_bytes().splitlines()[1:-1])
+    outer = DerReader(base64.b64decode(body)).sequence()
+    outer.integer()
+    outer.sequence()
+    key = DerReader(outer.octet_string()).sequence()
+    _, modulus, _, private = (key.integer() for _ in range(4))
+    tail = b"\0" + _SHA1_INFO + token
+    padded = b"\0\1" + b"\xff" * (254 - len(tail)) + tail
+    return pow(int.from_bytes(padded, "big"), private, modulus).to_bytes(256, "big")
+
+
+def test_both_halves_of_a_key_tell_the_same(key_file: Path) -> None:
+    public = key_file.with_name("adbkey.pub").read_bytes()
+    assert parse_public_key(public) == parse_private_key(key_file.read_bytes())
+
+
+def test_a_signature_holds_for_its_token_alone(key_file: Path) -> None:
+    key = parse_private_key(key_file.read_bytes())
+    token = os.urandom(20)
+    signature = _sign(key_file, token)
+    assert key.verifies(token, signature)
+    assert not key.verifies(os.urandom(20), signature)
+    assert not key.verifies(token, signature[:-1])
+    assert not key.verifies(token, bytes(256))
+    assert not key.verifies(token, b"\xff" * 256)
+    assert not key.verifies(b"", _sign(key_file, b""))
+
+
+@given(st.binary(max_size=900))
+def test_what_is_no_key_is_a_key_error(data: bytes) -> None:
+    for text in (data, base64.b64encode(data)):
+        with pytest.raises(AdbKeyError):
+            parse_public_key(text)
+        with pytest.raises(AdbKeyError):
+            parse_private_key(b"-----BEGIN PRIVATE KEY-----\n" + text + b"\n-----END-----\n")
+
+
+def test_short_moduli_and_odd_exponents_are_refused() -> None:
+    for modulus, exponent in ((2**1023 + 1, 65537), (2**2047 + 1, 1)):
+        with pytest.raises(AdbKeyError):
+            PublicKey(modulus, exponent)
+
+
+def test_keys_are_looked_for_where_adb_has_them(key_file: Path, tmp_path: Path) -> None:
+    vendor = tmp_path / "vendor"
+    vendor.mkdir()
+    (vendor / "lab.adb_key").write_bytes(key_file.read_bytes())
+    environment = {
+        "ADB_VENDOR_KEYS": f"{vendor}:{tmp_path}/single",
+        "ANDROID_USER_HOME": str(tmp_path / "user"),
+    }
+    files = user_key_files(environment, tmp_path / "home")
+    assert files == [
+        vendor / "lab.adb_key",
+        tmp_path / "single",
+        tmp_path / "user" / "adbkey",
+        tmp_path / "home" / ".android" / "adbkey",
+    ]
+    assert len(load_keys(files)[0]) == 1
+
+
+def test_a_public_key_alone_will_do(key_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "adbkey.pub").write_bytes(key_file.with_name("adbkey.pub").read_bytes())
+    keys, refused = load_keys([tmp_path / "adbkey"])
+    assert len(keys) == 1
+    assert refused == []
+
+
+def test_a_file_that_anybody_may_write_is_left_out(key_file: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "adbkey"
+    copy.write_bytes(key_file.read_bytes())
+    copy.chmod(0o666)
+    keys, refused = load_keys([copy])
+    assert keys == []
+    assert refused == [f"{copy}: writable by everybody"]

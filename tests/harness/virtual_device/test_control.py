@@ -1,0 +1,132 @@
+"""Who may command a device, and what its process makes of anything else."""
+
+import contextlib
+import json
+import shlex
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.errors import VirtualDeviceControlError
+from harness.virtual_device import manager
+from harness.virtual_device.control import ask
+from harness.virtual_device.faults import parse_fault
+from harness.virtual_device.manager import VirtualDevice
+
+Adb = Callable[..., subprocess.CompletedProcess[bytes]]
+
+_STEAL = """
+import os, socket, sys
+os.chdir(sys.argv[1])
+s = socket.socket(socket.AF_UNIX)
+s.settimeout(200)
+s.connect("control.sock")
+try:
+    s.sendall(b'{"do": "inject", "faults": ["stall"]}\\n')
+    print("got", s.recv(100))
+except (ConnectionResetError, BrokenPipeError):
+    print("got", b"")
+"""
+
+
+def test_the_socket_is_the_users_alone(device: VirtualDevice) -> None:
+    folder = device.root.parent
+    assert stat.S_IMODE((folder / "control.sock").stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder / "events.jsonl").stat().st_mode) == 0o600
+
+
+def test_what_runs_on_the_device_is_refused(device: VirtualDevice, on_device: Adb) -> None:
+    folder = shlex.quote(str(device.root.parent))
+    code = shlex.quote(_STEAL)
+    done = on_device("shell", f"{shlex.quote(sys.executable)} -c {code} {folder}")
+    assert done.stdout == b"got b''\n", done
+    assert manager.faults(device.name) == ()
+
+
+def test_a_daemon_on_the_device_is_refused_too(device: VirtualDevice, on_device: Adb) -> None:
+    folder = shlex.quote(str(device.root.parent))
+    code = shlex.quote(_STEAL)
+    steal = f"{shlex.quote(sys.executable)} -c {code} {folder} >$TMPDIR/got 2>&1 </dev/null"
+    on_device("shell", f"setsid sh -c {shlex.quote(steal)} & sleep 0.1")
+    wait = "until [ -s $TMPDIR/got ]; do sleep 0.1; done; cat $TMPDIR/got; rm $TMPDIR/got"
+    assert on_device("shell", wait).stdout == b"got b''\n"
+
+
+def test_adb_forward_does_not_reach_it(device: VirtualDevice, on_device: Adb) -> None:
+    path = device.root.parent / "control.sock"
+    link = "/data/local/tmp/link"
+    on_device("shell", f"ln -sf {shlex.quote(str(path.parent))} $TMPDIR/link")
+    for remote in (str(path), f"{link}/control.sock"):
+        done = on_device("forward", "tcp:0", f"localfilesystem:{remote}")
+        port = int(done.stdout)
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=200) as client,
+            contextlib.suppress(ConnectionResetError, BrokenPipeError),
+        ):
+            client.sendall(b'{"do": "inject", "faults": ["stall"]}\n')
+            assert client.recv(100) == b""
+        on_device("forward", "--remove", f"tcp:{port}")
+    assert manager.faults(device.name) == ()
+    on_device("shell", "rm $TMPDIR/link")
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+
+
+@given(
+    _JSON
+    | st.fixed_dictionaries(
+        {"do": st.sampled_from(["inject", "heat", "faults", "clear", "boo"])},
+        optional={"faults": _JSON, "changes": _JSON},
+    )
+)
+@settings(
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_garbage_is_answered_with_an_error(
+    device: VirtualDevice, request_: dict[str, object]
+) -> None:
+    with contextlib.suppress(VirtualDeviceControlError):
+        ask(device.name, device.root.parent, request_)
+    assert manager.faults(device.name) == ()
+
+
+def test_a_long_path_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(deep))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    manager.start("deep", "SM8750", faults=[parse_fault("stall:when=pull")])
+    try:
+        assert manager.faults("deep") == (parse_fault("stall:when=pull"),)
+        manager.clear("deep")
+        kinds = [(event.kind, event.fault) for event in manager.events("deep")]
+        assert kinds == [
+            ("booted", ""),
+            ("armed", "stall:when=pull"),
+            ("cleared", "stall:when=pull"),
+        ]
+        lines = (deep / "devices/deep/events.jsonl").read_text().splitlines()
+        assert [json.loads(line)["kind"] for line in lines] == ["booted", "armed", "cleared"]
+    finally:
+        manager.remove("deep")
+
+
+def test_a_socket_that_nobody_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind("control.sock")
+    with pytest.raises(VirtualDeviceControlError, match="does not run"):
+        ask("gone", tmp_path, {"do": "faults"})

@@ -1,0 +1,195 @@
+"""Properties, forwards, reboots and the end of a device."""
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.virtual_device import manager
+from harness.virtual_device.manager import VirtualDevice
+from harness.virtual_device.namespace import NamespaceKind
+from harness.virtual_device.procfs import all_processes
+
+Adb = Callable[..., subprocess.CompletedProcess[bytes]]
+
+
+def _running(marker: str) -> list[int]:
+    found = []
+    for process in all_processes():
+        with contextlib.suppress(OSError):
+            arguments = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+            if marker.encode() in arguments and process.alive:
+                found.append(process.pid)
+    return found
+
+
+def _wait_until(holds: Callable[[], bool], patience_s: float = 200) -> None:
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _marker() -> str:
+    return f"{secrets.randbelow(10**7)}.{secrets.randbelow(10**7)}"
+
+
+def test_getprop_answers_like_a_device_of_its_soc(on_device: Adb) -> None:
+    listed = on_device("shell", "getprop").stdout.decode().splitlines()
+    assert "[ro.soc.model]: [SM8750]" in listed
+    assert "[ro.kernel.qemu]: [1]" in listed
+    assert "[sys.boot_completed]: [1]" in listed
+    assert len(listed) == len(set(listed))
+    for key, value in (
+        ("ro.soc.manufacturer", "QTI"),
+        ("ro.product.cpu.abi", "x86_64"),
+        ("ro.product.model", "qnnfarm virtual SM8750"),
+        ("no.such.thing", ""),
+        ("../device.json", ""),
+    ):
+        assert on_device("shell", f"getprop {key}").stdout.decode() == f"{value}\n"
+    assert on_device("shell", "getprop no.such.thing fallback").stdout == b"fallback\n"
+
+
+def test_setprop_sets_but_not_what_is_read_only(on_device: Adb) -> None:
+    assert on_device("shell", "setprop debug.a 'x  y' && getprop debug.a").stdout == b"x  y\n"
+    for key in ("ro.soc.model", "../escaped", ".hidden", "''"):
+        assert on_device("shell", f"setprop {key} z").returncode == 1
+    assert on_device("shell", "getprop ro.soc.model").stdout == b"SM8750\n"
+
+
+def test_devices_are_told_apart(start_device: Callable[..., VirtualDevice], adb: Adb) -> None:
+    one, two = start_device("one", "SM8750"), start_device("two", "sm8650")
+    assert one.serial != two.serial
+    seen = [
+        adb("-s", d.serial, "shell", "getprop ro.soc.model; getprop ro.serialno")
+        for d in (one, two)
+    ]
+    (soc_one, number_one), (soc_two, number_two) = (done.stdout.split() for done in seen)
+    assert (soc_one, soc_two) == (b"SM8750", b"SM8650")
+    assert number_one != number_two
+    adb("-s", one.serial, "shell", "echo >$TMPDIR/only-on-one")
+    assert adb("-s", two.serial, "shell", "ls $TMPDIR").stdout == b""
+    manager.remove("one")
+    manager.remove("two")
+
+
+def test_forward_reaches_a_port_on_the_device(on_device: Adb) -> None:
+    with socket.socket() as served:
+        served.bind(("127.0.0.1", 0))
+        served.listen()
+        port = served.getsockname()[1]
+        forwarded = int(on_device("forward", "tcp:0", f"tcp:{port}").stdout)
+        data = os.urandom(3_000_000)
+        with socket.create_connection(("127.0.0.1", forwarded), timeout=200) as client:
+            peer, _ = served.accept()
+            with peer:
+                peer.sendall(b"hello")
+                assert client.recv(5) == b"hello"
+                client.sendall(data)
+                client.close()
+                received = b""
+                while part := peer.recv(1 << 20):
+                    received += part
+        assert received == data
+    with socket.create_connection(("127.0.0.1", forwarded), timeout=20) as client:
+        assert client.recv(1) == b""  # nobody listens any more
+    on_device("forward", "--remove", f"tcp:{forwarded}")
+
+
+def test_reboot_kills_everything_and_comes_back(
+    device: VirtualDevice, on_device: Adb, adb: Adb
+) -> None:
+    marker = _marker()
+    boot_id = "cat /proc/sys/kernel/random/boot_id; getprop ro.runtime.firstboot"
+    before = on_device("shell", boot_id).stdout.split()
+    on_device("shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 & sleep 0.2")
+    on_device("shell", "echo kept >$TMPDIR/kept; setprop debug.gone 1; setprop persist.kept 2")
+    _wait_until(lambda: len(_running(marker)) == 1)
+    if device.namespace == "none":
+        assert on_device("reboot").returncode == 0
+    else:
+        on_device("shell", "reboot; sleep 60")
+    _wait_until(lambda: not _running(marker))
+
+    def back() -> bool:
+        adb("connect", device.serial)
+        return on_device("shell", "getprop sys.boot_completed").stdout == b"1\n"
+
+    _wait_until(back)
+    after = on_device("shell", boot_id).stdout.split()
+    assert after[1] != before[1]
+    assert (after[0] != before[0]) is (device.namespace != "none")
+    told = on_device("shell", "cat $TMPDIR/kept; getprop debug.gone; getprop persist.kept").stdout
+    assert told == b"kept\n\n2\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "getprop -Z",
+        "setprop one",
+        "uptime -p",
+        "reboot bootloader",
+        "settings reset global all",
+        "dumpsys battery set level 5",
+        "dumpsys meminfo",
+        "cmd package list packages",
+        "svc wifi enable",
+        "input tap 1 1",
+        "sync /none",
+    ],
+)
+def test_what_a_command_cannot_do_it_says(on_device: Adb, command: str) -> None:
+    done = on_device("shell", command)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr
+
+
+def test_the_server_reconnects_by_itself(
+    start_device: Callable[..., VirtualDevice], adb: Adb
+) -> None:
+    device = start_device("reconnects")
+    adb("-s", device.serial, "reboot")
+    assert adb("-s", device.serial, "wait-for-disconnect").returncode == 0
+    assert adb("-s", device.serial, "wait-for-device").returncode == 0
+    assert adb("-s", device.serial, "shell", "echo back").stdout == b"back\n"
+    manager.remove("reconnects")
+
+
+def test_other_reboots_are_refused_with_a_reason(on_device: Adb) -> None:
+    assert b"no bootloader" in on_device("reboot", "bootloader").stdout
+    assert on_device("shell", "reboot bootloader").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"), [(NamespaceKind.NONE, "stop"), (None, "stop"), (None, "kill")]
+)
+def test_nothing_outlives_its_device(
+    start_device: Callable[..., VirtualDevice], adb: Adb, kind: NamespaceKind | None, end: str
+) -> None:
+    device = start_device("mortal", namespace=kind)
+    marker = _marker()
+    adb(
+        "-s",
+        device.serial,
+        "shell",
+        f"setsid sh -c 'setsid sleep {marker} & sleep {marker}' </dev/null >/dev/null 2>&1 &"
+        " sleep 0.3",
+    )
+    _wait_until(lambda: len(_running(marker)) == 2)
+    if end == "kill":
+        if device.namespace is NamespaceKind.NONE:
+            pytest.skip("without a pid namespace the kernel cannot see to it")
+        assert device.pid is not None
+        subprocess.run(["kill", "-9", str(device.pid)], check=True)
+        _wait_until(lambda: manager.get("mortal").state == "stopped")
+    manager.stop("mortal")
+    _wait_until(lambda: not _running(marker))
+    manager.remove("mortal")

@@ -1,0 +1,51 @@
+"""`qnnfarm device fault`, `heat` and `power`, from the command line."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+from harness.virtual_device import manager
+from harness.virtual_device.manager import VirtualDevice
+
+
+def _qnnfarm(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-P", "-m", "harness.cli", "device", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_faults_are_told_listed_and_cleared(start_device: Callable[..., VirtualDevice]) -> None:
+    started = _qnnfarm("start", "told", "--fault", "drop:bytes=5,when=pull")
+    try:
+        assert started.returncode == 0, started.stderr
+        more = ["slow:ms=1", "corrupt:file=2,count=always"]
+        told = _qnnfarm("fault", "told", *more)
+        assert told.stdout.splitlines() == ["drop:bytes=5,when=pull", *more]
+        assert json.loads(_qnnfarm("fault", "told", "--clear", "--json").stdout) == []
+        events = json.loads(_qnnfarm("fault", "told", "--events", "--json").stdout)
+        assert [event["kind"] for event in events] == ["booted", *["armed"] * 3, *["cleared"] * 3]
+        wrong = _qnnfarm("fault", "told", "melt")
+        assert (wrong.returncode, wrong.stdout) == (2, "")
+        assert "known are drop" in wrong.stderr
+        assert manager.faults("told") == ()
+    finally:
+        manager.remove("told")
+    gone = _qnnfarm("fault", "told", "drop")
+    assert gone.returncode == 2
+    assert "no virtual device 'told'" in gone.stderr
+
+
+def test_heat_is_switched_on_read_and_off(start_device: Callable[..., VirtualDevice]) -> None:
+    start_device("heated")
+    assert "no heat is modelled" in _qnnfarm("heat", "heated").stderr
+    hot = _qnnfarm("heat", "heated", "--ambient", "35", "--temperature", "60", "--battery", "50")
+    assert "SoC 6" in hot.stdout or "SoC 59" in hot.stdout
+    assert "battery 50%" in hot.stdout
+    reading = json.loads(_qnnfarm("heat", "heated", "--json").stdout)
+    assert 50 < reading["soc_c"] <= 60
+    wrong = _qnnfarm("heat", "heated", "--battery", "150")
+    assert wrong.returncode == 2
+    assert "battery" in wrong.stderr
+    assert _qnnfarm("heat", "heated", "--off").returncode == 0
+    assert manager.heat("heated") is None
+    manager.remove("heated")

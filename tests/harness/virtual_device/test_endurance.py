@@ -1,0 +1,271 @@
+"""What becomes of a device's process over weeks, when others fail, and after `kill -9`."""
+
+import base64
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.errors import VirtualDeviceStartError, VirtualHostError
+from harness.virtual_device import launch, logs, manager
+from harness.virtual_device.faults import parse_fault
+from harness.virtual_device.hosting import hosted_commands, hosting
+from harness.virtual_device.manager import VirtualDevice
+from harness.virtual_device.namespace import NamespaceKind
+from harness.virtual_device.procfs import all_processes, command_line, process_stat
+from harness.virtual_device.protocol import Command, pack_header
+
+Adb = Callable[..., subprocess.CompletedProcess[bytes]]
+_PATIENCE_S = 200
+_VERSION = 0x01000001
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _running(marker: str) -> list[int]:
+    marked = marker.encode()
+    return [p.pid for p in all_processes() if p.alive and marked in command_line(p.pid)]
+
+
+def _lives(pid: int) -> bool:
+    found = process_stat(pid)
+    return found is not None and found.alive
+
+
+def _marker() -> str:
+    return f"{secrets.randbelow(10**7)}.{secrets.randbelow(10**7)}"
+
+
+def _port(serial: str) -> int:
+    return int(serial.rpartition(":")[2])
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+# Its port
+
+
+@pytest.mark.parametrize("when", ["power", "reboot"])
+def test_nobody_gets_the_port_of_a_device_that_is_off(
+    start_device: Callable[..., VirtualDevice], adb: Adb, when: str
+) -> None:
+    device = start_device(f"off-{when}")
+    fault = "power:off=inf,when=shell" if when == "power" else "reboot:when=shell"
+    manager.inject(device.name, parse_fault(fault))
+    assert adb("-s", device.serial, "shell", "sleep 60").returncode != 0
+    _until(lambda: not _accepts(device.serial))
+    # The listener was closed; the port is taken again a moment later.
+    _until(lambda: not any(_can_have(_port(device.serial), share=one) for one in (False, True)))
+    if when == "power":
+        manager.commands(device.name).power_on()
+    _until(lambda: b"connected" in adb("connect", device.serial).stdout)
+    _until(lambda: adb("-s", device.serial, "shell", "echo back").stdout == b"back\n")
+    manager.remove(device.name)
+
+
+def _accepts(serial: str) -> bool:
+    with contextlib.suppress(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", _port(serial)), timeout=5).close()
+        return True
+    return False
+
+
+def _can_have(port: int, *, share: bool) -> bool:
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, share)
+        try:
+            thief.bind(("127.0.0.1", port))
+            thief.listen()
+        except OSError:
+            return False
+        return True
+
+
+# Its neighbours
+
+
+def test_a_device_that_fails_spares_its_neighbours(
+    tmp_path: Path, adb: Adb, connect: Callable[[str], None]
+) -> None:
+    with hosting(2, "SM8750", tmp_path, processes=1) as [first, second]:
+        for serial in (first, second):
+            connect(serial)
+        (tmp_path / "h000" / "root" / "properties" / "a-folder").mkdir()
+        adb("-s", first, "shell", "reboot; sleep 60")
+        commands = hosted_commands(tmp_path, 0)
+        _until(lambda: commands.events()[-1].detail.startswith("failed: "))
+        time.sleep(0.5)
+        assert adb("-s", second, "shell", "echo here").stdout == b"here\n"
+    for serial in (first, second):
+        adb("disconnect", serial)
+
+
+def test_two_processes_do_not_serve_one_device(tmp_path: Path) -> None:
+    with (
+        hosting(1, "SM8750", tmp_path),
+        pytest.raises(VirtualHostError, match="another process serves this device"),
+        hosting(1, "SM8750", tmp_path),
+    ):
+        pass
+
+
+# Processes that it left
+
+
+def test_a_device_that_was_killed_finds_nothing_of_its_past(
+    start_device: Callable[..., VirtualDevice], adb: Adb
+) -> None:
+    device = start_device("phoenix", namespace=NamespaceKind.NONE)
+    marker = _marker()
+    adb("-s", device.serial, "shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 &")
+    _until(lambda: len(_running(marker)) == 1)
+    assert device.pid is not None
+    os.kill(device.pid, signal.SIGKILL)
+    _until(lambda: manager.get("phoenix").state == "stopped")
+    assert _running(marker)
+    start_device("phoenix", namespace=NamespaceKind.NONE)
+    assert not _running(marker)
+    manager.remove("phoenix")
+
+
+def test_a_copied_folder_does_not_touch_the_device_that_it_was_copied_from(
+    tmp_path: Path, adb: Adb, connect: Callable[[str], None]
+) -> None:
+    marker = _marker()
+    with hosting(1, "SM8750", tmp_path / "one") as [serial]:
+        connect(serial)
+        adb("-s", serial, "shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 &")
+        _until(lambda: len(_running(marker)) == 1)
+        copy = tmp_path / "two" / "h000"
+        copy.mkdir(parents=True)
+        (copy / "device.json").write_bytes((tmp_path / "one/h000/device.json").read_bytes())
+        with hosting(1, "SM8750", tmp_path / "two"):
+            assert _running(marker)
+    assert not _running(marker)
+    adb("disconnect", serial)
+
+
+def test_a_damaged_record_does_not_hide_a_process(home: Path) -> None:
+    device = manager.start("hurt", "SM8750")
+    (home / "devices" / "hurt" / "device.json").write_text("{")
+    manager.remove("hurt")
+    assert not _running(str(home / "devices" / "hurt"))
+    assert device.pid is not None
+    assert not _lives(device.pid)
+
+
+def test_a_process_that_no_record_knows_is_replaced(home: Path) -> None:
+    """Its starter was killed between the start and the record."""
+    first = manager.start("lost", "SM8750")
+    file = home / "devices" / "lost" / "device.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pid": None}))
+    try:
+        again = manager.start("lost", "SM8750")
+        assert first.pid is not None
+        assert not _lives(first.pid)
+        assert again.pid != first.pid
+    finally:
+        manager.remove("lost")
+
+
+@pytest.mark.parametrize("value", [{"port": 70_000}, {"port": -1}, {"namespace": "moon"}])
+def test_a_record_with_values_that_cannot_be_is_damaged(
+    home: Path, value: dict[str, object]
+) -> None:
+    folder = home / "devices" / "odd"
+    folder.mkdir(parents=True)
+    record = {"version": 1, "name": "odd", "soc": "SM8750", "serial_number": "QF1", **value}
+    (folder / "device.json").write_text(json.dumps(record))
+    assert [device.state for device in manager.list_devices()] == ["damaged"]
+    manager.remove("odd")
+
+
+def test_a_machine_too_slow_to_start_a_device_is_told_in_words(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_TIMEOUT_S", 0.001)
+    try:
+        with pytest.raises(VirtualDeviceStartError, match="no answer"):
+            manager.start("slow", "SM8750")
+    finally:
+        manager.remove("slow")
+
+
+# What grows
+
+
+def test_the_journal_of_a_running_device_is_bounded(
+    start_device: Callable[..., VirtualDevice],
+) -> None:
+    device = start_device("talks")
+    folder = device.root.parent
+    line = '{"at": 1.0, "kind": "struck", "fault": "old", "detail": "' + "x" * 1000 + '"}\n'
+    for number in range(3):
+        with (folder / "events.jsonl").open("a") as file:
+            file.write(line * (1 + (4 << 20) // len(line)))
+        manager.inject(device.name, parse_fault(f"drop:when=pull,bytes={number}"))
+    sizes = [path.stat().st_size for path in folder.glob("events.jsonl*")]
+    assert len(sizes) == 2
+    assert sum(sizes) < 9 << 20
+    events = manager.events(device.name)
+    assert [event.fault for event in events if event.kind == "armed"][-2:] == [
+        "drop:bytes=1,when=pull",
+        "drop:bytes=2,when=pull",
+    ]
+    manager.remove("talks")
+
+
+def test_the_log_keeps_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("a") as stream:
+        handler = logs.BoundedHandler(stream)
+        for number in range(9000):
+            text = f"{number} {'x' * 1000}"
+            handler.handle(logging.LogRecord("log", logging.INFO, "", 0, text, (), None))
+    lines = path.read_text().splitlines()
+    assert path.stat().st_size <= 4 << 20
+    numbers = [int(line.split()[0]) for line in lines]
+    assert numbers == list(range(9000 - len(numbers), 9000))
+    assert len(numbers) > 1500
+
+
+def test_a_stranger_cannot_fill_the_log(device: VirtualDevice) -> None:
+    key = _android_key() + b" stranger@somewhere\0"
+    greeting = _message(Command.CNXN, _VERSION, 1 << 20, b"host::")
+    before = device.log_path.stat().st_size
+    with socket.create_connection(("127.0.0.1", _port(device.serial)), timeout=10) as peer:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            peer.sendall(greeting + 2000 * _message(Command.AUTH, 3, 0, key))
+        with contextlib.suppress(ConnectionResetError):
+            while peer.recv(65536):
+                pass
+    assert device.log_path.stat().st_size - before < 20_000
+
+
+def _message(command: Command, arg0: int, arg1: int, payload: bytes = b"") -> bytes:
+    return pack_header(command, arg0, arg1, payload, with_checksum=True) + payload
+
+
+def _android_key() -> bytes:
+    modulus = (1 << 2047 | secrets.randbits(2046)).to_bytes(256, "little")
+    return base64.b64encode(struct.pack("<II256s256sI", 64, 0, modulus, bytes(256), 65537))

@@ -1,0 +1,186 @@
+"""A device that gets hot, as its shell sees it."""
+
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from harness.virtual_device import manager
+from harness.virtual_device.manager import VirtualDevice
+from harness.virtual_device.namespace import NamespaceKind
+
+Adb = Callable[..., subprocess.CompletedProcess[bytes]]
+_PATIENCE_S = 200
+_SYS = "cd $QNNFARM_SYS_ROOT &&"
+_CPU0 = "devices/system/cpu/cpu0/cpufreq"
+
+
+@pytest.fixture(scope="module", params=["best", "none"])
+def warm(
+    request: pytest.FixtureRequest, start_device: Callable[..., VirtualDevice]
+) -> VirtualDevice:
+    kind = NamespaceKind.NONE if request.param == "none" else None
+    return start_device(f"warm-{request.param}", namespace=kind)
+
+
+@pytest.fixture
+def shell(warm: VirtualDevice, adb: Adb) -> Iterator[Callable[[str], str]]:
+    def run(command: str) -> str:
+        done = adb("-s", warm.serial, "shell", command)
+        return (done.stdout + done.stderr).decode()
+
+    yield run
+    manager.commands(warm.name).heat_off()
+
+
+Shell = Callable[[str], str]
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_without_the_model_nothing_is_made_up(warm: VirtualDevice, shell: Shell) -> None:
+    assert manager.heat(warm.name) is None
+    assert shell("ls $QNNFARM_SYS_ROOT/class 2>&1 >/dev/null") != ""
+    assert "present: false" in shell("dumpsys battery")
+    assert "Can't find service" in shell("dumpsys thermalservice")
+    assert "not supported" in shell("cmd power set-fixed-performance-mode-enabled true")
+
+
+def test_files_show_what_the_model_says(warm: VirtualDevice, shell: Shell) -> None:
+    manager.heat(
+        warm.name, ambient_c=30, temperature_c=48.25, battery=0.5, charging=False,
+        capacity_j_per_k=1e5,
+    )  # fmt: skip
+    shown = shell(
+        f"{_SYS} cat class/thermal/thermal_zone*/type class/thermal/thermal_zone*/temp"
+        f" {_CPU0}/cpuinfo_max_freq {_CPU0}/scaling_max_freq {_CPU0}/scaling_available_governors"
+        " class/devfreq/ddr/max_freq"
+    ).split()
+    assert shown[:4] == ["cpuss-0", "nspss-0", "skin-therm", "battery"]
+    assert all(47_000 < int(text) <= 48_250 for text in shown[4:8])
+    assert shown[8:] == [
+        "3000000", "3000000", "schedutil", "performance", "powersave", "4000000000",
+    ]  # fmt: skip
+    battery = shell(f"{_SYS} cd class/power_supply/battery && cat status capacity health temp")
+    status, capacity, health, temperature = battery.split()
+    assert (status, capacity, health) == ("Discharging", "50", "Good")
+    assert 470 < int(temperature) <= 483
+    assert int(shell(f"{_SYS} cat class/power_supply/battery/current_now")) < 0
+    dumped = shell("dumpsys battery")
+    assert "  level: 50\r\n" in dumped.replace("\n", "\r\n")
+    assert "  status: 3" in dumped
+    assert "USB powered: false" in dumped
+
+
+def test_work_heats_it_and_rest_cools_it(warm: VirtualDevice, shell: Shell) -> None:
+    # With such a resistance it keeps the heat, however late it is looked at.
+    manager.heat(
+        warm.name, ambient_c=25, temperature_c=25, time_scale=100, idle_w=0, throttle_to_c=200,
+        resistance_k_per_w=1000, capacity_j_per_k=50,
+    )  # fmt: skip
+    zone = f"{_SYS} cat class/thermal/thermal_zone0/temp"
+    cool = int(shell(zone))
+    shell("i=0; while [ $i -lt 400000 ]; do i=$((i + 1)); done")
+    hot = int(shell(zone))
+    assert hot > cool + 500
+    manager.heat(warm.name, resistance_k_per_w=9)
+    _until(lambda: int(shell(zone)) < hot - (hot - cool) // 4)
+
+
+def test_heat_slows_its_processes_and_is_seen(
+    warm: VirtualDevice, shell: Shell, stopped_share: Callable[[str], float]
+) -> None:
+    marker = f"{10**6 + secrets.randbelow(10**6)}.5"
+    pid = shell(f"setsid sleep {marker} </dev/null >/dev/null 2>&1 & echo $!").strip()
+    assert stopped_share(marker) == 0
+    told = manager.heat(warm.name, temperature_c=120, capacity_j_per_k=10_000, min_speed=0.1)
+    assert told is not None
+    assert (told.speed, told.status) == (0.1, 4)
+    frequencies = shell(f"{_SYS} cat {_CPU0}/scaling_max_freq {_CPU0}/cpuinfo_max_freq")
+    assert frequencies.split() == ["300000", "3000000"]
+    _until(lambda: stopped_share(marker) > 0.2)  # 0.9 where nobody else uses the processor
+    dumped = shell("dumpsys thermalservice")
+    assert "Thermal Status: 4" in dumped
+    manager.heat(warm.name, temperature_c=30)
+    _until(lambda: stopped_share(marker) == 0)
+    assert shell(f"kill {pid}") == ""
+    assert "\tTemperature{mValue=11" in dumped or "\tTemperature{mValue=12" in dumped
+
+
+def test_governors_and_fixed_performance_act(warm: VirtualDevice, shell: Shell) -> None:
+    manager.heat(warm.name, temperature_c=25)
+    clock = f"{_SYS} cat {_CPU0}/scaling_cur_freq"
+    shell(f"{_SYS} echo performance >devices/system/cpu/cpu3/cpufreq/scaling_governor")
+    _until(lambda: shell(clock) == "3000000\n")
+    assert shell(f"{_SYS} cat {_CPU0}/scaling_governor") == "performance\n"
+    shell(f"{_SYS} echo nonsense >{_CPU0}/scaling_governor")
+    _until(lambda: shell(f"{_SYS} cat {_CPU0}/scaling_governor") == "performance\n")
+    shell("cmd power set-fixed-performance-mode-enabled true")
+    _until(lambda: shell(clock) == "2100000\n")
+    shell("cmd power set-fixed-performance-mode-enabled false")
+    _until(lambda: shell(clock) == "3000000\n")
+
+
+def test_commands_about_power_do_what_they_say_or_refuse(shell: Shell) -> None:
+    assert shell("settings get global stay_on_while_plugged_in") == "null\n"
+    assert shell("svc power stayon true && dumpsys power").count("Setting=15") == 1
+    assert shell("settings put system k 'a  b' && settings get system k") == "a  b\n"
+    assert "k=a  b\n" in shell("settings list system")
+    assert shell("settings delete system k; settings get system k") == "Deleted 1 rows\nnull\n"
+    assert "mWakefulness=Asleep" in shell("input keyevent KEYCODE_SLEEP; dumpsys power")
+    assert "state=ON" in shell("input keyevent 224; dumpsys power")
+    shell("settings delete global stay_on_while_plugged_in")
+    for refused in ("svc wifi disable", "input tap 1 2", "cmd package list", "settings reset a"):
+        assert shell(f"{refused} >/dev/null 2>&1; echo $?") == "1\n"
+    for hostile in ("../../x", "a/b", ".h"):
+        assert shell(f"settings put system {hostile} z 2>/dev/null; echo $?") == "1\n"
+
+
+def test_an_idle_device_computes_nothing(warm: VirtualDevice, shell: Shell) -> None:
+    manager.heat(warm.name, temperature_c=60)
+    shell("true")
+    file = warm.root / "sys/class/thermal/thermal_zone0/temp"
+    _until(lambda: _same_twice(file.read_text))
+    before = float(file.read_text())
+    _until(lambda: manager.heat(warm.name) is not None and float(file.read_text()) < before)
+
+
+def test_a_look_right_after_another_invents_no_power(warm: VirtualDevice, shell: Shell) -> None:
+    manager.heat(warm.name, idle_w=0, core_w=1)
+    spin = "(while :; do :; done) </dev/null >/dev/null 2>&1 & echo $!"
+    pids = shell(f"{spin}; {spin}").split()
+    most = 0.0
+    for _ in range(300):
+        reading = manager.heat(warm.name)
+        assert reading is not None
+        most = max(most, reading.power_w)
+    shell(f"kill {' '.join(pids)}")
+    assert 0 < most < 1.5 * (os.cpu_count() or 1)
+
+
+def test_a_device_that_loses_its_sysfs_gets_it_back(warm: VirtualDevice, shell: Shell) -> None:
+    manager.heat(warm.name, temperature_c=60)
+    zone = "cat $QNNFARM_SYS_ROOT/class/thermal/thermal_zone0/temp"
+    assert int(shell(zone)) > 50_000
+    shell("rm -rf $QNNFARM_SYS_ROOT")
+    _until(lambda: shell(zone).strip().isdigit())
+    assert int(shell(zone)) > 50_000
+    governor = f"$QNNFARM_SYS_ROOT/{_CPU0}/scaling_governor"
+    shell(f"rm -f {governor}; mkfifo {governor}; sleep 0.3")
+    assert shell("echo alive") == "alive\n"
+    manager.heat(warm.name, temperature_c=70)
+    assert int(shell(zone)) > 60_000
+
+
+def _same_twice(read: Callable[[], str]) -> bool:
+    first = read()
+    time.sleep(0.4)
+    return first == read()

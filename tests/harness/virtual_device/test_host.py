@@ -1,0 +1,189 @@
+"""Many devices in few processes, each still a device of its own."""
+
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import adbutils
+import pytest
+
+from buildlib.errors import UnknownSocError
+from harness.errors import VirtualHostError
+from harness.virtual_device.faults import parse_fault
+from harness.virtual_device.hosting import hosted_commands, hosting
+from harness.virtual_device.procfs import all_processes, command_line
+
+Adb = Callable[..., subprocess.CompletedProcess[bytes]]
+_PATIENCE_S = 200
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hosted")
+
+
+@pytest.fixture(scope="module")
+def serials(folder: Path, adb: Adb, connect: Callable[[str], None]) -> Iterator[list[str]]:
+    with hosting(5, "SM8650", folder, processes=2) as found:
+        for serial in found:
+            connect(serial)
+        yield found
+    for serial in found:
+        adb("disconnect", serial)
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _hosts(folder: Path) -> list[int]:
+    text = str(folder).encode()
+    return [p.pid for p in all_processes() if p.alive and text in command_line(p.pid)]
+
+
+def _marker() -> str:
+    """A duration for `sleep` that no other process has."""
+    return f"{secrets.randbelow(10**7)}.{secrets.randbelow(10**7)}"
+
+
+def _running(marker: str) -> bool:
+    return any(p.alive and marker.encode() in command_line(p.pid) for p in all_processes())
+
+
+def test_each_has_a_folder_and_properties_of_its_own(
+    folder: Path, serials: list[str], adb: Adb, tmp_path: Path
+) -> None:
+    assert len(set(serials)) == 5
+    assert len(_hosts(folder)) == 2
+    (tmp_path / "file").write_bytes(b"x" * 100_000)
+    told = []
+    for number, serial in enumerate(serials):
+        to = f"/data/local/tmp/file{number}"
+        assert adb("-s", serial, "push", tmp_path / "file", to).returncode == 0
+        command = "ls $TMPDIR; getprop ro.soc.model; getprop ro.serialno; pwd"
+        told.append(adb("-s", serial, "shell", command).stdout.decode().split())
+    assert [lines[0] for lines in told] == [f"file{n}" for n in range(5)]
+    assert {(lines[1], lines[3]) for lines in told} == {("SM8650", "/")}
+    assert len({lines[2] for lines in told}) == 5
+
+
+def test_a_fault_strikes_one_and_spares_its_neighbours(
+    folder: Path, serials: list[str], adb: Adb
+) -> None:
+    first, second = serials[:2]
+    marks = [_marker() for _ in range(3)]
+    daemon = "setsid sh -c 'setsid sleep {} & sleep {}' </dev/null >/dev/null 2>&1 &"
+    adb("-s", first, "shell", daemon.format(marks[0], marks[1]))
+    adb("-s", second, "shell", daemon.format(marks[2], marks[2]))
+    _until(lambda: all(map(_running, marks)))
+    commands = hosted_commands(folder, 0)
+    commands.inject(parse_fault("power:off=inf,when=shell"))
+    assert adb("-s", first, "shell", "sleep 60").returncode != 0
+    _until(lambda: commands.events()[-1].kind == "off")
+    assert [_running(mark) for mark in marks] == [False, False, True]
+    assert adb("-s", second, "shell", "echo here").stdout == b"here\n"
+    assert [event.kind for event in hosted_commands(folder, 1).events()] == ["booted"]
+    commands.power_on()
+    _until(lambda: b"connected" in adb("connect", first).stdout)
+    _until(lambda: adb("-s", first, "shell", "echo back").stdout == b"back\n")
+
+
+def test_a_reboot_is_the_devices_own(serials: list[str], adb: Adb) -> None:
+    third, fourth = serials[2:4]
+    before = [adb("-s", s, "shell", "getprop ro.runtime.firstboot").stdout for s in (third, fourth)]
+    adb("-s", third, "shell", "reboot; sleep 60")
+    _until(lambda: adb("connect", third).returncode == 0)
+
+    def rebooted() -> bool:
+        adb("connect", third)
+        told = adb("-s", third, "shell", "getprop ro.runtime.firstboot").stdout
+        return told.strip().isdigit() and told != before[0]
+
+    _until(rebooted)
+    assert adb("-s", fourth, "shell", "getprop ro.runtime.firstboot").stdout == before[1]
+
+
+def test_heat_counts_the_work_of_its_own_device(folder: Path, serials: list[str], adb: Adb) -> None:
+    both = [hosted_commands(folder, number) for number in (3, 4)]
+    for commands in both:
+        # With such a resistance it keeps the heat, however late it is looked at.
+        commands.heat(
+            temperature_c=25, idle_w=0, time_scale=100, resistance_k_per_w=1000, capacity_j_per_k=50
+        )
+    adb("-s", serials[3], "shell", "i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done")
+    worked, rested = (commands.heat() for commands in both)
+    assert worked is not None
+    assert rested is not None
+    assert worked.soc_c > 25.3
+    assert rested.soc_c == pytest.approx(25)
+    for commands in both:
+        commands.heat_off()
+
+
+def test_a_stranger_is_refused(
+    serials: list[str], new_adb_server: Callable[[], dict[str, str]]
+) -> None:
+    environment = new_adb_server()
+
+    def stranger(*arguments: str) -> bytes:
+        command = [adbutils.adb_path(), *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, check=False)
+        return done.stdout + done.stderr
+
+    assert b"failed to authenticate" in stranger("connect", serials[0])
+    assert b"unauthorized" in stranger("-s", serials[0], "shell", "echo in")
+
+
+def test_they_keep_files_and_ports_and_leave_nothing(
+    tmp_path: Path, adb: Adb, connect: Callable[[str], None]
+) -> None:
+    mark = _marker()
+    with hosting(1, "SM8750", tmp_path, processes=4) as [serial]:
+        connect(serial)
+        leave = f"echo kept >$TMPDIR/kept; setsid sleep {mark} >/dev/null 2>&1 &"
+        adb("-s", serial, "shell", leave)
+        _until(lambda: _running(mark))
+    assert not _running(mark)
+    assert _hosts(tmp_path) == []
+    with hosting(1, "SM8750", tmp_path) as [again]:
+        assert again == serial
+        connect(serial)
+        _until(lambda: adb("-s", serial, "shell", "cat $TMPDIR/kept").stdout == b"kept\n")
+    adb("disconnect", serial)
+
+
+_THEIR_HOST = """
+import os, sys
+from pathlib import Path
+from harness.virtual_device.hosting import hosting
+with hosting(2, "SM8750", Path(sys.argv[1])) as serials:
+    print(*serials, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_they_end_with_who_started_them(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-c", _THEIR_HOST, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=_PATIENCE_S)
+    assert done.returncode == -signal.SIGKILL, done
+    assert len(done.stdout.split()) == 2
+    _until(lambda: _hosts(tmp_path) == [])
+
+
+def test_what_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(UnknownSocError), hosting(1, "SM1", tmp_path):
+        pass
+    (tmp_path / "h000").mkdir()
+    (tmp_path / "h000" / "device.json").write_text("{}")
+    with pytest.raises(VirtualHostError) as caught, hosting(2, "SM8750", tmp_path):
+        pass
+    assert "device.json" in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert _hosts(tmp_path) == []

@@ -1,0 +1,282 @@
+"""Faults strike a device as `adb` sees it, and the journal tells so."""
+
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import adbutils
+import pytest
+
+from harness.errors import VirtualDeviceControlError
+from harness.virtual_device import manager
+from harness.virtual_device.faults import parse_fault
+from harness.virtual_device.journal import Event
+from harness.virtual_device.manager import VirtualDevice
+from harness.virtual_device.namespace import NamespaceKind
+
+Adb = Callable[..., subprocess.CompletedProcess[bytes]]
+_PATIENCE_S = 200
+_TO = "/data/local/tmp/file"
+_RUN = "sh run.sh; sleep 60"
+"""A run to the device; that no such script is there comes later."""
+
+
+@pytest.fixture(scope="module", params=["best", "none"])
+def struck(
+    request: pytest.FixtureRequest, start_device: Callable[..., VirtualDevice]
+) -> VirtualDevice:
+    kind = NamespaceKind.NONE if request.param == "none" else None
+    return start_device(f"struck-{request.param}", namespace=kind)
+
+
+@pytest.fixture
+def on_struck(struck: VirtualDevice, adb: Adb) -> Iterator[Adb]:
+    def run(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return adb("-s", struck.serial, *arguments, stdin=stdin)
+
+    yield run
+    manager.clear(struck.name)
+    _wait(lambda: _answers(struck, adb))
+
+
+def _wait(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _answers(device: VirtualDevice, adb: Adb) -> bool:
+    adb("connect", device.serial)
+    return adb("-s", device.serial, "shell", "echo here").stdout == b"here\n"
+
+
+def _inject(device: VirtualDevice, *texts: str) -> None:
+    manager.inject(device.name, *map(parse_fault, texts))
+
+
+def _strikes(device: VirtualDevice) -> list[Event]:
+    """What struck since the last faults were told."""
+    events = manager.events(device.name)
+    told = max(index for index, event in enumerate(events) if event.kind == "armed")
+    return [event for event in events[told:] if event.kind == "struck"]
+
+
+def test_a_drop_breaks_a_push_and_strikes_once(
+    struck: VirtualDevice, on_struck: Adb, adb: Adb, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(3_000_000))
+    _inject(struck, "drop:bytes=1000000,when=push")
+    before = time.time()
+    assert on_struck("push", tmp_path / "file", _TO).returncode != 0
+    _wait(lambda: _answers(struck, adb))
+    assert on_struck("shell", "ls $TMPDIR").stdout == b""
+    [event] = _strikes(struck)
+    assert event.fault == "drop:bytes=1000000,when=push"
+    assert before <= event.at <= time.time()
+    assert event.detail.endswith("/data/local/tmp/file")
+    assert on_struck("push", tmp_path / "file", _TO).returncode == 0
+    assert manager.faults(struck.name) == ()
+    on_struck("shell", "rm $TMPDIR/file")
+
+
+def test_a_shell_is_dropped_and_leaves_nothing(
+    struck: VirtualDevice, on_struck: Adb, adb: Adb
+) -> None:
+    _inject(struck, "drop:bytes=100,when=shell")
+    done = on_struck("shell", "echo $$ >$TMPDIR/pid; while :; do echo something; done")
+    assert done.returncode != 0
+    _wait(lambda: _answers(struck, adb))
+    alive = 'read -r pid <$TMPDIR/pid; kill -0 "$pid" 2>/dev/null && echo alive; rm -f $TMPDIR/pid'
+    _wait(lambda: on_struck("shell", alive.partition("; rm")[0]).stdout == b"")
+    on_struck("shell", "rm $TMPDIR/pid")
+
+
+def test_a_stall_holds_everything_until_it_ends(struck: VirtualDevice, on_struck: Adb) -> None:
+    _inject(struck, "stall:seconds=0.4,when=shell")
+    assert on_struck("shell", "echo late").stdout == b"late\n"
+    assert len(_strikes(struck)) == 1
+
+
+def test_a_stall_for_ever_ends_by_command(struck: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
+    _inject(struck, "stall:when=shell")
+    with subprocess.Popen(
+        [adbutils.adb_path(), "-s", struck.serial, "shell", "echo at-last"],
+        stdout=subprocess.PIPE,
+    ) as waiting:
+        _wait(lambda: len(_strikes(struck)) == 1)
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(0.3)
+        manager.clear(struck.name)
+        assert waiting.communicate(timeout=_PATIENCE_S)[0] == b"at-last\n"
+
+
+def test_the_second_file_is_corrupted_repeatably(
+    struck: VirtualDevice, on_struck: Adb, tmp_path: Path
+) -> None:
+    right = bytes(range(256)) * 100
+    (tmp_path / "file").write_bytes(right)
+    received = []
+    for _ in range(2):
+        _inject(struck, "corrupt:file=2,flips=3,seed=5")
+        for number in range(3):
+            assert on_struck("push", tmp_path / "file", f"{_TO}{number}").returncode == 0
+        files = [on_struck("exec-out", f"cat $TMPDIR/file{n}").stdout for n in range(3)]
+        assert (files[0], files[2]) == (right, right)
+        assert len(files[1]) == len(right)
+        differing = [a ^ b for a, b in zip(files[1], right, strict=True) if a != b]
+        assert len(differing) == 3
+        assert all(bit.bit_count() == 1 for bit in differing)
+        received.append(files[1])
+    assert received[0] == received[1]
+    on_struck("shell", "rm $TMPDIR/file*")
+
+
+def test_a_full_device_refuses_until_something_goes(
+    struck: VirtualDevice, on_struck: Adb, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(1_000_000))
+    assert on_struck("push", tmp_path / "file", f"{_TO}1").returncode == 0
+    _inject(struck, "full:free=500000")
+    refused = on_struck("push", tmp_path / "file", f"{_TO}2")
+    assert b"No space left on device" in refused.stdout + refused.stderr
+    assert len(_strikes(struck)) == 1
+    free = int(on_struck("shell", "df -k /data/local/tmp").stdout.split()[-3])
+    assert free <= 500
+    on_struck("shell", "rm $TMPDIR/file1")
+    assert on_struck("push", tmp_path / "file", f"{_TO}2").returncode == 0
+    manager.clear(struck.name)
+    assert on_struck("push", tmp_path / "file", f"{_TO}1").returncode == 0
+    on_struck("shell", "rm $TMPDIR/file*")
+
+
+def test_a_full_disk_is_an_error_of_what_writes_and_kills_nobody(
+    struck: VirtualDevice, on_struck: Adb
+) -> None:
+    _inject(struck, "full:free=0")
+    done = on_struck("shell", "echo text >$TMPDIR/file; echo $?; dd if=/dev/zero of=$TMPDIR/file")
+    assert done.stdout == b"1\n"
+    assert done.returncode == 1
+    assert b"File too large" in done.stderr
+    on_struck("shell", "rm $TMPDIR/file")
+
+
+def test_a_reboot_in_the_middle_of_a_run(struck: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
+    _inject(struck, "reboot:after=0.2,when=run")
+    before = on_struck("shell", "getprop ro.runtime.firstboot").stdout
+    assert on_struck("shell", _RUN).returncode != 0
+    _wait(lambda: _answers(struck, adb))
+    assert on_struck("shell", "getprop ro.runtime.firstboot").stdout != before
+    assert on_struck("shell", "getprop ro.boot.bootreason").stdout == b"reboot\n"
+    assert [event.fault for event in _strikes(struck)] == ["reboot:after=0.2,when=run"]
+
+
+def test_a_power_cut_loses_what_was_not_synced(
+    struck: VirtualDevice, on_struck: Adb, adb: Adb
+) -> None:
+    synced = str(struck.root / "state" / "synced")
+    if struck.namespace is not NamespaceKind.NONE:
+        synced = "/.device/state/synced"
+    # File times have the grain of the kernel's clock tick.
+    write = f"until [ fresh -nt {synced} ]; do echo lost >fresh; done"
+    on_struck("shell", f"cd $TMPDIR; echo kept >synced; sync; {write}")
+    _inject(struck, "power:off=inf,unsynced=60,when=run")
+    assert on_struck("shell", _RUN).returncode != 0
+    _wait(lambda: manager.events(struck.name)[-1].kind == "off")
+    assert b"connected to" not in adb("connect", struck.serial).stdout
+    manager.commands(struck.name).power_on()
+    _wait(lambda: _answers(struck, adb))
+    told = on_struck(
+        "shell", "cat $TMPDIR/synced; wc -c <$TMPDIR/fresh; getprop ro.boot.bootreason"
+    )
+    assert told.stdout.split() == [b"kept", b"0", b"power"]
+    assert manager.events(struck.name)[-2].detail == "lost local/tmp/fresh"
+    on_struck("shell", "rm $TMPDIR/*")
+
+
+@pytest.mark.parametrize("signal", ["KILL", "STOP"])
+def test_the_runner_is_struck_and_what_started_it_is_not(
+    struck: VirtualDevice, on_struck: Adb, signal: str
+) -> None:
+    _inject(struck, f"runner:signal={signal},match=61.5")
+    script = "sh run.sh; sleep 61.5 & pid=$!; "
+    if signal == "KILL":
+        done = on_struck("shell", f"{script} wait $pid; echo ended $?")
+        assert done.stdout == b"ended 137\n"
+    else:
+        look = "while ! grep -q 'State:.T' /proc/$pid/status; do sleep 0.05; done"
+        done = on_struck("shell", f"{script} {look}; echo hangs; kill -9 $pid")
+        assert done.stdout == b"hangs\n"
+    [event] = _strikes(struck)
+    assert event.fault.startswith(f"runner:signal={signal}" if signal == "STOP" else "runner:")
+
+
+def test_a_slow_device_answers_slowly(struck: VirtualDevice, on_struck: Adb) -> None:
+    _inject(struck, "slow:ms=30,when=shell")
+    assert on_struck("shell", "echo x").stdout == b"x\n"
+    assert len(_strikes(struck)) == 1
+    assert len(manager.faults(struck.name)) == 1
+
+
+def test_throttled_processes_are_stopped_for_most_of_the_time(
+    struck: VirtualDevice, on_struck: Adb, stopped_share: Callable[[str], float]
+) -> None:
+    marker = f"{10**6 + secrets.randbelow(10**6)}.4"
+    on_struck("shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 &")
+    assert stopped_share(marker) == 0
+    _inject(struck, "throttle:factor=10")
+    assert len(manager.faults(struck.name)) == 1
+    _wait(lambda: stopped_share(marker) > 0.2)
+    manager.clear(struck.name)
+    _wait(lambda: stopped_share(marker) == 0)
+
+
+def test_a_device_that_does_not_run_cannot_be_told(
+    start_device: Callable[..., VirtualDevice],
+) -> None:
+    start_device("asleep")
+    manager.stop("asleep")
+    with pytest.raises(VirtualDeviceControlError, match="does not run"):
+        manager.inject("asleep", parse_fault("drop"))
+    assert [event.kind for event in manager.events("asleep")] == ["booted"]
+    manager.remove("asleep")
+
+
+def test_sync_saves_the_files_that_it_is_given(
+    struck: VirtualDevice, on_struck: Adb, adb: Adb
+) -> None:
+    script = (
+        "cd $TMPDIR; for name in one two three; do echo $name >$name; done; sync one two;"
+        " mv one moved; echo more >>two"
+    )
+    assert on_struck("shell", script).returncode == 0
+    assert b"No such file" in on_struck("shell", "sync $TMPDIR/no").stderr
+    _cut_power(struck, on_struck, adb)
+    sizes = on_struck("shell", "cd $TMPDIR; wc -c moved two three | head -3").stdout.split()
+    assert sizes == [b"4", b"moved", b"0", b"two", b"0", b"three"]
+    on_struck("shell", "rm $TMPDIR/*")
+
+
+def test_what_outlived_one_boot_outlives_the_next(
+    struck: VirtualDevice, on_struck: Adb, adb: Adb
+) -> None:
+    on_struck("shell", "echo kept >$TMPDIR/kept; reboot; sleep 60")
+    _wait(lambda: _answers(struck, adb))
+    _cut_power(struck, on_struck, adb)
+    assert on_struck("shell", "cat $TMPDIR/kept").stdout == b"kept\n"
+    on_struck("shell", "rm $TMPDIR/*")
+
+
+def _cut_power(device: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
+    _inject(device, "power:off=0.1,unsynced=600,when=run")
+    assert on_struck("shell", _RUN).returncode != 0
+    _wait(lambda: _answers(device, adb))
+
+
+def test_a_power_cut_during_a_reboot_is_one(struck: VirtualDevice, on_struck: Adb) -> None:
+    _inject(struck, "reboot:when=run", "power:after=0.5,off=inf,when=run")
+    assert on_struck("shell", _RUN).returncode != 0
+    _wait(lambda: manager.events(struck.name)[-1].kind == "off")
+    manager.commands(struck.name).power_on()

@@ -1,0 +1,83 @@
+"""Which fault ends when, by the injector alone."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.virtual_device.faults import Runner, parse_fault
+from harness.virtual_device.injection import Injector
+from harness.virtual_device.journal import EventJournal
+
+
+class Stillness:
+    """Effects of which only whether anything passes is looked at."""
+
+    def __init__(self) -> None:
+        self.frozen = False
+
+    def drop(self) -> None: ...
+
+    def freeze(self) -> None:
+        self.frozen = True
+
+    def thaw(self) -> None:
+        self.frozen = False
+
+    def reboot(self) -> None: ...
+
+    def lose_power(self, off_s: float, unsynced_s: float) -> None: ...
+
+    def squeeze(self, free: int | None) -> None: ...
+
+    def throttle(self, factor: float) -> None: ...
+
+    def strike_runner(self, pid: int, fault: Runner) -> list[int]:  # noqa: ARG002
+        return []
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[EventJournal]:
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    journal = EventJournal(folder)
+    yield journal
+    journal.close()
+    os.close(folder)
+
+
+def test_the_end_of_one_stall_does_not_end_another(journal: EventJournal) -> None:
+    """A reboot ended the first before its time; the second is to last until it is cleared."""
+
+    async def play() -> None:
+        effects = Stillness()
+        injector = Injector(effects, journal)
+        injector.arm(parse_fault("stall:seconds=0.2,when=push"))
+        first = asyncio.create_task(injector.begin("push"))
+        await asyncio.sleep(0)
+        assert effects.frozen
+        injector.release()
+        await first
+        injector.arm(parse_fault("stall:when=shell"))
+        second = asyncio.create_task(injector.begin("shell"))
+        await asyncio.sleep(0.5)
+        assert effects.frozen
+        assert not second.done()
+        injector.clear()
+        await second
+        assert not effects.frozen
+
+    asyncio.run(play())
+
+
+def test_a_stall_lasts_as_long_as_it_is_told(journal: EventJournal) -> None:
+    async def play() -> None:
+        effects = Stillness()
+        injector = Injector(effects, journal)
+        injector.arm(parse_fault("stall:seconds=0.05,count=2"))
+        for _ in range(2):
+            (await injector.begin("push")).end()
+            assert not effects.frozen
+
+    asyncio.run(play())

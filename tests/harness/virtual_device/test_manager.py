@@ -1,0 +1,158 @@
+"""Starting, finding and removing devices, without an adb server."""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildlib.errors import UnknownSocError
+from harness.errors import (
+    UnknownVirtualDeviceError,
+    VirtualDeviceChangeError,
+    VirtualDeviceNameError,
+    VirtualDeviceRecordError,
+    VirtualDeviceStartError,
+)
+from harness.virtual_device import manager
+from harness.virtual_device.procfs import machine_boot_id, process_stat
+from harness.virtual_device.record import DeviceRecord, load_record, save_record
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty state folder; devices left in it are removed."""
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_life(home: Path) -> None:
+    started = manager.start("alpha", "sm8750")
+    try:
+        assert (started.name, started.soc, started.state) == ("alpha", "SM8750", "running")
+        assert started.serial.startswith("127.0.0.1:")
+        assert manager.start("alpha", "SM8750") == started
+        assert manager.list_devices() == [started]
+        stopped = manager.stop("alpha")
+        assert (stopped.state, stopped.pid, stopped.serial) == ("stopped", None, started.serial)
+        assert manager.stop("alpha") == stopped
+        again = manager.start("alpha", "SM8750")
+        assert again.serial == started.serial
+        assert again.pid != started.pid
+    finally:
+        manager.remove("alpha")
+    assert manager.list_devices() == []
+    assert [path for path in (home / "devices").iterdir() if path.suffix != ".lock"] == []
+
+
+def test_two_starts_at_once_make_one_device(home: Path) -> None:
+    code = "from harness.virtual_device import manager; print(manager.start('twin', 'SM8750').pid)"
+
+    def start(_: int) -> str:
+        command = [sys.executable, "-P", "-c", code]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            assert len(set(pool.map(start, range(3)))) == 1
+    finally:
+        manager.remove("twin")
+
+
+def test_a_process_that_is_not_the_devices_is_left_alone(home: Path) -> None:
+    manager.start("stale", "SM8750")
+    manager.stop("stale")
+    folder = home / "devices" / "stale"
+    found = process_stat(os.getpid())
+    assert found is not None
+    record = replace(
+        load_record(folder),
+        pid=os.getpid(),
+        pid_started=found.started - 1,
+        machine_boot=machine_boot_id(),
+    )
+    save_record(folder, record)
+    assert manager.get("stale").state == "stopped"
+    manager.stop("stale")
+    save_record(folder, replace(record, pid_started=found.started, machine_boot="another"))
+    manager.remove("stale")
+
+
+@given(st.text(max_size=50).filter(lambda name: not name.isascii() or not name.isalnum()))
+def test_names_are_no_paths(name: str) -> None:
+    if manager._NAME.fullmatch(name):
+        return
+    for action in (manager.stop, manager.remove, manager.get):
+        with pytest.raises(VirtualDeviceNameError):
+            action(name)
+    with pytest.raises(VirtualDeviceNameError):
+        manager.start(name, "SM8750")
+
+
+def test_what_is_not_there_is_named(home: Path) -> None:
+    for action in (manager.stop, manager.remove, manager.get):
+        with pytest.raises(UnknownVirtualDeviceError) as caught:
+            action("ghost")
+        assert str(caught.value) == "no virtual device 'ghost': there are none yet"
+    with pytest.raises(UnknownSocError):
+        manager.start("ghost", "SM9999")
+    assert manager.list_devices() == []
+
+
+def test_a_device_keeps_its_soc_and_may_change_its_size_while_stopped(home: Path) -> None:
+    try:
+        manager.start("fixed", "SM8750", storage_bytes=10_000_000)
+        with pytest.raises(VirtualDeviceChangeError, match="SM8650"):
+            manager.start("fixed", "SM8650")
+        with pytest.raises(VirtualDeviceChangeError, match="storage"):
+            manager.start("fixed", "SM8750", storage_bytes=5)
+        manager.stop("fixed")
+        assert manager.start("fixed", "SM8750").storage_bytes == 10_000_000
+        manager.stop("fixed")
+        assert (
+            manager.start("fixed", "SM8750", storage_bytes=20_000_000).storage_bytes == 20_000_000
+        )
+    finally:
+        manager.remove("fixed")
+
+
+def test_a_device_that_cannot_start_says_why(home: Path) -> None:
+    manager.start("broken", "SM8750")
+    manager.stop("broken")
+    folder = home / "devices" / "broken"
+    (folder / "root" / "properties" / "a-folder").mkdir()
+    with pytest.raises(VirtualDeviceStartError) as caught:
+        manager.start("broken", "SM8750")
+    assert "\n" not in str(caught.value)
+    assert manager.get("broken").state == "stopped"
+    manager.remove("broken")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"version": 2}', '{"version": 1, "name": 3}', '{"version": 1}', "\0"],
+)
+def test_a_damaged_record_is_an_error_that_can_be_removed(home: Path, content: str) -> None:
+    folder = home / "devices" / "hurt"
+    folder.mkdir(parents=True)
+    (folder / "device.json").write_text(content)
+    with pytest.raises(VirtualDeviceRecordError):
+        manager.stop("hurt")
+    assert [device.state for device in manager.list_devices()] == ["damaged"]
+    manager.remove("hurt")
+    assert not folder.exists()
+
+
+def test_a_record_survives_its_file(tmp_path: Path) -> None:
+    record = DeviceRecord("n", "SM8750", "QF1", 5, 1234, 1, 2, "b", "none")
+    save_record(tmp_path, record)
+    assert load_record(tmp_path) == record
+    assert json.loads((tmp_path / "device.json").read_text())["version"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["device.json"]

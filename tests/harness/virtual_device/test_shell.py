@@ -1,0 +1,183 @@
+"""Commands on a device, through the real adb."""
+
+import os
+import secrets
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import adbutils
+import pytest
+
+from harness.virtual_device.manager import VirtualDevice
+from harness.virtual_device.procfs import all_processes
+
+Adb = Callable[..., subprocess.CompletedProcess[bytes]]
+
+
+def _running(marker: str) -> list[int]:
+    """Processes, anywhere on this machine, with `marker` as an argument."""
+    found = []
+    for process in all_processes():
+        try:
+            arguments = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if marker.encode() in arguments and process.alive:
+            found.append(process.pid)
+    return found
+
+
+def _wait_until(holds: Callable[[], bool], patience_s: float = 200) -> None:
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def marker() -> str:
+    """A duration for `sleep` that no other process has."""
+    return f"{secrets.randbelow(10**7)}.{secrets.randbelow(10**7)}"
+
+
+def test_stdout_stderr_and_exit_code_come_apart(on_device: Adb) -> None:
+    done = on_device("shell", "echo out; echo err >&2; exit 7")
+    assert (done.stdout, done.stderr, done.returncode) == (b"out\n", b"err\n", 7)
+
+
+def test_death_by_signal_shows_in_the_exit_code(on_device: Adb) -> None:
+    assert on_device("shell", "kill -9 $$").returncode == 128 + signal.SIGKILL
+
+
+def test_stdin_goes_through_to_its_end(on_device: Adb) -> None:
+    data = os.urandom(3_000_000)
+    done = on_device("shell", "cat", stdin=data)
+    assert done.stdout == data
+
+
+def test_a_command_that_does_not_read_its_input_ends(on_device: Adb) -> None:
+    assert on_device("shell", "exit 3", stdin=bytes(2_000_000)).returncode == 3
+
+
+def test_exec_out_is_binary_safe(on_device: Adb) -> None:
+    every = bytes(range(256)) * 64
+    octal = "".join(f"\\{byte:03o}" for byte in range(256))
+    done = on_device("exec-out", f"for i in $(seq 64); do printf '{octal}'; done")
+    assert done.stdout == every
+
+
+def test_exec_in_arrives_whole_although_the_client_leaves_at_once(on_device: Adb) -> None:
+    data = os.urandom(2_000_000)
+    on_device(
+        "exec-in",
+        "cat >$TMPDIR/exec-in.part && mv $TMPDIR/exec-in.part $TMPDIR/exec-in",
+        stdin=data,
+    )
+    _wait_until(lambda: on_device("shell", "test -e $TMPDIR/exec-in").returncode == 0)
+    assert on_device("exec-out", "cat $TMPDIR/exec-in").stdout == data
+
+
+def test_the_old_shell_protocol_mixes_both_outputs(on_device: Adb) -> None:
+    done = on_device("shell", "-x", "echo out; echo err >&2; exit 7")
+    assert done.stdout == b"out\nerr\n"
+
+
+def test_a_terminal_is_one(on_device: Adb) -> None:
+    done = on_device(
+        "shell", "-tt", "test -t 0 && test -t 1 && tty && echo $TERM && : </dev/tty && stty -a"
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"/dev/pts/")
+
+
+def test_an_interactive_shell_obeys_what_is_typed(on_device: Adb) -> None:
+    done = on_device("shell", "-tt", stdin=b"echo $((6 * 7))\nexit 5\n")
+    assert b"42" in done.stdout
+    assert done.returncode == 5
+
+
+def test_the_environment_is_the_devices_own(on_device: Adb) -> None:
+    lines = on_device("shell", "env").stdout.decode().splitlines()
+    names = {line.partition("=")[0] for line in lines}
+    assert {"TMPDIR", "HOME", "PATH", "ANDROID_ROOT", "ANDROID_DATA", "HOSTNAME"} <= names
+    own = {name for name in os.environ if name.startswith(("PYTEST", "QNNFARM", "ADB"))}
+    assert own
+    assert not names & own
+    assert on_device("shell", "pwd").stdout == b"/\n"
+
+
+def test_python_is_there_without_the_hosts_packages(on_device: Adb) -> None:
+    code = "import json, sys; print(sys.version_info >= (3, 8))"
+    assert on_device("shell", f"python3 -c '{code}'").stdout == b"True\n"
+    assert on_device("shell", "python3 -c 'import pytest' 2>/dev/null").returncode == 1
+
+
+def test_many_streams_at_once(on_device: Adb) -> None:
+    def run(number: int) -> bytes:
+        return on_device("shell", f"sleep 0.2; echo {number}").stdout
+
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(run, range(32))) == [b"%d\n" % n for n in range(32)]
+
+
+def test_a_killed_client_takes_its_process_group_along(device: VirtualDevice, marker: str) -> None:
+    command = f"trap '' HUP; sleep {marker} & sleep {marker}"
+    client = subprocess.Popen(
+        [adbutils.adb_path(), "-s", device.serial, "shell", command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    _wait_until(lambda: len(_running(marker)) == 2)
+    client.kill()
+    client.communicate()
+    _wait_until(lambda: not _running(marker))
+
+
+def test_what_went_to_the_background_outlives_its_shell(on_device: Adb, marker: str) -> None:
+    started = on_device("shell", f"sleep {marker} </dev/null >/dev/null 2>&1 & echo $!")
+    assert started.returncode == 0
+    _wait_until(lambda: len(_running(marker)) == 1)  # it may have been forked, and not be it yet
+    on_device("shell", f"kill {started.stdout.decode()}")
+    _wait_until(lambda: not _running(marker))
+
+
+def test_no_zombies_stay(device: VirtualDevice, on_device: Adb) -> None:
+    on_device("shell", "(sleep 0.1 &) ; (sleep 0.2 &) ; exit 0")
+    _wait_until(
+        lambda: (
+            b" Z"
+            not in on_device("shell", "ps -A -o stat,args 2>/dev/null | grep defunct; true").stdout
+        )
+    )
+
+
+def test_a_reader_that_waits_holds_the_writer_up(device: VirtualDevice) -> None:
+    client = subprocess.Popen(
+        [
+            adbutils.adb_path(),
+            "-s",
+            device.serial,
+            "exec-out",
+            "yes | head -c 50000000; echo done >&2",
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert client.stdout is not None
+    try:
+        assert select.select([client.stdout], [], [], 200)[0]
+        time.sleep(0.5)
+        pid = device.pid
+        assert pid is not None
+        status = Path(f"/proc/{pid}/status").read_text()
+        resident = int(status.partition("VmRSS:")[2].split()[0])
+        assert resident < 150_000
+        total = len(client.stdout.read())
+        assert total == 50_000_000 + len("done\n")
+    finally:
+        client.kill()
+        client.communicate()
