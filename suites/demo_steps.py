@@ -23,13 +23,13 @@ from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server, stop_if_ours
 from harness.errors import HarnessError, WrongUseError
 from harness.paths import state_dir
-from harness.plans.bench import BenchPlan, run_bench
-from harness.plans.passage import cut_prompt
-from harness.plans.perplexity import run_perplexity
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationResult
 from harness.runtimes.windows import cut_windows
 from harness.virtual_device import manager
+from harness.workloads.bench import BenchPlan, run_bench
+from harness.workloads.bench_prompt import cut_prompt
+from harness.workloads.perplexity import run_perplexity
 from suites.models import tiny_llama
 
 AR, CL, SPLITS = (1, 32), 192, 2

@@ -2,11 +2,11 @@
 
 import pytest
 
-from harness.plans.passage import passage
-from harness.plans.reference import float_perplexity
 from harness.pytest_plugin.measuring import MeasurementRecorder
 from harness.pytest_plugin.running import ContainerRunner
 from harness.results import quality
+from harness.workloads.bench_prompt import passage
+from harness.workloads.float_reference import float_perplexity
 from suites.models import tiny_llama
 from suites.parameters import SuiteParameters
 from suites.reference import known_checkpoint

@@ -1,8 +1,8 @@
 """Does it load, does it answer, does it answer the same twice?"""
 
-from harness.plans.passage import BenchPrompt, cut_prompt
 from harness.pytest_plugin.measuring import MeasurementRecorder
 from harness.pytest_plugin.running import ContainerRunner
+from harness.workloads.bench_prompt import BenchPrompt, cut_prompt
 
 _PROMPT_TOKENS = 16
 _NEW_TOKENS = 8

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from harness.plans.passage import cut_prompt
 from harness.pytest_plugin.measuring import MeasurementRecorder
 from harness.pytest_plugin.running import ContainerRunner
 from harness.telemetry.throttling import judge_throttling
+from harness.workloads.bench_prompt import cut_prompt
 from suites.parameters import SuiteParameters
 
 _NEW_TOKENS, _ON_EMULATOR = 16, 4

@@ -27,8 +27,8 @@ from harness.words import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.plans.target import Target
     from harness.results.records import Run
+    from harness.workloads.target import Target
 
 
 def bench(
@@ -59,7 +59,7 @@ def bench(
     """
     from buildlib.container.container import GenAIContainer
     from harness.cli.measuring import conditioning, open_spread, wanted
-    from harness.plans.bench import BenchPlan, run_sessions
+    from harness.workloads.bench import BenchPlan, run_sessions
 
     plan = BenchPlan(prompt_tokens, new_tokens, repetitions, warmup, max_warmup)
     plan.check()
@@ -88,8 +88,8 @@ def _announce(sessions: int, number: int, _label: str, target: "Target") -> None
 def _document(runs: "Sequence[Run]") -> dict[str, object]:
     from dataclasses import asdict
 
-    from harness.plans.session import WATCHED
     from harness.results.cells import grade_runs
+    from harness.workloads.session import WATCHED
 
     return {
         "group_id": runs[0].group_id,
@@ -99,9 +99,9 @@ def _document(runs: "Sequence[Run]") -> dict[str, object]:
 
 
 def _show(runs: "Sequence[Run]", db: str) -> None:
-    from harness.plans.session import WATCHED
     from harness.results.cells import grade_runs
     from harness.results.metrics import find_metric
+    from harness.workloads.session import WATCHED
 
     console = answers()
     first = runs[0]

@@ -26,9 +26,9 @@ from harness.cli.tables import Row, print_rows
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
 
 if TYPE_CHECKING:
-    from harness.plans.target import Target
     from harness.results.comparison import Comparison, Verdict
     from harness.results.groups import Compared
+    from harness.workloads.target import Target
 
 _NOTHING = "\N{EN DASH}"
 _PAIRS = 6
@@ -75,10 +75,10 @@ def compare(
     """
     from buildlib.container.container import GenAIContainer
     from harness.cli.measuring import conditioning, open_spread, wanted
-    from harness.plans.bench import BenchPlan
-    from harness.plans.compare import Side, run_comparison
     from harness.results.comparison import pairs_needed
     from harness.results.groups import GATED, check_gated, check_pairs, judge_runs
+    from harness.workloads.bench import BenchPlan
+    from harness.workloads.comparison import Side, run_comparison
 
     plan = BenchPlan(prompt_tokens, new_tokens, repetitions, warmup, max_warmup)
     plan.check()

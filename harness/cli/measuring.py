@@ -15,10 +15,10 @@ from harness.errors import WrongUseError
 if TYPE_CHECKING:
     from buildlib.container.container import GenAIContainer
     from harness.devices.base import Device
-    from harness.plans.bench import Around, OnSession, Spread
-    from harness.plans.expectations import Wanted
-    from harness.plans.target import DeviceSource
     from harness.runtimes.base import GenerationResult
+    from harness.workloads.bench import Around, OnSession, Spread
+    from harness.workloads.expectations import Wanted
+    from harness.workloads.target import DeviceSource
 
 _COOL_C, _STABLE_S, _MOST_WAIT_S = 45.0, 20.0, 180.0
 _ASKED_WAIT_S = 600.0
@@ -82,8 +82,8 @@ def wanted(reference_tokens: Path | None, max_perplexity: float | None) -> "Want
     Raises:
         WrongUseError: the file of tokens cannot be read, or holds something else.
     """
-    from harness.plans.expectations import Wanted
-    from harness.plans.output_check import read_tokens
+    from harness.workloads.expectations import Wanted
+    from harness.workloads.output_check import read_tokens
 
     if reference_tokens is None:
         return Wanted(max_perplexity=max_perplexity)
@@ -100,9 +100,9 @@ def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -
         WrongUseError: the charge is no window, or conditions are both asked for and forbidden.
         ConditionsError: a value that cannot be asked for.
     """
-    from harness.plans.session import measured_under
     from harness.telemetry.charge import ChargeWindow
     from harness.telemetry.conditions import Conditions
+    from harness.workloads.session import measured_under
 
     if no_gate:
         if max_temp is not None or charge is not None:
@@ -154,11 +154,11 @@ def open_spread(
         PoolError: the pool cannot be used.
     """
     from harness.cli.progress import deploy_progress
-    from harness.plans.bench import Spread
-    from harness.plans.expectations import expecting
     from harness.results.engine import shown
     from harness.results.store import ResultsStore
     from harness.runtimes.files import target_of
+    from harness.workloads.bench import Spread
+    from harness.workloads.expectations import expecting
 
     soc = target_of(container).soc.name
     with (
@@ -179,8 +179,8 @@ def open_spread(
 
 def _tell_repetition(number: int, total: int, result: "GenerationResult") -> None:
     """`total` is the most that there can be, warm-ups included."""
-    from harness.plans.session import WATCHED
     from harness.results.metrics import find_metric
+    from harness.workloads.session import WATCHED
 
     rates = [
         f"{find_metric(key).label.lower()} {find_metric(key).show(result.metrics[key])}"

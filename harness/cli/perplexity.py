@@ -12,8 +12,8 @@ from harness.exit_codes import BAD
 from harness.words import counted
 
 if TYPE_CHECKING:
-    from harness.plans.target import Target
     from harness.runtimes.base import PerplexityResult
+    from harness.workloads.target import Target
 
 
 def perplexity(
@@ -46,9 +46,9 @@ def perplexity(
     Exits 1 where the perplexity is too far from that of `--reference`.
     """
     from harness.cli.session import open_session
-    from harness.plans.perplexity import run_perplexity
     from harness.results import quality
     from harness.results.store import ResultsStore
+    from harness.workloads.perplexity import run_perplexity
 
     content = read_text(text)
     references = _references(reference, container_dir, content, windows)
@@ -79,9 +79,9 @@ def _references(
     if checkpoint is None:
         return {}
     from buildlib.container.container import GenAIContainer
-    from harness.plans.reference import float_perplexity
     from harness.results import quality
     from harness.runtimes.windows import cut_windows
+    from harness.workloads.float_reference import float_perplexity
 
     container = GenAIContainer.load(container_dir)
     graphs = container.metadata.graphs

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.plans.target import Target
+    from harness.workloads.target import Target
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def open_session(
     from buildlib.container.container import GenAIContainer
     from harness.cli.leasing import leased
     from harness.cli.progress import deploy_progress
-    from harness.plans.target import target_on
+    from harness.workloads.target import target_on
 
     container = GenAIContainer.load(container_dir)
     with (

@@ -13,23 +13,12 @@ from buildlib.container.container import GenAIContainer
 from harness.deploy.budget import Budget
 from harness.devices.base import Device
 from harness.errors import HostFileError, OutputCheckError, one_line
-from harness.plans.bench import BenchPlan
 from harness.plans.cells import Cell
-from harness.plans.expectations import Wanted, expecting
 from harness.plans.guard import Guard, guarded
 from harness.plans.outcome import CellResult
-from harness.plans.output_check import (
-    Expectation,
-    ReferenceText,
-    bounded_quality,
-    read_tokens,
-)
-from harness.plans.perplexity import perplexity_workload
 from harness.plans.plan_file import BenchWork, CommandWork, GenerateWork, PerplexityWork
 from harness.plans.results import ResultsLater
 from harness.plans.seams import LeasedDevice
-from harness.plans.session import Conditioning, measured_under, run_session, unconditioned
-from harness.plans.target import Target
 from harness.pool.leased_device import LeasedDevice as PoolDevice
 from harness.results.metrics import METRICS
 from harness.results.read import RunFilter
@@ -38,6 +27,17 @@ from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationRequest
 from harness.runtimes.genie import GenieRuntime
 from harness.telemetry.conditions import Conditions
+from harness.workloads.bench import BenchPlan
+from harness.workloads.expectations import Wanted, expecting
+from harness.workloads.output_check import (
+    Expectation,
+    ReferenceText,
+    bounded_quality,
+    read_tokens,
+)
+from harness.workloads.perplexity import perplexity_workload
+from harness.workloads.session import Conditioning, measured_under, run_session, unconditioned
+from harness.workloads.target import Target
 
 _SWEEP_S = 30.0
 _SHOWN = ("prefill_tokens_per_s", "decode_tokens_per_s", "perplexity")

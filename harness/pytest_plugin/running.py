@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from harness.deploy.deployment import Deployment
 from harness.errors import HarnessError
-from harness.plans.passage import cut_prompt
-from harness.plans.perplexity import run_perplexity
-from harness.plans.session import SessionPlan, run_session
-from harness.plans.target import Target
-from harness.pytest_plugin.dialog import DialogResult, converse
 from harness.results.records import ContainerInfo, DeviceInfo, Provenance, Run, TelemetrySeries
 from harness.runtimes.base import GenerationRequest, GenerationResult, PerplexityResult
 from harness.runtimes.genie import GenieRuntime
 from harness.telemetry.sampler import DEFAULT_HZ
+from harness.workloads.bench_prompt import cut_prompt
+from harness.workloads.dialog import DialogResult, converse
+from harness.workloads.perplexity import run_perplexity
+from harness.workloads.session import SessionPlan, run_session
+from harness.workloads.target import Target
 
 if TYPE_CHECKING:
     from buildlib.container.container import GenAIContainer
@@ -196,7 +196,7 @@ class ContainerRunner:
     def dialogs(
         self, dialogs: Sequence[Sequence[str]], *, max_new_tokens: int = 16
     ) -> DialogResult:
-        """Hold conversations of several turns; see `harness.pytest_plugin.dialog.converse`."""
+        """Hold conversations of several turns; see `harness.workloads.dialog.converse`."""
         return converse(
             self.target,
             dialogs,

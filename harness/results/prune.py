@@ -3,7 +3,7 @@
 What belongs together goes together: a group (the sessions of a cell, both sides of a comparison)
 goes when its newest run is old enough and none is under way, so that no report ever says another
 thing of half a group. Perplexities that are done stay, as later benchmarks are checked against
-them (`harness.plans.output_check.stored_quality`); they take a kB each.
+them (`harness.workloads.output_check.stored_quality`); they take a kB each.
 """
 
 import time

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.plans.output_check import stored_quality
 from harness.results import prune, quality, writer
 from harness.results.prune import Amount, Pruning
 from harness.results.records import (
@@ -22,6 +21,7 @@ from harness.results.records import (
     now,
 )
 from harness.results.store import ResultsStore
+from harness.workloads.output_check import stored_quality
 from reports import document, page, query
 from tests.harness.results.places import Place, PostgresqlPlace, SqlitePlace
 

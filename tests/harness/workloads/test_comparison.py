@@ -9,12 +9,12 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from harness.devices.adb.device import AdbDevice
 from harness.errors import UnknownMetricError, WrongUseError
-from harness.plans.bench import BenchPlan, Spread
-from harness.plans.compare import Side, run_comparison
 from harness.results.comparison import Verdict
 from harness.results.groups import JUDGED, check_gated, check_pairs, judge_runs
 from harness.results.read import RunFilter
 from harness.results.store import ResultsStore
+from harness.workloads.bench import BenchPlan, Spread
+from harness.workloads.comparison import Side, run_comparison
 
 
 def test_sides_take_turns_on_the_same_device(

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harness.plans.output_check import (
+from harness.results.store import ResultsStore
+from harness.workloads.bench_prompt import passage
+from harness.workloads.output_check import (
     Expectation,
     KnownQuality,
     ReferenceTokens,
     bounded_quality,
     stored_quality,
 )
-from harness.plans.passage import passage
-from harness.plans.perplexity import run_perplexity
-from harness.plans.target import Target
-from harness.results.store import ResultsStore
+from harness.workloads.perplexity import run_perplexity
+from harness.workloads.target import Target
 
 _CHARACTERS_A_TOKEN = 2
 """Fewer than any tokenizer takes of English text, so that a text is never too short."""

@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field
 from harness.deploy.deployment import Deployment
 from harness.devices.base import Device
 from harness.errors import OutputCheckError
-from harness.plans.output_check import Expectation, judge
-from harness.plans.passage import BenchPrompt
 from harness.results.cells import THROTTLING
 from harness.results.records import (
     Condition,
@@ -30,6 +28,8 @@ from harness.runtimes.base import GenerationRequest, GenerationResult, Runtime
 from harness.telemetry.conditions import Conditions, prepared
 from harness.telemetry.gate import OnWait
 from harness.telemetry.throttling import judge_throttling
+from harness.workloads.bench_prompt import BenchPrompt
+from harness.workloads.output_check import Expectation, judge
 
 OnRepetition = Callable[[int, int, GenerationResult], None]
 """Called with the repetition's number from 0, the most that there can be, and its result."""

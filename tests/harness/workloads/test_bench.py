@@ -6,8 +6,8 @@ import pytest
 
 from harness.cli.measuring import conditioning, device_source, wanted
 from harness.errors import HarnessError, WrongUseError
-from harness.plans.bench import BenchPlan
-from harness.plans.passage import BenchPrompt
+from harness.workloads.bench import BenchPlan
+from harness.workloads.bench_prompt import BenchPrompt
 
 PROMPT = BenchPrompt((1, 2), "a b")
 

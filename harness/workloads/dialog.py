@@ -11,11 +11,11 @@ from harness.deploy.deploy import deploy, remove_run
 from harness.deploy.deployment import DeployFile
 from harness.devices.base import Device
 from harness.errors import HarnessError, RuntimeOutputError, WrongUseError
-from harness.plans.target import Target
 from harness.runtimes.files import device_files, target_of
 from harness.runtimes.libraries.choice import find_genie
 from harness.runtimes.run_folder import run_command, send_inputs
 from harness.runtimes.starting import runner_of, starting
+from harness.workloads.target import Target
 
 _SCRIPTS = ("genie_app.py", "genie_app_script.py")
 _MAX_ANSWER = 1 << 20

@@ -10,14 +10,14 @@ from harness.deploy.deployment import Deployment
 from harness.deploy.pipeline import Shown
 from harness.devices.base import Device
 from harness.errors import WrongUseError
-from harness.plans.output_check import Expectation, ReferenceText
-from harness.plans.passage import BenchPrompt, cut_prompt
-from harness.plans.session import OnRepetition, Records, SessionPlan, run_session
-from harness.plans.target import DeviceSource, Target, target_on
 from harness.results.records import Condition, Run, new_run_id
 from harness.results.store import ResultsStore
 from harness.runtimes.base import Runtime
 from harness.telemetry.sampler import DEFAULT_HZ
+from harness.workloads.bench_prompt import BenchPrompt, cut_prompt
+from harness.workloads.output_check import Expectation, ReferenceText
+from harness.workloads.session import OnRepetition, Records, SessionPlan, run_session
+from harness.workloads.target import DeviceSource, Target, target_on
 
 Expect = Callable[[Target], tuple[Expectation, ...]]
 """What the output of a container on a device is checked against; may ask the device."""

@@ -9,10 +9,10 @@ from typing import Literal
 
 from buildlib.container.container import GenAIContainer
 from harness.errors import WrongUseError
-from harness.plans.bench import Spread
-from harness.plans.session import SessionPlan
 from harness.results.records import Run, new_run_id
 from harness.runtimes.files import check_fit
+from harness.workloads.bench import Spread
+from harness.workloads.session import SessionPlan
 
 Label = Literal["A", "B"]
 

@@ -22,7 +22,7 @@ class BenchPrompt:
 
 def passage() -> str:
     """The whole text, about 10,000 characters."""
-    return (Path(__file__).parent / "passage.txt").read_text(encoding="utf-8")
+    return (Path(__file__).parent / "bench_prompt.txt").read_text(encoding="utf-8")
 
 
 def cut_prompt(tokenizer: Path, n_tokens: int) -> BenchPrompt:

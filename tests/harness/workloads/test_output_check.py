@@ -8,16 +8,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import WrongUseError
-from harness.plans.output_check import (
+from harness.results.records import Measurement, OutputCheck, Run
+from harness.results.store import ResultsStore
+from harness.runtimes.tokenizer import encode, load_tokenizer
+from harness.workloads.output_check import (
     ReferenceText,
     ReferenceTokens,
     judge,
     read_tokens,
     stored_quality,
 )
-from harness.results.records import Measurement, OutputCheck, Run
-from harness.results.store import ResultsStore
-from harness.runtimes.tokenizer import encode, load_tokenizer
 from suites.models import tiny_llama
 from tests.harness.results.conftest import _make_run
 

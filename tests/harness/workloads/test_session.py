@@ -11,13 +11,13 @@ from buildlib.container.container import GenAIContainer
 from harness.deploy.deployment import Deployment
 from harness.devices.adb.device import AdbDevice
 from harness.errors import OutputCheckError
-from harness.plans.bench import BenchPlan, Spread, run_sessions
-from harness.plans.expectations import Wanted, expecting
-from harness.plans.session import SessionPlan, run_session
-from harness.plans.target import Target, target_on
 from harness.results.records import Condition, TelemetrySeries
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationRequest, GenerationResult
+from harness.workloads.bench import BenchPlan, Spread, run_sessions
+from harness.workloads.expectations import Wanted, expecting
+from harness.workloads.session import SessionPlan, run_session
+from harness.workloads.target import Target, target_on
 
 Change = Callable[[int, GenerationResult], GenerationResult]
 
