@@ -35,7 +35,7 @@ from buildlib.toolchains.estimates import compile_memory_of_weights
 
 if TYPE_CHECKING:
     from buildlib.verify.report import VerificationReport
-    from buildlib.verify.verify import OnComparison, VerifyOptions
+    from buildlib.verify.verifier import OnComparison, VerifyOptions
 
 
 class GivenEncodingsWarning(UserWarning):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from buildlib.lora.config import LoraBuilderInputConfig
     from buildlib.speculative import SpeculativeConfig
     from buildlib.verify.report import VerificationReport
-    from buildlib.verify.verify import OnComparison, VerifyOptions
+    from buildlib.verify.verifier import OnComparison, VerifyOptions
 
 BACKEND_HTP = "HTP"
 
@@ -537,6 +537,6 @@ def _path(path: str | PathLike[str] | None) -> Path | None:
 
 
 def _default_toolchain() -> Toolchain:
-    from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
     return OrtQnnToolchain()

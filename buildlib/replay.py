@@ -108,7 +108,7 @@ def compile(  # noqa: A001 - the vendor's name
         ToolchainError: a DLC is refused, or the compiler died.
     """
     if toolchain is None:
-        from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+        from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
         toolchain = OrtQnnToolchain()
     toolchain.check(config)

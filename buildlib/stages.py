@@ -55,7 +55,7 @@ def import_onnx(source: OnnxSource, shape: GraphShape | None, folder: Path) -> N
     from buildlib.checkpoint.config import load_config
     from buildlib.encodings.model import Encodings
     from buildlib.graph.files import external_tensors, link_into, load_model, write_atomically
-    from buildlib.graph.soundness import check_ends, check_model, check_sizes, check_types
+    from buildlib.graph.validation import check_ends, check_model, check_sizes, check_types
     from buildlib.importing.importer import ImportModel
     from buildlib.importing.rotation import check_rotation
     from buildlib.quantize.export import load_tokenizer

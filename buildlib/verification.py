@@ -21,11 +21,11 @@ from buildlib.source import OnnxSource
 from buildlib.stages import EMBEDDING_FILE
 from buildlib.targets import Target
 from buildlib.toolchains.base import Toolchain
-from buildlib.verify.models import StageModels, compile_for_emulator
 from buildlib.verify.report import VerificationReport
-from buildlib.verify.source import SourcePart
+from buildlib.verify.source_runner import SourcePart
+from buildlib.verify.stage_models import StageModels, compile_for_emulator
 from buildlib.verify.trace import OpenPart
-from buildlib.verify.verify import OnComparison, VerifyOptions, verify_outputs
+from buildlib.verify.verifier import OnComparison, VerifyOptions, verify_outputs
 
 
 def verify_build(

@@ -14,7 +14,7 @@ from buildlib.build import BuildOutputs
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
-from buildlib.reference.scored import onnx_perplexity
+from buildlib.reference.perplexity import onnx_perplexity
 from buildlib.runner import StageRecord
 from harness.cli.arguments import WAIT_S
 from harness.cli.console import progress, remarks

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from buildlib.errors import InputFileError, ToolchainError, ToolchainTimeoutError
 from buildlib.toolchains.base import TensorInfo
-from buildlib.toolchains.libraries import find_libraries
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from buildlib.toolchains.process import Step, run_step
 
 _WORKER = "buildlib.container.dlc_worker"

@@ -16,14 +16,14 @@ from typing import Any
 from buildlib.container.dlc import DlcGraph
 from buildlib.toolchains.base import Encoding, TensorInfo
 from buildlib.toolchains.child import RefusedError, serve
-from buildlib.toolchains.libraries import find_libraries
-from buildlib.toolchains.qnn_api import (
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
+from buildlib.toolchains.qnn.api import (
     BACKEND_TABLE_ENTRIES,
     FunctionTable,
     SystemFunction,
     load_system,
 )
-from buildlib.toolchains.qnn_types import (
+from buildlib.toolchains.qnn.structures import (
     DATA_TYPES,
     ENCODING_DEFINED,
     ENCODING_SCALE_OFFSET,

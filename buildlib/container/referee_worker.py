@@ -6,7 +6,7 @@ import sys
 import tempfile
 
 from buildlib.toolchains.child import RefusedError, serve
-from buildlib.toolchains.libraries import find_libraries
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
 
 
 def judge(request: bytes) -> object:

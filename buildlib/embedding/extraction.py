@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from buildlib.encodings.attached import encoding_of, inherit
+from buildlib.encodings.attachment import encoding_of, inherit
 from buildlib.graph import interface
 from buildlib.graph.infer import static_shape
 from buildlib.graph.unused import remove_unused

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from buildlib.embedding.config import EmbedDatatype, EmbeddingConfig, table_grid
 from buildlib.embedding.extraction import find_lookup, table_of
-from buildlib.encodings.attached import encoding_of
+from buildlib.encodings.attachment import encoding_of
 from buildlib.errors import EncodingsError, ModelFileError
 from buildlib.graph.files import appearing
 from buildlib.graph.infer import static_shape

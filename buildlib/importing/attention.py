@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.importing.bases import Attended, Bases, Rows
-from buildlib.importing.heads import (
+from buildlib.importing.head_rows import (
     CacheRows,
     HeadRows,
     Rotation,
@@ -21,6 +20,7 @@ from buildlib.importing.heads import (
 )
 from buildlib.importing.probe import Probe
 from buildlib.importing.refusal import Refusal
+from buildlib.importing.root_tensors import Attended, Bases, Rows
 from buildlib.importing.values import Floats, Form, Ids, Known, Numbers, Scores
 
 _SEEN = 1e-3

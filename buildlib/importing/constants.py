@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.importing import layout
+from buildlib.importing import array_layout as layout
 from buildlib.importing.folding import fold
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.values import Abstract, Known, Numbers, Weight

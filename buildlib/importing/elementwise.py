@@ -7,11 +7,11 @@ import numpy as np
 import onnx_ir as ir
 
 from buildlib.importing.attention import Attention
-from buildlib.importing.bases import Normed
-from buildlib.importing.gather import Gatherer, Placed, feature_vector
-from buildlib.importing.linear import Projections, vector_value
 from buildlib.importing.normalisation import Normalisations, operand, same_form
+from buildlib.importing.projections import Projections, vector_value
 from buildlib.importing.refusal import Refusal
+from buildlib.importing.resolver import Gatherer, Placed, feature_vector
+from buildlib.importing.root_tensors import Normed
 from buildlib.importing.values import Abstract, Form, Known, Numbers, Scores, Stat, Weight
 from buildlib.importing.writer import Writer
 

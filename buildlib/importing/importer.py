@@ -14,9 +14,9 @@ from buildlib.graph import interface
 from buildlib.graph.builder import OPSET
 from buildlib.graph.infer import static_shape
 from buildlib.graph.shape import GraphShape
-from buildlib.importing.assemble import assembled
-from buildlib.importing.grids import check_caches
-from buildlib.importing.heads import UnequalHalvesRefusal
+from buildlib.importing.assembly import assembled
+from buildlib.importing.encoding_transfer import check_caches
+from buildlib.importing.head_rows import UnequalHalvesRefusal
 from buildlib.importing.interpreter import Interpreter
 from buildlib.importing.probe import Probe, find_probe
 from buildlib.importing.refusal import Refusal

@@ -5,23 +5,23 @@ from collections import Counter
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.encodings.attached import encoding_of, inherit
+from buildlib.encodings.attachment import encoding_of, inherit
 from buildlib.graph import interface
-from buildlib.importing import layout
+from buildlib.importing import array_layout as layout
 from buildlib.importing.attention import Attention
-from buildlib.importing.bases import Bases, Cache, Tokens
 from buildlib.importing.constants import Constants, constant, initializer, shape_of
 from buildlib.importing.elementwise import Elementwise
-from buildlib.importing.gather import Gatherer
-from buildlib.importing.grids import follow_view
-from buildlib.importing.layer import LayerWriter
-from buildlib.importing.linear import Projections
-from buildlib.importing.moving import Moving, words
+from buildlib.importing.encoding_transfer import follow_view
+from buildlib.importing.layer_writer import LayerWriter
 from buildlib.importing.precision import precision_of
 from buildlib.importing.probe import Probe
+from buildlib.importing.projections import Projections
 from buildlib.importing.refusal import Refusal
+from buildlib.importing.resolver import Gatherer
 from buildlib.importing.roles import Role
-from buildlib.importing.rotations import follow_steps
+from buildlib.importing.root_tensors import Bases, Cache, Tokens
+from buildlib.importing.rotation_encodings import follow_steps
+from buildlib.importing.symbolic_layout import Moving, words
 from buildlib.importing.values import Abstract, Form, Known, Scores, Weight
 from buildlib.importing.writer import Writer
 

@@ -3,10 +3,10 @@
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.importing.bases import Normed
-from buildlib.importing.gather import Gatherer, Placed, feature_vector
-from buildlib.importing.linear import vector_value
+from buildlib.importing.projections import vector_value
 from buildlib.importing.refusal import Refusal
+from buildlib.importing.resolver import Gatherer, Placed, feature_vector
+from buildlib.importing.root_tensors import Normed
 from buildlib.importing.values import Abstract, Form, Known, Stat
 from buildlib.importing.writer import Writer
 

@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from buildlib.encodings.attached import encoding_of, inherit, set_encoding
+from buildlib.encodings.attachment import encoding_of, inherit, set_encoding
 from buildlib.graph import interface
 from buildlib.graph.builder import GraphBuilder
-from buildlib.importing.bases import Bases, Normed, Projected, Rows
-from buildlib.importing.grids import reshaped
+from buildlib.importing.encoding_transfer import reshaped
 from buildlib.importing.refusal import Refusal
+from buildlib.importing.root_tensors import Bases, Normed, Projected, Rows
 from buildlib.importing.values import dims_in_file
 
 _RESERVED = {

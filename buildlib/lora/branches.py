@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from buildlib.encodings.attached import inherit
+from buildlib.encodings.attachment import inherit
 from buildlib.graph import interface
 from buildlib.lora.peft import Module
 from buildlib.lora.projections import Projection, find_projections

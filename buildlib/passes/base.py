@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from buildlib.encodings.attached import attach, collect
+from buildlib.encodings.attachment import attach, collect
 from buildlib.encodings.model import Encodings
 from buildlib.errors import PassError, shown
 from buildlib.graph.files import load_model, save_model

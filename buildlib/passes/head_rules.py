@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.encodings.attached import inherit
+from buildlib.encodings.attachment import inherit
 from buildlib.graph import interface
 from buildlib.graph.files import tensor_array
 from buildlib.graph.infer import static_shape

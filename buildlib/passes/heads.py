@@ -6,7 +6,7 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from buildlib.encodings.attached import encoding_of, set_encoding
+from buildlib.encodings.attachment import encoding_of, set_encoding
 from buildlib.graph.infer import static_shape
 
 Attribute = int | float | str | list[int]

@@ -6,7 +6,7 @@ Slice that takes queries, keys and values out of one fused projection.
 
 import onnx_ir as ir
 
-from buildlib.encodings.attached import inherit
+from buildlib.encodings.attachment import inherit
 from buildlib.graph.files import tensor_array
 from buildlib.graph.infer import static_shape
 from buildlib.graph.values import is_parameter

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from buildlib.encodings.attached import encoding_of
+from buildlib.encodings.attachment import encoding_of
 from buildlib.graph import interface
 from buildlib.graph.infer import static_shape
 from buildlib.passes.balance import ModelWeights

@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from buildlib.encodings.attached import encoding_of, set_encoding
+from buildlib.encodings.attachment import encoding_of, set_encoding
 from buildlib.graph.infer import static_shape
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from buildlib.encodings.attached import inherit
+from buildlib.encodings.attachment import inherit
 from buildlib.errors import PassError
 from buildlib.graph import interface
 from buildlib.passes.balance import Apart, ModelWeights, balance

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildlib.checkpoint.config import DecoderConfig
-from buildlib.encodings.attached import attach
+from buildlib.encodings.attachment import attach
 from buildlib.encodings.grid import Grid
 from buildlib.encodings.model import Encoding, Encodings, covering, symmetric
 from buildlib.errors import InvalidOptionError

@@ -20,7 +20,7 @@ from buildlib.passes.base import ENCODINGS_SUFFIX, FLOAT, SORTED, STATIC, Condit
 from buildlib.quantize.activations import activation_grids
 from buildlib.quantize.parameters import parameter_uses
 from buildlib.quantize.products import unfold_block_products
-from buildlib.quantize.rewrite import QdqRewriter
+from buildlib.quantize.rewriter import QdqRewriter
 from buildlib.quantize.weight_file import SharedWeights, WeightFile, WeightStore
 
 _PART = re.compile(r"\d+_of_\d+$")

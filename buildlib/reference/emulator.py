@@ -20,7 +20,7 @@ from buildlib.errors import ModelFileError, RunnerDiedError
 from buildlib.reference.frames import BrokenFrameError, read_frame, write_frame
 from buildlib.reference.runners import Arrays, Port, Ports, part_sizes
 from buildlib.toolchains.base import GraphInfo, TensorInfo, Toolchain
-from buildlib.toolchains.libraries import find_libraries
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
 
 _WORKER = "buildlib.reference.emulator_worker"
 _TAIL_BYTES = 4096

@@ -91,7 +91,7 @@ def _libraries() -> Finding:
 
 
 def _compiler() -> Finding:
-    from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
     toolchain = OrtQnnToolchain()
     versions = toolchain.versions()

@@ -103,7 +103,7 @@ def _inspect_entry(folder: Path, *, every: bool, json: bool) -> None:
 
 def _read(path: Path) -> "BinaryInfo | DlcInfo":
     from buildlib.container.dlc import inspect_dlc, is_dlc
-    from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
     return inspect_dlc(path) if is_dlc(path) else OrtQnnToolchain().inspect(path)
 

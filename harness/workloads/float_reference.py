@@ -9,7 +9,7 @@ from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.graph.llama import export_onnx
 from buildlib.graph.shape import GraphShape
-from buildlib.reference.scored import onnx_perplexity
+from buildlib.reference.perplexity import onnx_perplexity
 from harness.runtimes.base import Window
 
 

@@ -10,7 +10,7 @@ from buildlib.errors import EncodingsError, InvalidOptionError, ModelNotFoundErr
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
-from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 
 @pytest.fixture(scope="session")

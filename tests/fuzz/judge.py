@@ -32,11 +32,11 @@ from buildlib.graph.shape import GraphShape
 from buildlib.reference.runners import OnnxRunner
 from buildlib.targets import Target
 from buildlib.toolchains.base import BinaryInfo, CompileConfig, Toolchain
-from buildlib.toolchains.ort_qnn import OrtQnnToolchain
-from buildlib.verify.models import StageModels, onnx_parts
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.verify.report import StageComparison
-from buildlib.verify.source import SourcePart
-from buildlib.verify.verify import VerifyOptions, verify_outputs
+from buildlib.verify.source_runner import SourcePart
+from buildlib.verify.stage_models import StageModels, onnx_parts
+from buildlib.verify.verifier import VerifyOptions, verify_outputs
 from tests.fuzz import file_mutations, json_mutations, onnx_mutations
 from tests.fuzz.model import OPTIONS, SHAPE
 from tests.fuzz.mutations import Mutation, draw

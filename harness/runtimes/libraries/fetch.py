@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
 
-from buildlib.toolchains.libraries import DISTRIBUTION
+from buildlib.toolchains.ort_qnn.wheel import DISTRIBUTION
 from harness.errors import LibrariesFetchError
 from harness.runtimes.libraries.wheels import FetchedWheel
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Self
 
 from buildlib.targets import Soc
-from buildlib.toolchains.libraries import DISTRIBUTION, find_libraries
+from buildlib.toolchains.ort_qnn.wheel import DISTRIBUTION, find_libraries
 from harness.errors import GenieMissingError
 from harness.paths import cache_dir
 from harness.runtimes.libraries.base import GenieLibraries, cpu_libraries, hexagon_library

@@ -20,8 +20,8 @@ from buildlib.quantize.export import export_checkpoint
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.targets import parse_target
 from buildlib.toolchains.compile_config import CompileConfig
-from buildlib.toolchains.libraries import find_libraries
-from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
 
 
 @dataclass(frozen=True)

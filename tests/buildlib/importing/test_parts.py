@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildlib.encodings.attached import encoding_of, set_encoding
+from buildlib.encodings.attachment import encoding_of, set_encoding
 from buildlib.encodings.model import Encoding, covering
+from buildlib.importing.array_layout import mover
 from buildlib.importing.attention import Attention
-from buildlib.importing.bases import Bases, Rows
 from buildlib.importing.elementwise import Elementwise
+from buildlib.importing.encoding_transfer import times, union
 from buildlib.importing.folding import fold
-from buildlib.importing.gather import Gatherer
-from buildlib.importing.grids import times, union
-from buildlib.importing.heads import head_rows
-from buildlib.importing.layout import mover
-from buildlib.importing.linear import Projections
-from buildlib.importing.moving import Moving
+from buildlib.importing.head_rows import head_rows
 from buildlib.importing.probe import Probe
+from buildlib.importing.projections import Projections
 from buildlib.importing.refusal import Refusal
+from buildlib.importing.resolver import Gatherer
 from buildlib.importing.roles import cache_name
+from buildlib.importing.root_tensors import Bases, Rows
+from buildlib.importing.symbolic_layout import Moving
 from buildlib.importing.values import Abstract, Form, Known, Scores
 from buildlib.importing.writer import Writer
 

@@ -16,7 +16,7 @@ from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner
 from buildlib.targets import parse_target
 from buildlib.toolchains.base import CompileConfig
-from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 
 def test_the_reference_model_survives_the_compiler(trained: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from buildlib.reference.emulator import EmulatorProcess
 from buildlib.reference.runners import Arrays, OnnxRunner
 from buildlib.targets import parse_target
 from buildlib.toolchains.base import CompileConfig
-from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 WIDTH_IN, WIDTH_OUT, TOKENS, BLOCK = 128, 96, 16, 32
 FORMS = ("gemm", "gemm_with_bias", "matmul")

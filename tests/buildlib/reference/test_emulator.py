@@ -21,7 +21,7 @@ from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner
 from buildlib.targets import parse_target
 from buildlib.toolchains.base import CompileConfig
-from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 SHAPES = (GraphShape(16, 96), GraphShape(1, 96))
 

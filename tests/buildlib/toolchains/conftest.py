@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from buildlib.targets import parse_target
 from buildlib.toolchains.base import CompileConfig
-from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 WIDTH_IN, WIDTH_OUT = 256, 512
 SCALE_IN, SCALE_OUT = np.float32(1e-4), np.float32(1e-3)

@@ -15,7 +15,7 @@ from buildlib.toolchains.htp_extensions import (
     HtpContextConfig,
     HtpGraphConfig,
 )
-from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 PHONE = parse_target("SM8750")
 EMULATOR = parse_target("SM8750:emulator")

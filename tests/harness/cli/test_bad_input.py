@@ -32,7 +32,7 @@ import sys, time
 class Slow:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name == "buildlib.toolchains.compose":  # which only the compiler's process needs
+        if name == "buildlib.toolchains.qnn.composition":  # which only the compiler's process needs
             time.sleep(600)
 
 sys.meta_path.insert(0, Slow)

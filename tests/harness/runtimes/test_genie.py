@@ -14,9 +14,9 @@ from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.reference.emulator import emulator_chains
 from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.scored import onnx_perplexity
-from buildlib.toolchains.libraries import find_libraries
-from buildlib.toolchains.ort_qnn import OrtQnnToolchain
+from buildlib.reference.perplexity import onnx_perplexity
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from harness.devices.adb.device import AdbDevice
 from harness.errors import (
     DeploymentCorruptError,

@@ -12,7 +12,7 @@ import pytest
 from buildlib.checkpoint.config import load_config
 from buildlib.errors import CheckpointError, ModelFileError
 from buildlib.graph.files import link_into, load_model
-from buildlib.graph.soundness import check_ends, check_model, check_sizes, check_types
+from buildlib.graph.validation import check_ends, check_model, check_sizes, check_types
 
 
 def changed(export: Path, folder: Path, change: Callable[[onnx.GraphProto], None]) -> ir.Model:

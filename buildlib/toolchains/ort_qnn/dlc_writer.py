@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from buildlib.toolchains.child import RefusedError
-from buildlib.toolchains.libraries import WheelLibraries
+from buildlib.toolchains.ort_qnn.wheel import WheelLibraries
 
 _PROVIDER = "QNNExecutionProvider"
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.encodings.attached import encoding_of
-from buildlib.importing.bases import Bases, Rows
-from buildlib.importing.grids import follow
+from buildlib.encodings.attachment import encoding_of
+from buildlib.importing.encoding_transfer import follow
 from buildlib.importing.refusal import Refusal
+from buildlib.importing.root_tensors import Bases, Rows
 from buildlib.importing.values import ABSENT, Floats, Form, Ids
 
 Step = tuple[str, str]

@@ -20,10 +20,10 @@ from buildlib.passes.mha2sha import convert_mha2sha
 from buildlib.passes.split import split_model
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.reference.runners import OnnxRunner, PartRunner
-from buildlib.toolchains.ort_qnn import OrtQnnToolchain
-from buildlib.verify.models import StageModels
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.verify.report import StageComparison
-from buildlib.verify.verify import VerifyOptions, sample_tokens, verify_outputs
+from buildlib.verify.stage_models import StageModels
+from buildlib.verify.verifier import VerifyOptions, sample_tokens, verify_outputs
 
 OWN = GraphShape(16, 96)
 SHAPES = (GraphShape(1, 96), OWN, GraphShape(1, 48), GraphShape(16, 48))

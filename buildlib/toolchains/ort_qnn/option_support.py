@@ -6,7 +6,7 @@ Tried with QNN 2.51: a verbose log of the compiler names each option that reache
 from buildlib.errors import InvalidOptionError
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpGraphConfig
-from buildlib.toolchains.libraries import TOOLCHAIN
+from buildlib.toolchains.ort_qnn.wheel import TOOLCHAIN
 
 _NEEDS_SDK = f"toolchain {TOOLCHAIN} does not know it; it needs the QAIRT SDK's toolchain"
 _EXTENDED_UDMA_ARCH = 81

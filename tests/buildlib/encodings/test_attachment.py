@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from buildlib.encodings.attached import attach, collect, encoding_of, inherit
+from buildlib.encodings.attachment import attach, collect, encoding_of, inherit
 from buildlib.encodings.model import Encodings, covering
 from buildlib.errors import EncodingsError
 from buildlib.quantize.weights import per_channel

@@ -2,10 +2,10 @@
 
 import ctypes as c
 
-from buildlib.toolchains import qnn_types as qnn
 from buildlib.toolchains.base import BinaryInfo, Encoding, GraphInfo, TensorInfo
 from buildlib.toolchains.child import RefusedError
-from buildlib.toolchains.qnn_api import FunctionTable, QnnCallError, SystemFunction
+from buildlib.toolchains.qnn import structures as qnn
+from buildlib.toolchains.qnn.api import FunctionTable, QnnCallError, SystemFunction
 
 _BINARY_INFO_VERSION = 3
 _GRAPH_INFO_VERSION = 3

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from buildlib.importing.bases import Bases, Cache, Frozen, Rows
 from buildlib.importing.refusal import Refusal
+from buildlib.importing.root_tensors import Bases, Cache, Frozen, Rows
 from buildlib.importing.values import ABSENT, Floats, Form, Ids
 
 

@@ -16,9 +16,9 @@ from buildlib.graph.interface import model_shape
 from buildlib.graph.shape import GraphShape
 from buildlib.importing.importer import ImportModel
 from buildlib.passes.arcl import convert_arcl
-from buildlib.verify.models import StageModels
-from buildlib.verify.source import SourcePart, SourceRunner
-from buildlib.verify.verify import VerifyOptions, verify_outputs
+from buildlib.verify.source_runner import SourcePart, SourceRunner
+from buildlib.verify.stage_models import StageModels
+from buildlib.verify.verifier import VerifyOptions, verify_outputs
 
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 FEW = VerifyOptions(max_positions=11, continuation=3, n_threads=1)

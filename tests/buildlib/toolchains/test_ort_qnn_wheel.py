@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from buildlib.errors import ToolchainMissingError
-from buildlib.toolchains import qnn_types
-from buildlib.toolchains.libraries import find_libraries
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
+from buildlib.toolchains.qnn import structures as qnn_types
 
 
 def test_wheel_is_found_without_importing_it() -> None:
     code = (
-        "import sys; from buildlib.toolchains.libraries import find_libraries; find_libraries();"
+        "import sys; from buildlib.toolchains.ort_qnn.wheel import find_libraries;"
+        "find_libraries();"
         "sys.exit('onnxruntime_qnn' in sys.modules or 'onnxruntime' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
@@ -79,9 +80,9 @@ def test_structures_have_the_size_of_the_libraries(
 def test_unknown_interfaces_are_refused(change: str, call: str, said: str) -> None:
     code = f"""
 from pathlib import Path
-import buildlib.toolchains.qnn_api as api
+import buildlib.toolchains.qnn.api as api
 from buildlib.toolchains.child import RefusedError
-from buildlib.toolchains.libraries import find_libraries
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
 {change}
 try:
     api.{call}

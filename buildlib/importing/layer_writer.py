@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.encodings.attached import inherit
+from buildlib.encodings.attachment import inherit
 from buildlib.graph import interface
 from buildlib.importing.attention import Head, Source
-from buildlib.importing.bases import Attended, Normed, Rows
-from buildlib.importing.gather import Gatherer, Piece
-from buildlib.importing.grids import follow
+from buildlib.importing.encoding_transfer import follow
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.rotations import WHOLE, Step, Turned
+from buildlib.importing.resolver import Gatherer, Piece
+from buildlib.importing.root_tensors import Attended, Normed, Rows
+from buildlib.importing.rotation_encodings import WHOLE, Step, Turned
 from buildlib.importing.writer import Writer
 
 

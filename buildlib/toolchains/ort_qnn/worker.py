@@ -1,4 +1,4 @@
-"""The child of `OrtQnnToolchain`: `python -m buildlib.toolchains.worker COMMAND ANSWER_FILE`."""
+"""Worker of `OrtQnnToolchain`: `python -m buildlib.toolchains.ort_qnn.worker COMMAND ANSWER`."""
 
 import dataclasses
 import sys
@@ -6,18 +6,18 @@ import sys
 from pydantic import TypeAdapter
 
 from buildlib.toolchains.child import Command, RefusedError, serve
-from buildlib.toolchains.libraries import WheelLibraries, find_libraries
-from buildlib.toolchains.requests import (
+from buildlib.toolchains.ort_qnn.requests import (
     CompileRequest,
     ConvertRequest,
     ExecuteRequest,
     InspectRequest,
 )
+from buildlib.toolchains.ort_qnn.wheel import WheelLibraries, find_libraries
 
 
 def convert(request: bytes) -> object:
     """ONNX to DLC."""
-    from buildlib.toolchains.convert import write_dlc
+    from buildlib.toolchains.ort_qnn.dlc_writer import write_dlc
 
     ask = TypeAdapter(ConvertRequest).validate_json(request)
     written = write_dlc(
@@ -28,9 +28,9 @@ def convert(request: bytes) -> object:
 
 def compile_(request: bytes) -> object:
     """DLCs to a context binary."""
-    from buildlib.toolchains.compose import compose_binary
-    from buildlib.toolchains.qnn_api import load_system
-    from buildlib.toolchains.qnn_session import HtpSession
+    from buildlib.toolchains.qnn.api import load_system
+    from buildlib.toolchains.qnn.composition import compose_binary
+    from buildlib.toolchains.qnn.session import HtpSession
 
     ask = TypeAdapter(CompileRequest).validate_json(request)
     libraries = find_libraries()
@@ -40,8 +40,8 @@ def compile_(request: bytes) -> object:
 
 def inspect(request: bytes) -> object:
     """What is in a context binary."""
-    from buildlib.toolchains.binary_info import read_binary_info
-    from buildlib.toolchains.qnn_api import load_system
+    from buildlib.toolchains.qnn.api import load_system
+    from buildlib.toolchains.qnn.binary_info import read_binary_info
 
     ask = TypeAdapter(InspectRequest).validate_json(request)
     system = load_system(find_libraries().system)
@@ -52,9 +52,9 @@ def execute(request: bytes) -> object:
     """Runs a graph on the emulator for each set of inputs."""
     import numpy as np
 
-    from buildlib.toolchains.execute import EmulatedGraph
-    from buildlib.toolchains.qnn_api import load_system
-    from buildlib.toolchains.qnn_session import HtpSession
+    from buildlib.toolchains.qnn.api import load_system
+    from buildlib.toolchains.qnn.execution import EmulatedGraph
+    from buildlib.toolchains.qnn.session import HtpSession
 
     ask = TypeAdapter(ExecuteRequest).validate_json(request)
     libraries = find_libraries()
@@ -69,8 +69,8 @@ def execute(request: bytes) -> object:
 
 def versions(_request: bytes) -> object:
     """Versions that the libraries report of themselves."""
-    from buildlib.toolchains.qnn_api import load_system
-    from buildlib.toolchains.qnn_session import HtpSession
+    from buildlib.toolchains.qnn.api import load_system
+    from buildlib.toolchains.qnn.session import HtpSession
 
     libraries = find_libraries()
     session = HtpSession(libraries.htp)

@@ -30,10 +30,10 @@ from buildlib.reference.inputs import CallInputs
 from buildlib.reference.runners import OnnxRunner, read_ports
 from buildlib.toolchains.base import Toolchain
 from buildlib.verify.measure import compare
-from buildlib.verify.models import Parts, StageModels, emulated_parts, onnx_parts
 from buildlib.verify.report import Bound, StageComparison, VerificationReport
 from buildlib.verify.schedule import Schedule, alone, together
-from buildlib.verify.source import SourcePart
+from buildlib.verify.source_runner import SourcePart
+from buildlib.verify.stage_models import Parts, StageModels, emulated_parts, onnx_parts
 from buildlib.verify.trace import OpenPart, Trace, run
 
 OnComparison = Callable[[StageComparison], None]

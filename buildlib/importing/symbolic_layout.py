@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.importing import layout
-from buildlib.importing.bases import Bases, Cache, Frozen
+from buildlib.importing import array_layout as layout
 from buildlib.importing.constants import arrays_of
 from buildlib.importing.refusal import Refusal
+from buildlib.importing.root_tensors import Bases, Cache, Frozen
 from buildlib.importing.values import ABSENT, Abstract, Form, Known, Numbers, Scores, Stat, Weight
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from buildlib.encodings.attached import encoding_of, set_encoding
+from buildlib.encodings.attachment import encoding_of, set_encoding
 from buildlib.encodings.model import Encoding
 from buildlib.errors import EncodingsError
 from buildlib.importing.roles import Role, cache_name

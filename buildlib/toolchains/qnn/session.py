@@ -4,8 +4,8 @@ import ctypes as c
 from pathlib import Path
 from typing import Any
 
-from buildlib.toolchains.qnn_api import BackendFunction, FunctionTable, load_backend, pointer_array
-from buildlib.toolchains.qnn_types import CONFIG_CUSTOM, HTP_DEVICE_SOC, Config, HtpConfig
+from buildlib.toolchains.qnn.api import BackendFunction, FunctionTable, load_backend, pointer_array
+from buildlib.toolchains.qnn.structures import CONFIG_CUSTOM, HTP_DEVICE_SOC, Config, HtpConfig
 
 _LOG_LEVEL_WARNING = 2
 

@@ -19,19 +19,19 @@ from pydantic import TypeAdapter, ValidationError
 from buildlib.errors import InvalidBinaryError, ToolchainError, ToolchainTimeoutError
 from buildlib.targets import Target
 from buildlib.toolchains.base import BinaryInfo, CompileConfig
-from buildlib.toolchains.diagnosis import diagnosed
-from buildlib.toolchains.honoured import check_honoured
-from buildlib.toolchains.libraries import TOOLCHAIN, find_libraries
-from buildlib.toolchains.process import Step, run_step
-from buildlib.toolchains.requests import (
+from buildlib.toolchains.ort_qnn.diagnosis import diagnosed
+from buildlib.toolchains.ort_qnn.option_support import check_honoured
+from buildlib.toolchains.ort_qnn.requests import (
     CompileRequest,
     ConvertRequest,
     ExecuteRequest,
     GraphRequest,
     InspectRequest,
 )
+from buildlib.toolchains.ort_qnn.wheel import TOOLCHAIN, find_libraries
+from buildlib.toolchains.process import Step, run_step
 
-_WORKER = "buildlib.toolchains.worker"
+_WORKER = "buildlib.toolchains.ort_qnn.worker"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.importing.bases import Attended, Bases, Projected, Rows, place
-from buildlib.importing.grids import follow
+from buildlib.importing.encoding_transfer import follow
 from buildlib.importing.refusal import Refusal
+from buildlib.importing.root_tensors import Attended, Bases, Projected, Rows, place
 from buildlib.importing.values import Floats, Form, Ids, Numbers
 from buildlib.importing.writer import Writer
 

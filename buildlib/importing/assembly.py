@@ -4,15 +4,15 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from buildlib.encodings.attached import inherit
+from buildlib.encodings.attachment import inherit
 from buildlib.graph import interface
 from buildlib.graph.infer import infer_shapes
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.unused import remove_unused
-from buildlib.importing.bases import Cache
-from buildlib.importing.gather import Placed
 from buildlib.importing.interpreter import Interpreter
 from buildlib.importing.refusal import Refusal
+from buildlib.importing.resolver import Placed
+from buildlib.importing.root_tensors import Cache
 from buildlib.importing.values import Form
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.importing.bases import Rows
-from buildlib.importing.gather import Gatherer, without_bias
 from buildlib.importing.refusal import Refusal
+from buildlib.importing.resolver import Gatherer, without_bias
+from buildlib.importing.root_tensors import Rows
 from buildlib.importing.values import Abstract, Form, Known, Numbers, Weight
 from buildlib.importing.writer import Writer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from buildlib.toolchains.child import RefusedError
-from buildlib.toolchains.qnn_types import (
+from buildlib.toolchains.qnn.structures import (
     BackendInterfaceHeader,
     SystemInterfaceHeader,
     Version,

@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from buildlib.toolchains import qnn_types
 from buildlib.toolchains.child import RefusedError
-from buildlib.toolchains.qnn_api import (
+from buildlib.toolchains.ort_qnn.requests import CompileRequest, GraphRequest
+from buildlib.toolchains.qnn import structures as qnn_types
+from buildlib.toolchains.qnn.api import (
     BackendFunction,
     FunctionTable,
     QnnCallError,
     SystemFunction,
 )
-from buildlib.toolchains.qnn_session import HtpConfigs, HtpSession
-from buildlib.toolchains.qnn_types import HtpConfig
-from buildlib.toolchains.requests import CompileRequest, GraphRequest
+from buildlib.toolchains.qnn.session import HtpConfigs, HtpSession
+from buildlib.toolchains.qnn.structures import HtpConfig
 
 _GRAPH_INFO_VERSION_1 = 1
 _QNN_ERROR_INVALID_ARGUMENT = 1003

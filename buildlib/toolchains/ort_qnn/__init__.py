@@ -1,0 +1,1 @@
+"""The toolchain of the `onnxruntime-qnn` wheel from PyPI."""
