@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from harness.devices.adb.client import AdbServer
     from harness.plans.outcome import Summary
     from harness.plans.seams import Lease
-    from harness.pool.base import MemberStatus, Requirement
     from harness.pool.pool import Pool
+    from harness.pool.requirement import Requirement
+    from harness.pool.status import MemberStatus
 
 SOC = "SM8750"
 LIMIT_OVERHEAD_S, LIMIT_MAKESPAN = 0.25, 1.05
@@ -80,8 +81,8 @@ class TimedPool:
 def first_contact(serials: Sequence[str]) -> float:
     """Seconds of one lease of all devices, which have not seen the harness before."""
     from harness.devices.spec import DeviceSpec
-    from harness.pool.base import Requirement
     from harness.pool.pool import Pool
+    from harness.pool.requirement import Requirement
 
     began = time.monotonic()
     with (
@@ -99,8 +100,8 @@ def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary
     from harness.plans.journal import Journal
     from harness.plans.plan_file import CommandWork
     from harness.plans.scheduler import run_matrix
-    from harness.pool.base import Requirement
     from harness.pool.pool import Pool
+    from harness.pool.requirement import Requirement
     from harness.results.store import ResultsStore
 
     cells = [
@@ -165,7 +166,7 @@ def contend(count: int, processes: int) -> list[float]:
     """Seconds that leases took which several processes took and gave back at once."""
     code = (
         "import sys, time\n"
-        "from harness.pool.base import Requirement\n"
+        "from harness.pool.requirement import Requirement\n"
         "from harness.pool.pool import Pool\n"
         "with Pool.open() as pool:\n"
         f"    for _ in range({count // processes}):\n"

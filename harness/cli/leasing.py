@@ -32,8 +32,9 @@ def leased(name: str | None, *, wait_s: float, purpose: str) -> Iterator["Device
         HarnessError: it cannot be reached.
     """
     from harness.devices.opening import Devices
-    from harness.pool.base import MemberState, Requirement
     from harness.pool.pool import Pool
+    from harness.pool.requirement import Requirement
+    from harness.pool.states import MemberState
 
     with Devices() as devices, Pool.of([_reachable(name, devices)], devices=devices) as pool:
 

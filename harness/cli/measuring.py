@@ -206,8 +206,8 @@ def device_source(
         PoolError: the pool cannot be used.
     """
     from harness.cli.leasing import leased as leased_alone
-    from harness.pool.base import Requirement
     from harness.pool.pool import Pool
+    from harness.pool.requirement import Requirement
 
     def purpose(number: int) -> str:
         return f"session {number + 1}"

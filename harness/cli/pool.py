@@ -15,8 +15,8 @@ from harness.errors import one_line
 from harness.exit_codes import BAD
 
 if TYPE_CHECKING:
-    from harness.pool.base import MemberStatus
     from harness.pool.pool import Pool
+    from harness.pool.status import MemberStatus
 
 app = typer.Typer(
     help="The devices of a pool: who holds them, and in what state they are.",

@@ -10,7 +10,7 @@ from harness.plans.cell_queue import CellQueue
 from harness.plans.cells import Cell
 from harness.plans.eligibility import Members
 from harness.plans.placement import Placement
-from harness.pool.base import Requirement
+from harness.pool.requirement import Requirement
 
 _MOST_ASKING = 16
 """100 devices of one host are leased as fast by 16 at once as by 32, and slower by 4."""

@@ -17,8 +17,8 @@ from harness.plans.results import ResultsLater, file_of
 from harness.plans.room import too_long
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.plans.seams import Observer
-from harness.pool.base import Tell, silent
 from harness.pool.pool import Pool, config_in_use
+from harness.pool.status import Tell, silent
 from harness.results.records import new_run_id
 from harness.results.store import ResultsStore
 from harness.telemetry.sampler import DEFAULT_HZ

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from harness.plans.cells import Cell
 from harness.plans.durations import Durations
-from harness.pool.base import Requirement
+from harness.pool.requirement import Requirement
 
 _URGENT = 0.5
 """Part of what is left for each device, from which on a cell is long."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from harness.plans.plan_file import Retries, Work
-from harness.pool.base import Requirement
+from harness.pool.requirement import Requirement
 
 
 @dataclass(frozen=True, slots=True)

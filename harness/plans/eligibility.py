@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from harness.errors import RequirementError
-from harness.pool.base import MemberState, MemberStatus, Requirement
-from harness.pool.matching import candidates
+from harness.pool.requirement import Requirement, candidates
+from harness.pool.states import MemberState
+from harness.pool.status import MemberStatus
 
 _OUT_OF_USE = {MemberState.ABSENT, MemberState.DRAINING, MemberState.QUARANTINED}
 

@@ -20,7 +20,8 @@ from harness.plans.plan_file import (
     Plan,
     Work,
 )
-from harness.pool.base import MemberStatus, Requirement
+from harness.pool.requirement import Requirement
+from harness.pool.status import MemberStatus
 
 MOST_CELLS = 100_000
 _LARGEST_TEXT = 256 << 20

@@ -32,8 +32,8 @@ from harness.plans.placement import Placement
 from harness.plans.seams import CellRunner, DevicePool, Lease, Observer, Silent
 from harness.plans.tally import Tally
 from harness.plans.waiting import WaitingNotices
-from harness.pool.base import Requirement
 from harness.pool.owner import this_process
+from harness.pool.requirement import Requirement
 
 _TICK_S = 0.5
 _FATAL = (

@@ -9,7 +9,8 @@ from harness.errors import HarnessError
 from harness.plans.cells import Cell
 from harness.plans.guard import Guard
 from harness.plans.outcome import CellOutcome, CellResult, Failure
-from harness.pool.base import MemberStatus, Requirement
+from harness.pool.requirement import Requirement
+from harness.pool.status import MemberStatus
 
 
 class LeasedDevice(Device, Protocol):

@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from harness.plans.seams import Observer
-from harness.pool.base import MemberStatus, Requirement
-from harness.pool.waiting import Situation, in_the_way, situation
+from harness.pool.requirement import Requirement
+from harness.pool.status import MemberStatus, Situation, in_the_way, situation
 
 AFTER_S = 2.0
 """What takes less is not worth a line."""

@@ -16,8 +16,7 @@ from buildlib.errors import UnknownSocError
 from buildlib.targets import find_soc
 from harness.devices.spec import DeviceSpec, DeviceType
 from harness.errors import DeviceSpecError
-from harness.pool.backoff import backoff
-from harness.pool.evidence import QuarantineRule
+from harness.pool.evidence import QuarantineRule, backoff
 
 _PLACEHOLDER = re.compile(r"\{\w+\}")
 

@@ -17,7 +17,6 @@ from harness.errors import (
     RuntimeOutputError,
     one_line,
 )
-from harness.pool.backoff import backoff
 
 _WEIGHTS: tuple[tuple[type[HarnessError], float], ...] = (
     (DeploymentCorruptError, 2.0),
@@ -118,3 +117,8 @@ class QuarantineRule:
     def backoff(self, times: int) -> float:
         """Seconds to wait for a probation run after so many that failed, and returns."""
         return backoff(self.backoff_s, self.max_backoff_s, times)
+
+
+def backoff(first_s: float, most_s: float, failures: int) -> float:
+    """Seconds to wait after that many failures: doubled each time, up to a bound."""
+    return min(first_s * 2.0 ** min(failures, 30), most_s)

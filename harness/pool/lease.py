@@ -18,9 +18,10 @@ from harness.errors import (
 )
 from harness.pool.clock import Clock
 from harness.pool.evidence import judge, on_the_way
-from harness.pool.heart import Heart, Pulse
+from harness.pool.fence import Held
+from harness.pool.heartbeat import Heart, Pulse
 from harness.pool.leased_device import LeasedDevice
-from harness.pool.leases import Leases
+from harness.pool.ledger import Leases
 
 _SWEEP_S = 30.0
 
@@ -32,7 +33,13 @@ class Lease:
     """
 
     def __init__(
-        self, leases: Leases, clock: Clock, heart: Heart, pulse: Pulse, on_end: Callable[[], None]
+        self,
+        leases: Leases,
+        clock: Clock,
+        heart: Heart,
+        pulse: Pulse,
+        held: Sequence[Held],
+        on_end: Callable[[], None],
     ) -> None:
         self._leases = leases
         self._clock = clock
@@ -40,15 +47,13 @@ class Lease:
         self._pulse = pulse
         self._process = os.getpid()
         self._on_end = on_end
-        self._devices: tuple[LeasedDevice, ...] = ()
+        self._devices = tuple(
+            LeasedDevice(part.member, part.key, part.device, part.fence, self) for part in held
+        )
         self._lost = ""
         self._released = False
         self._reported: list[HarnessError] = []
         self._ending = threading.Lock()
-
-    def begin(self, devices: Sequence[LeasedDevice]) -> None:
-        """Take the devices, whose fences hold the token."""
-        self._devices = tuple(devices)
 
     def __repr__(self) -> str:
         return f"Lease({', '.join(d.member for d in self._devices)}; token {self.token})"

@@ -9,8 +9,8 @@ from harness.devices.base import CommandResult, Device, DeviceProperties, Progre
 from harness.devices.commands import command_line
 from harness.devices.spec import DeviceType
 from harness.errors import DeviceCommandError, LeaseLostError
+from harness.pool.action_names import CHECKING, in_words, renamed
 from harness.pool.fence import Fence
-from harness.pool.naming import CHECKING, in_words, renamed
 
 _LOG_TAIL = 4000
 _CHECK_S = 30.0

@@ -18,10 +18,10 @@ from harness.errors import (
     VirtualDeviceChangeError,
     VirtualDeviceError,
 )
+from harness.pool.action_names import named
 from harness.pool.config import DeviceEntry, HostConfig, PoolConfig
 from harness.pool.members import Member
-from harness.pool.naming import named
-from harness.pool.rows import Facts
+from harness.pool.records import Facts
 from harness.virtual_device import manager
 
 _SERIAL = re.compile(r"[A-Za-z0-9._:-]{4,64}")

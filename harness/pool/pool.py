@@ -10,26 +10,24 @@ from typing import Self
 from harness.devices.opening import Devices
 from harness.devices.spec import DeviceSpec
 from harness.errors import one_line
-from harness.pool.acquire import Acquisition
-from harness.pool.base import MemberState, MemberStatus, Requirement, Tell, silent
-from harness.pool.by_hand import ByHand
-from harness.pool.changes import Changes
-from harness.pool.claims import Claims
+from harness.pool.acquisition import Acquisition, Changes
+from harness.pool.admin import ByHand
 from harness.pool.clock import Clock, SystemClock
 from harness.pool.config import PoolConfig
 from harness.pool.config_file import load_config
 from harness.pool.database import Database, default_path
-from harness.pool.heart import Heart
+from harness.pool.fence import Claims
+from harness.pool.heartbeat import Heart
 from harness.pool.lease import Lease
-from harness.pool.ledger import Ledger
-from harness.pool.looking import Lookout
-from harness.pool.members import Member, members_from, members_of
+from harness.pool.ledger import HistoryEntry, Ledger
+from harness.pool.members import Member, Roster, left_alone, members_from, members_of
 from harness.pool.opening import DeviceOpener, Opener, seen_from_outside, soc_of_virtual
 from harness.pool.owner import this_process
-from harness.pool.register import HistoryEntry
-from harness.pool.roster import Roster
-from harness.pool.rows import DeviceRow
-from harness.pool.status import left_alone
+from harness.pool.prober import Lookout
+from harness.pool.records import DeviceRow
+from harness.pool.requirement import Requirement
+from harness.pool.states import MemberState
+from harness.pool.status import MemberStatus, Tell, silent
 from harness.pool.upkeep import Upkeep
 
 VARIABLE = "QNNFARM_POOL"

@@ -4,7 +4,22 @@ from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
-from harness.pool.base import MemberState as State
+
+class MemberState(StrEnum):
+    """The state of a device in a pool; each has a reason, and an exit that the ledger knows."""
+
+    READY = "ready"
+    LEASED = "leased"
+    DRAINING = "draining"
+    """No new leases, by a person's wish; ends with `undrain`."""
+    RECOVERING = "recovering"
+    """It failed; the steps of recovery are being tried."""
+    QUARANTINED = "quarantined"
+    """Its evidence says that results from it cannot be trusted; ends with a probation run."""
+    PROBATION = "probation"
+    """A run decides whether it is ready again."""
+    ABSENT = "absent"
+    """It is not there; it is looked for again."""
 
 
 class Event(StrEnum):
@@ -35,64 +50,64 @@ class Event(StrEnum):
     UNDRAIN = "undrain"
 
 
-_TABLE: dict[State, dict[Event, State]] = {
-    State.READY: {
-        Event.GRANTED: State.LEASED,
-        Event.FAILED: State.RECOVERING,
-        Event.RECOVER: State.RECOVERING,
-        Event.LOST: State.ABSENT,
-        Event.DISTRUSTED: State.QUARANTINED,
-        Event.DRAIN: State.DRAINING,
+_TABLE: dict[MemberState, dict[Event, MemberState]] = {
+    MemberState.READY: {
+        Event.GRANTED: MemberState.LEASED,
+        Event.FAILED: MemberState.RECOVERING,
+        Event.RECOVER: MemberState.RECOVERING,
+        Event.LOST: MemberState.ABSENT,
+        Event.DISTRUSTED: MemberState.QUARANTINED,
+        Event.DRAIN: MemberState.DRAINING,
     },
-    State.LEASED: {
-        Event.RELEASED: State.READY,
-        Event.EXPIRED: State.READY,
-        Event.FAILED: State.RECOVERING,
-        Event.DRAIN: State.DRAINING,
+    MemberState.LEASED: {
+        Event.RELEASED: MemberState.READY,
+        Event.EXPIRED: MemberState.READY,
+        Event.FAILED: MemberState.RECOVERING,
+        Event.DRAIN: MemberState.DRAINING,
         # A repair during which it was drained and undrained: leased by whoever does it.
-        Event.RECOVERED: State.READY,
-        Event.GAVE_UP: State.ABSENT,
-        Event.PASSED: State.READY,
-        Event.NOT_PASSED: State.QUARANTINED,
+        Event.RECOVERED: MemberState.READY,
+        Event.GAVE_UP: MemberState.ABSENT,
+        Event.PASSED: MemberState.READY,
+        Event.NOT_PASSED: MemberState.QUARANTINED,
     },
-    State.DRAINING: {
-        Event.UNDRAIN: State.READY,
+    MemberState.DRAINING: {
+        Event.UNDRAIN: MemberState.READY,
         # A person's wish outlasts what happens meanwhile.
-        Event.RELEASED: State.DRAINING,
-        Event.EXPIRED: State.DRAINING,
-        Event.FAILED: State.DRAINING,
+        Event.RELEASED: MemberState.DRAINING,
+        Event.EXPIRED: MemberState.DRAINING,
+        Event.FAILED: MemberState.DRAINING,
     },
-    State.RECOVERING: {
-        Event.RECOVERED: State.READY,
-        Event.GAVE_UP: State.ABSENT,
-        Event.EXPIRED: State.RECOVERING,
-        Event.FAILED: State.RECOVERING,
-        Event.RECOVER: State.RECOVERING,
-        Event.DRAIN: State.DRAINING,
+    MemberState.RECOVERING: {
+        Event.RECOVERED: MemberState.READY,
+        Event.GAVE_UP: MemberState.ABSENT,
+        Event.EXPIRED: MemberState.RECOVERING,
+        Event.FAILED: MemberState.RECOVERING,
+        Event.RECOVER: MemberState.RECOVERING,
+        Event.DRAIN: MemberState.DRAINING,
     },
-    State.ABSENT: {
-        Event.FOUND: State.READY,
-        Event.FAILED: State.RECOVERING,
-        Event.RECOVER: State.RECOVERING,
-        Event.DRAIN: State.DRAINING,
+    MemberState.ABSENT: {
+        Event.FOUND: MemberState.READY,
+        Event.FAILED: MemberState.RECOVERING,
+        Event.RECOVER: MemberState.RECOVERING,
+        Event.DRAIN: MemberState.DRAINING,
     },
-    State.QUARANTINED: {
-        Event.TRIED: State.PROBATION,
-        Event.DRAIN: State.DRAINING,
+    MemberState.QUARANTINED: {
+        Event.TRIED: MemberState.PROBATION,
+        Event.DRAIN: MemberState.DRAINING,
     },
-    State.PROBATION: {
-        Event.PASSED: State.READY,
-        Event.NOT_PASSED: State.QUARANTINED,
-        Event.EXPIRED: State.QUARANTINED,
-        Event.DRAIN: State.DRAINING,
+    MemberState.PROBATION: {
+        Event.PASSED: MemberState.READY,
+        Event.NOT_PASSED: MemberState.QUARANTINED,
+        Event.EXPIRED: MemberState.QUARANTINED,
+        Event.DRAIN: MemberState.DRAINING,
     },
 }
 
-TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
+TRANSITIONS: Mapping[MemberState, Mapping[Event, MemberState]] = MappingProxyType(
     {state: MappingProxyType(ways) for state, ways in _TABLE.items()}
 )
 
 
-def after(state: State, event: Event) -> State | None:
+def after(state: MemberState, event: Event) -> MemberState | None:
     """The state that follows; `None` where the event cannot happen or changes nothing."""
     return TRANSITIONS[state].get(event)

@@ -1,56 +1,99 @@
-"""A device of a pool as it is now: what its configuration says, with what the ledger knows."""
+"""Status of a device in a pool, and what it says to someone who waits for the device."""
 
-import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from harness.pool.base import MemberState, MemberStatus
-from harness.pool.members import Member
-from harness.pool.rows import DeviceRow
+from harness.devices.spec import DeviceSpec
+from harness.errors import one_line
+from harness.pool.clock import on_the_wall
+from harness.pool.states import MemberState
 
-NOT_LOOKED = "not looked at yet"
+Tell = Callable[[str], None]
+"""Is told in words what is done, and how it went."""
 
 
-def status_of(member: Member, row: DeviceRow, limit: float = 0.0) -> MemberStatus:
-    """A device that the ledger knows.
+def silent(_: str) -> None:
+    """Nobody is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """A device of the pool as it is now.
+
+    Attributes:
+        name: by which the pool knows it; unique there.
+        reason: why it is in this state, for people.
+        since: seconds since 1970 at which it came into this state.
+        holder: who holds its lease, for people; empty for nobody.
+        token: fencing token of that lease.
+        failures: what counts against it: the heaviest of each lease, newest last, for people.
+        weight: what they come to; `limit` brings quarantine.
+        seen: what speaks against `state`, without having asked the device: nobody has looked at
+            it yet, or its virtual device does not run; empty: nothing.
+    """
+
+    name: str
+    spec: DeviceSpec
+    tags: frozenset[str]
+    state: MemberState
+    reason: str
+    since: float
+    holder: str = ""
+    token: int | None = None
+    soc: str = ""
+    hexagon: str = ""
+    free_bytes: int | None = None
+    failures: tuple[str, ...] = ()
+    weight: float = 0.0
+    limit: float = 0.0
+    seen: str = ""
+
+
+_MOST_MEMBERS = 6
+_AWAY = {MemberState.ABSENT, MemberState.RECOVERING}
+_DISTRUSTED = {MemberState.QUARANTINED, MemberState.PROBATION}
+
+Situation = frozenset[tuple[str, str]]
+"""Names of devices, each with what kind of reason it has."""
+
+
+def in_the_way(members: Sequence[MemberStatus], *, own: str = "") -> str:
+    """Who holds each of those devices since when, or why it is out.
 
     Args:
-        limit: of what may count against it.
+        own: the holder that waits: what it holds is being claimed.
     """
-    return MemberStatus(
-        name=member.name,
-        spec=member.spec,
-        tags=member.tags,
-        state=row.state,
-        reason=row.reason,
-        since=row.since,
-        holder=row.lease.holder if row.lease else "",
-        token=row.lease.token if row.lease else None,
-        soc=row.facts.soc,
-        hexagon=row.facts.hexagon,
-        free_bytes=row.facts.free_bytes,
-        failures=tuple(found.text for found in row.failures),
-        weight=sum(found.weight for found in row.failures),
-        limit=limit,
-        seen=NOT_LOOKED if row.reason == NOT_LOOKED else "",
-    )
+    told = [_reason(member, own) for member in members[:_MOST_MEMBERS]]
+    if len(members) > _MOST_MEMBERS:
+        told.append(f"and {len(members) - _MOST_MEMBERS} more")
+    return "; ".join(told) or "the pool has no such device now"
 
 
-def left_alone(name: str, row: DeviceRow) -> str:
-    """That nobody goes on with a device's recovery, and what to do; empty if that is not so."""
-    if row.state is not MemberState.RECOVERING or row.lease is not None:
-        return ""
-    begun = f" ({row.step} was begun)" if row.step else ""
-    recover = f"`qnnfarm pool recover {shlex.quote(name)}`"
-    return f"nobody works on it at the moment{begun}; who next waits for it does, or {recover}"
+def situation(members: Sequence[MemberStatus]) -> Situation:
+    """What is another one only when a person would say that the reason is another.
+
+    A device that is looked for again and again goes from absent to recovering and back.
+    """
+    return frozenset((member.name, _kind(member)) for member in members)
 
 
-def not_looked_at(member: Member, now: float) -> MemberStatus:
-    """A device that nobody has looked at; `now` in seconds since 1970."""
-    return MemberStatus(
-        name=member.name,
-        spec=member.spec,
-        tags=member.tags,
-        state=MemberState.ABSENT,
-        reason="`qnnfarm pool probe` looks",
-        since=now,
-        seen=NOT_LOOKED,
-    )
+def _kind(member: MemberStatus) -> str:
+    if member.state in _AWAY:
+        return "away"
+    if member.state in _DISTRUSTED:
+        return "distrusted"
+    return f"held by {member.holder}" if member.holder else f"{member.state}: {member.reason}"
+
+
+def _reason(member: MemberStatus, own: str) -> str:
+    name, since = one_line(member.name, 80), on_the_wall(member.since, time.time())
+    repaired = member.state in _AWAY | _DISTRUSTED
+    if own and member.holder == own:
+        return f"{name} is being claimed since {since}"
+    if member.holder and not repaired:
+        return f"{name} is held by {one_line(member.holder)} since {since}"
+    if member.state is MemberState.READY:
+        return f"{name} is ready, but not granted yet"
+    reason = f" ({one_line(member.reason, 120)})" if member.reason else ""
+    return f"{name} is {member.state}{reason} since {since}"

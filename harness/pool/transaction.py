@@ -1,17 +1,20 @@
-"""What the ledger does inside one transaction: the steps that its operations are made of."""
+"""Steps of the ledger's operations, each part of one transaction."""
 
 import json
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
+from sqlite3 import Connection
 
-from harness.pool.base import MemberState
 from harness.pool.clock import Clock
+from harness.pool.database import Database
 from harness.pool.evidence import Evidence, QuarantineRule
 from harness.pool.owner import Owner
 from harness.pool.queue import Claim, serve
-from harness.pool.rows import OWNER_COLUMNS, Facts, LeaseRow, owner_of, owner_values
-from harness.pool.states import Event, after
+from harness.pool.records import OWNER_COLUMNS, Facts, LeaseRow, owner_of, owner_values
+from harness.pool.states import Event, MemberState, after
 
 _HISTORY = 200
 LOST = "lost its lease"
@@ -258,3 +261,34 @@ class Transaction:
 @lru_cache(maxsize=4096)
 def _candidates(text: str) -> tuple[str, ...]:
     return tuple(json.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """What all parts of the ledger share.
+
+    Attributes:
+        ttl_s: how long a heartbeat keeps a lease or a place in the queue.
+        rule: when evidence is enough for quarantine.
+        gone: whether a process has ended.
+    """
+
+    database: Database
+    clock: Clock
+    ttl_s: float
+    rule: QuarantineRule
+    gone: Callable[[Owner], bool]
+
+    @contextmanager
+    def writing(self) -> Iterator[Transaction]:
+        """A transaction that alone may write.
+
+        Raises:
+            LedgerError: the file cannot be used.
+        """
+        with self.database.writing() as db:
+            yield Transaction(db, self.clock, self.ttl_s, self.rule)
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """One consistent view; see `Database.reading`."""
+        return self.database.reading()

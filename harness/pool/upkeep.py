@@ -1,30 +1,102 @@
 """Recovery and probation of devices, in the background of whoever waits for one."""
 
+import hashlib
 import logging
+import os
+import secrets
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 
-from harness.errors import AdbServerError, HarnessError, LeaseLostError, one_line
-from harness.pool.base import Tell, silent
-from harness.pool.claims import Claims, Held
+from harness.deploy.budget import Budget
+from harness.deploy.scripts import ensure_scripts
+from harness.devices.base import Device
+from harness.errors import (
+    AdbServerError,
+    DeploymentCorruptError,
+    DeviceLostError,
+    HarnessError,
+    LeaseLostError,
+    RuntimeOutputError,
+    one_line,
+)
+from harness.pool.action_names import PROBATION, named
 from harness.pool.clock import Clock
 from harness.pool.config import PoolConfig
-from harness.pool.fence import HigherTokenError
-from harness.pool.heart import Heart, Pulse
+from harness.pool.fence import Claims, Held, HigherTokenError
+from harness.pool.heartbeat import Heart, Pulse
 from harness.pool.lease import Lease
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member
 from harness.pool.opening import Opener, Reached
 from harness.pool.owner import this_process
-from harness.pool.probation import Probation, standard_probation
+from harness.pool.records import LeaseRow
 from harness.pool.recovery import CutOff, Recovery
-from harness.pool.rows import LeaseRow
 from harness.pool.states import Event
+from harness.pool.status import Tell, silent
 
 log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 8
+Probation = Callable[[Device], None]
+"""Raises a `HarnessError` if the device does not pass."""
+
+_BYTES = 4 << 20
+_ROUNDS = 3
+_TIMEOUT_S = 120.0
+
+
+def standard_probation(device: Device) -> None:
+    """Files survive the way there and back, commands answer rightly, and it does not reboot.
+
+    Raises:
+        DeploymentCorruptError: a file came out as another.
+        RuntimeOutputError: a command answered wrongly.
+        DeviceError: it failed otherwise.
+    """
+    with named(PROBATION):
+        _try_out(device)
+
+
+def _try_out(device: Device) -> None:
+    budget = Budget(device.serial, PROBATION, _TIMEOUT_S)
+    ensure_scripts(device, budget)
+    boot = device.boot_id(timeout_s=budget.left())
+    incoming = f"{device.work_root}/incoming"  # where what an interruption leaves is cleared away
+    device.shell(["mkdir", "-p", incoming], timeout_s=budget.left())
+    remote = f"{incoming}/probation.{secrets.token_hex(8)}"
+    try:
+        for _ in range(_ROUNDS):
+            _round_trip(device, remote, budget)
+    finally:
+        device.shell(["rm", "-f", remote], timeout_s=30.0, check=False)
+    for _ in range(_ROUNDS):
+        word = secrets.token_hex(16)
+        said = device.shell(["echo", word], timeout_s=budget.left()).stdout
+        if said != f"{word}\n":
+            raise RuntimeOutputError(device.serial, f"it answered {said!r} to `echo {word}`", said)
+    if device.boot_id(timeout_s=budget.left()) != boot:
+        raise DeviceLostError(device.serial, PROBATION, "it rebooted")
+
+
+def _round_trip(device: Device, remote: str, budget: Budget) -> None:
+    content = os.urandom(_BYTES)
+    expected = hashlib.sha256(content).hexdigest()
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
+        local = Path(folder) / "sent"
+        local.write_bytes(content)
+        device.push(local, remote, timeout_s=budget.left(), mode=0o644)
+        answer = device.shell(["sha256sum", remote], timeout_s=budget.left()).stdout
+        found = answer.partition(" ")[0]
+        if found != expected:
+            raise DeploymentCorruptError(device.serial, "a probation file", expected, found)
+        back = Path(folder) / "back"
+        device.pull(remote, back, timeout_s=budget.left())
+        found = hashlib.sha256(back.read_bytes()).hexdigest()
+        if found != expected:
+            raise DeploymentCorruptError(device.serial, "a probation file", expected, found)
 
 
 class Upkeep:
@@ -163,11 +235,12 @@ class Upkeep:
 
     def _probation(self, member: Member, row: LeaseRow, pulse: Pulse) -> None:
         device = self._ledger.devices.rows([row.key])[row.key]
-        lease = Lease(self._ledger.leases, self._clock, self._heart, pulse, self._changed)
         try:
-            leased = self._claim(member, row.key, pulse).under(lease)
-            lease.begin([leased])
-            self.probation(leased)
+            held = self._claim(member, row.key, pulse)
+            lease = Lease(
+                self._ledger.leases, self._clock, self._heart, pulse, [held], self._changed
+            )
+            self.probation(lease.device)
         except AdbServerError as error:  # says nothing of the device: it is tried again at once
             event, reason, wait = Event.NOT_PASSED, one_line(str(error)), 1.0
         except (HarnessError, HigherTokenError) as error:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from harness.devices.base import DeviceProperties
     from harness.devices.spec import DeviceType
     from harness.errors import HarnessError
-    from harness.pool.base import Requirement
     from harness.pool.lease import Lease
     from harness.pool.pool import Pool
+    from harness.pool.requirement import Requirement
 
 
 @dataclass(frozen=True, slots=True)

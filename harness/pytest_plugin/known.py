@@ -35,9 +35,9 @@ def require_known(specs: "Sequence[DeviceSpec]") -> None:
 
 def _met(specs: "Sequence[DeviceSpec]") -> set[str]:
     """Those that answered a pool once."""
-    from harness.pool.base import MemberState
     from harness.pool.pool import Pool
-    from harness.pool.rows import Facts
+    from harness.pool.records import Facts
+    from harness.pool.states import MemberState
 
     with Pool.of(()) as pool:  # of no devices: nothing is looked for, and nothing written
         keys = pool.ledger.devices.keys_of([str(spec) for spec in specs])

@@ -8,7 +8,7 @@ import pytest
 
 if TYPE_CHECKING:
     from harness.devices.spec import DeviceType
-    from harness.pool.base import Requirement
+    from harness.pool.requirement import Requirement
 
 MARKER = "device"
 LEASE_FIXTURE = "_qnnfarm_lease"
@@ -27,7 +27,7 @@ class MarkerError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a marker says; see `harness.pool.base.Requirement`."""
+    """What a marker says; see `harness.pool.requirement.Requirement`."""
 
     soc: str | None = None
     hexagon: str | None = None
@@ -39,7 +39,7 @@ class Wish:
 
     def requirement(self) -> "Requirement":
         """The same in the pool's words."""
-        from harness.pool.base import Requirement
+        from harness.pool.requirement import Requirement
 
         return Requirement(
             soc=self.soc,

@@ -14,7 +14,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from harness.pool.base import MemberStatus, Requirement
+    from harness.pool.requirement import Requirement
+    from harness.pool.status import MemberStatus
 
 AFTER_S = 5.0
 """What takes less is not worth a line."""
@@ -85,8 +86,8 @@ def line(name: str, requirement: "Requirement", members: "Sequence[MemberStatus]
         RequirementError: none would do any more.
     """
     from harness.errors import one_line
-    from harness.pool.matching import candidates
-    from harness.pool.waiting import in_the_way
+    from harness.pool.requirement import candidates
+    from harness.pool.status import in_the_way
 
     told = in_the_way(candidates(requirement, members))
     return f"qnnfarm: {name} waits for {one_line(str(requirement))}: {told}"

@@ -8,8 +8,9 @@ import sqlite3
 import time
 from pathlib import Path
 
-from harness.pool.base import MemberState, Requirement
 from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
+from harness.pool.states import MemberState
 from harness.virtual_device.journal import Event
 from tests.chaos import push_scene
 from tests.chaos.actors import Actor, Tell, conduct

@@ -2,8 +2,8 @@
 
 import secrets
 
-from harness.pool.base import Requirement
 from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
 from tests.chaos.actors import Actor, Tell
 from tests.chaos.drawing import DEVICES, TOKEN, Case
 from tests.chaos.ends import End, end_of

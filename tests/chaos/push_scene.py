@@ -9,8 +9,8 @@ from harness.deploy.deploy import deploy, remove_run
 from harness.deploy.deployment import DeployFile
 from harness.deploy.room import EvictionPolicy
 from harness.devices.base import Device
-from harness.pool.base import Requirement
 from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
 from tests.chaos.actors import Actor, Tell
 from tests.chaos.drawing import Case, pick
 from tests.chaos.ends import End, end_of

@@ -14,8 +14,8 @@ from harness.plans.journal import Journal
 from harness.plans.outcome import CellResult, Summary
 from harness.plans.plan_file import BenchWork, CommandWork, GenerateWork, Retries, Work
 from harness.plans.scheduler import MatrixOptions, run_matrix
-from harness.pool.base import Requirement
 from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
 from harness.results.read import RunFilter
 from harness.results.records import Run
 from harness.results.store import ResultsStore

@@ -16,10 +16,10 @@ from harness.devices.adb.client import AdbServer
 from harness.devices.adb.device import AdbDevice
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseLostError, RuntimeOutputError, UnknownVirtualDeviceError
-from harness.pool.base import Requirement
 from harness.pool.lease import Lease
 from harness.pool.pool import Pool
-from harness.pool.rows import Facts
+from harness.pool.records import Facts
+from harness.pool.requirement import Requirement
 from harness.virtual_device import manager
 
 

@@ -15,7 +15,9 @@ from harness.plans.guard import Guard
 from harness.plans.outcome import CellResult
 from harness.plans.plan_file import CommandWork, Retries
 from harness.plans.seams import LeasedDevice
-from harness.pool.base import MemberState, MemberStatus, Requirement
+from harness.pool.requirement import Requirement
+from harness.pool.states import MemberState
+from harness.pool.status import MemberStatus
 
 
 class LookingClock:

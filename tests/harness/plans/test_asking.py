@@ -11,7 +11,8 @@ from harness.errors import DeviceLostError
 from harness.plans.journal import Journal
 from harness.plans.outcome import Summary
 from harness.plans.scheduler import MatrixOptions, run_matrix
-from harness.pool.base import MemberState, Requirement
+from harness.pool.requirement import Requirement
+from harness.pool.states import MemberState
 from tests.harness.plans.farm import HandPool, HandRunner, LookingClock, cells, members
 
 

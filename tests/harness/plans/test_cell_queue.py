@@ -13,7 +13,7 @@ from harness.plans.cell_queue import CellQueue
 from harness.plans.cells import Cell, make_cell
 from harness.plans.durations import Durations
 from harness.plans.plan_file import CommandWork
-from harness.pool.base import Requirement
+from harness.pool.requirement import Requirement
 from tests.harness.plans.farm import cells
 
 

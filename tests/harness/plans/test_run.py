@@ -15,8 +15,8 @@ import pytest
 
 from harness.devices.adb.device import AdbDevice
 from harness.errors import StoreError
-from harness.pool.base import MemberState
 from harness.pool.pool import Pool
+from harness.pool.states import MemberState
 from harness.results.read import RunFilter
 from harness.results.store import ResultsStore
 from harness.virtual_device import manager

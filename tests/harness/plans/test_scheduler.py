@@ -19,13 +19,14 @@ from harness.errors import (
     RuntimeOutputError,
     StoreUnavailableError,
 )
+from harness.plans import asking, cell_queue, placement, scheduler, tally
 from harness.plans.cells import Cell, make_cell
 from harness.plans.guard import Guard
 from harness.plans.journal import Journal
 from harness.plans.outcome import CellResult, FailureClass, Summary
 from harness.plans.plan_file import CommandWork, Retries
 from harness.plans.scheduler import MatrixOptions, run_matrix
-from harness.pool.base import Requirement
+from harness.pool.requirement import Requirement
 from tests.harness.plans.farm import HandPool, HandRunner, LookingClock, cells, members
 from tests.harness.pool.interrupts import Interrupter
 
@@ -324,7 +325,7 @@ def test_whatever_fails_each_cell_ends_once_and_all_leases_end(
 
 
 def test_ctrl_c_at_any_line_leaves_no_lease_and_a_journal_that_is_true(tmp_path: Path) -> None:
-    modules = ("asking.py", "cell_queue.py", "placement.py", "scheduler.py", "tally.py")
+    modules = (asking, cell_queue, placement, scheduler, tally)
     todo = cells(3, Requirement(name="a")) + cells(2, Requirement(name="b"), first=3)
     todo += cells(1, Requirement(name="nobody"), first=5)
     for number in itertools.count(1, 3):

@@ -7,7 +7,9 @@ import pytest
 from harness.devices.spec import DeviceSpec
 from harness.plans.seams import Silent
 from harness.plans.waiting import WaitingNotices
-from harness.pool.base import MemberState, MemberStatus, Requirement
+from harness.pool.requirement import Requirement
+from harness.pool.states import MemberState
+from harness.pool.status import MemberStatus
 from tests.harness.plans.farm import LookingClock
 
 PHONE = MemberStatus(

@@ -12,7 +12,7 @@ from harness.pool.evidence import QuarantineRule
 from harness.pool.ledger import Ledger
 from harness.pool.owner import Owner
 from harness.pool.pool import Pool
-from harness.pool.rows import Facts
+from harness.pool.records import Facts
 
 TTL_S = 30.0
 

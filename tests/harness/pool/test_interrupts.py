@@ -7,27 +7,21 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+import harness.pool
 from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceLostError, LedgerError
-from harness.pool.acquire import Acquisition
-from harness.pool.base import Requirement
-from harness.pool.changes import Changes
-from harness.pool.claims import Claims, Held
-from harness.pool.fence import Fence, HigherTokenError
-from harness.pool.heart import Heart
+from harness.pool.acquisition import Acquisition, Changes
+from harness.pool.fence import Claims, Fence, Held, HigherTokenError
+from harness.pool.heartbeat import Heart
 from harness.pool.lease import Lease
 from harness.pool.leased_device import LeasedDevice
 from harness.pool.members import Member
+from harness.pool.requirement import Requirement
 from tests.harness.pool.conftest import TTL_S, Bench, process
 from tests.harness.pool.interrupts import Interrupter
 
 if TYPE_CHECKING:
     from harness.devices.base import Device
-
-_MODULES = (
-    "acquire.py", "book.py", "database.py", "heart.py", "lease.py", "leases.py", "tickets.py",
-    "transaction.py",
-)  # fmt: skip
 
 
 class HandDevice:
@@ -67,7 +61,7 @@ def acquire(bench: Bench, heart: Heart, higher: int = 0, keys: str = "a") -> Lea
 def test_a_transaction_that_is_interrupted_anywhere_locks_nobody_out(bench: Bench) -> None:
     bench.add("a")
     for number in itertools.count(1):
-        interrupter = Interrupter(number, "book.py", "database.py")
+        interrupter = Interrupter(number, harness.pool)
         if not interrupter.run(lambda: bench.ledger.devices.note("a", "what", "text")):
             break
         with sqlite3.connect(bench.path, timeout=0, isolation_level=None) as other:
@@ -86,7 +80,7 @@ def test_a_request_that_is_interrupted_anywhere_leaves_no_lease_that_lives_on(
     heart = Heart(bench.ledger.leases)
     for number in itertools.count(1):
         granted: list[Lease] = []
-        interrupter = Interrupter(number, *_MODULES)
+        interrupter = Interrupter(number, harness.pool)
         higher = bench.ledger.devices.rows(["a"])["a"].leases * 10
         if not interrupter.run(lambda: granted.append(acquire(bench, heart, higher))):  # noqa: B023
             break

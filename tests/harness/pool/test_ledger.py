@@ -7,7 +7,7 @@ import pytest
 from harness.errors import DamagedLedgerError, LeaseLostError, LedgerError, NewerLedgerError
 from harness.pool.database import FORMAT, Database
 from harness.pool.evidence import Judgement
-from harness.pool.rows import Facts, KnownFence
+from harness.pool.records import Facts, KnownFence
 from harness.pool.states import Event
 from tests.harness.pool.conftest import TTL_S, Bench, process
 

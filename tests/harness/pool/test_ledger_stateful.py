@@ -15,10 +15,9 @@ from hypothesis.stateful import (
 )
 
 from harness.errors import LeaseLostError
-from harness.pool.base import MemberState
 from harness.pool.evidence import Judgement
-from harness.pool.rows import LeaseRow
-from harness.pool.states import Event
+from harness.pool.records import LeaseRow
+from harness.pool.states import Event, MemberState
 from tests.harness.pool.conftest import TTL_S, Bench, process
 
 _KEYS = ("a", "b", "c", "d")

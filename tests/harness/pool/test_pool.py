@@ -31,14 +31,15 @@ from harness.errors import (
     RunnerError,
     UnknownMemberError,
 )
-from harness.pool.base import MemberState, Requirement
 from harness.pool.config import PoolConfig
 from harness.pool.config_file import parse_config
 from harness.pool.leased_device import LeasedDevice
 from harness.pool.members import Member
 from harness.pool.opening import DeviceOpener
 from harness.pool.pool import Pool
-from harness.pool.rows import Facts, KnownFence
+from harness.pool.records import Facts, KnownFence
+from harness.pool.requirement import Requirement
+from harness.pool.states import MemberState
 from harness.virtual_device import manager
 from tests.harness.pool.conftest import close
 
@@ -231,12 +232,12 @@ import sys
 from pathlib import Path
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseLostError
-from harness.pool.base import Requirement
+from harness.pool.requirement import Requirement
 from harness.pool.config_file import parse_config
 from harness.pool.members import Member
 from harness.pool.opening import DeviceOpener
 from harness.pool.pool import Pool
-from harness.pool.rows import Facts, KnownFence
+from harness.pool.records import Facts, KnownFence
 
 name, ledger, ttl = sys.argv[1:]
 config = parse_config("lease: {ttl_s: " + ttl + "}")

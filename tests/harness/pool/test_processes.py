@@ -17,7 +17,7 @@ from harness.pool.database import Database
 from harness.pool.evidence import QuarantineRule
 from harness.pool.ledger import Ledger
 from harness.pool.owner import this_process
-from harness.pool.rows import Facts
+from harness.pool.records import Facts
 
 _PROGRAM = """
 import json, os, sys, time

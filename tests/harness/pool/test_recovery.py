@@ -16,13 +16,14 @@ from harness.devices.adb.server import ensure_server, resolve_server
 from harness.devices.base import Device, DeviceProperties
 from harness.devices.spec import DeviceSpec
 from harness.errors import AdbServerError, DeviceError, DeviceLostError, DeviceTimeoutError
-from harness.pool.base import MemberState, Requirement
 from harness.pool.config_file import parse_config
 from harness.pool.members import Member
 from harness.pool.opening import DeviceOpener
 from harness.pool.owner import this_process
 from harness.pool.pool import Pool
-from harness.pool.rows import Facts
+from harness.pool.records import Facts
+from harness.pool.requirement import Requirement
+from harness.pool.states import MemberState
 from harness.virtual_device import manager
 from harness.virtual_device.faults import Reboot
 from tests.conftest import kill_server
@@ -210,7 +211,7 @@ _PROGRAM = """
 import sys
 from pathlib import Path
 from harness.devices.spec import DeviceSpec
-from harness.pool.base import Requirement
+from harness.pool.requirement import Requirement
 from harness.pool.config_file import parse_config
 from harness.pool.members import Member
 from harness.pool.opening import DeviceOpener

@@ -1,5 +1,4 @@
-from harness.pool.base import MemberState
-from harness.pool.states import TRANSITIONS, Event, after
+from harness.pool.states import TRANSITIONS, Event, MemberState, after
 
 
 def test_every_state_has_an_exit_and_leads_back_to_ready() -> None:

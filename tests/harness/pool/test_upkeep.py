@@ -6,10 +6,10 @@ import pytest
 
 from harness.devices.base import Device
 from harness.devices.spec import DeviceSpec
-from harness.pool.claims import Claims
 from harness.pool.config import PoolConfig
 from harness.pool.evidence import Judgement
-from harness.pool.heart import Heart
+from harness.pool.fence import Claims
+from harness.pool.heartbeat import Heart
 from harness.pool.members import Member
 from harness.pool.upkeep import Upkeep
 from tests.harness.pool.conftest import Bench, process

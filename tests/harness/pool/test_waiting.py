@@ -9,21 +9,20 @@ import pytest
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseTimeoutError
-from harness.pool.acquire import Acquisition
-from harness.pool.base import Requirement
-from harness.pool.changes import Changes
+from harness.pool.acquisition import Acquisition, Changes
 from harness.pool.database import Database
 from harness.pool.evidence import QuarantineRule
-from harness.pool.heart import Heart
+from harness.pool.heartbeat import Heart
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member
 from harness.pool.owner import this_process
-from harness.pool.rows import Facts
+from harness.pool.records import Facts
+from harness.pool.requirement import Requirement
 from harness.pool.states import Event
 from tests.harness.pool.conftest import Bench, HandClock, process
 
 if TYPE_CHECKING:
-    from harness.pool.claims import Claims
+    from harness.pool.fence import Claims
 
 
 class _TimePasses(Changes):
@@ -44,7 +43,7 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = HandClock()
-    monkeypatch.setattr("harness.pool.acquire.time", SimpleNamespace(monotonic=clock.boottime))
+    monkeypatch.setattr("harness.pool.acquisition.time", SimpleNamespace(monotonic=clock.boottime))
     databases = [Database(tmp_path / "pool.db") for _ in range(2)]
     waiting, other = (
         Ledger(db, clock, ttl_s=ttl_s, rule=QuarantineRule())

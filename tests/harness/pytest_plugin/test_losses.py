@@ -11,8 +11,8 @@ import pytest
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.device import AdbDevice
 from harness.devices.spec import DeviceSpec
-from harness.pool.base import MemberState
 from harness.pool.pool import Pool
+from harness.pool.states import MemberState
 from tests.conftest import MakeDevice
 from tests.harness.pytest_plugin.conftest import Farm, command
 

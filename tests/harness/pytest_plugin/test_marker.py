@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.pool.base import Requirement
+from harness.pool.requirement import Requirement
 from harness.pytest_plugin.marker import MarkerError, Wish, check_marker, wish_of
 
 _BAD = (

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from harness.devices.spec import DeviceSpec
-from harness.pool.base import MemberState, MemberStatus, Requirement
 from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
+from harness.pool.states import MemberState
+from harness.pool.status import MemberStatus
 from harness.pytest_plugin.waiting import line
 from tests.harness.pytest_plugin.conftest import command
 

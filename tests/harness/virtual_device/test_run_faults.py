@@ -5,8 +5,8 @@ from collections.abc import Callable
 from harness.deploy.scripts import intact
 from harness.devices.adb.device import AdbDevice
 from harness.devices.spec import DeviceSpec
-from harness.pool.base import Requirement
 from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
 from harness.virtual_device import manager
 from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.manager import VirtualDevice

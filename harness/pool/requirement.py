@@ -1,9 +1,55 @@
-"""Which devices of a pool meet a requirement, and if none does, which part of it is at fault."""
+"""Requirements of a lease, and the members of a pool that meet them."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
+from harness.devices.spec import DeviceType
 from harness.errors import RequirementError
-from harness.pool.base import MemberStatus, Requirement
+from harness.pool.status import MemberStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """What a lease is asked for; what is `None` or empty may be anything.
+
+    Attributes:
+        soc: e.g. `SM8750`.
+        hexagon: Hexagon architecture, e.g. `v79`.
+        name: one member of the pool, by its name.
+        tags: all of which it must have.
+        min_free_bytes: under its work root.
+        count: that many devices, all or none.
+    """
+
+    soc: str | None = None
+    hexagon: str | None = None
+    type: DeviceType | None = None
+    name: str | None = None
+    tags: frozenset[str] = field(default_factory=frozenset)
+    min_free_bytes: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError("at least one device")
+
+    def __str__(self) -> str:
+        words = [
+            f"{key}={value}"
+            for key, value in (
+                ("soc", self.soc),
+                ("hexagon", self.hexagon),
+                ("type", self.type),
+                ("name", self.name),
+            )
+            if value is not None
+        ]
+        words += [f"tag={tag}" for tag in sorted(self.tags)]
+        if self.min_free_bytes:
+            words.append(f"free>={self.min_free_bytes}")
+        if self.count > 1:
+            words.append(f"count={self.count}")
+        return " ".join(words) or "any device"
 
 
 def candidates(requirement: Requirement, members: Sequence[MemberStatus]) -> list[MemberStatus]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.errors import LedgerError
-from harness.pool.leases import Leases
+from harness.pool.ledger import Leases
 
 log = logging.getLogger(__name__)
 

@@ -3,9 +3,9 @@
 import sqlite3
 from dataclasses import dataclass
 
-from harness.pool.base import MemberState
 from harness.pool.evidence import Evidence
 from harness.pool.owner import Owner
+from harness.pool.states import MemberState
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 
 from harness.errors import MemberStateError, one_line
-from harness.pool.base import MemberState, Tell, silent
 from harness.pool.ledger import Ledger
+from harness.pool.members import NOT_LOOKED, Roster
 from harness.pool.owner import this_process
-from harness.pool.roster import Roster
-from harness.pool.rows import DeviceRow
-from harness.pool.states import Event
-from harness.pool.status import NOT_LOOKED
+from harness.pool.records import DeviceRow
+from harness.pool.states import Event, MemberState
+from harness.pool.status import Tell, silent
 from harness.pool.upkeep import Upkeep
 
 

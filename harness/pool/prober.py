@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from harness.errors import HarnessError, one_line
-from harness.pool.base import Tell
-from harness.pool.members import Member
+from harness.pool.ledger import Register
+from harness.pool.members import Member, Roster
 from harness.pool.opening import Opener, survey
-from harness.pool.register import Register
-from harness.pool.roster import Roster
+from harness.pool.status import Tell
 
 AFTER_S = 2.0
 """What takes less is not worth a line."""

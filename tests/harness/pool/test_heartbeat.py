@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.pool.book import Book
 from harness.pool.database import Database
 from harness.pool.evidence import QuarantineRule
-from harness.pool.heart import Heart, Pulse
-from harness.pool.leases import Leases
-from harness.pool.ledger import Ledger
-from harness.pool.rows import Facts
+from harness.pool.heartbeat import Heart, Pulse
+from harness.pool.ledger import Leases, Ledger
+from harness.pool.records import Facts
+from harness.pool.transaction import Book
 from tests.harness.pool.conftest import HandClock, process
 
 _TTL_S = 0.06

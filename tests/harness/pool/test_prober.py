@@ -8,11 +8,11 @@ import pytest
 from harness.devices.base import Device
 from harness.devices.spec import DeviceSpec
 from harness.errors import LedgerError
-from harness.pool.base import MemberState
 from harness.pool.config import PoolConfig
 from harness.pool.members import Member
 from harness.pool.opening import DeviceOpener
 from harness.pool.pool import Pool
+from harness.pool.states import MemberState
 
 
 class _Late(DeviceOpener):
