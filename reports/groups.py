@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from harness.results.comparison import Comparison, Verdict
 from harness.results.groups import Compared, judge_runs
+from harness.results.identity import SpeedKey
 from harness.results.metrics import Metric
 from harness.results.records import Run
-from reports.comparison import SpeedKey
 
 SIDES = frozenset({"A", "B"})
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.results.identity import place
 from harness.results.metrics import Metric, find_metric
 from harness.results.records import Run
 from harness.words import counted
 from reports import groups, plots, summary, telemetry, text
-from reports.comparison import place
 from reports.groups import Duel
 from reports.listing import Listing, list_runs
 from reports.plots import Plot

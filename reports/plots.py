@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.results import stats
+from harness.results.identity import SpeedKey
 from harness.results.metrics import Metric, find_metric
 from harness.results.records import Run
-from reports.comparison import SpeedKey
 from reports.summary import SPEED_METRICS, Cell
 
 MOST_LANES = 24

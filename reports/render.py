@@ -10,11 +10,11 @@ from pathlib import Path
 
 import jinja2
 
+from harness.results.identity import device_name, place
 from harness.results.metrics import METRICS, Metric
 from harness.results.records import Run
 from harness.words import counted
 from reports import listing, text
-from reports.comparison import device_name, place
 from reports.errors import OutputPathError, ReportWriteError
 from reports.page import Page
 

@@ -4,14 +4,21 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from harness.results import quality, stats
+from harness.results import stats
 from harness.results.cells import grade_runs
+from harness.results.identity import PerplexityKey, SpeedKey, Subject, differences
 from harness.results.metrics import Metric, find_metric
-from harness.results.quality import DEVICE, FLOAT, QUANTIZED
+from harness.results.perplexity import (
+    PERPLEXITY,
+    PERPLEXITY_FLOAT,
+    PERPLEXITY_QUANTIZED,
+    deviation,
+    is_confirmed,
+    perplexity_faults,
+)
 from harness.results.records import ContainerInfo, Run
 from harness.results.stability import Stability
 from harness.results.stats import Stats
-from reports.comparison import PerplexityKey, SpeedKey, Subject, differences
 
 SPEED_METRICS = (
     "prefill_tokens_per_s",
@@ -69,7 +76,7 @@ class PerplexityRow:
 
     def difference(self, reference: str) -> float | None:
         """How far the device is from the reference, as a part of it."""
-        return quality.distance(self.values, reference)
+        return deviation(self.values, reference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,11 @@ class Row:
 
 def perplexities(runs: Sequence[Run]) -> tuple[PerplexityRow, ...]:
     """One row for each subject and text, newest text first within a subject."""
-    measured = [run for run in runs if any(run.values(key) for key in (DEVICE, FLOAT, QUANTIZED))]
+    measured = [
+        run
+        for run in runs
+        if any(run.values(key) for key in (PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED))
+    ]
     rows = [_perplexity(key, group) for key, group in _grouped(measured, PerplexityKey.of)]
     rows.sort(key=lambda row: row.runs[-1].created_at, reverse=True)
     return tuple(sorted(rows, key=lambda row: _order(row.key.subject)))
@@ -192,9 +203,9 @@ def _row(key: SpeedKey, runs: tuple[Run, ...], perplexity: PerplexityRow | None)
 def _output(runs: Sequence[Run], perplexity: PerplexityRow | None) -> Output:
     """Checked run by run, or by a perplexity that stands near its host references."""
     values = {} if perplexity is None else perplexity.values
-    if quality.faults(values):
+    if perplexity_faults(values):
         return "doubtful"
-    checked = all(run.check.outcome == "passed" for run in runs) or quality.is_vouched(values)
+    checked = all(run.check.outcome == "passed" for run in runs) or is_confirmed(values)
     return "checked" if checked else "unchecked"
 
 
@@ -259,14 +270,14 @@ def _repetitions(run: Run) -> int:
 def _perplexity(key: PerplexityKey, runs: tuple[Run, ...]) -> PerplexityRow:
     values: dict[str, float] = {}
     remarks = []
-    for name in (DEVICE, FLOAT, QUANTIZED):
+    for name in (PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED):
         found = stats.summarise([run.values(name) for run in runs])
         if found is not None:
             values[name] = found.mean
             if found.maximum > found.minimum * 1.001:
                 spread = f"{find_metric(name).format(found.minimum)} to {found.maximum:.3f}"
                 remarks.append(f"{find_metric(name).label}: runs differ, {spread}")
-    remarks += quality.faults(values)
+    remarks += perplexity_faults(values)
     return PerplexityRow(key, runs, values, tuple(remarks))
 
 

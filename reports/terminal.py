@@ -7,7 +7,7 @@ from rich.text import Text
 
 from harness.results.comparison import Comparison, Verdict
 from harness.results.metrics import Metric, find_metric
-from harness.results.quality import DEVICE, FLOAT
+from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT
 from reports.fitting import Column, FittedTable
 from reports.groups import Duel
 from reports.page import Page, Section
@@ -21,10 +21,10 @@ METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s", "init_s", "p
 RANKS = {
     "peak_rss_bytes": 6,
     "init_s": 5,
-    FLOAT: 4,
+    PERPLEXITY_FLOAT: 4,
     "grade": 3,
     "ttft_s": 2,
-    DEVICE: 1,
+    PERPLEXITY: 1,
 }
 """What is left out first where a terminal has no room, highest first; the rest always stands."""
 _EMPTY = 9
@@ -118,8 +118,8 @@ def _table(section: Section) -> FittedTable:
         columns.append(_column(key, heading, [_speed(row, key) for row in rows]))
     found = [_perplexity(row) for row in rows]
     columns += [
-        _column(DEVICE, "Perplexity\non device", [device for device, _ in found]),
-        _column(FLOAT, "in float\non host", [reference for _, reference in found]),
+        _column(PERPLEXITY, "Perplexity\non device", [device for device, _ in found]),
+        _column(PERPLEXITY_FLOAT, "in float\non host", [reference for _, reference in found]),
         _column("grade", "n\ngrade", [_grade(row) for row in rows]),
     ]
     names = [_name(row, apart=alike[_looks(row)] > 1) for row in rows]
@@ -157,9 +157,9 @@ def _perplexity(row: Row) -> tuple[str, str]:
         return _NOTHING, _NOTHING
     device, reference = (
         find_metric(key).format(found.values[key]) if key in found.values else _NOTHING
-        for key in (DEVICE, FLOAT)
+        for key in (PERPLEXITY, PERPLEXITY_FLOAT)
     )
-    difference = found.difference(FLOAT)
+    difference = found.difference(PERPLEXITY_FLOAT)
     return device if difference is None else f"{device}\n{percent(difference)}", reference
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from harness.pytest_plugin.measuring import MeasurementRecorder
 from harness.pytest_plugin.running import ContainerRunner
-from harness.results import quality
+from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, perplexity_faults
 from harness.workloads.bench_prompt import passage
 from harness.workloads.float_reference import float_perplexity
 from suites.models import tiny_llama
@@ -30,13 +30,13 @@ def test_perplexity(
     references = {}
     if checkpoint is not None:
         windows = run_container.runtime.windows(text, asked.windows)
-        references[quality.FLOAT] = float_perplexity(checkpoint, container, windows)
+        references[PERPLEXITY_FLOAT] = float_perplexity(checkpoint, container, windows)
     result = run_container.perplexity(text, max_windows=asked.windows, references=references)
-    for metric, value in {quality.DEVICE: result.perplexity, **references}.items():
+    for metric, value in {PERPLEXITY: result.perplexity, **references}.items():
         record_measurement.note(metric, value)
     if asked.max_perplexity is not None:
         assert result.perplexity <= asked.max_perplexity
-    faults = quality.faults({quality.DEVICE: result.perplexity, **references})
+    faults = perplexity_faults({PERPLEXITY: result.perplexity, **references})
     assert not faults, "; ".join(faults)
     if not references and asked.max_perplexity is None:
         pytest.skip(

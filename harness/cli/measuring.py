@@ -154,7 +154,7 @@ def open_spread(
         PoolError: the pool cannot be used.
     """
     from harness.cli.progress import deploy_progress
-    from harness.results.engine import shown
+    from harness.results.database import shown
     from harness.results.store import ResultsStore
     from harness.runtimes.files import target_of
     from harness.workloads.bench import Spread

@@ -46,7 +46,7 @@ def perplexity(
     Exits 1 where the perplexity is too far from that of `--reference`.
     """
     from harness.cli.session import open_session
-    from harness.results import quality
+    from harness.results.perplexity import PERPLEXITY, perplexity_faults
     from harness.results.store import ResultsStore
     from harness.workloads.perplexity import run_perplexity
 
@@ -65,7 +65,7 @@ def perplexity(
         print_json({**session.where, **_document(result), **references})
     else:
         _show(result, session, references)
-    faults = quality.faults({quality.DEVICE: result.perplexity, **references})
+    faults = perplexity_faults({PERPLEXITY: result.perplexity, **references})
     for fault in faults:
         tell(fault)
     if faults:
@@ -79,7 +79,7 @@ def _references(
     if checkpoint is None:
         return {}
     from buildlib.container.container import GenAIContainer
-    from harness.results import quality
+    from harness.results.perplexity import PERPLEXITY_FLOAT
     from harness.runtimes.windows import cut_windows
     from harness.workloads.float_reference import float_perplexity
 
@@ -93,7 +93,7 @@ def _references(
         most=most,
     )
     tell(f"scoring {counted(len(windows), 'window')} in float on this host")
-    return {quality.FLOAT: float_perplexity(checkpoint, container, windows)}
+    return {PERPLEXITY_FLOAT: float_perplexity(checkpoint, container, windows)}
 
 
 def _document(result: "PerplexityResult") -> dict[str, object]:

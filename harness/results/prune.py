@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, not_, select
 
 from harness.results import schema, writer
-from harness.results.engine import Database
+from harness.results.database import Database
 
 GROUPS_AT_ONCE = 20
 """In one transaction: milliseconds, where writers wait for half a minute."""

@@ -21,7 +21,7 @@ from harness.errors import (
     UnknownMetricError,
     UnknownRunError,
 )
-from harness.results import packing, schema, writer
+from harness.results import schema, writer
 from harness.results.records import (
     ContainerInfo,
     DeviceInfo,
@@ -37,6 +37,7 @@ from harness.results.records import (
     Workload,
     storable,
 )
+from harness.results.telemetry import unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ def with_telemetry(connection: Connection, newest: int) -> frozenset[str]:
 def _unpacked(samples: object) -> tuple[TelemetrySeries, ...]:
     if not isinstance(samples, bytes):  # SQLite keeps what it is given, whatever the column says
         raise TelemetryRecordError("*", "what is stored is damaged: it is no binary value")
-    return packing.unpack(samples)
+    return unpack(samples)
 
 
 def _chosen(wanted: RunFilter) -> Select[Any]:

@@ -8,7 +8,7 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 
 from harness.errors import StoreError
 from harness.results import prune, schema
-from harness.results.engine import Database
+from harness.results.database import Database
 
 _INCREMENTAL = 2
 _PAGES_AT_ONCE = 2000

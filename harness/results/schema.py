@@ -150,5 +150,5 @@ telemetry = Table(
     Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
     Column("is_warmup", Boolean, primary_key=True),
     Column("repetition", Integer, primary_key=True, autoincrement=False),
-    Column("samples", LargeBinary, nullable=False),  # see harness/results/packing.py
+    Column("samples", LargeBinary, nullable=False),  # see harness/results/telemetry.py
 )

@@ -17,16 +17,15 @@ from harness.errors import (
     StoreUnavailableError,
 )
 from harness.results import (
-    engine,
     inventory,
     migrations,
-    packing,
     prune,
     read,
     room,
     schema,
     write,
 )
+from harness.results.database import BUSY_TIMEOUT_S, Database, exists, open_database
 from harness.results.inventory import Holding
 from harness.results.prune import Amount, Pruning
 from harness.results.read import RunFilter
@@ -42,6 +41,7 @@ from harness.results.records import (
     now,
 )
 from harness.results.room import Room
+from harness.results.telemetry import pack
 
 _EVERYTHING = RunFilter()
 _CONDITIONS: TypeAdapter[tuple[Condition, ...]] = TypeAdapter(tuple[Condition, ...])
@@ -106,7 +106,7 @@ class ResultsStore:
     used by several threads, and is closed by `close` or as a context manager.
     """
 
-    def __init__(self, database: engine.Database) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
 
     @classmethod
@@ -115,7 +115,7 @@ class ResultsStore:
         location: str | Path,
         *,
         create: bool = True,
-        busy_timeout_s: float = engine.BUSY_TIMEOUT_S,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
     ) -> Self:
         """Open a SQLite file by its path, or a PostgreSQL database by its URL.
 
@@ -133,7 +133,7 @@ class ResultsStore:
             StoreUnavailableError: it cannot be reached.
         """
         __tracebackhide__ = True  # pytest would show the location, and so its password
-        database = engine.open_database(location, create=create, busy_timeout_s=busy_timeout_s)
+        database = open_database(location, create=create, busy_timeout_s=busy_timeout_s)
         try:
             if create:
                 _prepare(database)
@@ -157,9 +157,9 @@ class ResultsStore:
             StoreUnavailableError: it cannot be reached, or cannot be made there.
         """
         __tracebackhide__ = True
-        if not engine.exists(location):
+        if not exists(location):
             return
-        database = engine.open_database(location, create=False)
+        database = open_database(location, create=False)
         try:
             with database.reading() as connection:
                 found = migrations.find_version(connection, database.location)
@@ -228,7 +228,7 @@ class ResultsStore:
             RunConflictError: the run is finished, or the repetition's telemetry is there already.
             TelemetryRecordError: a channel is there twice, or there is too much of it.
         """
-        samples = packing.pack(series)  # takes a while, and nobody has to wait for it
+        samples = pack(series)  # takes a while, and nobody has to wait for it
         with self._database.writing() as connection:
             write.add_telemetry(
                 connection,
@@ -416,14 +416,14 @@ class ResultsStore:
         self.close()
 
 
-def _prepare(database: engine.Database) -> None:
+def _prepare(database: Database) -> None:
     with database.writing() as connection:
         migrations.prepare(connection, database.location)
         write.mark_interrupted(connection)
     database.use_wal()
 
 
-def _require_readable(database: engine.Database) -> int:
+def _require_readable(database: Database) -> int:
     with database.reading() as connection:
         version = migrations.find_version(connection, database.location)
     if version is None:
@@ -437,7 +437,7 @@ def _require_readable(database: engine.Database) -> int:
 
 def _migrate(location: str | Path, found: int, busy_timeout_s: float) -> None:
     __tracebackhide__ = True
-    writable = engine.open_database(location, create=True, busy_timeout_s=busy_timeout_s)
+    writable = open_database(location, create=True, busy_timeout_s=busy_timeout_s)
     try:
         _prepare(writable)
     except StoreUnavailableError as error:

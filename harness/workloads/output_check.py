@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.errors import WrongUseError
-from harness.results import quality
+from harness.results.perplexity import LIMITS, PERPLEXITY, is_confirmed, perplexity_faults
 from harness.results.read import RunFilter
 from harness.results.records import ContainerInfo, DeviceInfo, OutputCheck, Run
 from harness.results.store import ResultsStore
@@ -165,15 +165,15 @@ def stored_quality(
     )
     for run in reversed(store.list_runs(wanted)):
         values = _last_values(run)
-        if quality.DEVICE not in values:
+        if PERPLEXITY not in values:
             continue
         if max_perplexity is not None:
-            return KnownQuality(_bounded(values[quality.DEVICE], max_perplexity))
-        faults = quality.faults(values)
+            return KnownQuality(_bounded(values[PERPLEXITY], max_perplexity))
+        faults = perplexity_faults(values)
         if faults:
             return KnownQuality(OutputCheck(outcome="failed", reason="; ".join(faults)))
-        if quality.is_vouched(values):
-            reason = f"perplexity {values[quality.DEVICE]:.3f} is near its host reference"
+        if is_confirmed(values):
+            reason = f"perplexity {values[PERPLEXITY]:.3f} is near its host reference"
             return KnownQuality(OutputCheck(outcome="passed", reason=reason))
     return None
 
@@ -192,7 +192,7 @@ def _bounded(perplexity: float, bound: float) -> OutputCheck:
 
 
 def _last_values(run: Run) -> dict[str, float]:
-    keys = (quality.DEVICE, *quality.LIMITS)
+    keys = (PERPLEXITY, *LIMITS)
     found = {key: run.values(key) for key in keys}
     return {key: values[-1] for key, values in found.items() if values}
 

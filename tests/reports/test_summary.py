@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from harness.results.quality import DEVICE, FLOAT, QUANTIZED
+from harness.results.identity import SpeedKey, Subject
+from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED
 from harness.results.records import Run
-from reports.comparison import SpeedKey, Subject
 from reports.page import compose
 from reports.query import Results
 from reports.summary import Row, perplexities, summarise
@@ -118,8 +118,12 @@ def test_speeds_of_texts_stand_in_only_where_there_is_no_benchmark(samples: Samp
 def test_perplexity_joins_its_container(samples: Samples) -> None:
     (row, *_) = [r for r in rows(samples["emulator"]) if r.subject.soc == "SM8750"]
     assert row.perplexity is not None
-    assert row.perplexity.values == {DEVICE: 25.565, FLOAT: 25.48, QUANTIZED: 25.606}
-    assert row.perplexity.difference(FLOAT) == pytest.approx(25.565 / 25.48 - 1)
+    assert row.perplexity.values == {
+        PERPLEXITY: 25.565,
+        PERPLEXITY_FLOAT: 25.48,
+        PERPLEXITY_QUANTIZED: 25.606,
+    }
+    assert row.perplexity.difference(PERPLEXITY_FLOAT) == pytest.approx(25.565 / 25.48 - 1)
     assert row.remarks == ()
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from harness.pytest_plugin.summary import table
+from harness.results.identity import SpeedKey
 from harness.results.records import Run
 from harness.results.store import ResultsStore
-from reports.comparison import SpeedKey
 from tests.harness.pytest_plugin.conftest import Farm
 
 _ENDS = """

@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import inspect
 
 from harness.errors import OlderSchemaError, StoreUnavailableError
-from harness.results import engine, migrations, schema
+from harness.results import database, migrations, schema
+from harness.results.database import open_database
 from harness.results.store import ResultsStore
 from tests.harness.results.places import Place, SqlitePlace
 
@@ -114,8 +115,8 @@ def test_a_migrated_database_has_the_tables_of_a_new_one(old: Place) -> None:
 
 
 def _shape(location: str) -> dict[str, object]:
-    database = engine.open_database(location, create=False)
-    with database.reading() as connection:
+    opened = open_database(location, create=False)
+    with opened.reading() as connection:
         inspector = inspect(connection)
         found = {
             table: (
@@ -130,7 +131,7 @@ def _shape(location: str) -> dict[str, object]:
             )
             for table in inspector.get_table_names()
         }
-    database.close()
+    opened.close()
     assert len(found) == 4
     return dict(found)
 
@@ -163,12 +164,12 @@ def test_an_old_database_that_cannot_be_written_says_so(
     old = SqlitePlace(tmp_path / "old.db")
     old.run(SCHEMA_1.format(**_WORDS[old.engine]))
     monkeypatch.setattr(os, "access", lambda *_: False)
-    original = engine._sqlite_uri
+    original = database._sqlite_uri
 
     def read_only(path: Path, *, create: bool) -> str:
         del create
         return original(path, create=False)
 
-    monkeypatch.setattr(engine, "_sqlite_uri", read_only)
+    monkeypatch.setattr(database, "_sqlite_uri", read_only)
     with pytest.raises(OlderSchemaError, match=f"schema 1, older than {schema.SCHEMA_VERSION}"):
         ResultsStore.open(old.location, create=False)

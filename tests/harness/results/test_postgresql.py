@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import MissingStoreError, StoreUnavailableError
-from harness.results import engine
+from harness.results.database import open_database
+from harness.results.database import shown as shown_location
 from harness.results.records import Measurement, Run
 from harness.results.store import ResultsStore
 from tests.harness.results.places import PostgresqlPlace
@@ -73,8 +74,8 @@ def test_a_url_that_cannot_be_used_is_one_line_without_secrets(location: str, sa
     ],
 )
 def test_passwords_are_not_in_the_location(location: str, shown: str) -> None:
-    assert engine.shown(location) == shown
-    database = engine.open_database(location, create=True)
+    assert shown_location(location) == shown
+    database = open_database(location, create=True)
     assert database.location == shown
     assert "secret" not in repr(vars(database))
     database.close()
@@ -228,7 +229,7 @@ def test_a_server_that_goes_away_within_a_transaction(
     own_server.create("results")
     with ResultsStore.open(own_server.url("results")) as store:
         store.write_run(make_run())
-    database = engine.open_database(own_server.url("results"), create=True)
+    database = open_database(own_server.url("results"), create=True)
     with (  # noqa: PT012
         pytest.raises(StoreUnavailableError) as caught,
         database.writing() as connection,
@@ -247,7 +248,7 @@ def test_a_connection_that_is_cut_is_one_line(postgresql: PostgresqlPlace) -> No
     """What a keeper does, or a timeout on the way."""
     with ResultsStore.open(postgresql.location):
         pass
-    database = engine.open_database(postgresql.location, create=True)
+    database = open_database(postgresql.location, create=True)
     cut = (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE pid <> pg_backend_pid() AND datname = current_database()"

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.results import prune, quality, writer
+from harness.results import prune, writer
+from harness.results.perplexity import LIMITS, PERPLEXITY
 from harness.results.prune import Amount, Pruning
 from harness.results.records import (
     Measurement,
@@ -122,7 +123,7 @@ def test_what_benchmarks_are_checked_against_stays(
     lost = made(make_run, 300, kind="perplexity", workload=workload, status="failed", error="away")
     add(store, lost)
     store.begin_run(run.model_copy(update={"status": "running"}))
-    values = {quality.DEVICE: 9.0, **dict.fromkeys(quality.LIMITS, 9.0)}
+    values = {PERPLEXITY: 9.0, **dict.fromkeys(LIMITS, 9.0)}
     store.add_measurements(run.id, [Measurement(metric=k, value=v) for k, v in values.items()])
     store.finish_run(run.id)
     add(store, made(make_run, 250))

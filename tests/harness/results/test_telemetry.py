@@ -15,9 +15,9 @@ from harness.errors import (
     TelemetryRecordError,
     UnknownRunError,
 )
-from harness.results.packing import pack, unpack
 from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
+from harness.results.telemetry import pack, unpack
 from tests.harness.results.places import Place
 
 MakeRun = Callable[..., Run]

@@ -20,7 +20,8 @@ from harness.errors import (
     StoreLockedError,
     StoreUnavailableError,
 )
-from harness.results import engine, migrations, schema
+from harness.results import migrations, schema
+from harness.results.database import open_database
 from harness.results.records import Measurement, Run
 from harness.results.store import ResultsStore
 from tests.harness.results.places import Place, PostgresqlPlace
@@ -128,7 +129,7 @@ def test_a_transaction_reads_what_it_read_before(place: Place, make_run: MakeRun
     count = "SELECT (SELECT count(*) FROM runs) + (SELECT count(*) FROM measurements)"
     with ResultsStore.open(place.location) as store:
         store.write_run(make_run())
-        database = engine.open_database(place.location, create=False)
+        database = open_database(place.location, create=False)
         with database.reading() as connection:
             assert connection.exec_driver_sql(count).scalar() == 1
             store.write_run(make_run())
@@ -149,7 +150,7 @@ def test_what_is_opened_to_be_read_writes_nothing(place: Place, make_run: MakeRu
 def test_sqlite_is_set_up_for_durability(tmp_path: Path) -> None:
     with ResultsStore.open(tmp_path / "results.db"):
         pass
-    database = engine.open_database(tmp_path / "results.db", create=True)
+    database = open_database(tmp_path / "results.db", create=True)
     with database.reading() as connection:
         found = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
@@ -243,7 +244,7 @@ def test_a_newer_schema_is_refused(place: Place) -> None:
 
 
 def test_an_older_schema_is_migrated_once(place: Place) -> None:
-    database = engine.open_database(place.location, create=True)
+    database = open_database(place.location, create=True)
     steps: list[int] = []
     first, second = schema.SCHEMA_VERSION + 1, schema.SCHEMA_VERSION + 2
     later = {

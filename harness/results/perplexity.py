@@ -2,23 +2,30 @@
 
 from collections.abc import Mapping
 
-DEVICE, FLOAT, QUANTIZED = "perplexity", "perplexity_float", "perplexity_quantized_cpu"
-LIMITS: Mapping[str, float] = {FLOAT: 0.03, QUANTIZED: 0.01}
+PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED = (
+    "perplexity",
+    "perplexity_float",
+    "perplexity_quantized_cpu",
+)
+LIMITS: Mapping[str, float] = {PERPLEXITY_FLOAT: 0.03, PERPLEXITY_QUANTIZED: 0.01}
 """How far the device's perplexity may be from the same model in float, and quantized on the CPU."""
-_IN_WORDS: Mapping[str, str] = {FLOAT: "in float", QUANTIZED: "quantized on the CPU"}
+_IN_WORDS: Mapping[str, str] = {
+    PERPLEXITY_FLOAT: "in float",
+    PERPLEXITY_QUANTIZED: "quantized on the CPU",
+}
 
 
-def distance(values: Mapping[str, float], reference: str) -> float | None:
+def deviation(values: Mapping[str, float], reference: str) -> float | None:
     """How far the device is from a reference, as a part of it; None without one of the two."""
-    device, other = values.get(DEVICE), values.get(reference)
+    device, other = values.get(PERPLEXITY), values.get(reference)
     return None if device is None or not other else device / other - 1
 
 
-def faults(values: Mapping[str, float]) -> tuple[str, ...]:
+def perplexity_faults(values: Mapping[str, float]) -> tuple[str, ...]:
     """What is wrong with a device's perplexity beside its references, in words."""
     found = []
     for reference, limit in LIMITS.items():
-        away = distance(values, reference)
+        away = deviation(values, reference)
         if away is not None and abs(away) > limit:
             words = _IN_WORDS[reference]
             found.append(
@@ -28,7 +35,7 @@ def faults(values: Mapping[str, float]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def is_vouched(values: Mapping[str, float]) -> bool:
+def is_confirmed(values: Mapping[str, float]) -> bool:
     """Whether the device's perplexity stands beside a reference, and near it."""
-    beside = any(distance(values, reference) is not None for reference in LIMITS)
-    return beside and not faults(values)
+    beside = any(deviation(values, reference) is not None for reference in LIMITS)
+    return beside and not perplexity_faults(values)

@@ -1,4 +1,4 @@
-"""Which runs may be put together, and which never.
+"""The identity of a measured thing: which runs may be put together, and which never.
 
 Numbers of two runs are averaged only if all that is listed here is equal. Above all, the emulator
 and hardware never meet in one number, one table or one plot. The serial is not in the list: two
