@@ -19,9 +19,10 @@ from hypothesis import settings
 
 from buildlib.build import Build, BuildOutputs
 from buildlib.genai import GenAIBuilderFactory
+from harness.clock import Deadline
 from harness.devices.adb.address import ServerAddress
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.connection import Deadline, ServerUnreachable, query
+from harness.devices.adb.connection import ServerUnreachable, query
 from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server
 from harness.virtual_device import manager

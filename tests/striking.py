@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from harness.devices.adb.connection import Deadline, DeadlineExceeded
+from harness.clock import Deadline, DeadlineExceeded
 
 
 class EndsAt(Deadline):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.deploy.budget import Budget
+from harness.clock import Deadline
 from harness.deploy.deployment import DeployedFile, DeployFile, Deployment
 from harness.deploy.hashing import FileDigest, hash_files
 from harness.deploy.pipeline import Progress
@@ -59,11 +59,11 @@ def deploy(
         DeviceCommandError: the device lacks what is needed, or the run exists.
         DeviceLostError, DeviceTimeoutError: see `Device`.
     """
-    budget = Budget(device.serial, "deployment", timeout_s)
+    deadline = Deadline.for_device(device.serial, "deployment", timeout_s)
     planned = _plan(files)
     contents = {item.digest: item.file.path for item in planned}
-    scripts_dir = ensure_scripts(device, budget)
-    with DeviceStore(device, scripts_dir, budget, policy or EvictionPolicy()) as store:
+    scripts_dir = ensure_scripts(device, deadline)
+    with DeviceStore(device, scripts_dir, deadline, policy or EvictionPolicy()) as store:
         held = store.holds(list(contents))
         missing = {d: path for d, path in contents.items() if d.sha256 not in held}
         room = store.add(missing, on_progress)
@@ -83,7 +83,7 @@ def deploy(
         reused_bytes=sum(digest.size for digest in contents) - pushed_bytes,
         resumed_bytes=sum(digest.size for digest in contents if digest.sha256 in adopted),
         evicted_bytes=room.evicted_bytes if room else 0,
-        elapsed_s=budget.elapsed_s,
+        elapsed_s=deadline.elapsed_s,
     )
 
 
@@ -96,15 +96,15 @@ def remove_run(device: Device, run_id: str, *, timeout_s: float = 60.0) -> None:
         DeviceCommandError: something of it cannot be killed or removed.
         DeviceLostError, DeviceTimeoutError: see `Device`.
     """
-    budget = Budget(device.serial, f"removal of run {run_id}", timeout_s)
-    scripts_dir = ensure_scripts(device, budget)
+    deadline = Deadline.for_device(device.serial, f"removal of run {run_id}", timeout_s)
+    scripts_dir = ensure_scripts(device, deadline)
     run_dir = f"{device.work_root}/runs/{run_id}"
-    device.shell(["sh", f"{scripts_dir}/cleanup.sh", run_dir], timeout_s=budget.left())
+    device.shell(["sh", f"{scripts_dir}/cleanup.sh", run_dir], timeout_s=deadline.remaining())
 
 
 def store_usage(device: Device, *, timeout_s: float = 30.0) -> StoreUsage:
     """What the content store of `device` holds, without hashing it."""
-    return read_usage(device, Budget(device.serial, "listing", timeout_s))
+    return read_usage(device, Deadline.for_device(device.serial, "listing", timeout_s))
 
 
 def evict(device: Device, policy: EvictionPolicy, *, timeout_s: float = 60.0) -> Room:
@@ -117,8 +117,8 @@ def evict(device: Device, policy: EvictionPolicy, *, timeout_s: float = 60.0) ->
         DeviceCommandError: the device lacks what is needed, or nothing was ever deployed to it.
         DeviceLostError, DeviceTimeoutError: see `Device`.
     """
-    budget = Budget(device.serial, "eviction", timeout_s)
-    return make_room(device, ensure_scripts(device, budget), budget, policy, 0)
+    deadline = Deadline.for_device(device.serial, "eviction", timeout_s)
+    return make_room(device, ensure_scripts(device, deadline), deadline, policy, 0)
 
 
 def _plan(files: Mapping[str, DeployFile | Path]) -> list[_Planned]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from harness.clock import Deadline
 from harness.deploy.batches import batches
-from harness.deploy.budget import Budget
 from harness.deploy.hashing import FileDigest
 from harness.devices.base import Device, PushItem
 
@@ -28,9 +28,9 @@ class Pipeline(AbstractContextManager["Pipeline"]):
     When the block is left by an error, a hashing under way is not waited for: it does no harm.
     """
 
-    def __init__(self, device: Device, budget: Budget, verify: Verify) -> None:
+    def __init__(self, device: Device, deadline: Deadline, verify: Verify) -> None:
         self._device = device
-        self._budget = budget
+        self._deadline = deadline
         self._verify = verify
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="verify")
         self._verified: list[Future[None]] = []
@@ -67,7 +67,9 @@ class Pipeline(AbstractContextManager["Pipeline"]):
 
         for batch in batches(contents):
             items = [PushItem(contents[d], f"{folder}/{d.sha256}") for d in batch]
-            self._device.push_many(items, timeout_s=self._budget.left(), on_progress=progress)
+            self._device.push_many(
+                items, timeout_s=self._deadline.remaining(), on_progress=progress
+            )
             self._verified.append(self._worker.submit(self._verify, batch))
         for verified in self._verified:
             verified.result()

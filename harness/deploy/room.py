@@ -4,7 +4,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from harness.deploy.budget import Budget
+from harness.clock import Deadline
 from harness.devices.base import Device
 from harness.errors import DeviceCommandError, DeviceFullError
 
@@ -54,7 +54,11 @@ def bytes_on_disk(size: int) -> int:
 
 
 def make_room(
-    device: Device, scripts_dir: str, budget: Budget, policy: EvictionPolicy, incoming_bytes: int
+    device: Device,
+    scripts_dir: str,
+    deadline: Deadline,
+    policy: EvictionPolicy,
+    incoming_bytes: int,
 ) -> Room:
     """Evict what was used longest ago until `incoming_bytes` more fit, if that helps.
 
@@ -72,7 +76,7 @@ def make_room(
         str(_kib_up(policy.keep_free_bytes + incoming_bytes)),
         "-" if limit is None else str(min(_KIB_MAX, max(0, limit - incoming_bytes) >> 10)),
     ]
-    result = device.shell(words, timeout_s=budget.left(), check=False)
+    result = device.shell(words, timeout_s=deadline.remaining(), check=False)
     facts = dict(_FACT.findall(result.stdout))
     last = _LAST.search(result.stdout)
     if last is None or len(facts) != len(("free", "store", "evictable")):
@@ -90,14 +94,18 @@ def make_room(
 
 
 def require_room(
-    device: Device, scripts_dir: str, budget: Budget, policy: EvictionPolicy, incoming_bytes: int
+    device: Device,
+    scripts_dir: str,
+    deadline: Deadline,
+    policy: EvictionPolicy,
+    incoming_bytes: int,
 ) -> Room:
     """As `make_room`.
 
     Raises:
         DeviceFullError: there is not enough room, and nothing was evicted.
     """
-    room = make_room(device, scripts_dir, budget, policy, incoming_bytes)
+    room = make_room(device, scripts_dir, deadline, policy, incoming_bytes)
     if not room.met:
         free = room.free_bytes
         needed = incoming_bytes + policy.keep_free_bytes

@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 
-from harness.deploy.budget import Budget
+from harness.clock import Deadline
 from harness.deploy.hashing import hashes_on
 from harness.devices.base import Device, PushItem
 from harness.errors import DeploymentCorruptError, DeviceFullError, HarnessError
@@ -66,7 +66,7 @@ def intact(folder: str) -> str:
     return f'[ "{found}" = {shlex.quote(wanted)} ]'
 
 
-def ensure_scripts(device: Device, budget: Budget) -> str:
+def ensure_scripts(device: Device, deadline: Deadline) -> str:
     """The folder on the device that holds the scripts, after they have been brought there.
 
     Raises:
@@ -75,23 +75,23 @@ def ensure_scripts(device: Device, budget: Budget) -> str:
     """
     scripts = installed_scripts()
     folder = scripts_folder(device.work_root)
-    if not _wrong(device, folder, scripts, budget):
+    if not _wrong(device, folder, scripts, deadline):
         return folder
-    _push(device, folder, scripts, budget)
-    wrong = _wrong(device, folder, scripts, budget)
+    _push(device, folder, scripts, deadline)
+    wrong = _wrong(device, folder, scripts, deadline)
     if wrong:
         name = wrong[0]
         raise DeploymentCorruptError(device.serial, name, scripts.hashes[name], "")
     return folder
 
 
-def _wrong(device: Device, folder: str, scripts: ScriptSet, budget: Budget) -> list[str]:
+def _wrong(device: Device, folder: str, scripts: ScriptSet, deadline: Deadline) -> list[str]:
     """Names of the scripts that `folder` lacks or has with another content."""
-    found = hashes_on(device, folder, scripts.hashes, timeout_s=budget.left())
+    found = hashes_on(device, folder, scripts.hashes, timeout_s=deadline.remaining())
     return [name for name, sha256 in scripts.hashes.items() if found.get(name) != sha256]
 
 
-def _push(device: Device, folder: str, scripts: ScriptSet, budget: Budget) -> None:
+def _push(device: Device, folder: str, scripts: ScriptSet, deadline: Deadline) -> None:
     # Each is moved into place by itself, so that a concurrent user never misses one. What an
     # interruption leaves lies where deployments clear old things away.
     arriving = f"{device.work_root}/incoming/scripts.{secrets.token_hex(8)}"
@@ -102,16 +102,17 @@ def _push(device: Device, folder: str, scripts: ScriptSet, budget: Budget) -> No
             local.write_bytes(text)
             items.append(PushItem(local, f"{arriving}/{name}", 0o755))
         try:
-            device.push_many(items, timeout_s=budget.left())
+            device.push_many(items, timeout_s=deadline.remaining())
         except HarnessError as error:
             with contextlib.suppress(HarnessError):
                 device.shell(["rm", "-rf", arriving], timeout_s=_CLEAN_TIMEOUT_S, check=False)
             if not isinstance(error, DeviceFullError):
                 raise
             needed = sum(len(text) for _, text in scripts.texts)
-            free = device.free_bytes(timeout_s=budget.left())
+            free = device.free_bytes(timeout_s=deadline.remaining())
             raise DeviceFullError(device.serial, device.work_root, needed, free) from None
     new, final = shlex.quote(arriving), shlex.quote(folder)
     device.shell(
-        f"mkdir -p {final} && mv -f {new}/*.sh {final}/ && rmdir {new}", timeout_s=budget.left()
+        f"mkdir -p {final} && mv -f {new}/*.sh {final}/ && rmdir {new}",
+        timeout_s=deadline.remaining(),
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from harness.deploy.budget import Budget
+from harness.clock import Deadline
 from harness.deploy.hashing import FileDigest
 from harness.deploy.pipeline import Pipeline, Progress
 from harness.deploy.room import EvictionPolicy, Room, bytes_on_disk, make_room, require_room
@@ -44,11 +44,11 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
     """
 
     def __init__(
-        self, device: Device, scripts_dir: str, budget: Budget, policy: EvictionPolicy
+        self, device: Device, scripts_dir: str, deadline: Deadline, policy: EvictionPolicy
     ) -> None:
         self._device = device
         self._scripts = scripts_dir
-        self._budget = budget
+        self._deadline = deadline
         self._policy = policy
         self._area = secrets.token_hex(8)
         self._pushing: tuple[FileDigest, ...] = ()
@@ -85,7 +85,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         try:
             answers = self._verify(script, contents)
         except DeviceFullError:
-            if not make_room(self._device, self._scripts, self._budget, self._policy, 0).met:
+            if not make_room(self._device, self._scripts, self._deadline, self._policy, 0).met:
                 raise
             answers = self._verify(script, contents)
         bad = [sha256 for sha256, answer in answers.items() if answer == "bad"]
@@ -106,7 +106,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         if not contents:
             return None
         needed = sum(bytes_on_disk(digest.size) for digest in contents)
-        room = require_room(self._device, self._scripts, self._budget, self._policy, needed)
+        room = require_room(self._device, self._scripts, self._deadline, self._policy, needed)
         self._pushing = tuple(contents)
         folder = f"{self._device.work_root}/incoming/{self._area}"
 
@@ -114,7 +114,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
             self._adopt(batch, contents)
 
         try:
-            with Pipeline(self._device, self._budget, verify) as pipeline:
+            with Pipeline(self._device, self._deadline, verify) as pipeline:
                 pipeline.push(contents, folder, on_progress)
         except DeviceFullError:
             raise self._full(needed) from None
@@ -148,7 +148,9 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
             if answers.get(digest.sha256) not in {"ok", "adopted"}:
                 file = f"{self._device.work_root}/incoming/{self._area}/{digest.sha256}"
                 command = ["sha256sum", file]
-                result = self._device.shell(command, timeout_s=self._budget.left(), check=False)
+                result = self._device.shell(
+                    command, timeout_s=self._deadline.remaining(), check=False
+                )
                 name, found = contents[digest].name, result.stdout.split(" ")[0][:64]
                 raise DeploymentCorruptError(self._device.serial, name, digest.sha256, found)
 
@@ -175,7 +177,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
     def _verify(self, script: str, contents: Sequence[FileDigest]) -> dict[str, str]:
         lines = "".join(f"{digest.sha256} {digest.size}\n" for digest in contents)
         result = self._device.shell(
-            script, timeout_s=self._budget.left(), stdin=lines.encode(), check=False
+            script, timeout_s=self._deadline.remaining(), stdin=lines.encode(), check=False
         )
         if "\nqnnfarm-verify ok=" not in f"\n{result.stdout}":
             if _FULL in result.stderr:
@@ -188,7 +190,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
 
     def _shell(self, command: str, stdin: str | None = None) -> str:
         data = None if stdin is None else stdin.encode("utf-8", "surrogateescape")
-        return self._device.shell(command, timeout_s=self._budget.left(), stdin=data).stdout
+        return self._device.shell(command, timeout_s=self._deadline.remaining(), stdin=data).stdout
 
     def _script(self, name: str) -> str:
         return f"sh {shlex.quote(f'{self._scripts}/{name}')}"

@@ -4,7 +4,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from harness.deploy.budget import Budget
+from harness.clock import Deadline
 from harness.devices.base import Device
 
 _CONTENT = re.compile(r"(?:\./)?([0-9a-f]{64}) ([0-9]{1,18}) ([0-9]{1,18})")
@@ -37,7 +37,7 @@ class StoreUsage:
         return sum(entry.size for entry in self.entries)
 
 
-def read_usage(device: Device, budget: Budget) -> StoreUsage:
+def read_usage(device: Device, deadline: Deadline) -> StoreUsage:
     """What is in the store, without hashing it.
 
     Raises:
@@ -48,7 +48,7 @@ def read_usage(device: Device, budget: Budget) -> StoreUsage:
         "find . -maxdepth 1 -type f -exec stat -c '%n %s %Z' {} +\n"
         "[ ! -d .memo ] || find .memo -type f -exec stat -c '%n %Y' {} +"
     )
-    lines = device.shell(script, timeout_s=budget.left()).stdout.splitlines()
+    lines = device.shell(script, timeout_s=deadline.remaining()).stdout.splitlines()
     used = {m[1]: int(m[2]) for m in map(_MEMO.fullmatch, lines) if m}
     contents = filter(None, map(_CONTENT.fullmatch, lines))
     entries = [StoreEntry(m[1], int(m[2]), used.get(m[1], int(m[3]))) for m in contents]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from harness.devices.adb.connection import Deadline
+from harness.clock import Deadline
 from harness.devices.base import Progress
 from harness.devices.remote_files import CHUNK
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar
 
-from harness.devices.adb.connection import Deadline
+from harness.clock import Deadline
 from harness.devices.commands import Sink
 from harness.devices.posix_device import PosixDevice
 from harness.devices.sftp_files import SftpFiles, sftp_files

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from harness.devices.adb.connection import Deadline, DeadlineExceeded
+from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.commands import Sink
 from harness.devices.here_files import HereFiles
 from harness.devices.posix_device import PosixDevice

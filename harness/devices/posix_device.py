@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from harness.devices.adb.connection import Deadline, DeadlineExceeded, FailReply, StreamClosed
+from harness.clock import Deadline, DeadlineExceeded
+from harness.devices.adb.connection import FailReply, StreamClosed
 from harness.devices.base import DeviceProperties, Progress, PushItem
 from harness.devices.linux_properties import SCRIPT, linux_properties, parse
 from harness.devices.local_files import receiving, stat_local

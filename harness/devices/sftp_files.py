@@ -9,7 +9,8 @@ from typing import BinaryIO
 
 import paramiko
 
-from harness.devices.adb.connection import Deadline, StreamClosed
+from harness.clock import Deadline
+from harness.devices.adb.connection import StreamClosed
 from harness.devices.base import Progress
 from harness.devices.ssh.host import SshHost, closing_by, stands
 from harness.errors import DeviceUnsupportedError

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
-from harness.devices.adb.connection import Deadline, DeadlineExceeded, FailReply, ServerUnreachable
+from harness.clock import Deadline, DeadlineExceeded
+from harness.devices.adb.connection import FailReply, ServerUnreachable
 from harness.devices.base import CommandResult
 from harness.devices.commands import BoundedOutput, Sink, Tee, command_line
 from harness.devices.job import Job

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from buildlib.container.container import GenAIContainer
-from harness.deploy.budget import Budget
+from harness.clock import Deadline
 from harness.devices.base import Device
 from harness.errors import HostFileError, OutputCheckError, one_line
 from harness.plans.cells import Cell
@@ -259,8 +259,8 @@ def _run_command(work: CommandWork, device: Device, timeout_s: float) -> CellRes
 def _end_all(device: LeasedDevice) -> None:
     """End what runs on a device of the pool under our lease."""
     if isinstance(device, PoolDevice):
-        budget = Budget(device.serial, "ending a cell", _SWEEP_S)
-        device.fence.sweep(device.unleased, budget)
+        deadline = Deadline.for_device(device.serial, "ending a cell", _SWEEP_S)
+        device.fence.sweep(device.unleased, deadline)
 
 
 def _result(run: Run) -> CellResult:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
+from harness.clock import Clock
 from harness.errors import (
     DeviceError,
     DeviceFullError,
@@ -16,7 +17,6 @@ from harness.errors import (
     LeaseTimeoutError,
     LedgerError,
 )
-from harness.pool.clock import Clock
 from harness.pool.evidence import backoff, judge
 from harness.pool.fence import Claims, Held, HigherTokenError
 from harness.pool.heartbeat import Heart, Pulse

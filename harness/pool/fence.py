@@ -11,7 +11,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from harness.deploy.budget import Budget
+from harness.clock import Deadline
 from harness.deploy.scripts import ensure_scripts, intact, scripts_folder
 from harness.devices.base import Device
 from harness.devices.commands import command_line
@@ -70,7 +70,7 @@ class Fence:
         """Whether a guarded command ended because the fence is another's."""
         return exit_status == LOST_STATUS and self._lost_line in stderr
 
-    def sweep(self, device: Device, budget: Budget) -> None:
+    def sweep(self, device: Device, deadline: Deadline) -> None:
         """End what the holder of this fence left behind on the device.
 
         Raises:
@@ -78,7 +78,7 @@ class Fence:
             DeviceCommandError: something cannot be ended.
         """
         try:
-            _run(device, self._words("sweep"), budget, ENDING)
+            _run(device, self._words("sweep"), deadline, ENDING)
         except HigherTokenError as error:
             reason = f"the device went to token {error.args[0]}"
             raise LeaseLostError(device.serial, self.token, reason) from None
@@ -91,7 +91,7 @@ class Fence:
         return _words(self.root, self.scripts, action, self.token)
 
 
-def claim(device: Device, token: int, scripts: str, budget: Budget) -> Fence:
+def claim(device: Device, token: int, scripts: str, deadline: Deadline) -> Fence:
     """Raise the fence of a device to `token`, and end what former holders left on it.
 
     Args:
@@ -104,11 +104,11 @@ def claim(device: Device, token: int, scripts: str, budget: Budget) -> Fence:
         DeviceError: the device failed otherwise.
     """
     root = device.work_root
-    match = _run(device, _words(root, scripts, "claim", token), budget, CLAIMING)
+    match = _run(device, _words(root, scripts, "claim", token), deadline, CLAIMING)
     return Fence(root, token, match["id"], scripts, int(match["ended"]))
 
 
-def claim_known(device: Device, token: int, known: KnownFence, budget: Budget) -> Fence:
+def claim_known(device: Device, token: int, known: KnownFence, deadline: Deadline) -> Fence:
     """The same for a device that was claimed before, in one command.
 
     It asks nothing that the device has said before. The id of the fence tells that it is still
@@ -124,7 +124,7 @@ def claim_known(device: Device, token: int, known: KnownFence, budget: Budget) -
     words = _words(known.root, scripts, "claim", token)
     words += [known.id, str(known.quiet)]
     command = f"{intact(scripts)} || exit {_NO_SCRIPTS}\nexec {command_line(words)}"
-    match = _run(device, command, budget, CLAIMING)
+    match = _run(device, command, deadline, CLAIMING)
     return Fence(known.root, token, match["id"], scripts, int(match["ended"]))
 
 
@@ -132,9 +132,11 @@ def _words(root: str, scripts: str, action: str, token: int) -> list[str]:
     return ["sh", f"{scripts}/fence.sh", root, action, str(token)]
 
 
-def _run(device: Device, command: str | list[str], budget: Budget, action: str) -> re.Match[str]:
+def _run(
+    device: Device, command: str | list[str], deadline: Deadline, action: str
+) -> re.Match[str]:
     with named(action):
-        result = device.shell(command, timeout_s=budget.left(), check=False)
+        result = device.shell(command, timeout_s=deadline.remaining(), check=False)
     lines = result.stdout.splitlines()
     match = _LAST_LINE.fullmatch(lines[-1]) if lines else None
     if match is not None and match["refused"] is not None:
@@ -179,29 +181,31 @@ class Claims:
             DeviceError: it fails.
         """
         device = self._opener.open(member)
-        budget = Budget(device.serial, CLAIMING, self._timeout_s)
-        fence = self._fence(token, key, member, device, budget)
+        deadline = Deadline.for_device(device.serial, CLAIMING, self._timeout_s)
+        fence = self._fence(token, key, member, device, deadline)
         if min_free_bytes:
-            free = device.free_bytes(timeout_s=budget.left())
+            free = device.free_bytes(timeout_s=deadline.remaining())
             self._register.set_free_bytes(key, free)
             if free is not None and free < min_free_bytes:
                 raise DeviceFullError(device.serial, device.work_root, min_free_bytes, free)
         return Held(member.name, key, device, fence)
 
-    def _fence(self, token: int, key: str, member: Member, device: Device, budget: Budget) -> Fence:
+    def _fence(
+        self, token: int, key: str, member: Member, device: Device, deadline: Deadline
+    ) -> Fence:
         known = self._register.fence_of(key)
         if known.id and known.root:
             try:
-                return claim_known(device, token, known, budget)
+                return claim_known(device, token, known, deadline)
             except (OtherDeviceError, DeviceCommandError):
                 pass  # wiped, or another device: the long way says
-        reached = survey(member, device, timeout_s=budget.left())
+        reached = survey(member, device, timeout_s=deadline.remaining())
         if reached.key != key:
             self._register.register_found(reached.key, member.name, str(member.spec), reached.facts)
             other = reached.key.removeprefix("hardware:")
             raise NoDeviceError(member.name, (f"{device.serial} is another device now: {other}",))
         with named(SCRIPTS):
-            scripts = ensure_scripts(device, budget)
-        fence = claim(device, token, scripts, budget)
+            scripts = ensure_scripts(device, deadline)
+        fence = claim(device, token, scripts, deadline)
         self._register.set_fence(key, KnownFence(fence.id, fence.root))
         return fence

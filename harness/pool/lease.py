@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from harness.deploy.budget import Budget
+from harness.clock import Clock, Deadline
 from harness.errors import (
     DeviceError,
     HarnessError,
@@ -16,7 +16,6 @@ from harness.errors import (
     LedgerError,
     WrongUseError,
 )
-from harness.pool.clock import Clock
 from harness.pool.evidence import judge, on_the_way
 from harness.pool.fence import Held
 from harness.pool.heartbeat import Heart, Pulse
@@ -165,9 +164,9 @@ class Lease:
         return ""
 
     def _sweep(self, device: LeasedDevice) -> None:
-        budget = Budget(device.serial, "cleaning up after a lease", _SWEEP_S)
+        deadline = Deadline.for_device(device.serial, "cleaning up after a lease", _SWEEP_S)
         try:
-            device.fence.sweep(device.unleased, budget)
+            device.fence.sweep(device.unleased, deadline)
         except LeaseLostError as error:
             self._lost = error.reason
         except HarnessError as error:

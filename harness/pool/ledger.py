@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.clock import Clock, format_time
 from harness.errors import LeaseLostError
-from harness.pool.clock import Clock, on_the_wall
 from harness.pool.database import Database
 from harness.pool.evidence import Evidence, Judgement, QuarantineRule
 from harness.pool.owner import Owner, has_ended
@@ -407,7 +407,7 @@ class Leases:
                 ).fetchone()
                 if row is not None:
                     why = str(row["text"]).partition(": ")[2]
-                    return f"{why}, at {on_the_wall(row['at'], self._book.clock.now())}"
+                    return f"{why}, at {format_time(row['at'], self._book.clock.now())}"
         return ""
 
 

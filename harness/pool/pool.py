@@ -7,12 +7,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from harness.clock import Clock, SystemClock
 from harness.devices.opening import Devices
 from harness.devices.spec import DeviceSpec
 from harness.errors import one_line
 from harness.pool.acquisition import Acquisition, Changes
 from harness.pool.admin import ByHand
-from harness.pool.clock import Clock, SystemClock
 from harness.pool.config import PoolConfig
 from harness.pool.config_file import load_config
 from harness.pool.database import Database, default_path

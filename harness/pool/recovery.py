@@ -9,15 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.address import ServerAddress, address_from
-from harness.devices.adb.connection import (
-    Deadline,
-    DeadlineExceeded,
-    FailReply,
-    ServerUnreachable,
-    StreamClosed,
-    query,
-)
+from harness.devices.adb.connection import FailReply, ServerUnreachable, StreamClosed, query
 from harness.devices.adb.server import ensure_server
 from harness.errors import (
     AdbServerError,

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from harness.clock import format_time
 from harness.devices.spec import DeviceSpec
 from harness.errors import one_line
-from harness.pool.clock import on_the_wall
 from harness.pool.states import MemberState
 
 Tell = Callable[[str], None]
@@ -87,7 +87,7 @@ def _kind(member: MemberStatus) -> str:
 
 
 def _reason(member: MemberStatus, own: str) -> str:
-    name, since = one_line(member.name, 80), on_the_wall(member.since, time.time())
+    name, since = one_line(member.name, 80), format_time(member.since, time.time())
     repaired = member.state in _AWAY | _DISTRUSTED
     if own and member.holder == own:
         return f"{name} is being claimed since {since}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from sqlite3 import Connection
 
-from harness.pool.clock import Clock
+from harness.clock import Clock
 from harness.pool.database import Database
 from harness.pool.evidence import Evidence, QuarantineRule
 from harness.pool.owner import Owner

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from harness.deploy.budget import Budget
+from harness.clock import Clock, Deadline
 from harness.deploy.scripts import ensure_scripts
 from harness.devices.base import Device
 from harness.errors import (
@@ -23,7 +23,6 @@ from harness.errors import (
     one_line,
 )
 from harness.pool.action_names import PROBATION, named
-from harness.pool.clock import Clock
 from harness.pool.config import PoolConfig
 from harness.pool.fence import Claims, Held, HigherTokenError
 from harness.pool.heartbeat import Heart, Pulse
@@ -61,39 +60,39 @@ def standard_probation(device: Device) -> None:
 
 
 def _try_out(device: Device) -> None:
-    budget = Budget(device.serial, PROBATION, _TIMEOUT_S)
-    ensure_scripts(device, budget)
-    boot = device.boot_id(timeout_s=budget.left())
+    deadline = Deadline.for_device(device.serial, PROBATION, _TIMEOUT_S)
+    ensure_scripts(device, deadline)
+    boot = device.boot_id(timeout_s=deadline.remaining())
     incoming = f"{device.work_root}/incoming"  # where what an interruption leaves is cleared away
-    device.shell(["mkdir", "-p", incoming], timeout_s=budget.left())
+    device.shell(["mkdir", "-p", incoming], timeout_s=deadline.remaining())
     remote = f"{incoming}/probation.{secrets.token_hex(8)}"
     try:
         for _ in range(_ROUNDS):
-            _round_trip(device, remote, budget)
+            _round_trip(device, remote, deadline)
     finally:
         device.shell(["rm", "-f", remote], timeout_s=30.0, check=False)
     for _ in range(_ROUNDS):
         word = secrets.token_hex(16)
-        said = device.shell(["echo", word], timeout_s=budget.left()).stdout
+        said = device.shell(["echo", word], timeout_s=deadline.remaining()).stdout
         if said != f"{word}\n":
             raise RuntimeOutputError(device.serial, f"it answered {said!r} to `echo {word}`", said)
-    if device.boot_id(timeout_s=budget.left()) != boot:
+    if device.boot_id(timeout_s=deadline.remaining()) != boot:
         raise DeviceLostError(device.serial, PROBATION, "it rebooted")
 
 
-def _round_trip(device: Device, remote: str, budget: Budget) -> None:
+def _round_trip(device: Device, remote: str, deadline: Deadline) -> None:
     content = os.urandom(_BYTES)
     expected = hashlib.sha256(content).hexdigest()
     with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
         local = Path(folder) / "sent"
         local.write_bytes(content)
-        device.push(local, remote, timeout_s=budget.left(), mode=0o644)
-        answer = device.shell(["sha256sum", remote], timeout_s=budget.left()).stdout
+        device.push(local, remote, timeout_s=deadline.remaining(), mode=0o644)
+        answer = device.shell(["sha256sum", remote], timeout_s=deadline.remaining()).stdout
         found = answer.partition(" ")[0]
         if found != expected:
             raise DeploymentCorruptError(device.serial, "a probation file", expected, found)
         back = Path(folder) / "back"
-        device.pull(remote, back, timeout_s=budget.left())
+        device.pull(remote, back, timeout_s=deadline.remaining())
         found = hashlib.sha256(back.read_bytes()).hexdigest()
         if found != expected:
             raise DeploymentCorruptError(device.serial, "a probation file", expected, found)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from harness.telemetry.gate import POLL_S, Clock
+from harness.clock import Clock
+from harness.telemetry.gate import POLL_S
 from harness.telemetry.readings import BatteryReading
 from harness.telemetry.records import ConditionRecord, Outcome
 
@@ -40,7 +41,7 @@ def wait_for_charge(
 
     Only what can still come true is waited for: a level that is too low and no charger is final.
     """
-    began = clock.now()
+    began = clock.boottime()
     battery = read()
     if not battery.present:
         yield ConditionRecord("charge", "unavailable", "the device tells of no battery")
@@ -48,14 +49,14 @@ def wait_for_charge(
     yield _health(battery)
     first = battery.level_percent
     while True:
-        waited = clock.now() - began
+        waited = clock.boottime() - began
         wrong, may_change = _judge(battery, window)
         if wrong is None or not may_change or waited >= window.max_wait_s:
             outcome: Outcome = "met" if wrong is None else "not-met"
             level = battery.level_percent
             yield ConditionRecord("charge", outcome, wrong or "", round(waited, 3), first, level)
             return
-        clock.wait(min(5 * POLL_S, window.max_wait_s - waited))
+        clock.sleep(min(5 * POLL_S, window.max_wait_s - waited))
         battery = read()
 
 

@@ -1,41 +1,16 @@
 """Waiting until a device is cool, or as cool as it gets: sampled and decided, never slept."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Protocol
 
+from harness.clock import Clock
 from harness.telemetry.records import ConditionRecord, Outcome
 
 POLL_S = 2.0
 _LOOKS = 3
 _FROZEN_S = 20.0
 _FROZEN_WHILE_OTHERS_MOVED_C = 3.0
-
-
-class Clock(Protocol):
-    """Time and waiting, so that tests need neither."""
-
-    def now(self) -> float:
-        """Seconds, from any beginning."""
-        ...
-
-    def wait(self, seconds: float) -> None:
-        """Let them pass."""
-        ...
-
-
-class SystemClock:
-    """The host's monotonic clock."""
-
-    def now(self) -> float:
-        """Seconds since the host booted."""
-        return time.monotonic()
-
-    def wait(self, seconds: float) -> None:
-        """Sleep."""
-        time.sleep(seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +68,12 @@ def wait_until_cool(
         clock: the time.
         on_wait: told when it does not open at once.
     """
-    began = clock.now()
+    began = clock.boottime()
     history = _History()
     first: float | None = None
     waited_before = False
     while True:
-        moment = clock.now()
+        moment = clock.boottime()
         found = read()
         if found is None:
             reason = "the device has no temperature sensor"
@@ -110,7 +85,7 @@ def wait_until_cool(
         alive = {zone: value for zone, value in reading.items() if zone not in frozen}
         hottest = max(alive.values(), default=None)
         first = hottest if first is None else first
-        waited = round(clock.now() - began, 3)
+        waited = round(clock.boottime() - began, 3)
         opened = _opens(history, alive, gate)
         if opened is not None:
             reason = opened + _ignored(frozen)
@@ -122,7 +97,7 @@ def wait_until_cool(
         if on_wait is not None and alive and not waited_before:
             on_wait(_waiting(alive, gate))
         waited_before = True
-        clock.wait(min(POLL_S, gate.max_wait_s - waited))
+        clock.sleep(min(POLL_S, gate.max_wait_s - waited))
 
 
 def _waiting(alive: Mapping[str, float], gate: ThermalGate) -> str:

@@ -5,15 +5,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.address import ServerAddress
-from harness.devices.adb.connection import (
-    Deadline,
-    DeadlineExceeded,
-    FailReply,
-    ServerUnreachable,
-    StreamClosed,
-    query,
-)
+from harness.devices.adb.connection import FailReply, ServerUnreachable, StreamClosed, query
 from harness.errors import (
     AdbServerError,
     DeviceConnectError,

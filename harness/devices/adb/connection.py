@@ -12,10 +12,10 @@ import errno
 import os
 import select
 import socket
-import time
 from types import TracebackType
 from typing import Self
 
+from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.address import ServerAddress
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -33,32 +33,8 @@ class StreamClosed(Exception):  # noqa: N818
     """The other side closed the connection in the middle."""
 
 
-class DeadlineExceeded(Exception):  # noqa: N818
-    """The time is over."""
-
-
 class ServerUnreachable(Exception):  # noqa: N818
     """Nothing accepts connections at the server's address."""
-
-
-class Deadline:
-    """A point in time by which everything that is handed it must be done."""
-
-    __slots__ = ("_expires",)
-
-    def __init__(self, timeout_s: float) -> None:
-        self._expires = time.monotonic() + timeout_s
-
-    def remaining(self) -> float:
-        """Seconds left, more than 0.
-
-        Raises:
-            DeadlineExceeded: none are left.
-        """
-        left = self._expires - time.monotonic()
-        if left <= 0:
-            raise DeadlineExceeded
-        return left
 
 
 class Connection:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.clock import Deadline
 from harness.devices import properties
 from harness.devices.adb.client import AdbServer, device_features
-from harness.devices.adb.connection import Deadline, FailReply, StreamClosed, command, open_service
+from harness.devices.adb.connection import FailReply, StreamClosed, command, open_service
 from harness.devices.adb.failures import Failures
 from harness.devices.adb.shell import ShellSession
 from harness.devices.adb.sync import SyncSession

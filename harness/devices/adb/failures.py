@@ -4,13 +4,9 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from harness.clock import DeadlineExceeded
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.connection import (
-    DeadlineExceeded,
-    FailReply,
-    ServerUnreachable,
-    StreamClosed,
-)
+from harness.devices.adb.connection import FailReply, ServerUnreachable, StreamClosed
 from harness.errors import (
     AdbServerError,
     DeviceError,

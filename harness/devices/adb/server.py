@@ -16,16 +16,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.address import ServerAddress, address_from
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.connection import (
-    Deadline,
-    DeadlineExceeded,
-    FailReply,
-    ServerUnreachable,
-    StreamClosed,
-    query,
-)
+from harness.devices.adb.connection import FailReply, ServerUnreachable, StreamClosed, query
 from harness.errors import AdbServerError
 from harness.paths import cache_dir
 

@@ -9,7 +9,7 @@ import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.pkey import PublicBlob
 
-from harness.devices.adb.connection import Deadline
+from harness.clock import Deadline
 from harness.devices.ssh.config import HostConfig
 from harness.errors import HostAuthError
 

@@ -7,7 +7,8 @@ from typing import Protocol
 
 import paramiko
 
-from harness.devices.adb.connection import Deadline, StreamClosed
+from harness.clock import Deadline
+from harness.devices.adb.connection import StreamClosed
 from harness.devices.ssh.host import SshHost, closing_by, stands
 
 _READ = 256 * 1024

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import paramiko
 
-from harness.devices.adb.connection import Deadline, DeadlineExceeded
+from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.ssh.authentication import authenticate
 from harness.devices.ssh.config import HostConfig
 from harness.devices.ssh.host_keys import algorithms, check_host_key, known_keys

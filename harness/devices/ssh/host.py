@@ -9,7 +9,8 @@ from typing import Self
 
 import paramiko
 
-from harness.devices.adb.connection import Deadline, DeadlineExceeded, FailReply, StreamClosed
+from harness.clock import Deadline, DeadlineExceeded
+from harness.devices.adb.connection import FailReply, StreamClosed
 from harness.devices.ssh.config import HostConfig, resolve_host
 from harness.devices.ssh.connecting import OpenChannel, connect, hang_up
 from harness.errors import HostUnreachableError

@@ -9,7 +9,8 @@ from typing import Self
 
 import paramiko
 
-from harness.devices.adb.connection import Deadline, DeadlineExceeded, FailReply, StreamClosed
+from harness.clock import Deadline, DeadlineExceeded
+from harness.devices.adb.connection import FailReply, StreamClosed
 from harness.devices.ssh.host import SshHost
 from harness.devices.ssh.peer import is_ours
 from harness.errors import HarnessError, HostUnreachableError

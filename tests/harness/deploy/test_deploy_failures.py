@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.deploy.budget import Budget
+from harness.clock import Deadline
 from harness.deploy.deploy import deploy, store_usage
 from harness.deploy.scripts import ensure_scripts
 from harness.devices.adb.client import AdbServer
@@ -155,10 +155,10 @@ def test_scripts_that_do_not_arrive_leave_nothing(make_virtual_device: MakeDevic
     virtual, device = make_virtual_device()
     manager.inject(virtual.name, Full(free=4096))
     with pytest.raises(DeviceFullError):
-        ensure_scripts(device, Budget(device.serial, "scripts", 60))
+        ensure_scripts(device, Deadline.for_device(device.serial, "scripts", 60))
     assert device.shell(f"ls -A {device.work_root}/incoming").stdout == ""
     manager.clear(virtual.name)
-    folder = ensure_scripts(device, Budget(device.serial, "scripts", 60))
+    folder = ensure_scripts(device, Deadline.for_device(device.serial, "scripts", 60))
     assert device.shell(["ls", "-A", f"{device.work_root}/scripts"]).stdout.split() == [
         folder[-16:]
     ]

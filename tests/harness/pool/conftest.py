@@ -13,22 +13,9 @@ from harness.pool.ledger import Ledger
 from harness.pool.owner import Owner
 from harness.pool.pool import Pool
 from harness.pool.records import Facts
+from tests.clock import ManualClock
 
 TTL_S = 30.0
-
-
-@dataclass
-class HandClock:
-    """Both clocks, turned by hand; the wall clock may be set besides."""
-
-    time: float = 1000.0
-    set_by: float = 0.0
-
-    def boottime(self) -> float:
-        return self.time
-
-    def now(self) -> float:
-        return 1_700_000_000.0 + self.time + self.set_by
 
 
 @dataclass
@@ -36,7 +23,7 @@ class Bench:
     """A ledger with its surroundings."""
 
     path: Path
-    clock: HandClock = field(default_factory=HandClock)
+    clock: ManualClock = field(default_factory=ManualClock)
     dead: set[int] = field(default_factory=set)
     rule: QuarantineRule = field(default_factory=QuarantineRule)
 

@@ -13,7 +13,8 @@ from harness.pool.heartbeat import Heart, Pulse
 from harness.pool.ledger import Leases, Ledger
 from harness.pool.records import Facts
 from harness.pool.transaction import Book
-from tests.harness.pool.conftest import HandClock, process
+from tests.clock import ManualClock
+from tests.harness.pool.conftest import process
 
 _TTL_S = 0.06
 """By a clock that stands still: the heart beats often, and no lease runs out meanwhile."""
@@ -46,7 +47,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 def test_a_beat_between_raising_a_token_and_knowing_it_costs_no_lease(database: Database) -> None:
-    clock, rule = HandClock(), QuarantineRule()
+    clock, rule = ManualClock(), QuarantineRule()
     ledger = Ledger(database, clock, ttl_s=_TTL_S, rule=rule, gone=lambda _: False)
     ledger.devices.register_found("a", "a", "spec:a", Facts())
     ticket = ledger.tickets.enqueue(process(1), ["a"], 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.pool.clock import SystemClock
+from harness.clock import SystemClock
 from harness.pool.database import Database
 from harness.pool.evidence import QuarantineRule
 from harness.pool.ledger import Ledger
@@ -22,7 +22,7 @@ from harness.pool.records import Facts
 _PROGRAM = """
 import json, os, sys, time
 from pathlib import Path
-from harness.pool.clock import SystemClock
+from harness.clock import SystemClock
 from harness.pool.database import Database
 from harness.pool.evidence import QuarantineRule
 from harness.pool.ledger import Ledger

@@ -19,7 +19,8 @@ from harness.pool.owner import this_process
 from harness.pool.records import Facts
 from harness.pool.requirement import Requirement
 from harness.pool.states import Event
-from tests.harness.pool.conftest import Bench, HandClock, process
+from tests.clock import ManualClock
+from tests.harness.pool.conftest import Bench, process
 
 if TYPE_CHECKING:
     from harness.pool.fence import Claims
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 class _TimePasses(Changes):
     """Nothing happens; what is waited for it passes on the clock, and somebody looks then."""
 
-    def __init__(self, clock: HandClock, look: Callable[[], None]) -> None:
+    def __init__(self, clock: ManualClock, look: Callable[[], None]) -> None:
         super().__init__()
         self._clock = clock
         self._look = look
@@ -42,7 +43,7 @@ class _TimePasses(Changes):
 def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     monkeypatch.setattr("harness.pool.acquisition.time", SimpleNamespace(monotonic=clock.boottime))
     databases = [Database(tmp_path / "pool.db") for _ in range(2)]
     waiting, other = (

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 import device_scripts
-from harness.deploy.budget import Budget
+from harness.clock import Deadline
 from harness.deploy.scripts import ensure_scripts
 from harness.devices.base import Device
 from harness.devices.local import LocalDevice
@@ -36,4 +36,4 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
 def scripts_on(device: Device) -> str:
     """The folder with our scripts on a device."""
     device.shell(["mkdir", "-p", f"{device.work_root}/scripts"])
-    return ensure_scripts(device, Budget(device.serial, "test", 60))
+    return ensure_scripts(device, Deadline.for_device(device.serial, "test", 60))

@@ -5,14 +5,14 @@ import pytest
 from harness.telemetry.charge import ChargeWindow, wait_for_charge
 from harness.telemetry.readings import BatteryReading, battery_of_service
 from harness.telemetry.records import ConditionRecord
-from tests.harness.telemetry.test_gate import FakeClock
+from tests.clock import ManualClock
 
 
 def run(
     battery: Callable[[float], BatteryReading], window: ChargeWindow
-) -> tuple[dict[str, ConditionRecord], FakeClock]:
-    clock = FakeClock()
-    records = wait_for_charge(lambda: battery(clock.moment - 100), window, clock)
+) -> tuple[dict[str, ConditionRecord], ManualClock]:
+    clock = ManualClock()
+    records = wait_for_charge(lambda: battery(clock.time - 1000), window, clock)
     return {record.name: record for record in records}, clock
 
 
@@ -22,7 +22,7 @@ def test_in_the_window_nothing_is_waited_for() -> None:
         "battery_health": "met",
         "charge": "met",
     }
-    assert clock.waits == []
+    assert clock.slept == []
 
 
 def test_a_level_that_rises_is_waited_for() -> None:
@@ -44,14 +44,14 @@ def test_what_cannot_come_true_is_said_at_once(battery: BatteryReading, words: s
     found, clock = run(lambda _: battery, ChargeWindow(30, 90, max_wait_s=1000))
     assert found["charge"].outcome == "not-met"
     assert words in found["charge"].reason
-    assert clock.waits == []
+    assert clock.slept == []
 
 
 def test_the_charger_is_waited_for_until_the_limit() -> None:
     window = ChargeWindow(0, 100, charging=False, max_wait_s=45)
     found, clock = run(lambda _: BatteryReading(50, True, "Good"), window)
     assert found["charge"].reason == "it is charging, and should be not charging"
-    assert sum(clock.waits) == pytest.approx(45)
+    assert sum(clock.slept) == pytest.approx(45)
     found, _ = run(lambda t: BatteryReading(50, t < 20, "Good"), window)
     assert found["charge"].outcome == "met"
 

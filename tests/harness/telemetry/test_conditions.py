@@ -16,8 +16,8 @@ from harness.telemetry.prepare import Preparation
 from harness.telemetry.readings import Sensors
 from harness.telemetry.records import ConditionRecord
 from harness.virtual_device import manager
+from tests.clock import ManualClock
 from tests.harness.telemetry.conftest import Here, scripts_on
-from tests.harness.telemetry.test_gate import FakeClock
 
 MakeDevice = Callable[..., tuple[manager.VirtualDevice, AdbDevice]]
 
@@ -26,7 +26,7 @@ def by_name(records: Sequence[ConditionRecord]) -> Mapping[str, ConditionRecord]
     return {record.name: record for record in records}
 
 
-class Cooling(FakeClock):
+class Cooling(ManualClock):
     """A clock with which a zone cools: a degree a second, from 60."""
 
     def __init__(self, sysfs: Path) -> None:
@@ -36,9 +36,9 @@ class Cooling(FakeClock):
         self._zone = sysfs / "class/thermal/thermal_zone4/temp"
         self._zone.write_text("60000\n")
 
-    def wait(self, seconds: float) -> None:
-        super().wait(seconds)
-        self._zone.write_text(f"{60000 - 1000 * round(self.moment - 100)}\n")
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self._zone.write_text(f"{60000 - 1000 * round(self.time - 1000)}\n")
 
 
 def test_the_gate_waits_for_the_sensors_of_the_device(here: Here) -> None:
@@ -56,12 +56,12 @@ def test_a_device_that_stays_hot_fails_or_is_recorded(here: Here) -> None:
     conditions = Conditions(max_temp_c=31.0, max_wait_s=20.0, wake_lock=False)
     with (
         pytest.raises(ConditionsNotMetError, match=r"thermal_gate: not cooled") as caught,
-        prepared(here.device, here.scripts_dir, conditions, clock=FakeClock()),
+        prepared(here.device, here.scripts_dir, conditions, clock=ManualClock()),
     ):
         pytest.fail("the block must not run")
     assert caught.value.waited_s == pytest.approx(20)
     lenient = dataclasses.replace(conditions, policy="continue")
-    with prepared(here.device, here.scripts_dir, lenient, clock=FakeClock()) as records:
+    with prepared(here.device, here.scripts_dir, lenient, clock=ManualClock()) as records:
         assert by_name(records)["thermal_gate"].outcome == "not-met"
 
 
@@ -70,7 +70,7 @@ def test_heat_that_cannot_be_seen_is_no_pass(here: Here) -> None:
     conditions = Conditions(max_temp_c=40.0, wake_lock=False)
     with (
         pytest.raises(ConditionsNotMetError, match="the device has no temperature sensor"),
-        prepared(here.device, here.scripts_dir, conditions, clock=FakeClock()),
+        prepared(here.device, here.scripts_dir, conditions, clock=ManualClock()),
     ):
         pytest.fail("the block must not run")
 
@@ -90,7 +90,7 @@ def test_sensors_that_all_lie_are_no_pass(here: Here) -> None:
     conditions = Conditions(max_temp_c=40.0, wake_lock=False)
     with (
         pytest.raises(ConditionsNotMetError, match="no temperature that can be believed"),
-        prepared(here.device, here.scripts_dir, conditions, clock=FakeClock()),
+        prepared(here.device, here.scripts_dir, conditions, clock=ManualClock()),
     ):
         pytest.fail("the block must not run")
 
@@ -98,14 +98,14 @@ def test_sensors_that_all_lie_are_no_pass(here: Here) -> None:
 def test_the_charge_window_and_the_battery_s_health(here: Here) -> None:
     battery = here.sysfs / "class/power_supply/battery"
     conditions = Conditions(charge=ChargeWindow(20, 90, charging=False), wake_lock=False)
-    with prepared(here.device, here.scripts_dir, conditions, clock=FakeClock()) as records:
+    with prepared(here.device, here.scripts_dir, conditions, clock=ManualClock()) as records:
         found = by_name(records)
     assert (found["charge"].outcome, found["charge"].after) == ("met", 81.0)
     assert (found["battery_health"].outcome, found["battery_health"].after) == ("met", "Good")
     (battery / "health").write_text("Dead\n")
     with (
         pytest.raises(ConditionsNotMetError, match=r"battery_health: .* Dead"),
-        prepared(here.device, here.scripts_dir, conditions, clock=FakeClock()),
+        prepared(here.device, here.scripts_dir, conditions, clock=ManualClock()),
     ):
         pytest.fail("the block must not run")
 

@@ -7,52 +7,37 @@ import pytest
 
 from harness.telemetry.gate import ThermalGate, wait_until_cool
 from harness.telemetry.records import ConditionRecord
+from tests.clock import ManualClock
 
 Reading = Mapping[str, float]
 
 
-class FakeClock:
-    """Time that passes only by waiting."""
-
-    def __init__(self) -> None:
-        self.moment = 100.0
-        self.waits: list[float] = []
-
-    def now(self) -> float:
-        return self.moment
-
-    def wait(self, seconds: float) -> None:
-        assert seconds > 0
-        self.waits.append(seconds)
-        self.moment += seconds
-
-
 def run(
     temperatures: Callable[[float], Reading], **gate: float | tuple[str, ...] | None
-) -> tuple[ConditionRecord, FakeClock]:
+) -> tuple[ConditionRecord, ManualClock]:
     """The gate over a device whose temperatures are a function of the seconds that passed."""
-    clock = FakeClock()
+    clock = ManualClock()
     options: dict[str, object] = {
         "max_temp_c": 40.0, "stable_s": None, "stable_c": 0.5, "max_wait_s": 300.0, **gate,
     }  # fmt: skip
     asked = ThermalGate(**options)  # type: ignore[arg-type]
-    return wait_until_cool(lambda: temperatures(clock.moment - 100), asked, clock), clock
+    return wait_until_cool(lambda: temperatures(clock.time - 1000), asked, clock), clock
 
 
 def test_a_cool_device_is_not_kept_waiting() -> None:
     record, clock = run(lambda _: {"cpu": 38.0, "skin": 30.0})
     assert (record.name, record.outcome, record.waited_s) == ("thermal_gate", "met", 0.0)
     assert (record.before, record.after) == (38.0, 38.0)
-    assert clock.waits == []
+    assert clock.slept == []
     assert "cpu" in record.reason
 
 
 @pytest.mark.parametrize(("begins_at_c", "told"), [(39.0, 0), (60.0, 1)])
 def test_a_wait_is_told_once_and_only_if_there_is_one(begins_at_c: float, told: int) -> None:
-    clock, said = FakeClock(), list[str]()
+    clock, said = ManualClock(), list[str]()
     gate = ThermalGate(40.0, 20.0, 0.5, 300.0)
     wait_until_cool(
-        lambda: {"cpu": begins_at_c - (clock.moment - 100) / 2}, gate, clock, said.append
+        lambda: {"cpu": begins_at_c - (clock.time - 1000) / 2}, gate, clock, said.append
     )
     words = "waiting until it is at or below 40 C or steady for 20 s, 300 s at most: cpu is 60 C"
     assert said == [words] * told
@@ -70,7 +55,7 @@ def test_it_says_when_it_did_not_cool_in_time() -> None:
     record, clock = run(lambda t: {"cpu": 60 - t / 100}, max_wait_s=31.0)
     assert record.outcome == "not-met"
     assert record.waited_s == pytest.approx(31)
-    assert sum(clock.waits) == pytest.approx(31)
+    assert sum(clock.slept) == pytest.approx(31)
     assert "not cooled: cpu is at 59.69 C above 40 C after 31 s" in record.reason
 
 
@@ -113,19 +98,19 @@ def test_a_stuck_cool_sensor_does_not_open_it() -> None:
 
 
 def test_a_device_without_a_sensor_is_not_waited_for() -> None:
-    clock = FakeClock()
+    clock = ManualClock()
     record = wait_until_cool(lambda: None, ThermalGate(40.0, None, 0.5, 60.0), clock)
     assert (record.outcome, record.reason) == (
         "unavailable",
         "the device has no temperature sensor",
     )
-    assert clock.waits == []
+    assert clock.slept == []
 
 
 def test_sensors_that_all_lie_are_not_waited_for_long() -> None:
     record, clock = run(lambda _: {})
     assert record.outcome == "unavailable"
-    assert sum(clock.waits) < 10
+    assert sum(clock.slept) < 10
     assert "no temperature that can be believed" in record.reason
 
 
@@ -141,12 +126,12 @@ def test_only_the_zones_asked_for_count() -> None:
 
 
 def test_the_limit_is_kept_however_slowly_the_device_answers() -> None:
-    clock = FakeClock()
+    clock = ManualClock()
     calls: Iterator[int] = count()
 
     def slow() -> Reading:
         next(calls)
-        clock.moment += 50
+        clock.time += 50
         return {"cpu": 80.0}
 
     gate = ThermalGate(40.0, None, 0.5, 60.0)

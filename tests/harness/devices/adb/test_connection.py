@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.clock import Deadline
 from harness.devices.adb.client import AdbServer, device_features
-from harness.devices.adb.connection import Deadline, command, open_service, query
+from harness.devices.adb.connection import command, open_service, query
 from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.shell import ShellSession
 from harness.devices.adb.sync import SyncSession

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.clock import Deadline
 from harness.devices.adb import server as module
 from harness.devices.adb.address import ServerAddress
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.connection import Deadline, query
+from harness.devices.adb.connection import query
 from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server, resolve_server, stop_if_ours
 from harness.errors import (

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.devices.adb.connection import Deadline, DeadlineExceeded, StreamClosed
+from harness.clock import Deadline, DeadlineExceeded
+from harness.devices.adb.connection import StreamClosed
 from harness.devices.sftp_files import sftp_files
 from harness.devices.ssh import host as host_module
 from harness.devices.ssh.command import run
