@@ -12,7 +12,7 @@ from harness.cli.console import answers, print_json, tell
 from harness.cli.tables import Row, print_rows
 
 if TYPE_CHECKING:
-    from harness.virtual_device.journal import Event
+    from harness.virtual_device.events import Event
 
 app = typer.Typer(
     help="Virtual Android devices: start, list, stop and remove them, make them fail or hot.",

@@ -150,7 +150,7 @@ def _adb() -> Finding:
 
 
 def _virtual() -> Finding:
-    from harness.virtual_device.probe import probe_namespace
+    from harness.virtual_device.namespace import probe_namespace
 
     support = probe_namespace()
     if support.kind == "none":

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.virtual_device.procfs import machine_boot_id, process_stat
+from harness.virtual_device.linux import machine_boot_id, process_stat
 
 _LONGEST_LABEL = 120
 

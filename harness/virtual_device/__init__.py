@@ -1,6 +1,7 @@
 """The virtual Android device: an ADB daemon that the real adb server connects to, and its manager.
 
-`manager` starts, lists, stops and removes devices; `daemon` is the process of one device. Inside
-the daemon: `connection` speaks the transport protocol, `services` opens what a client asks for,
-`namespace` gives the process an Android-like root folder.
+On the host's side, `manager` starts, lists, stops and removes devices, `host` runs many in few
+processes, `control` commands a running one. `daemon` is the process of one device. Inside it:
+`device` boots and serves, `connection` and `stream` speak the transport protocol, `services` opens
+what a client names (`shell`, `sync`), `injection` strikes with faults, `heat` models temperatures.
 """

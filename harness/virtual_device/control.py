@@ -1,7 +1,7 @@
-"""Commands to a device's process from its user: one JSON line each way over a UNIX socket.
+"""Control socket of a device: one JSON line each way over a UNIX socket.
 
-The socket lies in the device's folder with mode 0600. What runs on the device is refused though it
-belongs to the same user, and so is `adb forward`: a phone cannot reach the lab's switches.
+The socket lies in the device's folder with mode 0600. Processes on the device are refused though
+they belong to the same user, and so is `adb forward`: a phone cannot reach the lab's switches.
 """
 
 import asyncio
@@ -11,11 +11,17 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError, VirtualDeviceControlError
-from harness.virtual_device.procfs import process_stat
+from harness.virtual_device.events import Event, read_events
+from harness.virtual_device.faults import Fault, parse_fault
+from harness.virtual_device.heat.simulation import Heat, HeatReading, check_changes
+from harness.virtual_device.injection import Injector
+from harness.virtual_device.linux import process_stat
+from harness.virtual_device.power import Wish, Wishes, WishKind
 
 CONTROL_NAME = "control.sock"
 
@@ -129,3 +135,116 @@ def _short_name(folder: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{descriptor}/{CONTROL_NAME}"
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCommands:
+    """The switches of one device; all but `events` raise `VirtualDeviceControlError`.
+
+    Attributes:
+        folder: the device's own, with its control socket.
+    """
+
+    name: str
+    folder: Path
+
+    def inject(self, *faults: Fault) -> None:
+        """Faults strike from now on."""
+        if faults:
+            self._ask({"do": "inject", "faults": [str(fault) for fault in faults]})
+
+    def faults(self) -> tuple[Fault, ...]:
+        """The faults that can still strike."""
+        return tuple(map(parse_fault, self._ask({"do": "faults"})["faults"]))
+
+    def clear(self) -> None:
+        """End every fault; what they destroyed stays so, and power that is off stays off."""
+        self._ask({"do": "clear"})
+
+    def power_on(self) -> None:
+        """Give power back to a device that lost it until told otherwise."""
+        self._ask({"do": "power-on"})
+
+    def events(self) -> tuple[Event, ...]:
+        """What befell it, oldest first, running or not."""
+        return read_events(self.folder)
+
+    def heat(self, **changes: float) -> HeatReading | None:
+        """Change settings of the heat model, and read it; `None` while it is off.
+
+        Args:
+            changes: fields of `HeatSettings`, `temperature_c` (of SoC and body) and `battery` (0
+                to 1). The first change switches the model on.
+
+        Raises:
+            HeatSettingError: no such setting, or a value that it cannot have.
+        """
+        check_changes(changes)
+        reading = self._ask({"do": "heat", "changes": changes})["reading"]
+        return None if reading is None else HeatReading(**reading)
+
+    def heat_off(self) -> None:
+        """Model no heat any more; thermal zones, clocks and the battery vanish."""
+        self._ask({"do": "heat-off"})
+
+    def _ask(self, request: Mapping[str, Any]) -> Answer:
+        return ask(self.name, self.folder, request)
+
+
+@dataclass(frozen=True, slots=True)
+class Switchboard:
+    """The parts of a device that its user may command."""
+
+    faults: Injector
+    heat: Heat
+    wishes: Wishes
+
+    def handle(self, request: Mapping[str, Any]) -> Answer:
+        """Do what is asked.
+
+        Raises:
+            HarnessError: what is asked for cannot be done.
+            ValueError: nothing that is understood.
+            KeyError: something is missing from it.
+            TypeError: something in it is of another type.
+        """
+        operations: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
+            "inject": self._inject,
+            "faults": self._faults,
+            "clear": self._clear,
+            "heat": self._heat,
+            "heat-off": self._heat_off,
+            "power-on": self._power_on,
+        }
+        operation = operations.get(str(request.get("do")))
+        if operation is None:
+            raise ValueError("a command of another version of qnnfarm")
+        return operation(request)
+
+    def _inject(self, request: Mapping[str, Any]) -> Answer:
+        faults = [parse_fault(str(text)) for text in request["faults"]]
+        for fault in faults:
+            self.faults.arm(fault)
+        return {}
+
+    def _faults(self, _: Mapping[str, Any]) -> Answer:
+        return {"faults": [str(fault) for fault in self.faults.faults]}
+
+    def _clear(self, _: Mapping[str, Any]) -> Answer:
+        self.faults.clear()
+        return {}
+
+    def _heat(self, request: Mapping[str, Any]) -> Answer:
+        changes = dict(request["changes"])
+        if not all(type(value) in {float, int, bool} for value in changes.values()):
+            raise ValueError("heat settings are numbers")
+        reading = self.heat.change(changes) if changes else self.heat.reading()
+        return {"reading": asdict(reading) if reading else None, "settings": self.heat.settings()}
+
+    def _heat_off(self, _: Mapping[str, Any]) -> Answer:
+        self.heat.switch_off()
+        return {}
+
+    def _power_on(self, _: Mapping[str, Any]) -> Answer:
+        self.wishes.add(Wish(WishKind.POWER_ON))
+        return {}

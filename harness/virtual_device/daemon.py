@@ -11,18 +11,16 @@ import json
 import logging
 import os
 import signal
+import stat
 import sys
 from pathlib import Path
 
 from harness.virtual_device.auth import user_key_files
 from harness.virtual_device.filesystem import NAMESPACE_ROOT
-from harness.virtual_device.handles import Handles
-from harness.virtual_device.logs import set_up_logging
+from harness.virtual_device.folder import DeviceRecord, Handles, load_record
+from harness.virtual_device.linux import set_parent_death_signal
 from harness.virtual_device.namespace import NamespaceKind, enter_device_root, unshare
-from harness.virtual_device.processes import ProcessTable, kill_leftovers
-from harness.virtual_device.reaper import Reaper, prepare_loop
-from harness.virtual_device.record import DeviceRecord, load_record
-from harness.virtual_device.syscalls import set_parent_death_signal
+from harness.virtual_device.processes import ProcessTable, Reaper, kill_leftovers, prepare_loop
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +103,41 @@ def _supervise(inner: int) -> int:
 
 def _tell(descriptor: int, what: dict[str, int]) -> None:
     os.write(descriptor, json.dumps(what).encode() + b"\n")
+
+
+_FORMAT = "%(asctime)s %(name)s: %(message)s"
+_MAX_BYTES = 4 * 1024 * 1024
+_KEPT_BYTES = _MAX_BYTES // 2
+
+
+def set_up_logging(level: int) -> None:
+    """Log to standard error from now on, and keep the last megabytes of it alone."""
+    handler = BoundedHandler(sys.stderr)
+    logging.basicConfig(level=level, format=_FORMAT, handlers=[handler])
+
+
+class BoundedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # no parameter at run time
+    """Drops the older half of a file that is open for appending once it is too large."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        super().emit(record)
+        try:
+            _shorten(self.stream.fileno())
+        except OSError:
+            self.handleError(record)
+
+
+def _shorten(descriptor: int) -> None:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_size <= _MAX_BYTES:
+        return
+    # It was opened for writing, and where the device lives it may have no name any more.
+    with open(f"/proc/self/fd/{descriptor}", "rb") as file:  # noqa: PTH123 - no path
+        file.seek(-_KEPT_BYTES, os.SEEK_END)
+        kept = file.read()
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, kept[kept.find(b"\n") + 1 :])
 
 
 if __name__ == "__main__":

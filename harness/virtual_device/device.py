@@ -12,30 +12,87 @@ from pathlib import Path
 
 from harness.virtual_device.auth import PublicKey, load_keys
 from harness.virtual_device.connection import Connection
-from harness.virtual_device.control import serve_control
-from harness.virtual_device.effects import DeviceEffects
-from harness.virtual_device.filesystem import DeviceFilesystem
-from harness.virtual_device.handles import Handles
-from harness.virtual_device.heat.heat import Heat
-from harness.virtual_device.heat.throttling import Throttler
-from harness.virtual_device.injection import Injector
-from harness.virtual_device.journal import EventJournal
-from harness.virtual_device.listening import LOOPBACK, bind_preferred, hold, port_of, usable
+from harness.virtual_device.control import Switchboard, serve_control
+from harness.virtual_device.events import EventJournal
+from harness.virtual_device.filesystem import DeviceFilesystem, remove_partials
+from harness.virtual_device.folder import DeviceRecord, Handles
+from harness.virtual_device.heat.simulation import Heat
+from harness.virtual_device.heat.throttler import Throttler
+from harness.virtual_device.injection import DeviceEffects, Injector
 from harness.virtual_device.namespace import show_boot_id
-from harness.virtual_device.power import lose_unsynced
+from harness.virtual_device.power import RequestPipe, Wish, Wishes, WishKind
 from harness.virtual_device.processes import ProcessTable
-from harness.virtual_device.properties import PropertyStore, banner, device_properties
-from harness.virtual_device.record import DeviceRecord
 from harness.virtual_device.services import FEATURES, Services
 from harness.virtual_device.shell import ShellHost
-from harness.virtual_device.storage import Storage
-from harness.virtual_device.switchboard import Switchboard
-from harness.virtual_device.sync.incoming import remove_partials
-from harness.virtual_device.sync.service import SyncHost
-from harness.virtual_device.userland import Userland
-from harness.virtual_device.wishes import RequestPipe, Wish, Wishes, WishKind
+from harness.virtual_device.storage import Storage, lose_unsynced
+from harness.virtual_device.sync import SyncHost
+from harness.virtual_device.userland import PropertyStore, Userland, banner, device_properties
 
 log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+
+_REBIND_PATIENCE_S = 30.0
+_REBIND_EVERY_S = 0.002
+
+
+def bind_preferred(port: int | None) -> socket.socket:
+    """The port of last time if nobody else has taken it, else any. Raises: OSError."""
+    if port:
+        try:
+            return _bind(port)
+        except OSError as error:
+            log.warning("port %d cannot be had again: %s", port, error)
+    return _bind(0)
+
+
+async def hold(port: int) -> socket.socket:
+    """Keep the port of a listener just closed; connections to it are refused. Raises: OSError.
+
+    Otherwise the kernel hands it out while the device is off, and nobody finds the device again.
+    A process that was started just now may keep the listener open until its exec(2) is through.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _REBIND_PATIENCE_S
+    while True:
+        try:
+            held = _bind(port)
+        except OSError:
+            if loop.time() > deadline:
+                raise
+        else:
+            _share(held, on=False)  # or whoever sets it too gets the port as long as none listens
+            return held
+        await asyncio.sleep(_REBIND_EVERY_S)
+
+
+def usable(listener: socket.socket) -> socket.socket:
+    """A port as it must be to listen on it, held or new."""
+    _share(listener, on=True)
+    return listener
+
+
+def port_of(server: asyncio.Server) -> int:
+    """Where it listens."""
+    return int(server.sockets[0].getsockname()[1])
+
+
+def _bind(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        _share(listener, on=True)
+        listener.bind((LOOPBACK, port))
+        listener.setblocking(False)  # noqa: FBT003 - the standard library's signature
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _share(one: socket.socket, *, on: bool) -> None:
+    """Whether connections that have ended leave the port usable."""
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, on)
+
 
 _ABIS = {"x86_64": "x86_64", "aarch64": "arm64-v8a"}
 _MAX_STRANGERS = 32

@@ -1,7 +1,11 @@
-"""Where the paths of a device lie."""
+"""Paths of a device, and files that arrive on it: whole under their name, or not at all."""
 
+import contextlib
 import os
 import posixpath
+import secrets
+import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,3 +68,108 @@ class DeviceFilesystem:
     def owns(self, path: str) -> bool:
         """Whether an opened path lies in the device's `/data`, links followed."""
         return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.data))
+
+
+PARTIAL_PREFIX = ".adb-push-"
+"""How the names of unfinished files begin; boot removes what a killed device left of them."""
+
+_PERMISSIONS = 0o777
+_FOLDER_MODE = 0o775
+_MAX_VECTORS = 1024
+
+
+class IncomingFile:
+    """Collects into a temporary file beside the destination; `commit` renames it.
+
+    A destination that is a link is followed, as adbd does; one that is neither a file nor a link
+    (`/dev/null`, a FIFO) is written to directly.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(os.path.realpath(path))
+        self._partial: Path | None = None
+        self._descriptor = self._open()
+
+    def write(self, parts: Sequence[memoryview]) -> None:
+        """Append all parts. Raises: OSError."""
+        waiting = [part for part in parts if part]
+        while waiting:
+            written = os.writev(self._descriptor, waiting[:_MAX_VECTORS])
+            while waiting and written >= len(waiting[0]):
+                written -= len(waiting.pop(0))
+            if written:
+                waiting[0] = waiting[0][written:]
+
+    def flip(self, flips: Sequence[tuple[int, int]]) -> None:
+        """Turn bits over, given as offsets and masks, as bad memory does. Raises: OSError."""
+        if self._partial is None:
+            return
+        for offset, mask in flips:
+            found = os.pread(self._descriptor, 1, offset)
+            os.pwrite(self._descriptor, bytes([found[0] ^ mask]), offset)
+
+    def commit(self, mode: int, mtime: int) -> None:
+        """Give it its mode (of which the permissions count), time and name. Raises: OSError."""
+        if self._partial is None:
+            self._close()
+            return
+        os.fchmod(self._descriptor, mode & _PERMISSIONS)
+        os.utime(self._descriptor, (mtime, mtime))
+        self._close()
+        self._partial.replace(self._path)
+        self._partial = None
+
+    def abort(self) -> None:
+        """Leave nothing behind; without effect after `commit`."""
+        self._close()
+        if self._partial is not None:
+            with contextlib.suppress(OSError):
+                self._partial.unlink()
+            self._partial = None
+
+    def _open(self) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            kind = stat.S_IFMT(self._path.lstat().st_mode)
+            if kind not in {stat.S_IFREG, stat.S_IFLNK}:
+                return os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        make_parents(self._path)
+        self._partial = partial_name(self._path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(self._partial, flags, 0o600)
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def make_link(path: Path, target: bytes, mtime: int) -> None:
+    """Create, or replace, a symbolic link. Raises: OSError."""
+    make_parents(path)
+    partial = partial_name(path)
+    partial.symlink_to(os.fsdecode(target))
+    try:
+        os.utime(partial, (mtime, mtime), follow_symlinks=False)
+        partial.replace(path)
+    except OSError:
+        partial.unlink()
+        raise
+
+
+def make_parents(path: Path) -> None:
+    """Create the folders above a path. Raises: OSError."""
+    path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+
+
+def partial_name(path: Path) -> Path:
+    """A new temporary name in the folder of `path`."""
+    return path.parent / f"{PARTIAL_PREFIX}{secrets.token_hex(8)}"
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove what interrupted pushes left anywhere below a folder."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if name.startswith(PARTIAL_PREFIX):
+                with contextlib.suppress(OSError):
+                    Path(parent, name).unlink()

@@ -7,25 +7,36 @@ of the host. They start and stop as one. Prints `NAME SERIAL`, a line a device, 
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import resource
 import secrets
+import select
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from buildlib.targets import find_soc
+from harness.errors import VirtualHostError
 from harness.virtual_device.auth import user_key_files
+from harness.virtual_device.control import DeviceCommands
+from harness.virtual_device.daemon import set_up_logging
 from harness.virtual_device.device import Device
 from harness.virtual_device.filesystem import DEVICE_FOLDERS
-from harness.virtual_device.handles import Handles
-from harness.virtual_device.logs import set_up_logging
-from harness.virtual_device.processes import ProcessTable, kill_descendants, kill_leftovers
-from harness.virtual_device.reaper import Reaper, prepare_loop
-from harness.virtual_device.record import DeviceRecord, load_record, save_record
+from harness.virtual_device.folder import DeviceRecord, Handles, load_record, save_record
+from harness.virtual_device.launcher import kill_tree
+from harness.virtual_device.processes import (
+    ProcessTable,
+    Reaper,
+    kill_descendants,
+    kill_leftovers,
+    prepare_loop,
+)
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +142,110 @@ def _prepared(folder: Path, soc: str, storage_bytes: int | None) -> Path:
         record = DeviceRecord(folder.name, soc, number, storage_bytes)
     save_record(folder, record)
     return folder
+
+
+_START_PATIENCE_S = 120.0
+_STOP_PATIENCE_S = 30.0
+_TAIL_BYTES = 600
+
+_Host = subprocess.Popen[bytes]
+
+
+@contextlib.contextmanager
+def hosting(
+    count: int,
+    soc: str,
+    folder: Path,
+    *,
+    processes: int = 2,
+    storage_bytes: int | None = None,
+) -> Iterator[list[str]]:
+    """Run devices in few processes; gives their serials, ends them all and what runs on them.
+
+    Files stay in `folder`, for the next time. They end with this process too, even if it is
+    killed. `hosted_commands` has their switches.
+
+    Args:
+        processes: how many processes share the devices.
+        storage_bytes: limit for the `/data` of each.
+
+    Raises:
+        VirtualHostError: they did not all come up; none is left.
+        UnknownSocError: the catalog has no such SoC.
+    """
+    find_soc(soc)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.ExitStack() as stack:
+        hosts: list[tuple[_Host, int, Path]] = []
+        first = 0
+        for index in range(min(processes, count)):
+            share = count // processes + (index < count % processes)
+            log_path = folder / f"host-{index}.log"
+            host = _start(folder, soc, first, share, storage_bytes, log_path)
+            stack.callback(_stop, host)
+            hosts.append((host, share, log_path))
+            first += share
+        deadline = time.monotonic() + _START_PATIENCE_S
+        serials = [
+            serial for host, share, log in hosts for serial in _serials(host, share, deadline, log)
+        ]
+        yield serials
+        for host, _, _ in hosts:
+            _end(host)  # all at once; then each is waited for
+
+
+def hosted_commands(folder: Path, number: int) -> DeviceCommands:
+    """The switches of the device with that index among the serials."""
+    name = device_name(number)
+    return DeviceCommands(name, folder / name)
+
+
+def _start(
+    folder: Path, soc: str, first: int, count: int, storage_bytes: int | None, log_path: Path
+) -> _Host:
+    command = [sys.executable, "-P", "-m", "harness.virtual_device.host", str(folder.absolute())]
+    command += ["--count", str(count), "--first", str(first), "--soc", soc, "--until-eof"]
+    if storage_bytes is not None:
+        command += ["--storage", str(storage_bytes)]
+    log_path.unlink(missing_ok=True)
+    with log_path.open("ab") as log:  # its process shortens it, for which it must append
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,  # a Ctrl-C is ours, and they end in order
+        )
+
+
+def _serials(host: _Host, count: int, deadline: float, log_path: Path) -> list[str]:
+    assert host.stdout is not None  # noqa: S101 - asked for in _start
+    descriptor = host.stdout.fileno()
+    received = b""
+    while received.count(b"\n") < count:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            raise VirtualHostError(f"no answer within {_START_PATIENCE_S:g} s", str(log_path))
+        part = host.stdout.read1()  # type: ignore[attr-defined]
+        if not part:
+            tail = log_path.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
+            raise VirtualHostError(f"their process ended: {tail}", str(log_path))
+        received += part
+    return [line.split()[1] for line in received.decode().splitlines()]
+
+
+def _end(host: _Host) -> None:
+    if host.stdin is not None:
+        host.stdin.close()
+
+
+def _stop(host: _Host) -> None:
+    with host:
+        _end(host)
+        try:
+            host.wait(_STOP_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            kill_tree(host.pid)
 
 
 if __name__ == "__main__":

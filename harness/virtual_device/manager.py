@@ -28,16 +28,15 @@ from harness.errors import (
     VirtualDeviceRecordError,
 )
 from harness.paths import state_dir
-from harness.virtual_device.commanding import DeviceCommands
+from harness.virtual_device.control import DeviceCommands
+from harness.virtual_device.events import Event
 from harness.virtual_device.faults import Fault
 from harness.virtual_device.filesystem import DEVICE_FOLDERS
-from harness.virtual_device.heat.heat import HeatReading
-from harness.virtual_device.journal import Event
-from harness.virtual_device.launch import LOG_NAME, kill_strays, kill_tree, launch
-from harness.virtual_device.namespace import NamespaceKind
-from harness.virtual_device.probe import probe_namespace
-from harness.virtual_device.procfs import machine_boot_id, process_stat
-from harness.virtual_device.record import FILE_NAME, DeviceRecord, load_record, save_record
+from harness.virtual_device.folder import FILE_NAME, DeviceRecord, load_record, save_record
+from harness.virtual_device.heat.simulation import HeatReading
+from harness.virtual_device.launcher import LOG_NAME, kill_strays, kill_tree, launch
+from harness.virtual_device.linux import machine_boot_id, process_stat
+from harness.virtual_device.namespace import NamespaceKind, probe_namespace
 
 DeviceState = Literal["running", "stopped", "damaged"]
 

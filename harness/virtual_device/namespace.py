@@ -1,20 +1,26 @@
-"""The device's view of files and processes: namespaces of its own, where the kernel grants them.
+"""A device's own view of files and processes: Linux namespaces, where the kernel grants them.
 
 Inside, `/` is a new folder in which every top-level entry of the host is bind-mounted and
-`/data`, `/sdcard` and `/system` are the device's own. The process is the first of a pid
-namespace, so whatever it leaves behind dies with it, and commands see no process of the host.
+`/data`, `/sdcard` and `/system` are the device's own. The process is the first of a PID
+namespace, so its orphans die with it, and commands see no process of the host.
 Propagation is private: no mount shows on the host.
+
+As a program, `python -m harness.virtual_device.namespace KIND FOLDER` makes one and exits 0, or
+prints the error: a process that entered a namespace cannot leave it again.
 """
 
 import errno
 import logging
 import os
 import stat
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from harness.virtual_device import syscalls
+from harness.virtual_device import linux
 from harness.virtual_device.filesystem import DEVICE_FOLDERS, NAMESPACE_ROOT
 
 log = logging.getLogger(__name__)
@@ -53,12 +59,12 @@ def unshare(kind: NamespaceKind) -> None:
     Raises:
         OSError: the kernel refuses.
     """
-    flags = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC
+    flags = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWIPC
     if kind is not NamespaceKind.USER:
-        syscalls.unshare(flags)
+        linux.unshare(flags)
         return
     uid, gid = os.geteuid(), os.getegid()
-    syscalls.unshare(flags | syscalls.CLONE_NEWUSER)
+    linux.unshare(flags | linux.CLONE_NEWUSER)
     Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
@@ -72,10 +78,10 @@ def enter_device_root(root: Path, mount_point: Path) -> None:
     Raises:
         OSError: the kernel refuses.
     """
-    syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     new = str(mount_point)
-    no_risk = syscalls.MS_NOSUID | syscalls.MS_NODEV
-    syscalls.mount("tmpfs", new, "tmpfs", no_risk, "mode=0755")
+    no_risk = linux.MS_NOSUID | linux.MS_NODEV
+    linux.mount("tmpfs", new, "tmpfs", no_risk, "mode=0755")
     own = {name: str(root / name) for name in DEVICE_FOLDERS}
     own[NAMESPACE_ROOT.name] = str(root)
     if Path("/data").is_dir() and not Path("/data").is_symlink():
@@ -87,19 +93,17 @@ def enter_device_root(root: Path, mount_point: Path) -> None:
         _graft("/data", f"{new}/data", {path.name: str(path) for path in Path(data).iterdir()})
     _graft("/", new, own, skip={"data", "proc"})
     Path(new, "proc").mkdir(mode=0o555)
-    syscalls.mount("proc", f"{new}/proc", "proc", no_risk | syscalls.MS_NOEXEC)
+    linux.mount("proc", f"{new}/proc", "proc", no_risk | linux.MS_NOEXEC)
     if Path(f"{new}/dev/shm").is_dir():  # noqa: S108 - the mount point itself
-        syscalls.mount("tmpfs", f"{new}/dev/shm", "tmpfs", no_risk, "mode=1777")  # noqa: S108
+        linux.mount("tmpfs", f"{new}/dev/shm", "tmpfs", no_risk, "mode=1777")  # noqa: S108
     _change_root(new)
-    syscalls.mount(
-        None, "/", None, syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | no_risk
-    )
+    linux.mount(None, "/", None, linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | no_risk)
 
 
 def show_boot_id(file: Path) -> None:
     """Let the kernel's boot id read as the contents of `file`, from now on and as they change."""
     try:
-        syscalls.mount(str(file), _BOOT_ID, None, syscalls.MS_BIND)
+        linux.mount(str(file), _BOOT_ID, None, linux.MS_BIND)
     except OSError as error:
         log.warning("the boot id stays the host's: %s", error)
 
@@ -126,16 +130,81 @@ def _show(source: Path, target: Path) -> None:
         target.mkdir(mode=0o755)
     else:
         target.touch(mode=0o644, exist_ok=False)
-    syscalls.mount(str(source), str(target), None, syscalls.MS_BIND | syscalls.MS_REC)
+    linux.mount(str(source), str(target), None, linux.MS_BIND | linux.MS_REC)
 
 
 def _change_root(new: str) -> None:
     os.chdir(new)
     try:
-        syscalls.pivot_root(".", ".")
-        syscalls.detach(".")
+        linux.pivot_root(".", ".")
+        linux.detach(".")
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
         os.chroot(".")  # an initial ramdisk cannot be pivoted away from
     os.chdir("/")
+
+
+FORCE_VARIABLE = "QNNFARM_VIRTUAL_NAMESPACE"
+"""Environment variable that forces a kind: `root`, `user`, `none`, or `auto`."""
+
+_TIMEOUT_S = 20.0
+
+
+def probe_namespace() -> NamespaceSupport:
+    """The best kind that works here, or the one that `QNNFARM_VIRTUAL_NAMESPACE` forces."""
+    forced = os.environ.get(FORCE_VARIABLE, "auto")
+    if forced in {kind.value for kind in NamespaceKind}:
+        return NamespaceSupport(NamespaceKind(forced), f"{FORCE_VARIABLE}={forced}")
+    reasons: list[str] = []
+    for kind in (NamespaceKind.ROOT, NamespaceKind.USER):
+        if kind is NamespaceKind.ROOT and os.geteuid() != 0:
+            reasons.append("not root")
+            continue
+        failure = try_namespace(kind)
+        if failure is None:
+            return NamespaceSupport(kind, "; ".join(reasons))
+        reasons.append(f"{kind.value} namespace: {failure}")
+    return NamespaceSupport(NamespaceKind.NONE, "; ".join(reasons))
+
+
+def try_namespace(kind: NamespaceKind) -> str | None:
+    """Make a namespace of that kind in a child process; why it failed, or `None`."""
+    command = [sys.executable, "-P", "-m", "harness.virtual_device.namespace", kind.value]
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-probe-") as folder:
+        try:
+            done = subprocess.run(
+                [*command, folder],
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired:
+            return f"no answer within {_TIMEOUT_S:g} s"
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit status {done.returncode}"
+
+
+def _attempt(kind: NamespaceKind, folder: Path) -> int:
+    root, mount_point = folder / "root", folder / "mnt"
+    mount_point.mkdir()
+    for name in DEVICE_FOLDERS:
+        (root / name).mkdir(parents=True)
+    try:
+        unshare(kind)
+        child = os.fork()
+        if child:
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        enter_device_root(root, mount_point)
+    except OSError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_attempt(NamespaceKind(sys.argv[1]), Path(sys.argv[2])))

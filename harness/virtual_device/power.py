@@ -1,49 +1,76 @@
-"""What a power cut leaves of a device's files.
+"""Power commands to a device's process: reboot, shut down, cut or restore the power."""
 
-A phone's file system writes data back some seconds after it was written. What was not written
-back when the power goes is lost: under delayed allocation the file is there, and empty.
-"""
-
+import asyncio
 import contextlib
+import enum
 import os
-import time
+from dataclasses import dataclass
 from pathlib import Path
 
-SYNCED_NAME = "synced"
-"""File in the device's `state` whose time is that of its boot, or of the last `sync` since."""
-SYNCED_FILES_NAME = "synced_files"
-"""File there in which `sync FILE` notes inode, mtime in ns and size of what it was given."""
+_MAX_READ = 4096
 
 
-def lose_unsynced(data: Path, state: Path, window_s: float) -> list[str]:
-    """Empty every file below `data` changed in the window and not synced since; which.
+class WishKind(enum.Enum):
+    """What to do."""
 
-    Whoever changed them, and however: an fsync(2) by a program cannot be seen. A file that was
-    renamed or linked counts as changed, unless `sync FILE` was told of its contents.
+    REBOOT = "reboot"
+    SHUTDOWN = "shutdown"
+    POWER_CUT = "power cut"
+    POWER_ON = "power on"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One wish.
+
+    Attributes:
+        off_s: how long the power is gone.
+        unsynced_s: how far back changes to files are lost with it.
     """
-    oldest_ns = time.time_ns() - int(window_s * 1e9)
-    with contextlib.suppress(FileNotFoundError):
-        oldest_ns = max(oldest_ns, (state / SYNCED_NAME).stat().st_mtime_ns)
-    synced = _synced_files(state)
-    lost: list[str] = []
-    for parent, _, names in os.walk(data):
-        for name in names:
-            path = Path(parent, name)
-            try:
-                found = path.lstat()
-                regular = path.is_file() and not path.is_symlink()
-                if not regular or not found.st_size or found.st_ctime_ns <= oldest_ns:
-                    continue
-                if f"{found.st_ino} {found.st_mtime_ns} {found.st_size}" not in synced:
-                    os.truncate(path, 0)
-                    lost.append(str(path.relative_to(data)))
-            except OSError:
-                continue
-    return lost
+
+    kind: WishKind
+    off_s: float = 0.0
+    unsynced_s: float = 0.0
 
 
-def _synced_files(state: Path) -> frozenset[str]:
-    try:
-        return frozenset((state / SYNCED_FILES_NAME).read_text(errors="replace").splitlines())
-    except OSError:
-        return frozenset()
+class Wishes:
+    """A queue of wishes. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Wish] = asyncio.Queue()
+
+    def add(self, wish: Wish) -> None:
+        """Wish for something; it is done in its turn."""
+        self._queue.put_nowait(wish)
+
+    async def next(self, timeout_s: float = float("inf")) -> Wish | None:
+        """The next wish; `None` when there is none in that time."""
+        if timeout_s == float("inf"):
+            return await self._queue.get()
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(self._queue.get(), timeout_s)
+        return None
+
+
+class RequestPipe:
+    """A FIFO through which commands on the device ask for a reboot or a shutdown, a line each."""
+
+    def __init__(self, path: Path, wishes: Wishes) -> None:
+        path.unlink(missing_ok=True)
+        os.mkfifo(path, 0o600)
+        # Open for writing too, so that it never ends and no writer has to wait for us.
+        self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wishes = wishes
+        asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+
+    def close(self) -> None:
+        """Stop listening."""
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        os.close(self._descriptor)
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for line in os.read(self._descriptor, _MAX_READ).split(b"\n"):
+                for kind in (WishKind.REBOOT, WishKind.SHUTDOWN):
+                    if line == kind.value.encode():
+                        self._wishes.add(Wish(kind))

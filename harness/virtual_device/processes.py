@@ -1,4 +1,8 @@
-"""The processes of a device: started in sessions of their own, and none left behind."""
+"""Processes of a device: started in sessions of their own, tracked, reaped, and none left behind.
+
+Finding processes means reading all of `/proc`. Hundreds of devices in one process, each looking ten
+times a second, share what one of them has read.
+"""
 
 import asyncio
 import contextlib
@@ -6,19 +10,30 @@ import logging
 import os
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from harness.virtual_device.procfs import (
+from harness.virtual_device.linux import (
     ProcessStat,
     all_processes,
     command_line,
+    descendants,
     environment_of,
+    set_child_subreaper,
 )
-from harness.virtual_device.reaper import MARK_VARIABLE, Reaper
 
 log = logging.getLogger(__name__)
+
+OnExit = Callable[[int, int, float], None]
+"""Called with pid, wait status and the CPU seconds of the process and those it waited for."""
+
+MARK_VARIABLE: Final = "QNNFARM_DEVICE"
+"""Environment variable that tells a device's processes from those of others in one process."""
+
+_THREADS = 16
 
 HANGUP_GRACE_S = 1.0
 RECENT_S = 0.05
@@ -32,6 +47,115 @@ _DEFAULTED: Final[tuple[signal.Signals, ...]] = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores and its children shall not."""
 _DEFAULTED_IF_LIMITED: Final[tuple[signal.Signals, ...]] = (signal.SIGPIPE,)
 """A full disk is an error of write(2) and does not kill."""
+
+
+class Family:
+    """Belongs to one event loop.
+
+    A process is its owner's that was started for that owner, that is below one of those, or in
+    whose environment the owner's mark is: a daemon may have shed the first two.
+
+    Args:
+        variable: the environment variable whose value is the mark.
+    """
+
+    def __init__(self, variable: str) -> None:
+        self._prefix = f"{variable}=".encode()
+        self._started: dict[int, str] = {}
+        self._marks: dict[tuple[int, int], str] = {}
+        self._seen: list[ProcessStat] = []
+        self._owned: dict[str, list[ProcessStat]] = {}
+        self._seen_at = float("-inf")
+        self._ended: set[int] = set()
+
+    def started(self, pid: int, owner: str) -> None:
+        """A process was started for that owner, whose mark this is."""
+        self._started[pid] = owner
+
+    def ended(self, pid: int) -> None:
+        """A process has been waited for."""
+        self._started.pop(pid, None)
+        self._ended.add(pid)
+
+    def all(self, max_age_s: float = 0.0) -> list[ProcessStat]:
+        """All, zombies included, parents before children; as they were so long ago at most."""
+        self._look(max_age_s)
+        return [process for process in self._seen if process.pid not in self._ended]
+
+    def of(self, owner: str, max_age_s: float = 0.0) -> list[ProcessStat]:
+        """Those of one owner, as `all` gives them."""
+        self._look(max_age_s)
+        owned = self._owned.get(owner, [])
+        return [process for process in owned if process.pid not in self._ended]
+
+    def _look(self, max_age_s: float) -> None:
+        now = time.monotonic()
+        if now - self._seen_at < max_age_s:
+            return
+        self._seen, self._seen_at = descendants(os.getpid()), now
+        self._ended.clear()
+        owners: dict[int, str] = {}
+        owned: dict[str, list[ProcessStat]] = defaultdict(list)
+        marks: dict[tuple[int, int], str] = {}
+        for process in self._seen:
+            name = (process.pid, process.started)
+            owner = self._started.get(process.pid) or owners.get(process.parent)
+            owner = owner or self._marks.get(name) or self._mark(process.pid)
+            if owner:
+                owners[process.pid] = marks[name] = owner
+                owned[owner].append(process)
+        self._owned, self._marks = owned, marks
+
+    def _mark(self, pid: int) -> str:
+        for variable in environment_of(pid):
+            if variable.startswith(self._prefix):
+                return variable.removeprefix(self._prefix).decode("utf-8", "replace")
+        return ""
+
+
+def prepare_loop(reaper: "Reaper") -> None:
+    """Make the running event loop one that devices can live in."""
+    executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="disk")
+    asyncio.get_running_loop().set_default_executor(executor)
+    reaper.install()
+
+
+class Reaper:
+    """Reaps. Belongs to one event loop, in the main thread.
+
+    Orphans become children of this process (`PR_SET_CHILD_SUBREAPER`, or pid 1 of a PID
+    namespace), so that what daemonises itself stays below it and can be found.
+
+    Attributes:
+        family: all that it waits for.
+    """
+
+    def __init__(self) -> None:
+        self.family = Family(MARK_VARIABLE)
+        self._watched: dict[int, OnExit] = {}
+
+    def install(self) -> None:
+        """Become the reaper of all descendants from now on."""
+        set_child_subreaper()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.reap)
+
+    def watch(self, pid: int, on_exit: OnExit) -> None:
+        """Tell of the end of a child that was just started."""
+        self._watched[pid] = on_exit
+
+    def reap(self) -> None:
+        """Take note of all that have ended."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.family.ended(pid)
+            on_exit = self._watched.pop(pid, None)
+            if on_exit is not None:
+                on_exit(pid, status, usage.ru_utime + usage.ru_stime)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,32 +1,180 @@
-"""`shell:`, `shell,v2:` and `exec:`: one command in a session of its own.
+"""The `shell:`, `shell,v2:` and `exec:` services: one command in a session of its own.
 
 When the client goes away, or the device does, everything in that session is hung up and then
-killed. A command that ends by itself leaves alone what it started in the background with other
-descriptors, as on a phone.
+killed. A command that ends by itself leaves its background processes with other descriptors alone,
+as on a phone.
+
+Sources: AOSP packages/modules/adb, SERVICES.TXT (`shell[,arg1,arg2,...]:[command]`) and
+`shell_protocol.h`: one byte of kind, four of little-endian length, data.
 """
 
 import asyncio
 import contextlib
+import enum
+import errno
 import fcntl
 import os
+import re
+import struct
 import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from harness.errors import AdbProtocolError
 from harness.virtual_device.connection import Service
-from harness.virtual_device.descriptors import ReadEnd, WriteEnd, output_pipe
 from harness.virtual_device.injection import Activity, Injector
 from harness.virtual_device.processes import Child, ProcessTable, exit_code
-from harness.virtual_device.shell_protocol import (
-    PacketKind,
-    ShellRequest,
-    pack_packet,
-    parse_shell_service,
-    parse_window_size,
-    read_packet,
-)
 from harness.virtual_device.shell_text import starts
 from harness.virtual_device.stream import ExactReader, Stream, StreamClosedError
+
+_READ_SIZE = 256 * 1024
+_PIPE_SIZE = 1024 * 1024
+
+
+def output_pipe() -> tuple[int, int]:
+    """A large pipe for the output of a command: read end, write end."""
+    ours, theirs = os.pipe()
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+    return ours, theirs
+
+
+class ReadEnd:
+    """The end of a pipe, or the master of a terminal, that this process reads. Owns it."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+
+    async def read(self) -> bytes:
+        """Some bytes; empty at the end, which a terminal reports as EIO."""
+        while True:
+            try:
+                return os.read(self._descriptor, _READ_SIZE)
+            except BlockingIOError:
+                await _ready(self._descriptor, for_writing=False)
+            except OSError as error:
+                if error.errno == errno.EIO:
+                    return b""
+                raise
+
+    def close(self) -> None:
+        """Close it; nobody may be reading."""
+        os.close(self._descriptor)
+
+
+class WriteEnd:
+    """The end of a pipe, or the master of a terminal, that this process writes. Owns it."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor: int | None = descriptor
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Write all of `data`; what nobody reads any more is dropped."""
+        view = memoryview(data)
+        while view and self._descriptor is not None:
+            try:
+                view = view[os.write(self._descriptor, view) :]
+            except BlockingIOError:
+                await _ready(self._descriptor, for_writing=True)
+            except OSError:
+                self.close()
+
+    def close(self) -> None:
+        """Close it; closing twice is fine."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+async def _ready(descriptor: int, *, for_writing: bool) -> None:
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+    add = loop.add_writer if for_writing else loop.add_reader
+    remove = loop.remove_writer if for_writing else loop.remove_reader
+    add(descriptor, event.set)
+    try:
+        await event.wait()
+    finally:
+        remove(descriptor)
+
+
+_PACKET = struct.Struct("<BI")
+_MAX_PACKET = 1024 * 1024
+_WINDOW = re.compile(rb"(\d{1,5})x(\d{1,5}),(\d{1,5})x(\d{1,5})\0?")
+_TERM = re.compile(r"[A-Za-z0-9._+-]{1,64}")
+
+
+class PacketKind(enum.IntEnum):
+    """First byte of a packet."""
+
+    STDIN = 0
+    STDOUT = 1
+    STDERR = 2
+    EXIT = 3
+    CLOSE_STDIN = 4
+    WINDOW_SIZE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ShellRequest:
+    """One command to run.
+
+    Attributes:
+        command: what `sh -c` gets; `None` for an interactive shell.
+        packets: whether the stream carries `shell,v2` packets or raw bytes.
+        terminal: whether the command runs on a pseudo-terminal.
+    """
+
+    command: bytes | None
+    packets: bool
+    terminal: bool
+    term: str = "dumb"
+
+
+def parse_shell_service(name: bytes) -> ShellRequest | None:
+    """Read `shell:...`, `shell,v2,...:...` or `exec:...`; `None` for any other service."""
+    head, colon, command = name.partition(b":")
+    service, *options = head.decode("utf-8", "replace").split(",")
+    if not colon or service not in {"shell", "exec"} or (service == "exec" and options):
+        return None
+    terminal = service == "shell" and not command
+    term = "dumb"
+    for option in options:
+        if option in {"pty", "raw"}:
+            terminal = option == "pty"
+        elif option.startswith("TERM=") and _TERM.fullmatch(option[5:]):
+            term = option[5:]
+    return ShellRequest(command or None, "v2" in options, terminal, term)
+
+
+def pack_packet(kind: PacketKind, data: bytes | bytearray) -> bytes:
+    """One packet, ready to be sent."""
+    return _PACKET.pack(kind, len(data)) + data
+
+
+async def read_packet(reader: ExactReader) -> tuple[int, bytes]:
+    """The next packet of a client: its kind, perhaps unknown, and its data.
+
+    Raises:
+        AdbProtocolError: larger than any client sends.
+        StreamClosedError: the client is gone.
+    """
+    kind, length = _PACKET.unpack(await reader.exactly(_PACKET.size))
+    if length > _MAX_PACKET:
+        raise AdbProtocolError(f"shell packet of {length} bytes")
+    return kind, await reader.exactly(length)
+
+
+def parse_window_size(data: bytes) -> bytes | None:
+    """A `struct winsize` from `ROWSxCOLUMNS,WIDTHxHEIGHT`; `None` where it is not that."""
+    match = _WINDOW.fullmatch(data)
+    if match is None:
+        return None
+    numbers = [int(number) for number in match.groups()]
+    return struct.pack("@4H", *numbers) if max(numbers) <= 0xFFFF else None
+
 
 _SHELL = "/bin/sh"
 _TAKE_TERMINAL = 'exec <"$0" >"$0" 2>&1 && exec "$@"'

@@ -13,9 +13,9 @@ from buildlib.genai import GenAIBuilderFactory
 from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server
 from harness.pool.database import default_path
-from harness.virtual_device.commanding import DeviceCommands
-from harness.virtual_device.hosting import hosted_commands, hosting
-from harness.virtual_device.record import load_record
+from harness.virtual_device.control import DeviceCommands
+from harness.virtual_device.folder import load_record
+from harness.virtual_device.host import hosted_commands, hosting
 from suites.models import tiny_llama
 from tests.chaos.drawing import DEVICES
 from tests.private_adb import free_port, private_environment

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from harness.virtual_device.hosting import hosted_commands
+from harness.virtual_device.host import hosted_commands
 
 
 def main() -> None:

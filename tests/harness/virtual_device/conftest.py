@@ -14,9 +14,9 @@ import pytest
 from harness.devices.adb.client import AdbServer
 from harness.errors import UnknownVirtualDeviceError
 from harness.virtual_device import manager
+from harness.virtual_device.linux import all_processes, command_line, process_stat
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import NamespaceKind
-from harness.virtual_device.procfs import all_processes, command_line, process_stat
 from tests.private_adb import private_variables
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from harness.errors import AdbKeyError
 from harness.virtual_device.auth import (
+    DerReader,
     PublicKey,
     load_keys,
     parse_private_key,
     parse_public_key,
     user_key_files,
 )
-from harness.virtual_device.der import DerReader
 
 _SHA1_INFO = bytes.fromhex("3021300906052b0e03021a05000414")
 

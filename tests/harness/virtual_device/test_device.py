@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from harness.virtual_device import manager
+from harness.virtual_device.linux import all_processes
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import NamespaceKind
-from harness.virtual_device.procfs import all_processes
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
 

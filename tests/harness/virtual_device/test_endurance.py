@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from harness.errors import VirtualDeviceStartError, VirtualHostError
-from harness.virtual_device import launch, logs, manager
+from harness.virtual_device import daemon, launcher, manager
 from harness.virtual_device.faults import parse_fault
-from harness.virtual_device.hosting import hosted_commands, hosting
+from harness.virtual_device.host import hosted_commands, hosting
+from harness.virtual_device.linux import all_processes, command_line, process_stat
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import NamespaceKind
-from harness.virtual_device.procfs import all_processes, command_line, process_stat
 from harness.virtual_device.protocol import Command, pack_header
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -203,7 +203,7 @@ def test_a_record_with_values_that_cannot_be_is_damaged(
 def test_a_machine_too_slow_to_start_a_device_is_told_in_words(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(launcher, "_TIMEOUT_S", 0.001)
     try:
         with pytest.raises(VirtualDeviceStartError, match="no answer"):
             manager.start("slow", "SM8750")
@@ -238,7 +238,7 @@ def test_the_journal_of_a_running_device_is_bounded(
 def test_the_log_keeps_its_end(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("a") as stream:
-        handler = logs.BoundedHandler(stream)
+        handler = daemon.BoundedHandler(stream)
         for number in range(9000):
             text = f"{number} {'x' * 1000}"
             handler.handle(logging.LogRecord("log", logging.INFO, "", 0, text, (), None))

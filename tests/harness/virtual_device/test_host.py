@@ -14,8 +14,8 @@ import pytest
 from buildlib.errors import UnknownSocError
 from harness.errors import VirtualHostError
 from harness.virtual_device.faults import parse_fault
-from harness.virtual_device.hosting import hosted_commands, hosting
-from harness.virtual_device.procfs import all_processes, command_line
+from harness.virtual_device.host import hosted_commands, hosting
+from harness.virtual_device.linux import all_processes, command_line
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
 _PATIENCE_S = 200
@@ -162,7 +162,7 @@ def test_they_keep_files_and_ports_and_leave_nothing(
 _THEIR_HOST = """
 import os, sys
 from pathlib import Path
-from harness.virtual_device.hosting import hosting
+from harness.virtual_device.host import hosting
 with hosting(2, "SM8750", Path(sys.argv[1])) as serials:
     print(*serials, flush=True)
     os.kill(os.getpid(), 9)

@@ -11,8 +11,8 @@ import pytest
 
 from harness.errors import VirtualDeviceControlError
 from harness.virtual_device import manager
+from harness.virtual_device.events import Event
 from harness.virtual_device.faults import parse_fault
-from harness.virtual_device.journal import Event
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import NamespaceKind
 

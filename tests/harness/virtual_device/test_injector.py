@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.virtual_device.events import EventJournal
 from harness.virtual_device.faults import Runner, parse_fault
 from harness.virtual_device.injection import Injector
-from harness.virtual_device.journal import EventJournal
 
 
 class Stillness:

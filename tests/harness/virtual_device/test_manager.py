@@ -21,8 +21,8 @@ from harness.errors import (
     VirtualDeviceStartError,
 )
 from harness.virtual_device import manager
-from harness.virtual_device.procfs import machine_boot_id, process_stat
-from harness.virtual_device.record import DeviceRecord, load_record, save_record
+from harness.virtual_device.folder import DeviceRecord, load_record, save_record
+from harness.virtual_device.linux import machine_boot_id, process_stat
 
 
 @pytest.fixture

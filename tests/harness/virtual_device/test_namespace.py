@@ -15,8 +15,12 @@ import pytest
 from harness.virtual_device import manager
 from harness.virtual_device.filesystem import DeviceFilesystem
 from harness.virtual_device.manager import VirtualDevice
-from harness.virtual_device.namespace import NamespaceKind
-from harness.virtual_device.probe import FORCE_VARIABLE, probe_namespace, try_namespace
+from harness.virtual_device.namespace import (
+    FORCE_VARIABLE,
+    NamespaceKind,
+    probe_namespace,
+    try_namespace,
+)
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import adbutils
 import pytest
 
+from harness.virtual_device.linux import all_processes
 from harness.virtual_device.manager import VirtualDevice
-from harness.virtual_device.procfs import all_processes
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
 

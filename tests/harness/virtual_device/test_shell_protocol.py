@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.virtual_device.shell_protocol import (
+from harness.virtual_device.shell import (
     ShellRequest,
     parse_shell_service,
     parse_window_size,

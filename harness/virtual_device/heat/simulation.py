@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.errors import HeatSettingError
 from harness.virtual_device.heat.sysfs import SysFiles
 from harness.virtual_device.heat.thermal import HeatSettings, HeatState, changed_settings
-from harness.virtual_device.heat.throttling import Throttler
+from harness.virtual_device.heat.throttler import Throttler
 from harness.virtual_device.processes import RECENT_S, ProcessTable
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import VirtualDeviceStartError
+from harness.virtual_device.linux import all_processes, command_line, descendants
 from harness.virtual_device.namespace import NamespaceKind
-from harness.virtual_device.procfs import all_processes, command_line, descendants
 
 LOG_NAME = "daemon.log"
 

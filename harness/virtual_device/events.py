@@ -1,7 +1,7 @@
-"""What befell a device and when: one JSON line an event, in a file beside its record.
+"""Event log of a device: boots, faults and failures, one JSON line each, beside its record.
 
-Written by the device's process, which may sit in a namespace where the folder has no name any more,
-hence through a descriptor of it. Read by whoever wants to match errors with faults.
+The device's process may sit in a namespace where the folder has no name any more, hence it writes
+through a descriptor of the folder.
 """
 
 import contextlib

@@ -1,0 +1,401 @@
+"""The `sync:` service: STAT, LIST, SEND and RECV, versions 1 and 2.
+
+Structures are little-endian. Functions that block on the disk run outside the event loop.
+"""
+
+# ruff: noqa: PTH116, PTH118, PTH208 - pathlib drops the slash at the end that follows a link
+
+import asyncio
+import contextlib
+import errno
+import os
+import stat
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import AdbProtocolError
+from harness.virtual_device.connection import Service
+from harness.virtual_device.filesystem import DeviceFilesystem, IncomingFile, make_link
+from harness.virtual_device.injection import Activity, Injector
+from harness.virtual_device.storage import Storage
+from harness.virtual_device.stream import ExactReader, Stream, StreamClosedError
+
+MAX_PATH = 1024
+MAX_DATA = 64 * 1024
+
+REQUEST = struct.Struct("<4sI")
+"""id, length of the path that follows; also id and length of DATA, or id and mtime of DONE."""
+SEND_SETUP = struct.Struct("<4sII")
+"""SND2: id, mode, flags."""
+RECV_SETUP = struct.Struct("<4sI")
+"""RCV2: id, flags."""
+DATA_HEADER = REQUEST
+
+_STAT_V1 = struct.Struct("<4sIII")
+_STAT_V2 = struct.Struct("<4sIQQIIIIQqqq")
+_NAME_LENGTH = struct.Struct("<I")
+_LOW = 0xFFFFFFFF
+_V1_ENTRY_SIZE = _STAT_V1.size + _NAME_LENGTH.size
+_V2_ENTRY_SIZE = _STAT_V2.size + _NAME_LENGTH.size
+
+
+def stat_v1(ident: bytes, found: os.stat_result | None) -> bytes:
+    """STAT: all zero for what does not exist, sizes and times cut to 32 bits."""
+    if found is None:
+        return _STAT_V1.pack(ident, 0, 0, 0)
+    return _STAT_V1.pack(ident, found.st_mode, found.st_size & _LOW, int(found.st_mtime) & _LOW)
+
+
+def stat_v2(ident: bytes, found: os.stat_result | None, error: int = 0) -> bytes:
+    """STA2 and LST2: `error` is an errno of Linux."""
+    if found is None:
+        return _STAT_V2.pack(ident, error, *[0] * 10)
+    return _STAT_V2.pack(
+        ident,
+        0,
+        found.st_dev,
+        found.st_ino,
+        found.st_mode,
+        found.st_nlink & _LOW,
+        found.st_uid,
+        found.st_gid,
+        found.st_size,
+        int(found.st_atime),
+        int(found.st_mtime),
+        int(found.st_ctime),
+    )
+
+
+def entry(name: bytes, found: os.stat_result | None, error: int, *, version: int) -> bytes:
+    """One line of a listing."""
+    head = stat_v1(b"DENT", found) if version == 1 else stat_v2(b"DNT2", found, error)
+    return head + _NAME_LENGTH.pack(len(name)) + name
+
+
+def end_of_list(version: int) -> bytes:
+    """DONE in the size of an entry."""
+    size = _V1_ENTRY_SIZE if version == 1 else _V2_ENTRY_SIZE
+    return b"DONE".ljust(size, b"\0")
+
+
+def failure(text: str) -> bytes:
+    """FAIL with a text for the user."""
+    data = text.encode("utf-8", "replace")[:MAX_DATA]
+    return REQUEST.pack(b"FAIL", len(data)) + data
+
+
+SUCCESS = REQUEST.pack(b"OKAY", 0)
+
+
+def stat_answer(ident: bytes, path: str) -> bytes:
+    """STAT and LST2 describe a link, STA2 what it leads to."""
+    found: os.stat_result | None = None
+    error = 0
+    try:
+        found = os.stat(path) if ident == b"STA2" else os.lstat(path)
+    except OSError as failed:
+        error = failed.errno or errno.EIO
+    return stat_v1(ident, found) if ident == b"STAT" else stat_v2(ident, found, error)
+
+
+def list_answer(path: str, version: int) -> bytes:
+    """All entries with `.` and `..`; none where the folder cannot be read, as adbd does."""
+    answer = bytearray()
+    try:
+        names = [b".", b"..", *os.listdir(os.fsencode(path))]
+    except OSError:
+        names = []
+    for name in names:
+        found: os.stat_result | None = None
+        error = 0
+        try:
+            found = os.lstat(os.path.join(os.fsencode(path), name))
+        except OSError as failed:
+            error = failed.errno or errno.EIO
+        if found is not None or version > 1:
+            answer += entry(name, found, error, version=version)
+    return bytes(answer + end_of_list(version))
+
+
+_BATCH = 1024 * 1024
+_MAX_LINK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequest:
+    """What the client wants to create."""
+
+    path: str
+    mode: int
+
+
+async def receive_file(
+    stream: Stream,
+    reader: ExactReader,
+    request: SendRequest,
+    storage: Storage | None,
+    activity: Activity,
+) -> bool:
+    """Take a file or link and confirm it; false where that failed and the session is to end.
+
+    A failure is reported at once. What the client has sent meanwhile is then read and dropped,
+    because many clients look at the answer only once they have sent everything.
+
+    Raises:
+        StreamClosedError: the client went away; nothing is left of the file.
+        AdbProtocolError: the client does not keep to the protocol.
+    """
+    data = _Data(reader)
+    try:
+        if stat.S_ISLNK(request.mode):
+            await _receive_link(data, request)
+        else:
+            await _receive_bytes(data, request, storage, activity)
+    except OSError as error:
+        await stream.write(failure(error.strerror or str(error)))
+        async for _ in data.batches():
+            pass
+        return False
+    await activity.passed(len(SUCCESS))
+    await stream.write(SUCCESS)
+    return True
+
+
+class _Data:
+    """The DATA messages of one file up to DONE.
+
+    Attributes:
+        mtime: seconds since 1970 from DONE, once `batches` has ended.
+    """
+
+    def __init__(self, reader: ExactReader) -> None:
+        self.mtime = 0
+        self._reader = reader
+        self._done = False
+
+    async def batches(self) -> AsyncIterator[list[memoryview]]:
+        """Contents in order, gathered to about a megabyte; can be resumed after an exception."""
+        parts: list[memoryview] = []
+        size = 0
+        while not self._done:
+            ident, length = REQUEST.unpack(await self._reader.exactly(REQUEST.size))
+            if ident == b"DONE":
+                self._done = True
+                self.mtime = length
+            elif ident != b"DATA" or length > MAX_DATA:
+                raise AdbProtocolError(f"{ident!r} of {length} bytes where file data belongs")
+            else:
+                size += length
+                while length:
+                    part = await self._reader.some(length)
+                    parts.append(part)
+                    length -= len(part)
+            if parts and (size >= _BATCH or self._done):
+                yield parts
+                parts, size = [], 0
+
+
+async def _receive_bytes(
+    data: _Data, request: SendRequest, storage: Storage | None, activity: Activity
+) -> None:
+    file: IncomingFile | None = None
+    try:
+        file = await asyncio.to_thread(IncomingFile, request.path)
+        received = 0
+        async for parts in data.batches():
+            count = sum(len(part) for part in parts)
+            received += count
+            await activity.passed(count)
+            if storage is not None:
+                storage.claim(count)
+            await asyncio.to_thread(file.write, parts)
+        if flips := activity.damage(received):
+            await asyncio.to_thread(file.flip, flips)
+        await asyncio.to_thread(file.commit, request.mode, data.mtime)
+    finally:
+        if file is not None:
+            file.abort()
+            if storage is not None:
+                storage.recount()
+
+
+async def _receive_link(data: _Data, request: SendRequest) -> None:
+    target = bytearray()
+    async for parts in data.batches():
+        for part in parts:
+            target += part
+        if len(target) > _MAX_LINK:
+            raise AdbProtocolError("target of a link above the limit")
+    name = bytes(target).rstrip(b"\0")
+    await asyncio.to_thread(make_link, Path(request.path), name, data.mtime)
+
+
+_HEAD = DATA_HEADER.size
+
+
+class _Block:
+    """One message to the client, laid out as DATA messages whose bodies the disk fills.
+
+    The file is read straight into the gaps between the headers, so nothing is copied.
+    """
+
+    def __init__(self, size: int) -> None:
+        count = max(1, size // (_HEAD + MAX_DATA))
+        self._body = min(MAX_DATA, size - _HEAD)
+        self._memory = bytearray(count * (_HEAD + self._body))
+        view = memoryview(self._memory)
+        step = _HEAD + self._body
+        self._bodies = [view[i * step + _HEAD : (i + 1) * step] for i in range(count)]
+
+    def fill(self, descriptor: int) -> memoryview:
+        """Read on in a file; what to send, empty at the end of the file. Raises: OSError."""
+        count = os.readv(descriptor, self._bodies)
+        whole, rest = divmod(count, self._body)
+        step = _HEAD + self._body
+        for index in range(whole):
+            DATA_HEADER.pack_into(self._memory, index * step, b"DATA", self._body)
+        used = whole * step
+        if rest:
+            DATA_HEADER.pack_into(self._memory, used, b"DATA", rest)
+            used += _HEAD + rest
+        return memoryview(self._memory)[:used]
+
+
+async def transmit_file(stream: Stream, path: str, activity: Activity) -> None:
+    """Send a file, or say why not.
+
+    Two blocks take turns: while one is on its way, the other is filled. A block is filled again
+    only after the write of the other one has begun, hence after the client's OKAY for it.
+
+    Raises:
+        StreamClosedError: the client went away.
+    """
+    descriptor = -1
+    try:
+        descriptor = await asyncio.to_thread(_open_for_reading, path)
+        blocks = (_Block(stream.max_payload), _Block(stream.max_payload))
+        turn = 0
+        while part := await asyncio.to_thread(blocks[turn].fill, descriptor):
+            await activity.passed(len(part))
+            await stream.write(part)
+            turn = 1 - turn
+    except OSError as error:
+        await stream.write(failure(error.strerror or str(error)))
+        return
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    await stream.write(REQUEST.pack(b"DONE", 0))
+
+
+def _open_for_reading(path: str) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class SyncHost:
+    """What the file protocol needs of its device."""
+
+    filesystem: DeviceFilesystem
+    storage: Storage
+    faults: Injector
+
+
+def open_sync(host: SyncHost, name: bytes) -> Service | None:
+    """The service for `sync:`."""
+    return _Session(host).serve if name == b"sync:" else None
+
+
+class _Session:
+    def __init__(self, host: SyncHost) -> None:
+        self._host = host
+
+    async def serve(self, stream: Stream) -> None:
+        reader = ExactReader(stream)
+        with contextlib.suppress(StreamClosedError):
+            try:
+                while await self._answer(stream, reader):
+                    pass
+            except AdbProtocolError as error:
+                await stream.write(failure(str(error)))
+
+    async def _answer(self, stream: Stream, reader: ExactReader) -> bool:
+        """Answer one request; false where it was the last."""
+        ident, length = REQUEST.unpack(await reader.exactly(REQUEST.size))
+        if ident == b"QUIT":
+            return False
+        if length > MAX_PATH:
+            raise AdbProtocolError(f"path of {length} bytes, above the limit of {MAX_PATH}")
+        name = await reader.exactly(length)
+        if b"\0" in name:
+            raise AdbProtocolError("path with a NUL byte")
+        if ident in {b"SEND", b"SND2"}:
+            return await self._receive(stream, reader, ident, name)
+        path = self._resolve(name)
+        if ident in {b"RECV", b"RCV2"}:
+            if ident == b"RCV2":
+                _, flags = RECV_SETUP.unpack(await reader.exactly(RECV_SETUP.size))
+                _refuse_flags(flags)
+            async with self._activity("pull", path) as activity:
+                await transmit_file(stream, path, activity)
+            return True
+        async with self._activity("list", path):
+            return await self._look(stream, ident, path)
+
+    async def _look(self, stream: Stream, ident: bytes, path: str) -> bool:
+        if ident in {b"STAT", b"LST2", b"STA2"}:
+            await stream.write(await asyncio.to_thread(stat_answer, ident, path))
+        elif ident in {b"LIST", b"LIS2"}:
+            version = 1 if ident == b"LIST" else 2
+            await stream.write(await asyncio.to_thread(list_answer, path, version))
+        else:
+            raise AdbProtocolError(f"unknown sync request {ident!r}")
+        return True
+
+    async def _receive(
+        self, stream: Stream, reader: ExactReader, ident: bytes, name: bytes
+    ) -> bool:
+        if ident == b"SND2":
+            setup = await reader.exactly(SEND_SETUP.size)
+            _, mode, flags = SEND_SETUP.unpack(setup)
+            _refuse_flags(flags)
+        else:
+            name, mode = _split_mode(name)
+        request = SendRequest(self._resolve(name), mode)
+        in_data = await asyncio.to_thread(self._host.filesystem.owns, request.path)
+        storage = self._host.storage if in_data else None
+        async with self._activity("push", request.path) as activity:
+            return await receive_file(stream, reader, request, storage, activity)
+
+    @contextlib.asynccontextmanager
+    async def _activity(self, kind: str, path: str) -> AsyncIterator[Activity]:
+        activity = await self._host.faults.begin(kind, detail=path)
+        try:
+            yield activity
+        finally:
+            activity.end()
+
+    def _resolve(self, name: bytes) -> str:
+        return self._host.filesystem.resolve(os.fsdecode(name))
+
+
+def _split_mode(name: bytes) -> tuple[bytes, int]:
+    """Path and mode of a SEND, which come as `PATH,MODE`."""
+    path, comma, mode = name.rpartition(b",")
+    if not comma or not mode.isdigit() or len(mode) > 10:
+        raise AdbProtocolError("SEND without a mode")
+    return path, int(mode)
+
+
+def _refuse_flags(flags: int) -> None:
+    if flags:
+        raise AdbProtocolError(f"transfer flags {flags:#x}, of which none were advertised")
