@@ -46,7 +46,8 @@ class ByHand:
         state = self._event(name, Event.UNDRAIN, "undrained")
         row = self._row(name)
         if state is MemberState.READY and not (row.leases or row.facts.soc):
-            return self._event(name, Event.LOST, NOT_LOOKED)  # nobody knows whether it is there
+            self._register_unprobed(name)  # nobody knows whether it is there
+            return self._row(name).state
         return state
 
     def release(self, name: str, *, token: int | None = None) -> bool:
@@ -110,12 +111,15 @@ class ByHand:
 
     def _key(self, name: str) -> str:
         """The device that a member is; one that nobody has looked at is absent until then."""
-        member = self._roster.member(name)
         key = self._roster.known(name)
         if key is None:
-            key = self._ledger.devices.register_absent(name, str(member.spec), NOT_LOOKED)
+            key = self._register_unprobed(name)
             self._roster.learn(name, key)
         return key
+
+    def _register_unprobed(self, name: str) -> str:
+        spec = str(self._roster.member(name).spec)
+        return self._ledger.devices.register_absent(name, spec, NOT_LOOKED, probed=False)
 
     def _row(self, name: str) -> DeviceRow:
         key = self._key(name)

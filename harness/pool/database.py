@@ -13,7 +13,7 @@ from types import MappingProxyType
 from harness.errors import DamagedLedgerError, LedgerError, NewerLedgerError
 from harness.paths import state_dir
 
-FORMAT = 3
+FORMAT = 4
 _APPLICATION_ID = 0x716E6670
 _BUSY_S = 30.0
 _RETRY_S = 0.01
@@ -28,7 +28,7 @@ CREATE TABLE devices (
     attempts INTEGER NOT NULL DEFAULT 0, due REAL NOT NULL DEFAULT 0,
     fence TEXT NOT NULL DEFAULT '', root TEXT NOT NULL DEFAULT '',
     quiet INTEGER NOT NULL DEFAULT 0,
-    step TEXT NOT NULL DEFAULT '', step_at REAL NOT NULL DEFAULT 0,
+    step TEXT NOT NULL DEFAULT '', probed INTEGER NOT NULL DEFAULT 1,
     soc TEXT NOT NULL DEFAULT '', hexagon TEXT NOT NULL DEFAULT '', free_bytes INTEGER
 ) STRICT;
 CREATE TABLE addresses (spec TEXT PRIMARY KEY, key TEXT NOT NULL) STRICT;
@@ -51,7 +51,7 @@ CREATE TABLE evidence (
 CREATE INDEX evidence_by_key ON evidence (key, lease);
 CREATE TABLE history (
     id INTEGER PRIMARY KEY, key TEXT NOT NULL, at REAL NOT NULL, what TEXT NOT NULL,
-    text TEXT NOT NULL
+    text TEXT NOT NULL, token INTEGER
 ) STRICT;
 CREATE INDEX history_by_key ON history (key, id);
 """
@@ -65,7 +65,14 @@ _MIGRATIONS: MappingProxyType[int, str] = MappingProxyType(
         """,
         2: """
         ALTER TABLE devices ADD COLUMN step TEXT NOT NULL DEFAULT '';
-        ALTER TABLE devices ADD COLUMN step_at REAL NOT NULL DEFAULT 0;
+        """,
+        3: """
+        ALTER TABLE devices ADD COLUMN probed INTEGER NOT NULL DEFAULT 1;
+        UPDATE devices SET probed = 0 WHERE reason = 'not looked at yet';
+        ALTER TABLE history ADD COLUMN token INTEGER;
+        UPDATE history SET token = CAST(substr(text, 7) AS INTEGER),
+            text = substr(text, instr(text, ': ') + 2)
+            WHERE what = 'lost its lease' AND text GLOB 'token [0-9]*: *';
         """,
     }
 )

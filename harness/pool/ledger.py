@@ -108,13 +108,14 @@ class Register:
             t.set_facts(key, name, spec, facts)
             t.move(key, Event.FOUND, "it answered")
 
-    def register_absent(self, name: str, spec: str, reason: str) -> str:
-        """A device was looked for under `spec` and is not there; gives its key."""
+    def register_absent(self, name: str, spec: str, reason: str, *, probed: bool = True) -> str:
+        """A device is not there under `spec`, or nobody `probed` it yet; gives its key."""
         with self._book.writing() as t:
             row = t.db.execute("SELECT key FROM addresses WHERE spec = ?", (spec,)).fetchone()
             key = spec if row is None else str(row["key"])
             t.point(spec, key)
             t.ensure(key, name, spec, MemberState.ABSENT, reason)
+            t.db.execute("UPDATE devices SET probed = ? WHERE key = ?", (probed, key))
             t.move(key, Event.LOST, reason)
             return key
 
@@ -171,9 +172,12 @@ class Register:
         """What happened to a device, oldest first, as far as it is kept."""
         with self._book.reading() as db:
             rows = db.execute(
-                "SELECT at, what, text FROM history WHERE key = ? ORDER BY id", (key,)
+                "SELECT at, what, text, token FROM history WHERE key = ? ORDER BY id", (key,)
             ).fetchall()
-        return [HistoryEntry(row["at"], row["what"], row["text"]) for row in rows]
+        return [
+            HistoryEntry(at, what, text if token is None else f"token {token}: {text}")
+            for at, what, text, token in rows
+        ]
 
     def note(self, key: str, what: str, text: str) -> None:
         """Write something into a device's history."""
@@ -401,13 +405,12 @@ class Leases:
         with self._book.reading() as db:
             for key in keys:
                 row = db.execute(
-                    "SELECT at, text FROM history WHERE key = ? AND what = ? AND text LIKE ?"
+                    "SELECT at, text FROM history WHERE key = ? AND what = ? AND token = ?"
                     " ORDER BY id DESC LIMIT 1",
-                    (key, LOST, f"token {token}: %"),
+                    (key, LOST, token),
                 ).fetchone()
                 if row is not None:
-                    why = str(row["text"]).partition(": ")[2]
-                    return f"{why}, at {format_time(row['at'], self._book.clock.now())}"
+                    return f"{row['text']}, at {format_time(row['at'], self._book.clock.now())}"
         return ""
 
 
@@ -454,6 +457,7 @@ class Repairs:
             state = MemberState(row["state"])
             if state not in _WORK:
                 return None
+            t.db.execute("UPDATE devices SET probed = 1 WHERE key = ?", (key,))
             if state is MemberState.ABSENT:
                 t.move(key, Event.RECOVER, "looked for again")
             if state is MemberState.QUARANTINED:
@@ -463,12 +467,12 @@ class Repairs:
             return t.insert_lease(key, token, owner, purpose)
 
     def reached(self, key: str, token: int, step: str) -> None:
-        """A step of recovery begins: whoever goes on with it need not take those before it."""
+        """A step of recovery begins: if it is cut off, the next process begins with this step."""
         with self._book.writing() as t:
             t.db.execute(
-                "UPDATE devices SET step = ?, step_at = ? WHERE key = ?"
+                "UPDATE devices SET step = ? WHERE key = ?"
                 " AND key IN (SELECT key FROM leases WHERE token = ?)",
-                (step, self._book.clock.now(), key, token),
+                (step, key, token),
             )
 
     def put_down(self, key: str, token: int) -> None:

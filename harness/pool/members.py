@@ -202,7 +202,7 @@ def status_of(member: Member, row: DeviceRow, limit: float = 0.0) -> MemberStatu
         failures=tuple(found.text for found in row.failures),
         weight=sum(found.weight for found in row.failures),
         limit=limit,
-        seen=NOT_LOOKED if row.reason == NOT_LOOKED else "",
+        seen="" if row.probed or row.state is not MemberState.ABSENT else NOT_LOOKED,
     )
 
 

@@ -65,7 +65,7 @@ class DeviceRow:
         attempts: at recovery or probation since it was last ready; in quarantine also returns.
         due: seconds since 1970 from which on the next may be made.
         step: the step of recovery that was begun last, since it failed; empty: none.
-        step_at: seconds since 1970 at which that was.
+        probed: whether it has ever been looked for.
     """
 
     key: str
@@ -77,7 +77,7 @@ class DeviceRow:
     attempts: int
     due: float
     step: str
-    step_at: float
+    probed: bool
     fence: KnownFence
     facts: Facts
     lease: LeaseRow | None
@@ -125,7 +125,7 @@ def device_of(
         row["attempts"],
         row["due"],
         row["step"],
-        row["step_at"],
+        bool(row["probed"]),
         KnownFence(row["fence"], row["root"], row["quiet"]),
         Facts(row["soc"], row["hexagon"], row["free_bytes"]),
         lease,

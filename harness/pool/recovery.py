@@ -42,14 +42,6 @@ _WORDS: Mapping[StepName, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class CutOff:
-    """A recovery whose process ended after it had begun `step`, `ago_s` seconds ago."""
-
-    step: str
-    ago_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Recovery:
     """Takes one device through the steps.
 
@@ -60,7 +52,7 @@ class Recovery:
         begin: told in words of each step before it is taken.
         stopped: whether to give up early.
         reached: called with the name of each step before it is taken.
-        cut_off: what this goes on with; `None`: it begins with the first step.
+        cut_off: the step in which the last process was cut off; empty: none.
     """
 
     member: Member
@@ -73,7 +65,7 @@ class Recovery:
     begin: Callable[[str], None]
     stopped: Callable[[], bool]
     reached: Callable[[str], None]
-    cut_off: CutOff | None = None
+    cut_off: str = ""
 
     def run(self, *, gently: bool = False) -> Reached:
         """Try the steps until the device answers.
@@ -93,14 +85,8 @@ class Recovery:
         if gently and "reconnect" in steps:
             steps = ("reconnect",)
         patience_s = 0.0 if gently else self.config.recovery.return_timeout_s
-        taken = self._taken(steps)
-        if taken:
-            begun = steps[taken - 1]
-            try:
-                return self._wait_on(begun, patience_s)
-            except HarnessError as error:
-                last = self._no_help(begun, error)
-        for step in steps[taken:]:
+        begun = steps.index(self.cut_off) if self.cut_off in steps else 0
+        for step in steps[begun:]:
             self._go_on()
             self.reached(step)
             self.begin(self._in_words(step, patience_s))
@@ -110,20 +96,6 @@ class Recovery:
             except HarnessError as error:
                 last = self._no_help(step, error)
         raise RecoveryStepError(last)
-
-    def _taken(self, steps: Sequence[StepName]) -> int:
-        """How many of the steps are behind a recovery that was cut off."""
-        return next(
-            (n for n, step in enumerate(steps, 1) if self.cut_off and step == self.cut_off.step), 0
-        )
-
-    def _wait_on(self, step: StepName, patience_s: float) -> Reached:
-        """Give the device what is left of its time after a step that another process took."""
-        ago_s = max(0.0, self.cut_off.ago_s) if self.cut_off else 0.0
-        left_s = max(0.0, self._most_s.get(step, 0.0) + patience_s - ago_s)
-        self._go_on()
-        self.begin(f"{step}: was taken {ago_s:.0f} s ago; it has {left_s:.0f} s more to answer")
-        return self._look(left_s, step)
 
     def _no_help(self, step: StepName, error: HarnessError) -> str:
         """Why a step did not help; that it was cut off says nothing of it."""

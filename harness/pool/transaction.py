@@ -61,8 +61,8 @@ class Transaction:
     def set_facts(self, key: str, name: str, spec: str, facts: Facts) -> None:
         """What a device said of itself."""
         self.db.execute(
-            "UPDATE devices SET name = ?, spec = ?, soc = ?, hexagon = ?, free_bytes = ?"
-            " WHERE key = ?",
+            "UPDATE devices SET name = ?, spec = ?, soc = ?, hexagon = ?, free_bytes = ?,"
+            " probed = 1 WHERE key = ?",
             (name, spec, facts.soc, facts.hexagon, facts.free_bytes, key),
         )
         self.facts_changed()
@@ -111,11 +111,15 @@ class Transaction:
         """Its next recovery is due at once, and begins with the first step."""
         self.db.execute("UPDATE devices SET due = 0, attempts = 0, step = '' WHERE key = ?", (key,))
 
-    def note(self, key: str, what: str, text: str) -> None:
-        """Write something into a device's history, which forgets the oldest for it."""
+    def note(self, key: str, what: str, text: str, token: int | None = None) -> None:
+        """Write something into a device's history, which forgets the oldest for it.
+
+        Args:
+            token: of the lease that was lost, for its holder to ask why.
+        """
         self.db.execute(
-            "INSERT INTO history (key, at, what, text) VALUES (?, ?, ?, ?)",
-            (key, self._clock.now(), what, text[:1000]),
+            "INSERT INTO history (key, at, what, text, token) VALUES (?, ?, ?, ?, ?)",
+            (key, self._clock.now(), what, text[:1000], token),
         )
         self.db.execute(
             "DELETE FROM history WHERE key = ? AND id <= (SELECT id FROM history WHERE key = ?"
@@ -125,7 +129,7 @@ class Transaction:
 
     def note_lost(self, key: str, token: int, why: str) -> None:
         """A lease did not end by its holder, who will ask why."""
-        self.note(key, LOST, f"token {token}: {why}")
+        self.note(key, LOST, why, token)
 
     def undrain(self, key: str, reason: str) -> MemberState:
         """Take back a person's wish; gives the state that is right without it."""

@@ -32,7 +32,7 @@ from harness.pool.members import Member
 from harness.pool.opening import Opener, Reached
 from harness.pool.owner import this_process
 from harness.pool.records import LeaseRow
-from harness.pool.recovery import CutOff, Recovery
+from harness.pool.recovery import Recovery
 from harness.pool.states import Event
 from harness.pool.status import Tell, silent
 
@@ -210,7 +210,7 @@ class Upkeep:
             tell,
             self._stop.is_set,
             lambda step: self._ledger.repairs.reached(row.key, row.token, step),
-            CutOff(device.step, self._clock.now() - device.step_at) if device.step else None,
+            device.step,
         )
         try:
             reached = recovery.run(gently=not (device.leases or device.facts.soc))

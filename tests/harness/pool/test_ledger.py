@@ -375,12 +375,20 @@ def test_a_newer_ledger_is_left_alone(bench: Bench) -> None:
         bench.ledger.reconcile()
 
 
+def to_format_3(db: sqlite3.Connection) -> None:
+    db.execute("ALTER TABLE devices DROP COLUMN probed")
+    db.execute("ALTER TABLE devices ADD COLUMN step_at REAL NOT NULL DEFAULT 0")
+    db.execute("UPDATE history SET text = 'token ' || token || ': ' || text WHERE token > 0")
+    db.execute("ALTER TABLE history DROP COLUMN token")
+    db.execute("PRAGMA user_version = 3")
+
+
 def test_a_ledger_of_the_first_format_is_brought_up_to_date(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     token = grab(1, "a")
     with bench.database.writing() as db:
-        db.execute("ALTER TABLE devices DROP COLUMN root")
-        for column in ("quiet", "step", "step_at"):
+        to_format_3(db)
+        for column in ("root", "quiet", "step", "step_at"):
             db.execute(f"ALTER TABLE devices DROP COLUMN {column}")
         db.execute("DELETE FROM counters WHERE name = 'facts'")
         db.execute("UPDATE devices SET fence = 'known'")
@@ -392,20 +400,26 @@ def test_a_ledger_of_the_first_format_is_brought_up_to_date(bench: Bench, grab: 
     assert bench.ledger.devices.facts_version() == 1
     assert bench.ledger.leases.release(token, ["a"], unused=["a"]) == {"a"}
     assert bench.ledger.devices.fence_of("a").quiet == token
-
-
-def test_a_ledger_of_the_second_format_knows_of_no_steps_yet(bench: Bench, grab: Grab) -> None:
-    bench.add("a")
-    token = grab(1, "a")
-    with bench.database.writing() as db:
-        for column in ("step", "step_at"):
-            db.execute(f"ALTER TABLE devices DROP COLUMN {column}")
-        db.execute("PRAGMA user_version = 2")
-    bench.database.close()
     assert bench.ledger.devices.rows(["a"])["a"].step == ""
-    bench.ledger.repairs.reached("a", token, "reboot")
-    row = bench.ledger.devices.rows(["a"])["a"]
-    assert (row.step, row.step_at) == ("reboot", bench.clock.now())
+
+
+def test_a_ledger_of_the_third_format_keeps_why_leases_were_lost(bench: Bench, grab: Grab) -> None:
+    bench.add("a", "b")
+    token = grab(1, "a")
+    bench.ledger.leases.release(token, ["a"], taken_by="ann: qnnfarm: x (pid 7)")
+    bench.ledger.devices.register_absent("c", "c", "not looked at yet", probed=False)
+    before = bench.ledger.devices.history("a")
+    assert before[-2].text == f"token {token}: ann: qnnfarm: x (pid 7) took it back"
+    with bench.database.writing() as db:
+        to_format_3(db)
+        (stored,) = db.execute("SELECT text FROM history WHERE what LIKE 'lost%'").fetchone()
+        assert stored == before[-2].text
+    bench.database.close()
+    assert bench.ledger.devices.history("a") == before
+    told = bench.ledger.leases.why_lost(token, ["a"])
+    assert told.startswith("ann: qnnfarm: x (pid 7) took it back, at ")
+    rows = bench.ledger.devices.rows("abc")
+    assert {key: row.probed for key, row in rows.items()} == {"a": True, "b": True, "c": False}
 
 
 def test_the_step_that_was_reached_lives_as_long_as_its_recovery(bench: Bench, grab: Grab) -> None:

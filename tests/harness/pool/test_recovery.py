@@ -236,10 +236,10 @@ recovery:
 
 
 @pytest.mark.parametrize("first", ["waits", "recovers"])
-def test_a_recovery_that_was_cut_off_goes_on_with_the_next_step(
+def test_a_recovery_that_was_cut_off_begins_its_step_again(
     make_pool: MakePool, virtual: manager.VirtualDevice, tmp_path: Path, first: str
 ) -> None:
-    """Each process ends in the middle of a step; none takes one that another has taken."""
+    """Each process ends in the middle of a step; none takes one that another came past."""
     log = tmp_path / "cycled"
 
     def text(patience_s: float, most_s: float = 3600.0) -> str:
@@ -272,7 +272,6 @@ def test_a_recovery_that_was_cut_off_goes_on_with_the_next_step(
         child.kill()
     os.kill(int(log.read_text()), signal.SIGKILL)
     pool.upkeep.work(Member("dut", DeviceSpec("android", virtual.serial)), _keys(pool)[0])
-    assert len(log.read_text().splitlines()) == 1
     (row,) = pool.ledger.devices.rows(_keys(pool)).values()
     assert (str(row.state), row.attempts, row.step) == ("absent", 1, "")
     assert row.reason.startswith("power_cycle: ")
