@@ -4,12 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
+from buildlib.encodings.files import save_encodings
 from buildlib.encodings.model import Encoding, Encodings, covering, symmetric
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.values import is_parameter, is_real, source_of
 from buildlib.passes.base import ENCODINGS_SUFFIX
-from buildlib.quantize.layout import shared_grids
+from buildlib.quantize.structure import shared_grids
 
 _RANGES = {"Softmax": (0.0, 1.0), "Sigmoid": (0.0, 1.0)}
 _INPUTS = {
@@ -63,4 +64,4 @@ def write_random_encodings(model_path: Path, weight_bits: int = 8) -> Path:
             )
     kept = tuple(encoding for name, encoding in activations.items() if name not in params)
     encodings = Encodings(activation_encodings=kept, param_encodings=tuple(params.values()))
-    return encodings.save(model_path.with_suffix(ENCODINGS_SUFFIX))
+    return save_encodings(encodings, model_path.with_suffix(ENCODINGS_SUFFIX))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from buildlib.cache import CacheEntry, StageCache
 from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
-from buildlib.encodings.model import Encodings
+from buildlib.encodings.files import load_encodings
 from buildlib.errors import InvalidOptionError
 from buildlib.graph.shape import GraphShape
 from buildlib.memory import available_memory
@@ -19,8 +19,8 @@ from buildlib.package import Prepared, compose
 from buildlib.passes.balance import Apart, choose_splits
 from buildlib.passes.split import model_weights
 from buildlib.plan import MAX_PART_BYTES, BuildPlan, Part, integer_bytes, own_shape, parts
-from buildlib.quantize.asked import decided_otherwise
-from buildlib.quantize.caches import check_same_caches
+from buildlib.quantize.grids import check_same_caches
+from buildlib.quantize.summary import decided_otherwise
 from buildlib.runner import (
     OnStage,
     StageRecord,
@@ -30,11 +30,10 @@ from buildlib.runner import (
 from buildlib.schedule import Task, run_bounded
 from buildlib.source import ModelSource, OnnxSource
 from buildlib.stages import MULTI_HEAD
-from buildlib.toolchains.base import Toolchain
-from buildlib.toolchains.estimates import compile_memory_of_weights
+from buildlib.toolchains.base import Toolchain, compile_memory_of_weights
 
 if TYPE_CHECKING:
-    from buildlib.verify.report import VerificationReport
+    from buildlib.verify.comparison import VerificationReport
     from buildlib.verify.verifier import OnComparison, VerifyOptions
 
 
@@ -239,7 +238,7 @@ class Build:
         }
         check_same_caches(
             {
-                names.get(source, "the main model"): Encodings.load(
+                names.get(source, "the main model"): load_encodings(
                     one.prepared.model / ENCODINGS_FILE
                 )
                 for source, one in ready.items()

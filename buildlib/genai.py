@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from buildlib.embedding.config import EmbedDatatype
     from buildlib.lora.config import LoraBuilderInputConfig
     from buildlib.speculative import SpeculativeConfig
-    from buildlib.verify.report import VerificationReport
+    from buildlib.verify.comparison import VerificationReport
     from buildlib.verify.verifier import OnComparison, VerifyOptions
 
 BACKEND_HTP = "HTP"

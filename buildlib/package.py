@@ -14,7 +14,7 @@ from buildlib.container.manifest import MAX_NAME, GraphsRecord, ModelRecord, Par
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.lora.adapters import LORA_FOLDER
 from buildlib.plan import BuildPlan
-from buildlib.quantize.found import found_quantization
+from buildlib.quantize.summary import found_quantization
 from buildlib.speculative import Speaker, SsdBuilderConfig, speculate
 from buildlib.stages import EMBEDDING_FILE, LORA_FILE
 from buildlib.targets import Target

@@ -20,7 +20,7 @@ from buildlib.options import (
     SplitModelConfig,
 )
 from buildlib.passes.balance import check_part_count
-from buildlib.quantize.asked import check_bits
+from buildlib.quantize.recipe import Bitwidths
 from buildlib.speculative import SpeculativeConfig, check_speculation
 from buildlib.targets import Target
 from buildlib.toolchains.base import CompileConfig
@@ -145,7 +145,7 @@ class BuildPlan:
         shapes = () if keeps else wanted_shapes(wanted)
         added = additions or Additions()
         transformation = _with_ends_apart(transformation, added)
-        check_bits(conversion.quantization)
+        Bitwidths.from_options(conversion.quantization)
         _check_splits(transformation.split_model, n_layers)
         ars = {shape.ar for shape in shapes}
         if added.speculative is not None and ars:

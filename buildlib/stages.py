@@ -40,10 +40,10 @@ def export(
     source: CheckpointSource, shape: GraphShape, options: QuantizationOptions, folder: Path
 ) -> None:
     """Fill `folder` with ONNX, encodings of the bits in `options`, configuration and tokenizer."""
-    from buildlib.quantize.complete import Bitwidths
     from buildlib.quantize.export import export_checkpoint
+    from buildlib.quantize.recipe import Bitwidths
 
-    bits = Bitwidths(**options.model_dump())
+    bits = Bitwidths.from_options(options)
     export_checkpoint(source.folder, source.calibration_text, folder, shape, bits)
 
 
@@ -53,11 +53,10 @@ def import_onnx(source: OnnxSource, shape: GraphShape | None, folder: Path) -> N
     The shape is for an export with symbolic sizes; others keep their own.
     """
     from buildlib.checkpoint.config import load_config
-    from buildlib.encodings.model import Encodings
+    from buildlib.encodings.files import load_encodings, save_encodings
     from buildlib.graph.files import external_tensors, link_into, load_model, write_atomically
     from buildlib.graph.validation import check_ends, check_model, check_sizes, check_types
-    from buildlib.importing.importer import ImportModel
-    from buildlib.importing.rotation import check_rotation
+    from buildlib.importing.importer import ImportModel, check_rotation
     from buildlib.quantize.export import load_tokenizer
 
     copies = {
@@ -77,7 +76,7 @@ def import_onnx(source: OnnxSource, shape: GraphShape | None, folder: Path) -> N
             link_into(path, Path(scratch))
         copies[placed] = source.model
         if source.encodings is not None:
-            given = Encodings.load(source.encodings).save(Path(scratch) / ENCODINGS_FILE)
+            given = save_encodings(load_encodings(source.encodings), Path(scratch) / ENCODINGS_FILE)
             copies[given] = source.encodings
         importing = ImportModel(shape, fixed_keep_theirs=True)
         with naming(source, copies):
@@ -94,21 +93,22 @@ def complete(
 ) -> None:
     """Give the model in `imported` encodings for all of it, by calibration where it has none."""
     from buildlib.checkpoint.config import load_config
+    from buildlib.encodings.files import load_encodings, save_encodings
     from buildlib.encodings.model import Encodings
     from buildlib.graph.files import link_into, load_model, save_model
-    from buildlib.quantize.complete import Bitwidths, complete_encodings
+    from buildlib.quantize.recipe import Bitwidths, complete_encodings
 
     config = load_config(imported / CONFIG_FILE)
     source = imported / MODEL_FILE
     windows = _windows(imported, calibration_text)
     encodings = imported / ENCODINGS_FILE
-    nothing = Encodings(activation_encodings=(), param_encodings=())
-    given = Encodings.load(encodings) if encodings.is_file() else nothing
-    bits = Bitwidths(**options.model_dump())
+    nothing = Encodings()
+    given = load_encodings(encodings) if encodings.is_file() else nothing
+    bits = Bitwidths.from_options(options)
     done = complete_encodings(source, given, config, windows, bits)
     for name in (CONFIG_FILE, TOKENIZER_FILE):
         link_into(imported / name, folder)
-    done.save(folder / ENCODINGS_FILE)
+    save_encodings(done, folder / ENCODINGS_FILE)
     save_model(load_model(source), folder / MODEL_FILE)
 
 
@@ -117,6 +117,7 @@ def add_lora(
 ) -> None:
     """Fill `folder` with the model in `prepared` with branches, and the adapters as files."""
     from buildlib.checkpoint.config import load_config
+    from buildlib.encodings.files import save_encodings
     from buildlib.graph.files import link_into, load_model, write_atomically
     from buildlib.lora.adapters import Adapters
     from buildlib.lora.branches import LoraBranches
@@ -133,7 +134,7 @@ def add_lora(
     decoder = load_config(prepared / CONFIG_FILE)
     mode = config.quant_updatable_mode
     encodings = calibrate_adapters(target, adapters, alpha, decoder, windows, mode)
-    encodings.save(folder / ENCODINGS_FILE)
+    save_encodings(encodings, folder / ENCODINGS_FILE)
     adapters.write(folder)
     write_atomically(folder / LORA_FILE, adapters.genie(alpha).to_json().encode())
     for name in (CONFIG_FILE, TOKENIZER_FILE):
@@ -213,11 +214,11 @@ def convert(
     part: Path, weights: Path, stem: str, target: Target, toolchain: Toolchain, folder: Path
 ) -> None:
     """Apply the encodings beside the part as QDQ and convert to a DLC."""
-    from buildlib.encodings.model import Encodings
+    from buildlib.encodings.files import load_encodings
     from buildlib.passes.base import ENCODINGS_SUFFIX
     from buildlib.quantize.qdq import apply_encodings
 
-    encodings = Encodings.load(part.with_suffix(ENCODINGS_SUFFIX))
+    encodings = load_encodings(part.with_suffix(ENCODINGS_SUFFIX))
     qdq = apply_encodings(part, encodings, folder / f"{stem}.qdq.onnx", weights)
     with naming(None, {qdq: Path(qdq.name)}):
         toolchain.convert(qdq, folder / f"{stem}.dlc", target)

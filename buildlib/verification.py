@@ -13,15 +13,15 @@ from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
-from buildlib.graph.infer import static_shape
+from buildlib.graph.values import static_shape
 from buildlib.plan import own_shape
 from buildlib.quantize.export import load_tokenizer
-from buildlib.reference.inputs import Embed
+from buildlib.reference.feeds import Embed
 from buildlib.source import OnnxSource
 from buildlib.stages import EMBEDDING_FILE
 from buildlib.targets import Target
 from buildlib.toolchains.base import Toolchain
-from buildlib.verify.report import VerificationReport
+from buildlib.verify.comparison import VerificationReport
 from buildlib.verify.source_runner import SourcePart
 from buildlib.verify.stage_models import StageModels, compile_for_emulator
 from buildlib.verify.trace import OpenPart

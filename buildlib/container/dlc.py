@@ -9,8 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from buildlib.errors import InputFileError, ToolchainError, ToolchainTimeoutError
 from buildlib.toolchains.base import TensorInfo
+from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
-from buildlib.toolchains.process import Step, run_step
 
 _WORKER = "buildlib.container.dlc_worker"
 _TIMEOUT_S = 300.0

@@ -15,7 +15,7 @@ from typing import Any
 
 from buildlib.container.dlc import DlcGraph
 from buildlib.toolchains.base import Encoding, TensorInfo
-from buildlib.toolchains.child import RefusedError, serve
+from buildlib.toolchains.child_process import RefusedError, serve
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from buildlib.toolchains.qnn.api import (
     BACKEND_TABLE_ENTRIES,

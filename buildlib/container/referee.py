@@ -9,8 +9,8 @@ from pathlib import Path
 
 from buildlib.container.layout import GENIE_CONFIG
 from buildlib.errors import GenieConfigError
+from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
-from buildlib.toolchains.process import Step, run_step
 
 _WORKER = "buildlib.container.referee_worker"
 _TIMEOUT_S = 60.0

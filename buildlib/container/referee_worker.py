@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 
-from buildlib.toolchains.child import RefusedError, serve
+from buildlib.toolchains.child_process import RefusedError, serve
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 
 

@@ -4,9 +4,7 @@ import onnx_ir as ir
 
 from buildlib.encodings.attachment import encoding_of, inherit
 from buildlib.graph import interface
-from buildlib.graph.infer import static_shape
-from buildlib.graph.unused import remove_unused
-from buildlib.graph.values import is_parameter, source_of
+from buildlib.graph.values import is_parameter, remove_unused, source_of, static_shape
 from buildlib.passes.base import SORTED, STATIC, Condition, Pass
 
 

@@ -13,7 +13,7 @@ from buildlib.embedding.extraction import find_lookup, table_of
 from buildlib.encodings.attachment import encoding_of
 from buildlib.errors import EncodingsError, ModelFileError
 from buildlib.graph.files import appearing
-from buildlib.graph.infer import static_shape
+from buildlib.graph.values import static_shape
 from buildlib.passes.base import read
 
 _CHUNK_BYTES = 8 << 20

@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 from pydantic_core import to_json
 
-from buildlib.encodings.entries import named
-from buildlib.encodings.fields import (
+from buildlib.encodings.json_fields import (
     Json,
     MalformedError,
+    boolean,
     field,
+    floats,
     integers,
+    make_encoding,
     optional,
-    reals,
     shown,
-    truth,
 )
 from buildlib.encodings.model import Encoding, Encodings
 
@@ -45,7 +45,7 @@ def read(data: Json) -> Encodings:
 
 
 def _read_tensor(name: str, cells: object) -> Encoding:
-    return named(name, lambda: _grid(_checked(cells)))
+    return make_encoding(name, lambda: _grid(_checked(cells)))
 
 
 def _checked(cells: object) -> list[Json]:
@@ -70,7 +70,7 @@ def _grid(cells: list[Json]) -> Json:
     if dtype == "FLOAT":
         return grid
     scale, offset = (
-        reals(_column(cells, "scale"), "scale"),
+        floats(_column(cells, "scale"), "scale"),
         integers(_column(cells, "offset"), "offset"),
     )
     if scale.ndim != 1 or offset.ndim != 1:
@@ -79,7 +79,7 @@ def _grid(cells: list[Json]) -> Json:
         with np.errstate(over="ignore"):
             _check_limits(cells, scale, offset, bits)
     return grid | {
-        "is_sym": truth(first, "is_symmetric"),
+        "is_sym": boolean(first, "is_symmetric"),
         "scale": tuple(scale.tolist()),
         "offset": tuple(offset.tolist()),
     }
@@ -101,7 +101,7 @@ def _check_limits(
         column = _column(cells, key)
         if None in column[key]:
             continue
-        given = reals(column, key)
+        given = floats(column, key)
         if given.ndim != 1:
             raise MalformedError(f"{key} must be a number")
         tolerance = 2.0 * scale + 1e-3 * np.abs(expected)

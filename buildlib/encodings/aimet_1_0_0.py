@@ -11,17 +11,17 @@ from typing import Any, get_args
 
 from pydantic_core import to_json
 
-from buildlib.encodings.entries import read_entry
-from buildlib.encodings.fields import (
+from buildlib.encodings.json_fields import (
     Json,
     MalformedError,
+    boolean,
     field,
+    flat_floats,
     flat_integers,
-    flat_reals,
     optional,
+    read_entry,
     shown,
     small_integers,
-    truth,
 )
 from buildlib.encodings.model import Encoding, Encodings, EncType
 
@@ -59,8 +59,8 @@ def _grid(entry: Json) -> Json:
         return grid
     if any(entry.get("zero_point_shift") or ()):
         raise MalformedError("it has a zero_point_shift, which cannot be built")
-    grid["is_sym"] = truth(entry, "is_sym")
-    grid["scale"] = flat_reals(entry, "scale")
+    grid["is_sym"] = boolean(entry, "is_sym")
+    grid["scale"] = flat_floats(entry, "scale")
     grid["offset"] = flat_integers(entry, "offset")
     if enc_type != "PER_TENSOR":
         grid["axis"] = optional(entry, "axis", int)

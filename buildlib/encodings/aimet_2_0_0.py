@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic_core import to_json
 
-from buildlib.encodings.entries import read_entry
-from buildlib.encodings.fields import (
+from buildlib.encodings.json_fields import (
     Json,
     MalformedError,
     field,
+    floats,
     integers,
     optional,
-    reals,
+    read_entry,
     shown,
     small_integers,
 )
@@ -54,7 +54,7 @@ def _grid(entry: Json) -> Json:
     unsigned, bits = bool(match[1]), int(match[2])
     if "per_block_int_scale" in entry or isinstance(entry.get("y_scale"), dict):
         return _lpbq(entry, bits, unsigned=unsigned)
-    scale = reals(entry, "y_scale")
+    scale = floats(entry, "y_scale")
     given = entry.get("y_zero_point") is not None
     zero = integers(entry, "y_zero_point") if given else np.zeros(scale.shape, np.int64)
     if zero.shape != scale.shape:
@@ -80,12 +80,12 @@ def _grid(entry: Json) -> Json:
 def _lpbq(entry: Json, bits: int, *, unsigned: bool) -> Json:
     meta = entry.get("y_scale")
     if isinstance(meta, dict):
-        blocks, scale = small_integers(meta, "x"), reals(meta, "x_scale")
+        blocks, scale = small_integers(meta, "x"), floats(meta, "x_scale")
         if meta.get("block_size") is not None or _not_zero(meta, "x_zero_point"):
             raise MalformedError("its y_scale has blocks or zero points of its own")
     else:
         blocks = small_integers(entry, "per_block_int_scale")
-        scale = reals(entry, "per_channel_float_scale")
+        scale = floats(entry, "per_channel_float_scale")
     if unsigned or _not_zero(entry, "y_zero_point"):
         raise MalformedError("LPBQ with zero points cannot be built")
     block_axis = _axis(optional(entry, "axis", int), blocks.ndim)

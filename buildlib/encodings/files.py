@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from buildlib.encodings import aimet_0_6_1, aimet_1_0_0, aimet_2_0_0
-from buildlib.encodings.fields import Json, MalformedError, shown
+from buildlib.encodings.json_fields import Json, MalformedError, first_fault, shown
 from buildlib.encodings.model import Encodings
 from buildlib.errors import EncodingsError
 from buildlib.graph.files import write_atomically
@@ -44,7 +44,12 @@ def formats() -> dict[str, Format]:
 
 
 def load_encodings(path: Path) -> Encodings:
-    """`Encodings.load`."""
+    """Read and check an encodings file of any known format.
+
+    Raises:
+        EncodingsError: missing, not JSON, of an unknown version, or with grids that make no
+            sense; names the tensor.
+    """
     data = _parse(path)
     known = formats()
     version = data.get("version") if isinstance(data, dict) else None
@@ -56,11 +61,15 @@ def load_encodings(path: Path) -> Encodings:
     except MalformedError as error:
         raise EncodingsError(str(path), str(error)) from error
     except ValidationError as error:
-        raise EncodingsError(str(path), first_fault(error)) from error
+        raise EncodingsError(str(path), shown_line(first_fault(error))) from error
 
 
-def save_encodings(encodings: Encodings, path: Path, version: str) -> Path:
-    """`Encodings.save`."""
+def save_encodings(encodings: Encodings, path: Path, version: str = "1.0.0") -> Path:
+    """Write an encodings file; the same encodings give the same bytes.
+
+    Raises:
+        EncodingsError: the format cannot say what the encodings hold.
+    """
     known = {name: form.write for name, form in formats().items() if form.write is not None}
     if version not in known:
         reason = f"version {shown(version)} cannot be written; {', '.join(known)} can"
@@ -71,14 +80,6 @@ def save_encodings(encodings: Encodings, path: Path, version: str) -> Path:
         raise EncodingsError(str(path), str(error)) from error
     write_atomically(path, data)
     return path
-
-
-def first_fault(error: ValidationError) -> str:
-    """What a model says first of what is wrong, in one line."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    said = str(first["msg"]).removeprefix("Value error, ")
-    return shown_line(f"{where}: {said}" if where else said)
 
 
 def shown_line(text: str) -> str:

@@ -6,7 +6,6 @@ is zero or negative; symmetric signed weights have offset -2^(bw-1).
 
 import math
 from collections import Counter
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, model_validator
@@ -137,8 +136,8 @@ class Encodings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    activation_encodings: tuple[InstanceOf[Encoding], ...]
-    param_encodings: tuple[InstanceOf[Encoding], ...]
+    activation_encodings: tuple[InstanceOf[Encoding], ...] = ()
+    param_encodings: tuple[InstanceOf[Encoding], ...] = ()
     excluded_layers: tuple[str, ...] = ()
     quantizer_args: dict[str, Any] | None = None
 
@@ -154,28 +153,6 @@ class Encodings(BaseModel):
     def by_name(self) -> dict[str, Encoding]:
         """All encodings, whichever group they are in."""
         return {e.name: e for e in (*self.activation_encodings, *self.param_encodings)}
-
-    @classmethod
-    def load(cls, path: Path) -> "Encodings":
-        """Read and check a file of any format that is known.
-
-        Raises:
-            EncodingsError: missing, not JSON, of an unknown version, or with grids that make no
-                sense; it names the tensor.
-        """
-        from buildlib.encodings.files import load_encodings
-
-        return load_encodings(path)
-
-    def save(self, path: Path, version: str = "1.0.0") -> Path:
-        """Write the file; the same encodings give the same bytes.
-
-        Raises:
-            EncodingsError: the format cannot say what the encodings hold.
-        """
-        from buildlib.encodings.files import save_encodings
-
-        return save_encodings(self, path, version)
 
 
 def covering(name: str, low: float, high: float, bits: int) -> Encoding:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from buildlib.checkpoint.config import DecoderConfig
-from buildlib.graph.infer import static_shape
 from buildlib.graph.shape import GraphShape
+from buildlib.graph.values import static_shape
 
 INPUT_IDS = "input_ids"
 INPUTS_EMBEDS = "inputs_embeds"

@@ -19,8 +19,8 @@ from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.graph import interface
 from buildlib.graph.builder import GraphBuilder
 from buildlib.graph.files import save_model
-from buildlib.graph.infer import infer_shapes
 from buildlib.graph.shape import GraphShape, check_reach
+from buildlib.graph.values import infer_shapes
 
 
 def export_onnx(checkpoint: Checkpoint, shape: GraphShape, folder: Path) -> Path:

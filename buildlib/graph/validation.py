@@ -15,8 +15,8 @@ from buildlib.checkpoint.config import DecoderConfig
 from buildlib.errors import CheckpointError, InvalidShapeError, ModelFileError, shown
 from buildlib.graph import interface
 from buildlib.graph.files import tensor_array
-from buildlib.graph.infer import infer_shapes, static_shape
 from buildlib.graph.shape import GraphShape
+from buildlib.graph.values import infer_shapes, static_shape
 
 _LONGEST_NAME = 1000
 _CHUNK = 1 << 22

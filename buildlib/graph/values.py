@@ -1,6 +1,43 @@
-"""What a value of a graph is, as far as its producers tell."""
+"""Values of a graph: their shapes, what they stem from, and which of them nothing uses."""
 
+import onnx
 import onnx_ir as ir
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Replace all inner and output shapes of `model`, in place; weights are not loaded.
+
+    Raises:
+        onnx.shape_inference.InferenceError: an operator cannot take the shapes it gets.
+    """
+    inputs = set(model.graph.inputs)
+    values = {
+        value.name: value
+        for node in model.graph
+        for value in node.outputs
+        if value.name and value not in inputs
+    }
+    for value in values.values():
+        value.shape = None
+    try:
+        inferred = onnx.shape_inference.infer_shapes(
+            ir.to_proto(model), check_type=True, strict_mode=True, data_prop=True
+        )
+    except onnx.checker.ValidationError as error:  # functions that call each other
+        raise onnx.shape_inference.InferenceError(str(error)) from error
+    for info in (*inferred.graph.value_info, *inferred.graph.output):
+        if info.name in values:
+            value = values[info.name]
+            value.shape = ir.from_proto(info.type.tensor_type.shape)
+            value.dtype = ir.DataType(info.type.tensor_type.elem_type)
+
+
+def static_shape(value: ir.Value) -> tuple[int, ...] | None:
+    """The shape as numbers, or None when a dimension is not known."""
+    if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
+        return None
+    return tuple(int(dim) for dim in value.shape if isinstance(dim, int))
+
 
 _REAL = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
@@ -22,3 +59,15 @@ def is_parameter(value: ir.Value) -> bool:
 def is_real(value: ir.Value) -> bool:
     """Whether the value holds numbers to quantize (token ids and shapes do not)."""
     return source_of(value).dtype in _REAL
+
+
+def remove_unused(graph: ir.Graph) -> None:
+    """Drop every node and initializer that nothing uses, in place."""
+    for node in reversed(list(graph)):
+        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            for index in range(len(node.inputs)):
+                node.replace_input_with(index, None)
+            graph.remove(node)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]

@@ -6,9 +6,8 @@ import onnx_ir as ir
 
 from buildlib.encodings.attachment import inherit
 from buildlib.graph import interface
-from buildlib.graph.infer import infer_shapes
 from buildlib.graph.shape import GraphShape
-from buildlib.graph.unused import remove_unused
+from buildlib.graph.values import infer_shapes, remove_unused
 from buildlib.importing.interpreter import Interpreter
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.resolver import Placed

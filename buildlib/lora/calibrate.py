@@ -12,14 +12,15 @@ from typing import Literal
 import numpy as np
 
 from buildlib.checkpoint.config import DecoderConfig
+from buildlib.encodings.files import load_encodings
 from buildlib.encodings.model import Encoding, Encodings, covering, symmetric
 from buildlib.errors import CalibrationError, EncodingsError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.lora.adapters import Adapters
 from buildlib.passes.base import ENCODINGS_SUFFIX
-from buildlib.quantize.layout import shared_grids
-from buildlib.quantize.ranges import Ranges, instrument
+from buildlib.quantize.calibration import Ranges, instrument
+from buildlib.quantize.structure import shared_grids
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner
 
@@ -71,7 +72,7 @@ def calibrate_adapters(
     path = model_path.with_suffix(ENCODINGS_SUFFIX)
     if not path.is_file():
         raise EncodingsError(str(path), "a model with adapters keeps the encodings that it had")
-    given = Encodings.load(path)
+    given = load_encodings(path)
     ranges = _observe(model_path, adapters, alpha_name, config, token_windows)
     ranges.low[alpha_name], ranges.high[alpha_name] = 0.0, 1.0
     for name in adapters.names:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from buildlib.graph import interface
-from buildlib.graph.infer import static_shape
-from buildlib.graph.values import is_parameter, source_of
+from buildlib.graph.values import is_parameter, source_of, static_shape
 
 _ACTIVATIONS = frozenset({"Sigmoid", "Gelu", "Erf", "Tanh", "Relu", "Swish", "HardSwish"})
 

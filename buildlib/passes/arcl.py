@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 from buildlib.errors import InvalidShapeError
 from buildlib.graph import interface
-from buildlib.graph.infer import infer_shapes, static_shape
 from buildlib.graph.shape import GraphShape
+from buildlib.graph.values import infer_shapes, static_shape
 from buildlib.passes.base import SORTED, STATIC, Condition, Pass, Unfit
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import onnx_ir as ir
 
 from buildlib.encodings.attachment import attach, collect
-from buildlib.encodings.model import Encodings
+from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.errors import PassError, shown
 from buildlib.graph.files import load_model, save_model
-from buildlib.graph.infer import static_shape
+from buildlib.graph.values import static_shape
 
 ENCODINGS_SUFFIX = ".encodings"
 
@@ -83,7 +83,7 @@ def read(path: Path, *, carries_encodings: bool = True) -> ir.Model:
     model = load_model(path)
     encodings = path.with_suffix(ENCODINGS_SUFFIX)
     if carries_encodings and encodings.is_file():
-        attach(model, Encodings.load(encodings))
+        attach(model, load_encodings(encodings))
         model.meta[_ENCODED] = True
     return model
 
@@ -91,7 +91,7 @@ def read(path: Path, *, carries_encodings: bool = True) -> ir.Model:
 def write(model: ir.Model, path: Path) -> Path:
     """Save a model, and the encodings of its values if it was read with any."""
     if model.meta.get(_ENCODED):
-        collect(model).save(path.with_suffix(ENCODINGS_SUFFIX))
+        save_encodings(collect(model), path.with_suffix(ENCODINGS_SUFFIX))
     return save_model(model, path)
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from buildlib.graph.infer import infer_shapes, static_shape
-from buildlib.graph.unused import remove_unused
+from buildlib.graph.values import infer_shapes, remove_unused, static_shape
 from buildlib.passes.base import FLOAT, SORTED, STATIC, Condition, Pass
-from buildlib.passes.head_rules import HeadSplitter
+from buildlib.passes.head_splitter import HeadSplitter
 
 
 def convert_mha2sha(model_path: Path, out_path: Path) -> Path:

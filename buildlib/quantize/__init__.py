@@ -1,1 +1,1 @@
-"""Encodings: their file format, their calibration, and their application as QDQ."""
+"""Quantization: calibration, the recipe of bits and grids, and writing QDQ models."""

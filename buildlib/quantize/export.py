@@ -11,12 +11,13 @@ from tokenizers import Tokenizer
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE
+from buildlib.encodings.files import save_encodings
+from buildlib.encodings.model import Encodings
 from buildlib.errors import CalibrationError, CheckpointError
 from buildlib.graph.files import write_atomically
 from buildlib.graph.llama import export_onnx
 from buildlib.graph.shape import GraphShape
-from buildlib.quantize.calibrate import calibrate
-from buildlib.quantize.complete import Bitwidths
+from buildlib.quantize.recipe import Bitwidths, complete_encodings
 
 DEFAULT_WINDOWS = 8
 
@@ -59,8 +60,10 @@ def export_checkpoint(
     for path in (checkpoint.folder / CONFIG_FILE, checkpoint.tokenizer_path):
         write_atomically(out_dir / path.name, path.read_bytes())
     model = export_onnx(checkpoint, shape, out_dir)
-    encodings = calibrate(model, checkpoint.config, windows, bitwidths, progress=progress)
-    encodings.save(out_dir / ENCODINGS_FILE)
+    encodings = complete_encodings(
+        model, Encodings(), checkpoint.config, windows, bitwidths, progress=progress
+    )
+    save_encodings(encodings, out_dir / ENCODINGS_FILE)
     return out_dir
 
 

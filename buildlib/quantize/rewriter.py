@@ -7,10 +7,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from buildlib.encodings.grid import Grid
-from buildlib.graph.infer import static_shape
-from buildlib.quantize.activations import missing_encodings
-from buildlib.quantize.layout import LAYOUT_OPS, moved_inputs
-from buildlib.quantize.parameters import ParameterUse
+from buildlib.graph.values import static_shape
+from buildlib.quantize.grids import ParameterUse, missing_encodings
+from buildlib.quantize.structure import LAYOUT_OPS, moved_inputs
 from buildlib.quantize.weight_file import WeightStore
 
 

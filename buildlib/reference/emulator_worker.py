@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildlib.reference.frames import BrokenFrameError, read_frame, write_frame
-from buildlib.toolchains.child import RefusedError
+from buildlib.toolchains.child_process import RefusedError
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
-from buildlib.toolchains.qnn.api import load_system
+from buildlib.toolchains.qnn.api import HtpSession, load_system
 from buildlib.toolchains.qnn.execution import EmulatedGraph
-from buildlib.toolchains.qnn.session import HtpSession
 
 if TYPE_CHECKING:
     from buildlib.reference.runners import Arrays

@@ -16,8 +16,7 @@ from buildlib.checkpoint.config import DecoderConfig
 from buildlib.errors import PromptTooLongError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
-from buildlib.reference.inputs import CallInputs, Embed
-from buildlib.reference.kv_cache import KvCache
+from buildlib.reference.feeds import CallInputs, Embed, KvCache
 from buildlib.reference.runners import Arrays, PartRunner, part_sizes
 
 

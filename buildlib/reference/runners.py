@@ -8,13 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-import onnxruntime as ort
 
 from buildlib.encodings.grid import Grid
 from buildlib.errors import ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
-from buildlib.graph.infer import static_shape
+from buildlib.graph.values import static_shape
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -174,6 +173,8 @@ def run_session(path: Path, session: Any, names: list[str], feeds: Arrays) -> li
 
 
 def _session(path: Path, n_threads: int, *, plain: bool) -> Any:  # noqa: ANN401
+    import onnxruntime as ort
+
     options = ort.SessionOptions()
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.intra_op_num_threads = n_threads

@@ -1,4 +1,4 @@
-"""The seam between the builder and what compiles: `Toolchain`, and the types that cross it."""
+"""The `Toolchain` Protocol between the builder and compilers, and the types that cross it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -143,3 +143,18 @@ class Toolchain(Protocol):
         Raises:
             InvalidBinaryError: it cannot be read as one.
         """
+
+
+_BASE = 250 << 20
+_GRAPH_COPIES = 2.15
+_BINARY_COPIES = 3.8
+
+
+def compile_memory_of_weights(weight_bytes: int, n_graphs: int, *, weight_sharing: bool) -> int:
+    """Bytes that compiling graphs of equal weights into one binary takes.
+
+    Args:
+        weight_bytes: of one graph.
+    """
+    copies = _GRAPH_COPIES * n_graphs + _BINARY_COPIES * (1 if weight_sharing else n_graphs)
+    return 2 * _BASE + int(copies * weight_bytes)

@@ -8,7 +8,7 @@ from pathlib import Path
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.graph.shape import GraphShape
 from buildlib.reference.emulator import emulator_chains
-from buildlib.reference.inputs import Embed
+from buildlib.reference.feeds import Embed
 from buildlib.reference.runners import Arrays, OnnxRunner, PartRunner
 from buildlib.targets import Target
 from buildlib.toolchains.base import CompileConfig, Toolchain

@@ -1,11 +1,12 @@
-"""What a model computes over a sample, one part in memory at a time.
+"""Traces: what a model computes over a sample, one part in memory at a time.
 
-Tokens are given, not chosen by the model, so a part's calls need the calls of the parts before it
-and its own caches, nothing of the parts after it. Hence part 1 runs over the whole sample, is
-closed, and hands its hidden states to part 2: the memory of one part, the outputs of all.
+Tokens are given, not chosen by the model, so the calls of a part need the calls of the parts before
+it and its own caches, and nothing of the parts after it. Part 1 runs over the whole sample, is
+closed, and hands its hidden states to part 2: the memory of one part, the outputs of all. A
+`Schedule` says which graph takes which tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +15,71 @@ import numpy as np
 import numpy.typing as npt
 
 from buildlib.graph import interface
-from buildlib.reference.inputs import CallInputs
-from buildlib.reference.kv_cache import KvCache
+from buildlib.reference.feeds import CallInputs, KvCache
 from buildlib.reference.runners import PartRunner
-from buildlib.verify.schedule import Call, Schedule
+
+_TAIL = 24
+"""Positions that each graph but the largest gets, when there are enough."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the AR-`ar` graph on `n_tokens` tokens after `n_past` others."""
+
+    ar: int
+    n_past: int
+    n_tokens: int
+
+
+Schedule = tuple[Call, ...]
+
+
+def alone(ar: int, cl: int, n_tokens: int) -> Schedule:
+    """One graph takes all tokens that fit, the last call padded if need be."""
+    schedule = _Filling(cl, n_tokens)
+    schedule.take(ar, n_tokens)
+    return tuple(schedule.calls)
+
+
+def together(ars: Iterable[int], cl: int, n_tokens: int) -> Schedule:
+    """All graphs of a context length take turns, each going on from the caches of the others.
+
+    The smallest takes the first tokens, from an empty context; the largest takes most; the others
+    and the smallest again get some at the end, as in decoding after prefill.
+    """
+    smallest, *larger = sorted(ars)
+    schedule = _Filling(cl, n_tokens)
+    if larger:
+        schedule.take(smallest, min(smallest, max(1, n_tokens // (2 * len(larger) + 2))))
+        tail = min(_TAIL, schedule.left // (len(larger) + 1))
+        for index, ar in enumerate(reversed(larger)):
+            after = len(larger) - index
+            schedule.take(ar, tail if index else max(1, schedule.left - after * tail))
+    schedule.take(smallest, n_tokens)
+    return tuple(schedule.calls)
+
+
+class _Filling:
+    """A schedule being made."""
+
+    def __init__(self, cl: int, n_tokens: int) -> None:
+        self.calls: list[Call] = []
+        self._cl = cl
+        self._n_tokens = n_tokens
+        self._done = 0
+
+    @property
+    def left(self) -> int:
+        return self._n_tokens - self._done
+
+    def take(self, ar: int, n_tokens: int) -> None:
+        """Up to `n_tokens`, as long as a call of the graph fits into the context."""
+        end = min(self._done + n_tokens, self._n_tokens)
+        while self._done < end and self._done + ar <= self._cl:
+            taken = min(ar, end - self._done)
+            self.calls.append(Call(ar, self._done, taken))
+            self._done += taken
+
 
 OpenPart = Callable[[], Mapping[int, PartRunner]]
 """Loads one part of a model, at each AR of a context length. The caller closes the runners."""

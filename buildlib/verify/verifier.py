@@ -25,16 +25,14 @@ from buildlib.errors import CalibrationError, ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
+from buildlib.reference.feeds import CallInputs
 from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.inputs import CallInputs
 from buildlib.reference.runners import OnnxRunner, read_ports
 from buildlib.toolchains.base import Toolchain
-from buildlib.verify.measure import compare
-from buildlib.verify.report import Bound, StageComparison, VerificationReport
-from buildlib.verify.schedule import Schedule, alone, together
+from buildlib.verify.comparison import Bound, StageComparison, VerificationReport, compare
 from buildlib.verify.source_runner import SourcePart
 from buildlib.verify.stage_models import Parts, StageModels, emulated_parts, onnx_parts
-from buildlib.verify.trace import OpenPart, Trace, run
+from buildlib.verify.trace import OpenPart, Schedule, Trace, alone, run, together
 
 OnComparison = Callable[[StageComparison], None]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from buildlib.container.container import GenAIContainer
     from buildlib.runner import StageRecord
-    from buildlib.verify.report import StageComparison, VerificationReport
+    from buildlib.verify.comparison import StageComparison, VerificationReport
 
 _HEADINGS = ("stage", "graph", "verdict", "SQNR", "greedy", "max diff", "relative", "bound")
 _NUMBERS = {"max diff", "relative", "SQNR", "greedy"}

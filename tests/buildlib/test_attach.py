@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.encodings.model import Encodings
+from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.errors import EncodingsError, InvalidOptionError, ModelNotFoundError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.graph.shape import GraphShape
@@ -131,12 +131,12 @@ def test_graphs_that_share_a_cache_must_mean_the_same_by_it(
     """Genie hands the prefill graph's keys to the decode graph as they are."""
     shutil.copytree(decode_export.parent, tmp_path / "other")
     file = tmp_path / "other" / "model.encodings"
-    encodings = Encodings.load(file)
+    encodings = load_encodings(file)
     changed = [
         e.model_copy(update={"scale": (3 * e.scale[0],)}) if "past_key_0" in e.name else e
         for e in encodings.activation_encodings
     ]
-    encodings.model_copy(update={"activation_encodings": tuple(changed)}).save(file)
+    save_encodings(encodings.model_copy(update={"activation_encodings": tuple(changed)}), file)
     builder = parent(tiny_export, tmp_path / "cache")
     builder.attach_model_for_arn(1, tmp_path / "other" / "model.onnx")
     with pytest.raises(EncodingsError, match=r"past_key_0_.*attached for AR 1 has it on another"):

@@ -11,7 +11,7 @@ from buildlib.build import Build, GivenEncodingsWarning
 from buildlib.checkpoint.layout import ENCODINGS_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.container.dlc import inspect_dlc
-from buildlib.encodings.model import Encodings
+from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.errors import InvalidOptionError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from suites.models import tiny_llama
@@ -121,14 +121,14 @@ def test_lpbq_of_8_bits_is_refused_before_any_work(tmp_path: Path) -> None:
 def onnx_folder(export: Path, folder: Path, keep: Callable[[str], bool]) -> Path:
     """The export with those of its encodings alone whose names are kept."""
     shutil.copytree(export, folder)
-    given = Encodings.load(folder / ENCODINGS_FILE)
+    given = load_encodings(folder / ENCODINGS_FILE)
     kept = {
         group: tuple(e for e in getattr(given, group) if keep(e.name))
         for group in ("activation_encodings", "param_encodings")
     }
     (folder / ENCODINGS_FILE).unlink()
     if any(kept.values()):
-        given.model_copy(update=kept).save(folder / ENCODINGS_FILE)
+        save_encodings(given.model_copy(update=kept), folder / ENCODINGS_FILE)
     return folder
 
 

@@ -26,14 +26,14 @@ from buildlib.errors import (
 )
 from buildlib.genai import GenAIBuilderFactory, LongContextWarning, UnknownArchitectureWarning
 from buildlib.graph.files import load_model, save_model, tensor_array
-from buildlib.graph.infer import static_shape
 from buildlib.graph.interface import ATTENTION_MASK
 from buildlib.graph.shape import GraphShape
+from buildlib.graph.values import static_shape
 from buildlib.reference.runners import OnnxRunner
 from buildlib.targets import Target
 from buildlib.toolchains.base import BinaryInfo, CompileConfig, Toolchain
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from buildlib.verify.report import StageComparison
+from buildlib.verify.comparison import StageComparison
 from buildlib.verify.source_runner import SourcePart
 from buildlib.verify.stage_models import StageModels, onnx_parts
 from buildlib.verify.verifier import VerifyOptions, verify_outputs

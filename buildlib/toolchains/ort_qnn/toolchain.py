@@ -5,8 +5,10 @@ that way all graphs of a split share one binary, in one step, under names of our
 """
 
 import os
+import re
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +18,18 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
-from buildlib.errors import InvalidBinaryError, ToolchainError, ToolchainTimeoutError
+from buildlib.errors import (
+    InvalidBinaryError,
+    InvalidOptionError,
+    ToolchainError,
+    ToolchainTimeoutError,
+    UnsupportedOperatorsError,
+)
 from buildlib.targets import Target
-from buildlib.toolchains.base import BinaryInfo, CompileConfig
-from buildlib.toolchains.ort_qnn.diagnosis import diagnosed
-from buildlib.toolchains.ort_qnn.option_support import check_honoured
+from buildlib.toolchains.base import BinaryInfo
+from buildlib.toolchains.child_process import Step, run_step
+from buildlib.toolchains.compile_config import CompileConfig
+from buildlib.toolchains.htp_extensions import HtpGraphConfig
 from buildlib.toolchains.ort_qnn.requests import (
     CompileRequest,
     ConvertRequest,
@@ -29,7 +38,6 @@ from buildlib.toolchains.ort_qnn.requests import (
     InspectRequest,
 )
 from buildlib.toolchains.ort_qnn.wheel import TOOLCHAIN, find_libraries
-from buildlib.toolchains.process import Step, run_step
 
 _WORKER = "buildlib.toolchains.ort_qnn.worker"
 
@@ -213,3 +221,93 @@ def _graph_request(dlc: Path, config: CompileConfig) -> GraphRequest:
 def _sync(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+_NEEDS_SDK = f"toolchain {TOOLCHAIN} does not know it; it needs the QAIRT SDK's toolchain"
+_EXTENDED_UDMA_ARCH = 81
+
+
+def check_honoured(config: CompileConfig) -> None:
+    """Raise on the first option that would be ignored, or refused late.
+
+    Raises:
+        InvalidOptionError: names the option, and who can do it.
+    """
+    for section in config.section_extras:
+        raise InvalidOptionError(section, _NEEDS_SDK, ())
+    for options in config.sections():
+        for name in options.extras:
+            raise InvalidOptionError(f"{options.SECTION}.{name}", _NEEDS_SDK, ())
+    _check_context(config)
+    for graph in config.graphs:
+        _check_graph(config, graph)
+
+
+def _check_context(config: CompileConfig) -> None:
+    soc = config.target.soc
+    if config.context.extended_udma and soc.htp_arch < _EXTENDED_UDMA_ARCH:
+        reason = f"it needs Hexagon v{_EXTENDED_UDMA_ARCH}, and {soc.name} has {soc.dsp_arch}"
+        raise InvalidOptionError("context.extended_udma", reason, ())
+    if config.target.emulator and config.weight_sharing:
+        reason = f"the emulator cannot run shared weights; build for {soc.name}"
+        raise InvalidOptionError("context.weight_sharing_enabled", reason, ())
+
+
+def _check_graph(config: CompileConfig, graph: HtpGraphConfig) -> None:
+    soc = config.target.soc
+    if (graph.vtcm_size_in_mb or 0) > soc.vtcm_mb:
+        reason = f"{graph.vtcm_size_in_mb} MiB, and {soc.name} has {soc.vtcm_mb}"
+        raise InvalidOptionError("graphs.vtcm_size_in_mb", reason, ())
+    if graph.dlbc_weights and config.weight_sharing:
+        reason = "shared weights are not compressed; set context.weight_sharing_enabled to false"
+        raise InvalidOptionError("graphs.dlbc_weights", reason, ())
+    if graph.fp16_relaxed_precision is False:
+        reason = (
+            f"toolchain {TOOLCHAIN} computes floats with 16 bits always; leave it out, or use the "
+            "QAIRT SDK's toolchain"
+        )
+        raise InvalidOptionError("graphs.fp16_relaxed_precision", reason, ())
+
+
+_UNSUPPORTED = re.compile(r"Unsupported nodes in QNN EP: (.*)")
+_NODE = re.compile(r"\{ name: (.*?), type: (\S+) \}")
+_MAX_LOG_BYTES = 64 * 1024 * 1024
+_MAX_KINDS = 5
+
+
+def diagnosed(error: ToolchainError) -> ToolchainError:
+    """The same error, or one that names the operators that the tensor processor does not have."""
+    nodes = unsupported_nodes(Path(error.log_path))
+    if not nodes:
+        return error
+    return UnsupportedOperatorsError(
+        error.step,
+        error.subject,
+        _summary(nodes),
+        error.exit_status,
+        error.log_tail,
+        error.log_path,
+        nodes,
+    )
+
+
+def unsupported_nodes(log: Path) -> tuple[tuple[str, str], ...]:
+    """Name and operator of every node that ONNX Runtime's QNN provider did not take, once each."""
+    try:
+        with log.open("rb") as file:
+            text = file.read(_MAX_LOG_BYTES).decode(errors="replace")
+    except OSError:
+        return ()
+    lists = _UNSUPPORTED.findall(text)
+    return tuple(dict.fromkeys(node for found in lists for node in _NODE.findall(found)))
+
+
+def _summary(nodes: Sequence[tuple[str, str]]) -> str:
+    """`2 operators are not supported: Shrink (2, first act_1)`."""
+    first = {operator: name for name, operator in reversed(nodes)}
+    counts = Counter(operator for _name, operator in nodes).most_common()
+    kinds = [f"{kind} ({count}, first {first[kind]})" for kind, count in counts[:_MAX_KINDS]]
+    if len(counts) > _MAX_KINDS:
+        kinds.append(f"{len(counts) - _MAX_KINDS} more kinds")
+    verb = "operator is" if len(nodes) == 1 else "operators are"
+    return f"{len(nodes)} {verb} not supported: {', '.join(kinds)}"

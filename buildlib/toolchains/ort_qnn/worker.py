@@ -1,11 +1,13 @@
 """Worker of `OrtQnnToolchain`: `python -m buildlib.toolchains.ort_qnn.worker COMMAND ANSWER`."""
 
 import dataclasses
+import os
 import sys
+from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from buildlib.toolchains.child import Command, RefusedError, serve
+from buildlib.toolchains.child_process import Command, RefusedError, serve
 from buildlib.toolchains.ort_qnn.requests import (
     CompileRequest,
     ConvertRequest,
@@ -14,10 +16,62 @@ from buildlib.toolchains.ort_qnn.requests import (
 )
 from buildlib.toolchains.ort_qnn.wheel import WheelLibraries, find_libraries
 
+_PROVIDER = "QNNExecutionProvider"
+
+
+def write_dlc(
+    libraries: WheelLibraries, onnx: Path, folder: Path, *, soc_model: int, htp_arch: int
+) -> Path:
+    """Write the DLC of a QDQ model into an empty folder and return its path.
+
+    ONNX Runtime makes the name of the graph from a hash of the model's path as it is given, so the
+    model is opened by its bare name from its own folder: the DLC then does not depend on where
+    that is.
+
+    Raises:
+        RefusedError: not all of the model runs on the tensor processor, or it is no model.
+    """
+    import onnxruntime as ort
+
+    ort.register_execution_provider_library(
+        _PROVIDER, str(libraries.folder / "libonnxruntime_providers_qnn.so")
+    )
+    device = next((d for d in ort.get_ep_devices() if d.ep_name == _PROVIDER), None)
+    if device is None:
+        raise RefusedError(f"{_PROVIDER} offers no device")
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    options.add_provider_for_devices(
+        [device],
+        {
+            "backend_path": str(libraries.htp),
+            "soc_model": str(soc_model),
+            "htp_arch": str(htp_arch),
+            "offload_graph_io_quantization": "0",
+            "dump_qnn_ir_dlc": "1",
+            "dump_qnn_ir_dlc_dir": str(folder),
+            "qnn_ir_backend_path": str(libraries.ir),
+        },
+    )
+    os.chdir(onnx.parent)
+    try:
+        ort.InferenceSession(onnx.name, options)
+    except Exception as error:
+        raise RefusedError(_reason(error)) from error
+    written = sorted(folder.glob("*.dlc"))
+    if len(written) != 1:
+        raise RefusedError(f"ONNX Runtime cut the model into {len(written)} graphs instead of one")
+    return written[0]
+
+
+def _reason(error: Exception) -> str:
+    """ONNX Runtime's message without its source positions."""
+    return " ".join(str(error).split())[:500]
+
 
 def convert(request: bytes) -> object:
     """ONNX to DLC."""
-    from buildlib.toolchains.ort_qnn.dlc_writer import write_dlc
+    from buildlib.toolchains.ort_qnn.worker import write_dlc
 
     ask = TypeAdapter(ConvertRequest).validate_json(request)
     written = write_dlc(
@@ -28,9 +82,8 @@ def convert(request: bytes) -> object:
 
 def compile_(request: bytes) -> object:
     """DLCs to a context binary."""
-    from buildlib.toolchains.qnn.api import load_system
+    from buildlib.toolchains.qnn.api import HtpSession, load_system
     from buildlib.toolchains.qnn.composition import compose_binary
-    from buildlib.toolchains.qnn.session import HtpSession
 
     ask = TypeAdapter(CompileRequest).validate_json(request)
     libraries = find_libraries()
@@ -52,9 +105,8 @@ def execute(request: bytes) -> object:
     """Runs a graph on the emulator for each set of inputs."""
     import numpy as np
 
-    from buildlib.toolchains.qnn.api import load_system
+    from buildlib.toolchains.qnn.api import HtpSession, load_system
     from buildlib.toolchains.qnn.execution import EmulatedGraph
-    from buildlib.toolchains.qnn.session import HtpSession
 
     ask = TypeAdapter(ExecuteRequest).validate_json(request)
     libraries = find_libraries()
@@ -69,8 +121,7 @@ def execute(request: bytes) -> object:
 
 def versions(_request: bytes) -> object:
     """Versions that the libraries report of themselves."""
-    from buildlib.toolchains.qnn.api import load_system
-    from buildlib.toolchains.qnn.session import HtpSession
+    from buildlib.toolchains.qnn.api import HtpSession, load_system
 
     libraries = find_libraries()
     session = HtpSession(libraries.htp)

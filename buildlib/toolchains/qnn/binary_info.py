@@ -3,7 +3,7 @@
 import ctypes as c
 
 from buildlib.toolchains.base import BinaryInfo, Encoding, GraphInfo, TensorInfo
-from buildlib.toolchains.child import RefusedError
+from buildlib.toolchains.child_process import RefusedError
 from buildlib.toolchains.qnn import structures as qnn
 from buildlib.toolchains.qnn.api import FunctionTable, QnnCallError, SystemFunction
 

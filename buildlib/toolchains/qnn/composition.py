@@ -8,16 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from buildlib.toolchains.child import RefusedError
+from buildlib.toolchains.child_process import RefusedError
 from buildlib.toolchains.ort_qnn.requests import CompileRequest, GraphRequest
 from buildlib.toolchains.qnn import structures as qnn_types
 from buildlib.toolchains.qnn.api import (
     BackendFunction,
     FunctionTable,
+    HtpConfigs,
+    HtpSession,
     QnnCallError,
     SystemFunction,
 )
-from buildlib.toolchains.qnn.session import HtpConfigs, HtpSession
 from buildlib.toolchains.qnn.structures import HtpConfig
 
 _GRAPH_INFO_VERSION_1 = 1

@@ -7,11 +7,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from buildlib.toolchains.child import RefusedError
+from buildlib.toolchains.child_process import RefusedError
 from buildlib.toolchains.qnn import structures as qnn
-from buildlib.toolchains.qnn.api import BackendFunction, FunctionTable
+from buildlib.toolchains.qnn.api import BackendFunction, FunctionTable, HtpSession
 from buildlib.toolchains.qnn.binary_info import raw_binary_info
-from buildlib.toolchains.qnn.session import HtpSession
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
 

@@ -12,7 +12,7 @@ import device_scripts
 from buildlib.checkpoint.config import load_config
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.htp_config import htp_config
-from buildlib.encodings.model import Encodings
+from buildlib.encodings.files import load_encodings
 from buildlib.graph.shape import GraphShape
 from buildlib.package import genie_config
 from buildlib.passes.arcl import convert_arcl
@@ -38,7 +38,7 @@ class GenieLab:
         dlcs = []
         for shape in (GraphShape(1, 192), GraphShape(32, 192)):
             part = convert_arcl(model, shape, folder / f"{shape}.onnx")
-            encodings = Encodings.load(part.with_suffix(".encodings"))
+            encodings = load_encodings(part.with_suffix(".encodings"))
             qdq = apply_encodings(part, encodings, folder / f"{shape}.qdq.onnx")
             dlcs.append(folder / f"{shape}.dlc")
             toolchain.convert(qdq, dlcs[-1], target)

@@ -10,6 +10,7 @@ import numpy as np
 from buildlib.checkpoint.config import load_config
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.referee import check_genie_text
+from buildlib.encodings.files import save_encodings
 from buildlib.graph.files import load_model
 from buildlib.lora.adapters import Adapters
 from buildlib.lora.branches import LoraBranches
@@ -63,7 +64,7 @@ def test_genie_speaks_as_the_adapted_float_model(
     tokens = tokenizer.encode(text.read_text(), add_special_tokens=False).ids
     windows = spread_windows(tokens, 192, 2, config.bos_token_id)
     encodings = calibrate_adapters(model, adapters, ALPHA, config, windows, "all")
-    encodings.save(model.with_suffix(".encodings"))
+    save_encodings(encodings, model.with_suffix(".encodings"))
 
     dialog = genie_lab.compile(model, tmp_path).with_lora(adapters.genie(ALPHA))
     check_genie_text(dialog.to_json().encode(), "genie_config.json")

@@ -12,7 +12,7 @@ from buildlib.embedding import table as table_module
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.embedding.extraction import EmbeddingExtraction
 from buildlib.embedding.table import write_table
-from buildlib.encodings.model import Encodings
+from buildlib.encodings.files import load_encodings
 from buildlib.errors import EncodingsError, InvalidOptionError, ModelFileError, PassError
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
@@ -43,9 +43,9 @@ def test_the_input_takes_the_lookups_encoding_and_follows_ar(
 ) -> None:
     EmbeddingExtraction().run(tiny_export / "model.onnx", tmp_path / "model.onnx")
     before = {
-        e.name: e for e in Encodings.load(tiny_export / "model.encodings").activation_encodings
+        e.name: e for e in load_encodings(tiny_export / "model.encodings").activation_encodings
     }
-    after = Encodings.load(tmp_path / "model.encodings")
+    after = load_encodings(tmp_path / "model.encodings")
     known = {e.name: e for e in after.activation_encodings}
     assert "embedding" not in known
     assert known["inputs_embeds"].scale == before["embedding"].scale
@@ -72,7 +72,7 @@ def test_integers_are_half_a_step_off_at_most(
 
 def test_a_16_bit_table_lies_on_the_inputs_grid(tiny_export: Path, tmp_path: Path) -> None:
     stored = write_table(tiny_export / "model.onnx", tmp_path / "q.raw", "uint16")
-    encodings = Encodings.load(tiny_export / "model.encodings").activation_encodings
+    encodings = load_encodings(tiny_export / "model.encodings").activation_encodings
     (lookup,) = (e for e in encodings if e.name == "embedding")
     assert (stored.embed_quant_scale, stored.embed_quant_offset) == (
         lookup.scale[0],

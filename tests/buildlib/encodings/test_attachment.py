@@ -7,7 +7,7 @@ import pytest
 from buildlib.encodings.attachment import attach, collect, encoding_of, inherit
 from buildlib.encodings.model import Encodings, covering
 from buildlib.errors import EncodingsError
-from buildlib.quantize.weights import per_channel
+from buildlib.quantize.recipe import per_channel
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encoding, Encodings, EncType, covering
 from buildlib.errors import EncodingsError
 
@@ -83,7 +84,7 @@ FACTORS = bytes([3, 5, 11, 9, 7, 16])
 def load(folder: Path, data: object) -> Encodings:
     path = folder / "model.encodings"
     path.write_text(json.dumps(data))
-    return Encodings.load(path)
+    return load_encodings(path)
 
 
 def test_0_6_1_has_lists_by_name(tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_a_name_that_is_there_twice_as_a_key(tmp_path: Path) -> None:
     cell = json.dumps(LEGACY["activation_encodings"]["x"])
     (tmp_path / "e").write_text(text.replace('"y": [', f'"x": {cell}, "y": ['))
     with pytest.raises(EncodingsError, match="x has 2 encodings"):
-        Encodings.load(tmp_path / "e")
+        load_encodings(tmp_path / "e")
 
 
 def test_numbers_that_are_none_and_a_giant(tmp_path: Path) -> None:
@@ -181,11 +182,11 @@ def test_numbers_that_are_none_and_a_giant(tmp_path: Path) -> None:
     for number in ("NaN", "Infinity", "1e999"):
         path.write_text(json.dumps(LISTS).replace("0.5", number))
         with pytest.raises(EncodingsError):
-            Encodings.load(path)
+            load_encodings(path)
     with path.open("wb") as file:
         file.truncate((1 << 30) + 1)
     with pytest.raises(EncodingsError, match="larger than any"):
-        Encodings.load(path)
+        load_encodings(path)
 
 
 SCALES = st.floats(1e-9, 1e6, allow_nan=False)
@@ -236,27 +237,27 @@ IN_FOLDER = settings(
 def test_nothing_is_lost_between_1_0_0_and_2_0_0(
     tmp_path: Path, given_encodings: Encodings
 ) -> None:
-    first = given_encodings.save(tmp_path / "1")
-    second = Encodings.load(first).save(tmp_path / "2", version="2.0.0")
-    assert Encodings.load(second) == given_encodings
-    assert Encodings.load(second).save(tmp_path / "3").read_bytes() == first.read_bytes()
+    first = save_encodings(given_encodings, tmp_path / "1")
+    second = save_encodings(load_encodings(first), tmp_path / "2", version="2.0.0")
+    assert load_encodings(second) == given_encodings
+    assert save_encodings(load_encodings(second), tmp_path / "3").read_bytes() == first.read_bytes()
     assert pickle.loads(pickle.dumps(given_encodings)) == given_encodings  # noqa: S301
-    assert hash(given_encodings.param_encodings) == hash(Encodings.load(first).param_encodings)
+    assert hash(given_encodings.param_encodings) == hash(load_encodings(first).param_encodings)
 
 
 @IN_FOLDER
 @given(given_encodings=encodings(blocks=False))
 def test_nothing_but_axes_is_lost_through_0_6_1(tmp_path: Path, given_encodings: Encodings) -> None:
-    legacy = given_encodings.save(tmp_path / "0", version="0.6.1")
-    latest = Encodings.load(legacy).save(tmp_path / "2", version="2.0.0")
-    assert Encodings.load(latest) == given_encodings
+    legacy = save_encodings(given_encodings, tmp_path / "0", version="0.6.1")
+    latest = save_encodings(load_encodings(legacy), tmp_path / "2", version="2.0.0")
+    assert load_encodings(latest) == given_encodings
 
 
 def test_what_a_format_cannot_say_is_refused(tmp_path: Path) -> None:
     loaded = load(tmp_path, LISTS)
     for version, said in (("0.6.1", "LPBQ"), ("2.0.0", "y: FLOAT"), ("3.0.0", "written")):
         with pytest.raises(EncodingsError, match=said):
-            loaded.save(tmp_path / "out", version=version)
+            save_encodings(loaded, tmp_path / "out", version=version)
     assert not (tmp_path / "out").exists()
 
 
@@ -297,7 +298,7 @@ def test_a_mutated_file_loads_or_is_refused_in_one_line(
         path.write_bytes(text)
         loaded = loaded_or_refused(path)
         if isinstance(loaded, Encodings):
-            assert Encodings.load(loaded.save(tmp_path / "again")) == loaded
+            assert load_encodings(save_encodings(loaded, tmp_path / "again")) == loaded
         else:
             assert len(loaded.splitlines()) == 1
             assert len(loaded) < 1000
@@ -305,7 +306,7 @@ def test_a_mutated_file_loads_or_is_refused_in_one_line(
 
 def loaded_or_refused(path: Path) -> Encodings | str:
     try:
-        return Encodings.load(path)
+        return load_encodings(path)
     except EncodingsError as error:
         return str(error)
 
@@ -338,7 +339,7 @@ def test_half_a_million_channels_load_and_save_fast(tmp_path: Path) -> None:
     whole = Encodings(activation_encodings=activations, param_encodings=params)
     for version in ("1.0.0", "2.0.0"):
         start = time.process_time()
-        path = whole.save(tmp_path / version, version=version)
-        loaded = Encodings.load(path)
+        path = save_encodings(whole, tmp_path / version, version=version)
+        loaded = load_encodings(path)
         assert time.process_time() - start < 2.0
         assert [e.scale for e in loaded.param_encodings] == [e.scale for e in params]

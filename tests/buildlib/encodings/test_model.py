@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.grid import activation_grid, weight_grid
-from buildlib.encodings.model import Encodings, covering, symmetric
+from buildlib.encodings.model import covering, symmetric
 from buildlib.errors import EncodingsError
-from buildlib.quantize.weights import per_channel
+from buildlib.quantize.recipe import per_channel
 
 ONE: dict[str, Any] = {
     "name": "x", "dtype": "INT", "enc_type": "PER_TENSOR", "bw": 16, "is_sym": False,
@@ -32,10 +33,10 @@ def write(path: Path, **changes: object) -> Path:
 
 
 def test_a_file_survives_load_and_save(tmp_path: Path) -> None:
-    loaded = Encodings.load(write(tmp_path / "a"))
-    again = Encodings.load(loaded.save(tmp_path / "b"))
+    loaded = load_encodings(write(tmp_path / "a"))
+    again = load_encodings(save_encodings(loaded, tmp_path / "b"))
     assert again == loaded
-    assert loaded.save(tmp_path / "c").read_bytes() == (tmp_path / "b").read_bytes()
+    assert save_encodings(loaded, tmp_path / "c").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_a_file_survives_load_and_save(tmp_path: Path) -> None:
 )
 def test_a_bad_file_is_one_line(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(EncodingsError) as caught:
-        Encodings.load(write(tmp_path / "e", **changes))
+        load_encodings(write(tmp_path / "e", **changes))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -63,9 +64,9 @@ def test_a_bad_file_is_one_line(tmp_path: Path, changes: dict[str, Any], said: s
 def test_a_file_that_is_no_json(tmp_path: Path) -> None:
     (tmp_path / "e").write_bytes(b"\x80{")
     with pytest.raises(EncodingsError, match="not valid JSON"):
-        Encodings.load(tmp_path / "e")
+        load_encodings(tmp_path / "e")
     with pytest.raises(EncodingsError, match="No such file"):
-        Encodings.load(tmp_path / "none")
+        load_encodings(tmp_path / "none")
 
 
 FINITE = st.floats(-1e6, 1e6, allow_nan=False, width=32)

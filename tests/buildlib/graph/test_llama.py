@@ -16,8 +16,8 @@ from buildlib.graph.llama import export_onnx
 from buildlib.graph.rope import rope_tables
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
+from buildlib.reference.feeds import CallInputs
 from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.inputs import CallInputs
 from buildlib.reference.runners import OnnxRunner
 
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"

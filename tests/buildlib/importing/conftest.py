@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from buildlib.encodings.files import save_encodings
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.graph.shape import GraphShape
 from buildlib.importing.importer import ImportModel
@@ -38,7 +39,7 @@ def import_changed(tmp_path: Path) -> ImportChanged:
         (folder / "model.encodings").unlink(missing_ok=True)
         if encodings:
             given = Encodings(activation_encodings=(), param_encodings=encodings)
-            given.save(folder / "model.encodings")
+            save_encodings(given, folder / "model.encodings")
         return ImportModel(shape).run(folder / "model.onnx", folder / "out" / "model.onnx")
 
     return make

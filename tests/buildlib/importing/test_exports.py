@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from buildlib.encodings.model import Encodings
+from buildlib.encodings.files import load_encodings
 from buildlib.errors import InvalidShapeError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
@@ -93,8 +93,8 @@ def test_weights_are_not_written_again(name: str, imported: Imported) -> None:
 )
 def test_encodings_follow(name: str, imported: Imported) -> None:
     path = imported(name, GraphShape(4, 16))
-    before = Encodings.load(EXPORTS / name / "model.encodings")
-    after = Encodings.load(path.with_suffix(".encodings"))
+    before = load_encodings(EXPORTS / name / "model.encodings")
+    after = load_encodings(path.with_suffix(".encodings"))
     assert len(after.param_encodings) == len(before.param_encodings)
     known = {encoding.name for encoding in after.activation_encodings}
     made = [str(value.name) for node in ir.load(path).graph for value in node.outputs]
@@ -103,10 +103,10 @@ def test_encodings_follow(name: str, imported: Imported) -> None:
 
 def test_the_encodings_of_heads_are_joined_to_one_that_holds_them_all(imported: Imported) -> None:
     """AI Hub's export has a projection and a softmax for each head, each with its own grid."""
-    source = Encodings.load(EXPORTS / "aihub-llama" / "model.encodings")
+    source = load_encodings(EXPORTS / "aihub-llama" / "model.encodings")
     path = imported("aihub-llama", GraphShape(4, 16))
     joined = {
-        e.name: e for e in Encodings.load(path.with_suffix(".encodings")).activation_encodings
+        e.name: e for e in load_encodings(path.with_suffix(".encodings")).activation_encodings
     }
     whole = next(e for name, e in joined.items() if name.endswith("_joined"))
     first = next(e for e in source.activation_encodings if e.name == "conv2d")

@@ -14,9 +14,9 @@ from buildlib.encodings.attachment import encoding_of, set_encoding
 from buildlib.encodings.model import Encoding, covering
 from buildlib.importing.array_layout import mover
 from buildlib.importing.attention import Attention
+from buildlib.importing.constants import fold
 from buildlib.importing.elementwise import Elementwise
 from buildlib.importing.encoding_transfer import times, union
-from buildlib.importing.folding import fold
 from buildlib.importing.head_rows import head_rows
 from buildlib.importing.probe import Probe
 from buildlib.importing.projections import Projections

@@ -12,10 +12,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-from buildlib.encodings.model import Encoding, Encodings
+from buildlib.encodings.files import load_encodings
+from buildlib.encodings.model import Encoding
 from buildlib.errors import PassError, UnsupportedGraphError
 from buildlib.graph.shape import GraphShape
-from buildlib.quantize.weights import lpbq, per_channel
+from buildlib.quantize.recipe import lpbq, per_channel
 
 Change = Callable[[onnx.ModelProto], None]
 ImportChanged = Callable[..., Path]
@@ -161,7 +162,7 @@ def test_an_encoding_of_what_is_made_of_a_weight_is_the_weights(
 
     grid = per_channel("seen", _FILE.T, 1, 4) if kind == "per_channel" else _lpbq("seen")
     path = import_changed(_SYMBOLIC, seen, SHAPE, grid)
-    (found,) = Encodings.load(path.with_suffix(".encodings")).param_encodings
+    (found,) = load_encodings(path.with_suffix(".encodings")).param_encodings
     blocks = None if grid.block_axis is None else 1 - axis
     assert found == grid.model_copy(update={"name": "file", "axis": axis, "block_axis": blocks})
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from buildlib.checkpoint.checkpoint import Checkpoint
-from buildlib.encodings.model import Encodings
+from buildlib.encodings.files import load_encodings
 from buildlib.errors import (
     BuildError,
     CheckpointError,
@@ -159,7 +159,7 @@ def test_branches_survive_arcl_and_quantization(
     config = Checkpoint.load(tiny_export).config
     rng = np.random.default_rng(0)
     windows = [rng.integers(2, 300, 96).tolist()]
-    given = Encodings.load(model.with_suffix(".encodings"))
+    given = load_encodings(model.with_suffix(".encodings"))
     for mode in ("adapter_only", "all"):
         encodings = calibrate_adapters(model, adapters, ALPHA, config, windows, mode)
         known = {e.name: e for e in encodings.activation_encodings}

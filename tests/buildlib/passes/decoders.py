@@ -14,8 +14,8 @@ from buildlib.checkpoint.tensor_file import StoredDtype, TensorRef
 from buildlib.graph import interface
 from buildlib.graph.builder import GraphBuilder
 from buildlib.graph.files import save_model
-from buildlib.graph.infer import infer_shapes
 from buildlib.graph.shape import GraphShape
+from buildlib.graph.values import infer_shapes
 
 SHAPE = GraphShape(4, 12)
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encoding, Encodings, covering
 from buildlib.errors import EncodingsError, PassError
 from buildlib.graph.files import load_model, save_model, tensor_array
@@ -178,7 +179,7 @@ def with_encodings(model: Path, encodings: dict[str, Encoding]) -> Path:
         if name.endswith("weight")
     ]
     whole = Encodings(activation_encodings=tuple(activations), param_encodings=tuple(params))
-    whole.save(model.with_suffix(".encodings"))
+    save_encodings(whole, model.with_suffix(".encodings"))
     return model
 
 
@@ -192,7 +193,7 @@ def test_channels_keep_their_grids(*, blocks: int, fused: bool, tmp_path: Path) 
     whole = lpbq(rows, blocks) if blocks else per_channel(rows)
     with_encodings(model, {name: whole, "layer_1_q_scaled": covering("x", -1, 1, 16)})
     apart = convert_mha2sha(model, tmp_path / "out.onnx")
-    found = Encodings.load(apart.with_suffix(".encodings")).by_name()
+    found = load_encodings(apart.with_suffix(".encodings")).by_name()
     pieces = [found[f"{name}_rows_{start}_{start + 8}"] for start in range(0, rows, 8)]
     assert tuple(scale for piece in pieces for scale in piece.scale) == whole.scale
     assert b"".join(piece.per_block_int_scale for piece in pieces) == whole.per_block_int_scale
@@ -219,7 +220,7 @@ def test_quantized_it_computes_the_same_bit_by_bit(tiny_export: Path, tmp_path: 
         model = tiny_export / "model.onnx"
         if name == "apart":
             model = convert_mha2sha(model, folder / "model.onnx")
-        encodings = Encodings.load(model.with_suffix(".encodings"))
+        encodings = load_encodings(model.with_suffix(".encodings"))
         quantized = apply_encodings(model, encodings, folder / "model.qdq.onnx")
         proto = onnx.load(quantized, load_external_data=False)
         results.append(quantized_outputs(quantized))
@@ -279,7 +280,7 @@ def test_what_mixes_heads_is_named(
 
 
 def test_a_quantized_model_is_refused(tiny_export: Path, tmp_path: Path) -> None:
-    encodings = Encodings.load(tiny_export / "model.encodings")
+    encodings = load_encodings(tiny_export / "model.encodings")
     quantized = apply_encodings(tiny_export / "model.onnx", encodings, tmp_path / "q.onnx")
     with pytest.raises(PassError, match="it is a float model"):
         convert_mha2sha(quantized, tmp_path / "out.onnx")

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from buildlib.checkpoint.config import load_config
-from buildlib.encodings.model import Encodings
+from buildlib.encodings.files import load_encodings
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.passes.mha2sha import convert_mha2sha
@@ -29,7 +29,7 @@ def test_the_reference_model_survives_the_compiler(trained: Path, tmp_path: Path
     for shape in shapes:
         model = convert_arcl(exported / "model.onnx", shape, tmp_path / f"{shape}" / "model.onnx")
         apart = convert_mha2sha(model, tmp_path / f"{shape}.onnx")
-        encodings = Encodings.load(apart.with_suffix(".encodings"))
+        encodings = load_encodings(apart.with_suffix(".encodings"))
         quantized.append(apply_encodings(apart, encodings, tmp_path / f"{shape}.qdq.onnx"))
         toolchain.convert(quantized[-1], tmp_path / f"{shape}.dlc", target)
     binary = tmp_path / "apart.bin"

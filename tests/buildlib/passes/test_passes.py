@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from buildlib.checkpoint.config import DecoderConfig, load_config
-from buildlib.encodings.model import Encodings
+from buildlib.encodings.files import load_encodings
 from buildlib.errors import InvalidOptionError, ModelFileError, PassError
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
@@ -54,7 +54,7 @@ def test_parts_in_a_row_are_the_model_bit_by_bit(
 ) -> None:
     model = tiny_export / "model.onnx"
     if quantized:
-        encodings = Encodings.load(tiny_export / "model.encodings")
+        encodings = load_encodings(tiny_export / "model.encodings")
         model = apply_encodings(model, encodings, tmp_path / "model.qdq.onnx")
     parts = split_model(model, 2, tmp_path / "parts")
     assert [part.name for part in parts] == ["ar16_cl96_1_of_2.onnx", "ar16_cl96_2_of_2.onnx"]
@@ -68,7 +68,7 @@ def test_parts_in_a_row_are_the_model_bit_by_bit(
 def test_splitting_and_quantizing_commute(
     tiny_export: Path, tmp_path: Path, config: DecoderConfig
 ) -> None:
-    encodings = Encodings.load(tiny_export / "model.encodings")
+    encodings = load_encodings(tiny_export / "model.encodings")
     model = tiny_export / "model.onnx"
     whole = apply_encodings(model, encodings, tmp_path / "whole.onnx")
     parts = [

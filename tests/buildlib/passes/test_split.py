@@ -8,7 +8,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from buildlib.encodings.model import Encodings
+from buildlib.encodings.files import load_encodings
 from buildlib.errors import ModelFileError, PassError
 from buildlib.graph.files import load_model, save_model
 from buildlib.passes.balance import Apart, choose_splits
@@ -66,7 +66,7 @@ def test_parts_are_the_model_bit_by_bit(
 
 
 def test_quantized_parts_with_ends_apart(tiny_export: Path, tmp_path: Path) -> None:
-    encodings = Encodings.load(tiny_export / "model.encodings")
+    encodings = load_encodings(tiny_export / "model.encodings")
     model = apply_encodings(tiny_export / "model.onnx", encodings, tmp_path / "model.onnx")
     parts = split_model(model, 4, tmp_path / "out", split_embedding=True, split_lm_head=True)
     ports = [read_ports(part) for part in parts]
@@ -77,8 +77,8 @@ def test_quantized_parts_with_ends_apart(tiny_export: Path, tmp_path: Path) -> N
 
 def test_encodings_go_with_their_tensors(tiny_export: Path, tmp_path: Path) -> None:
     parts = split_model(tiny_export / "model.onnx", 2, tmp_path)
-    whole = Encodings.load(tiny_export / "model.encodings").by_name()
-    found = [Encodings.load(part.with_suffix(".encodings")).by_name() for part in parts]
+    whole = load_encodings(tiny_export / "model.encodings").by_name()
+    found = [load_encodings(part.with_suffix(".encodings")).by_name() for part in parts]
     assert found[0] | found[1] == whole
     assert "layer_0_output" in found[0].keys() & found[1].keys()
     assert "layer_1_scores" not in found[0]

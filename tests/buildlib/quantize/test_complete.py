@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 
 from buildlib.checkpoint.config import DecoderConfig, load_config
+from buildlib.encodings.files import load_encodings
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import EncodingsError, InvalidOptionError
-from buildlib.quantize.caches import check_same_caches
-from buildlib.quantize.complete import Bitwidths, complete_encodings
+from buildlib.quantize.grids import check_same_caches
 from buildlib.quantize.qdq import apply_encodings
+from buildlib.quantize.recipe import Bitwidths, complete_encodings
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner, read_ports
 
 WINDOWS = [[int(t) for t in np.random.default_rng(n).integers(0, 300, 48)] for n in range(2)]
-NONE = Encodings(activation_encodings=(), param_encodings=())
+NONE = Encodings()
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def config(tiny_export: Path) -> DecoderConfig:
 
 @pytest.fixture(scope="module")
 def whole(tiny_export: Path) -> Encodings:
-    return Encodings.load(tiny_export / "model.encodings")
+    return load_encodings(tiny_export / "model.encodings")
 
 
 def without(encodings: Encodings, drop: Callable[[Encoding], bool]) -> Encodings:

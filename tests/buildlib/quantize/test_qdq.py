@@ -8,11 +8,12 @@ import onnx
 import pytest
 
 from buildlib.checkpoint.config import load_config
+from buildlib.encodings.files import load_encodings
 from buildlib.encodings.model import Encodings
 from buildlib.errors import CalibrationError, CheckpointError, EncodingsError, PassError
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
-from buildlib.quantize.calibrate import calibrate
+from buildlib.quantize.calibration import observe_ranges
 from buildlib.quantize.export import export_checkpoint, load_tokenizer
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.reference.host_loop import HostLoop
@@ -21,7 +22,7 @@ from buildlib.reference.runners import OnnxRunner, read_ports
 
 @pytest.fixture(scope="module")
 def encodings(tiny_export: Path) -> Encodings:
-    return Encodings.load(tiny_export / "model.encodings")
+    return load_encodings(tiny_export / "model.encodings")
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +129,9 @@ def test_a_quantized_model_is_not_quantized_again(
 def test_calibration_refuses_what_cannot_calibrate(tiny: Path, tiny_export: Path) -> None:
     config = load_config(tiny / "config.json")
     with pytest.raises(CalibrationError, match="at least 16"):
-        calibrate(tiny_export / "model.onnx", config, [[1, 2, 3]])
+        observe_ranges(tiny_export / "model.onnx", config, [[1, 2, 3]])
     with pytest.raises(CalibrationError, match="vocabulary"):
-        calibrate(tiny_export / "model.onnx", config, [[300] * 16])
+        observe_ranges(tiny_export / "model.onnx", config, [[300] * 16])
 
 
 def test_export_needs_a_tokenizer(
@@ -147,7 +148,7 @@ def test_quantization_costs_less_than_a_percent(trained: Path, tmp_path: Path) -
     shape = GraphShape(32, 192)
     folder = export_checkpoint(trained, text, tmp_path, shape)
     model = folder / "model.onnx"
-    encodings = Encodings.load(folder / "model.encodings")
+    encodings = load_encodings(folder / "model.encodings")
     one = convert_arcl(model, GraphShape(1, 192), folder / "ar1.onnx")
     quantized = [
         apply_encodings(path, encodings, folder / f"{path.stem}.qdq.onnx") for path in (model, one)

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from buildlib.encodings.files import load_encodings
 from buildlib.encodings.grid import Grid, weight_grid
-from buildlib.encodings.model import Encodings
 from buildlib.errors import EncodingsError, ModelFileError
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.quantize.qdq import apply_encodings, quantize_weights, weights_name
+from buildlib.quantize.recipe import lpbq, per_channel
 from buildlib.quantize.weight_file import WeightFile, index_path, pack
-from buildlib.quantize.weights import lpbq, per_channel
 from buildlib.reference.runners import OnnxRunner, read_ports
 
 ARS = (16, 1)
@@ -46,7 +46,7 @@ def weights(parts: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) ->
 def test_all_ars_refer_to_one_file(parts: dict[int, Path], weights: Path, tmp_path: Path) -> None:
     assert weights.name == "1_of_1.weights"
     for ar, part in parts.items():
-        encodings = Encodings.load(part.with_suffix(".encodings"))
+        encodings = load_encodings(part.with_suffix(".encodings"))
         folder = tmp_path / f"ar{ar}"
         qdq = apply_encodings(part, encodings, folder / "model.qdq.onnx", weights)
         assert sorted(p.name for p in folder.iterdir()) == ["1_of_1.weights", "model.qdq.onnx"]
@@ -72,7 +72,7 @@ def test_the_same_weights_give_the_same_bytes(
 
 
 def test_another_grid_is_refused(parts: dict[int, Path], weights: Path, tmp_path: Path) -> None:
-    encodings = Encodings.load(parts[1].with_suffix(".encodings"))
+    encodings = load_encodings(parts[1].with_suffix(".encodings"))
     params = list(encodings.param_encodings)
     number = next(i for i, e in enumerate(params) if "up_proj" in e.name)
     doubled = tuple(2.0 * scale for scale in params[number].scale)
@@ -86,7 +86,7 @@ def test_another_grid_is_refused(parts: dict[int, Path], weights: Path, tmp_path
 def test_a_file_that_is_not_whole_is_refused(
     parts: dict[int, Path], weights: Path, tmp_path: Path
 ) -> None:
-    encodings = Encodings.load(parts[1].with_suffix(".encodings"))
+    encodings = load_encodings(parts[1].with_suffix(".encodings"))
     copy = tmp_path / weights.name
     copy.write_bytes(weights.read_bytes()[:-1])
     index = json.loads(index_path(weights).read_text())
@@ -105,7 +105,7 @@ def test_a_file_that_is_not_whole_is_refused(
 
 
 def test_a_failure_leaves_nothing(parts: dict[int, Path], tmp_path: Path) -> None:
-    encodings = Encodings.load(parts[1].with_suffix(".encodings"))
+    encodings = load_encodings(parts[1].with_suffix(".encodings"))
     with pytest.raises(EncodingsError, match="need one and have none"):
         quantize_weights(parts[1], tmp_path, encodings.model_copy(update={"param_encodings": ()}))
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from buildlib.checkpoint.config import load_config
-from buildlib.encodings.model import Encodings
+from buildlib.encodings.files import load_encodings
 from buildlib.errors import RunnerDiedError
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
@@ -27,7 +27,7 @@ SHAPES = (GraphShape(16, 96), GraphShape(1, 96))
 
 
 def test_compiled_graphs_are_the_quantized_ones(tiny_export: Path, tmp_path: Path) -> None:
-    encodings = Encodings.load(tiny_export / "model.encodings")
+    encodings = load_encodings(tiny_export / "model.encodings")
     config = load_config(tiny_export / "config.json")
     toolchain, target = OrtQnnToolchain(), parse_target("SM8750:emulator")
     on_cpu: dict[int, list[OnnxRunner]] = {}

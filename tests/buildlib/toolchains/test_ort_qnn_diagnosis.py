@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildlib.errors import ToolchainError, UnsupportedOperatorsError
-from buildlib.toolchains.estimates import compile_memory_of_weights
-from buildlib.toolchains.ort_qnn.diagnosis import diagnosed, unsupported_nodes
+from buildlib.toolchains.base import compile_memory_of_weights
+from buildlib.toolchains.ort_qnn.toolchain import diagnosed, unsupported_nodes
 
 LINE = "[E:onnxruntime:, qnn_execution_provider.cc:2453] Unsupported nodes in QNN EP: "
 

@@ -14,13 +14,13 @@ import pytest
 
 from buildlib.children import Children
 from buildlib.errors import CancelledError, ToolchainError, ToolchainTimeoutError
-from buildlib.toolchains.process import Step, run_step
+from buildlib.toolchains.child_process import Step, run_step
 
 _LONG_S = 120  # before a test gives up: no measure of speed
 
 WORKER = """
 import ctypes, json, os, pathlib, signal, subprocess, sys, time
-from buildlib.toolchains.child import RefusedError, serve
+from buildlib.toolchains.child_process import RefusedError, serve
 
 def refuse(request):
     print("\\x1b[31mthe reason\\x1b[0m is above")
@@ -182,7 +182,7 @@ def test_child_does_not_outlive_a_killed_parent(module: str, tmp_path: Path) -> 
     pids = tmp_path / "pids"
     code = f"""
         from pathlib import Path
-        from buildlib.toolchains.process import Step, run_step
+        from buildlib.toolchains.child_process import Step, run_step
         step = Step({module!r}, "sleeps", Path("m"), 60, "/nowhere")
         run_step(step, {str(pids).encode()!r}, Path({str(tmp_path / "logs")!r}))
     """

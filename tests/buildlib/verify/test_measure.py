@@ -6,10 +6,15 @@ import math
 import numpy as np
 import pytest
 
-from buildlib.verify.measure import compare, relative_difference, sqnr_db
-from buildlib.verify.report import Bound, StageComparison, VerificationReport
-from buildlib.verify.schedule import alone
-from buildlib.verify.trace import Trace
+from buildlib.verify.comparison import (
+    Bound,
+    StageComparison,
+    VerificationReport,
+    compare,
+    relative_difference,
+    sqnr_db,
+)
+from buildlib.verify.trace import Trace, alone
 
 N, VOCAB = 6, 5
 

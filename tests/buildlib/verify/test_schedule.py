@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildlib.verify.schedule import Schedule, alone, together
+from buildlib.verify.trace import Schedule, alone, together
 
 
 def check(schedule: Schedule, ars: set[int], cl: int, n_tokens: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from buildlib.build import BuildOutputs
 from buildlib.checkpoint.config import load_config
-from buildlib.encodings.model import Encodings
+from buildlib.encodings.files import load_encodings
 from buildlib.errors import CalibrationError, ModelFileError
 from buildlib.graph.files import link_into
 from buildlib.graph.shape import GraphShape
@@ -21,7 +21,7 @@ from buildlib.passes.split import split_model
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.reference.runners import OnnxRunner, PartRunner
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from buildlib.verify.report import StageComparison
+from buildlib.verify.comparison import StageComparison
 from buildlib.verify.stage_models import StageModels
 from buildlib.verify.verifier import VerifyOptions, sample_tokens, verify_outputs
 
@@ -34,7 +34,7 @@ FEW = VerifyOptions(max_positions=44, continuation=6, n_threads=1)
 def models(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> StageModels:
     folder = tmp_path_factory.mktemp("stages")
     source = tiny_export / "model.onnx"
-    encodings = Encodings.load(tiny_export / "model.encodings")
+    encodings = load_encodings(tiny_export / "model.encodings")
     arcl = {shape: convert_arcl(source, shape, folder / f"{shape}.onnx") for shape in SHAPES}
     split = {shape: split_model(path, 2, folder) for shape, path in arcl.items()}
     qdq = {

@@ -1,4 +1,4 @@
-"""Operators that only move values: both sides must lie on one grid."""
+"""What quantization reads off a graph: layout operators, the output projection, channel axes."""
 
 import onnx_ir as ir
 
@@ -55,3 +55,45 @@ def shared_grids(graph: ir.Graph) -> list[set[str]]:
     for name in parent:
         groups.setdefault(root(name), set()).add(name)
     return list(groups.values())
+
+
+def channel_axis(node: ir.Node, index: int) -> int | None:
+    """The axis of output channels if input `index` of `node` is a matrix's weight, else None."""
+    if index != 1:
+        return None
+    if node.op_type == "Gemm":
+        return 0 if node.attributes.get_int("transB", 0) else 1
+    if node.op_type == "MatMul":
+        weight = node.inputs[1]
+        rank = len(weight.shape) if weight is not None and weight.shape is not None else 2
+        return rank - 1
+    return 0 if node.op_type == "Conv" else None
+
+
+_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
+
+
+def head_products(graph: ir.Graph) -> set[ir.Node]:
+    """The last products before the logits; none in a part that has no logits.
+
+    There are several where adapters are added to the projection, or where it is cut.
+    """
+    open_values = [value for value in graph.outputs if value.name == interface.LOGITS]
+    seen: set[ir.Node] = set()
+    found: set[ir.Node] = set()
+    while open_values:
+        node = open_values.pop().producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.op_type in _PRODUCTS:
+            found.add(node)
+        else:
+            open_values.extend(value for value in node.inputs if value is not None)
+    return found
+
+
+def head_weights(graph: ir.Graph) -> set[str]:
+    """Names of the constants that the head of a float model multiplies with."""
+    weights = (node.inputs[1] for node in head_products(graph) if len(node.inputs) > 1)
+    return {str(source_of(weight).name) for weight in weights if weight is not None}

@@ -3,10 +3,14 @@
 Arrays are checked as arrays, so that a million scales cost no more than reading them.
 """
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
+
+from buildlib.encodings.model import Encoding
 
 Json = dict[str, Any]
 Plain = TypeVar("Plain", str, int, dict[str, Any], list[Any])
@@ -39,7 +43,7 @@ def optional(entry: Json, key: str, kind: type[Plain]) -> Plain | None:
     return None if entry.get(key) is None else field(entry, key, kind)
 
 
-def truth(entry: Json, key: str) -> bool:
+def boolean(entry: Json, key: str) -> bool:
     """A boolean, which format 0.6.1 writes as a string; missing is False."""
     value = entry.get(key, False)
     known = {True: True, False: False, "True": True, "False": False, "true": True, "false": False}
@@ -48,7 +52,7 @@ def truth(entry: Json, key: str) -> bool:
     return known[value]
 
 
-def reals(entry: Json, key: str) -> npt.NDArray[np.float64]:
+def floats(entry: Json, key: str) -> npt.NDArray[np.float64]:
     """A number, or numbers nested to any depth."""
     return _numbers(entry, key).astype(np.float64)
 
@@ -64,12 +68,12 @@ def integers(entry: Json, key: str) -> npt.NDArray[np.int64]:
     return whole
 
 
-def flat_reals(entry: Json, key: str) -> tuple[float, ...]:
-    """The same as `reals`, flat; of one number without the cost of an array."""
+def flat_floats(entry: Json, key: str) -> tuple[float, ...]:
+    """The same as `floats`, flat; of one number without the cost of an array."""
     value = _single(entry, key)
     if value is not None:
         return (float(value),)
-    found: tuple[float, ...] = tuple(reals(entry, key).reshape(-1).tolist())
+    found: tuple[float, ...] = tuple(floats(entry, key).reshape(-1).tolist())
     return found
 
 
@@ -111,3 +115,36 @@ def _numbers(entry: Json, key: str) -> npt.NDArray[Any]:
     if array.size == 0:
         raise MalformedError(f"{key} is empty")
     return array
+
+
+def read_entry(entry: object, grid: Callable[[Json], Json]) -> Encoding:
+    """One encoding of a list; `grid` reads everything but the name.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    if not isinstance(entry, dict):
+        raise MalformedError(f"an encoding is {shown(entry)}")
+    return make_encoding(field(entry, "name", str), lambda: grid(entry))
+
+
+def make_encoding(name: str, grid: Callable[[], Json]) -> Encoding:
+    """The encoding of a tensor.
+
+    Raises:
+        MalformedError: its fields make no sense.
+    """
+    try:
+        return Encoding(name=name, **grid())
+    except ValidationError as error:
+        raise MalformedError(f"{shown(name)}: {first_fault(error)}") from error
+    except MalformedError as error:
+        raise MalformedError(f"{shown(name)}: {error}") from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first fault that pydantic found, in words."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    said = str(first["msg"]).removeprefix("Value error, ")
+    return f"{where}: {said}" if where else said

@@ -1,25 +1,40 @@
-"""Encodings for what has none: activations from text, parameters from their own values."""
+"""Quantization recipe: which bits and which grid each value gets that has no encoding yet.
+
+The default is W8A16 with 8-bit caches. Weights of matrices are int8 or int4, symmetric, with a
+scale for each output channel or LPBQ; those of the output projection are always int8. Embeddings,
+norms and other constants have the bits of activations, uint16 or uint8; keys and values are uint8,
+symmetric around 128.
+"""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.attachment import attach
 from buildlib.encodings.grid import Grid
 from buildlib.encodings.model import Encoding, Encodings, covering, symmetric
-from buildlib.errors import InvalidOptionError
+from buildlib.errors import EncodingsError, InvalidOptionError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, tensor_array
-from buildlib.graph.infer import static_shape
-from buildlib.quantize.activations import activation_names, known_grids, missing_encodings
-from buildlib.quantize.bounds import Range, fixed_ranges, rotated_ranges
-from buildlib.quantize.calibrate import observe_ranges
-from buildlib.quantize.head import head_weights
-from buildlib.quantize.layout import shared_grids
-from buildlib.quantize.parameters import INPUT_STEP, ParameterUse, is_bias, parameter_uses
-from buildlib.quantize.weights import channel_axis, lpbq, per_channel, value_range
+from buildlib.graph.values import static_shape
+from buildlib.options import QuantizationOptions
+from buildlib.quantize.calibration import Range, fixed_ranges, observe_ranges, rotated_ranges
+from buildlib.quantize.grids import (
+    INPUT_STEP,
+    ParameterUse,
+    activation_names,
+    is_bias,
+    known_grids,
+    missing_encodings,
+    parameter_uses,
+)
+from buildlib.quantize.structure import channel_axis, head_weights, shared_grids
 
 _KV_BITS = 8
 _HEAD_BITS = 8
@@ -48,6 +63,11 @@ class Bitwidths:
     bias_bitwidth: int = 32
     param_bitwidth: int = 8
     lpbq_block_size: int | None = None
+
+    @classmethod
+    def from_options(cls, options: QuantizationOptions) -> Self:
+        """The bits that a builder's options ask for."""
+        return cls(**options.model_dump())
 
     def __post_init__(self) -> None:
         for key, known in _KNOWN_BITS.items():
@@ -239,3 +259,97 @@ def encoding_on(name: str, grid: Grid) -> Encoding:
         scale=grid.scale,
         offset=tuple(-zero for zero in grid.zero_point),
     )
+
+
+_CHUNK_VALUES = 1 << 20
+_SMALLEST_SCALE = 1e-9
+_LPBQ_BITS, _LPBQ_FULL_BITS = 4, 8
+
+
+def value_range(name: str, weights: npt.NDArray[Any]) -> tuple[float, float]:
+    """The smallest and the largest value.
+
+    Raises:
+        EncodingsError: a value is not finite.
+    """
+    low, high = np.inf, -np.inf
+    for rows in _chunks(weights):
+        low, high = min(low, float(rows.min())), max(high, float(rows.max()))
+    _check_finite(name, np.array([low, high]))
+    return low, high
+
+
+def per_channel(name: str, weights: npt.NDArray[Any], axis: int, bits: int) -> Encoding:
+    """The symmetric grids that cover each channel's largest magnitude.
+
+    Raises:
+        EncodingsError: a weight is not finite.
+    """
+    others = tuple(a for a in range(weights.ndim) if a != axis)
+    parts = [np.abs(rows).max(axis=others) for rows in _chunks(weights)]
+    magnitudes = np.concatenate(parts) if axis == 0 else np.max(parts, axis=0)
+    _check_finite(name, magnitudes)
+    half = 1 << (bits - 1)
+    scales = np.maximum(magnitudes.astype(np.float64) / (half - 1), _SMALLEST_SCALE)
+    return Encoding(
+        name=name,
+        dtype="INT",
+        enc_type="PER_CHANNEL",
+        bw=bits,
+        is_sym=True,
+        scale=tuple(scales.tolist()),
+        offset=(-half,) * len(scales),
+        axis=axis,
+    )
+
+
+def lpbq(name: str, weights: npt.NDArray[Any], axis: int, block_size: int) -> Encoding:
+    """4 bits for each weight, 4 for the scale of each block along the other axis, one float each
+    channel: the largest block scale of a channel is 16 of its steps.
+
+    Args:
+        name: of the tensor.
+        weights: [out, in] if `axis` is 0, [in, out] if it is 1.
+        axis: of the channels.
+        block_size: divides the number of inputs.
+
+    Raises:
+        EncodingsError: a weight is not finite, or blocks do not divide the inputs.
+    """  # noqa: D205
+    if weights.ndim != 2 or weights.shape[1 - axis] % block_size:
+        reason = f"blocks of {block_size} for a weight of shape {list(weights.shape)}"
+        raise EncodingsError(name, reason)
+    by_channel = np.asarray(weights, np.float32) if axis == 0 else np.asarray(weights.T, np.float32)
+    blocks = np.abs(by_channel.reshape(len(by_channel), -1, block_size)).max(axis=2)
+    _check_finite(name, blocks)
+    wanted = np.maximum(blocks.astype(np.float64) / ((1 << (_LPBQ_BITS - 1)) - 1), _SMALLEST_SCALE)
+    steps = 1 << (_LPBQ_FULL_BITS - _LPBQ_BITS)
+    scales = wanted.max(axis=1) / steps
+    factors = np.clip(np.ceil(wanted / scales[:, None] - 1e-9), 1, steps).astype(np.uint8)
+    return Encoding(
+        name=name,
+        dtype="INT",
+        enc_type="LPBQ",
+        bw=_LPBQ_FULL_BITS,
+        compressed_bw=_LPBQ_BITS,
+        is_sym=True,
+        scale=tuple(scales.tolist()),
+        offset=(-(1 << (_LPBQ_FULL_BITS - 1)),) * len(scales),
+        block_size=block_size,
+        per_block_int_scale=factors.tobytes(),
+        axis=axis,
+        block_axis=1 - axis,
+    )
+
+
+def _chunks(weights: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.float32]]:
+    """Some rows at a time, as float32; a number alone as one row."""
+    rows = weights.reshape(1) if weights.ndim == 0 else weights
+    step = max(1, _CHUNK_VALUES // max(1, rows[:1].size))
+    for start in range(0, len(rows), step):
+        yield np.asarray(rows[start : start + step], np.float32)
+
+
+def _check_finite(name: str, values: npt.NDArray[Any]) -> None:
+    if not np.isfinite(values).all():
+        raise EncodingsError(name, "its values are not finite")

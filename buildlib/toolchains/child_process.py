@@ -1,11 +1,12 @@
-"""Runs one step of a toolchain in a child process, and turns its end into a result or an error.
+"""Steps of a toolchain in child processes: the parent's side, and the child's.
 
-The libraries abort, crash and hang on some inputs. The child leads its own session, writes all
+The native libraries abort, crash and hang on some inputs. A child leads its own session, writes all
 output to a log file, and is killed with everything it started when its time is up or the caller is
-interrupted.
+interrupted. It also dies with its parent.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -13,10 +14,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from buildlib.children import tracked
 from buildlib.errors import ToolchainError, ToolchainTimeoutError
@@ -171,3 +172,53 @@ def _log_tail(path: Path) -> tuple[str, ...]:
     said = [line[:_LINE_CHARS] for line in lines if line and not line.startswith(_NOISE)]
     telling = [line for line in said if not _WARNING.search(line)]
     return tuple((telling or said)[-_TAIL_LINES:])
+
+
+Command: TypeAlias = Callable[[bytes], object]
+
+_PR_SET_PDEATHSIG = 1
+
+
+class RefusedError(Exception):
+    """A step cannot be done, for a reason that is one line and needs no stack trace."""
+
+
+def serve(commands: Mapping[str, Command], arguments: list[str]) -> None:
+    """Answer one request and end the process.
+
+    The process ends without running destructors: some of the libraries crash in theirs.
+
+    Args:
+        commands: what each command does with the request; the result must be JSON.
+        arguments: the command, and the file that takes the answer.
+    """
+    command, answer_path = arguments
+    _die_with_parent()
+    status = 0
+    try:
+        answer: dict[str, object] = {"ok": commands[command](sys.stdin.buffer.read())}
+        text = json.dumps(answer)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
+        status = 1
+        text = json.dumps({"error": _one_line(error)})
+    _write_whole(Path(answer_path), text)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if str(os.getppid()) != os.environ.get("QNNFARM_PARENT_PID", str(os.getppid())):
+        os._exit(1)
+
+
+def _one_line(error: Exception) -> str:
+    said = " ".join(str(error).split()) or "no message"
+    return said if isinstance(error, RefusedError) else f"{type(error).__name__}: {said}"
+
+
+def _write_whole(path: Path, text: str) -> None:
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(text)
+    unfinished.replace(path)

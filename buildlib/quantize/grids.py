@@ -1,0 +1,276 @@
+"""The grid that every activation and every use of a constant lies on."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from buildlib.encodings.grid import ACTIVATION_BITS, Grid, activation_grid, weight_grid
+from buildlib.encodings.model import Encoding, Encodings
+from buildlib.errors import EncodingsError
+from buildlib.graph import interface
+from buildlib.graph.values import is_parameter, is_real, source_of, static_shape
+from buildlib.quantize.structure import channel_axis, moved_inputs
+
+_SHOWN = 5
+
+
+def activation_grids(graph: ir.Graph, encodings: Mapping[str, Encoding]) -> dict[str, Grid]:
+    """A grid for every float activation; what moves values inherits where a file says nothing.
+
+    Raises:
+        EncodingsError: values without encodings, and nothing to inherit from.
+    """
+    grids = known_grids(graph, encodings)
+    missing = [name for name in activation_names(graph) if name not in grids]
+    if missing:
+        raise missing_encodings(missing)
+    return grids
+
+
+def missing_encodings(names: list[str]) -> EncodingsError:
+    """The error that names what has no encoding."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    text = f"{', '.join(names[:_SHOWN])}{more}"
+    reason = f"{len(names)} values of the model need one and have none; give text to calibrate on"
+    return EncodingsError(text, reason)
+
+
+def known_grids(graph: ir.Graph, encodings: Mapping[str, Encoding]) -> dict[str, Grid]:
+    """Grids of the activations that have an encoding or inherit one.
+
+    Raises:
+        EncodingsError: the encodings of a cache contradict each other.
+    """
+    grids = {
+        name: activation_grid(encodings[name])
+        for name in activation_names(graph)
+        if name in encodings and encodings[name].dtype == "INT"
+    }
+    _share_caches(graph, grids)
+    nodes = list(graph)
+    for node in (*nodes, *reversed(nodes), *nodes):
+        for output in node.outputs:
+            sources = [str(source_of(value).name) for value in moved_inputs(node)]
+            grid = next((grids[name] for name in sources if name in grids), None)
+            if grid is None and sources:
+                grid = _table_grid(encodings.get(sources[0]))
+            if grid is not None and is_real(output):
+                grids.setdefault(str(output.name), grid)
+            if str(output.name) in grids:
+                for value in moved_inputs(node):
+                    if not is_parameter(value) and is_real(value):
+                        grids.setdefault(str(value.name), grids[str(output.name)])
+    return grids
+
+
+def _table_grid(encoding: Encoding | None) -> Grid | None:
+    """The grid of what is taken out of a table, if it can be that of the table."""
+    if encoding is None or (encoding.dtype, encoding.enc_type) != ("INT", "PER_TENSOR"):
+        return None
+    return activation_grid(encoding) if encoding.bw in ACTIVATION_BITS else None
+
+
+def _share_caches(graph: ir.Graph, grids: dict[str, Grid]) -> None:
+    """A cache's output is fed as its input: both lie on one grid."""
+    outputs = {str(value.name) for value in graph.outputs}
+    for value in graph.inputs:
+        name = str(value.name)
+        twin = f"{name.removesuffix('_in')}_out"
+        if not interface.is_kv(name) or twin not in outputs:
+            continue
+        one, other = grids.get(name), grids.get(twin)
+        if one is None and other is not None:
+            grids[name] = other
+        elif one is not None and other is None:
+            grids[twin] = one
+        elif one is not None and other is not None and not same_grid(one, other):
+            said = different_grids(one, other)
+            reason = f"it lies on another grid than {twin}, which is fed to it: {said}"
+            raise EncodingsError(name, reason)
+
+
+def same_grid(one: Grid, other: Grid) -> bool:
+    """Whether integers mean the same, as float32 has it."""
+    pair = (one.dtype, one.zero_point) == (other.dtype, other.zero_point)
+    return pair and all(abs(a - b) <= 1e-6 * a for a, b in zip(one.scale, other.scale, strict=True))
+
+
+def different_grids(one: Grid, other: Grid) -> str:
+    """Both in words: type, scale, and zero point."""
+    return " and ".join(f"{g.dtype} {g.scale[0]:.6g} ({g.zero_point[0]})" for g in (one, other))
+
+
+def activation_names(graph: ir.Graph) -> list[str]:
+    """Names of all float values but constants."""
+    values = (*graph.inputs, *(value for node in graph for value in node.outputs))
+    return [str(v.name) for v in values if is_real(v) and not is_parameter(v)]
+
+
+INPUT_STEP = 32
+"""Must divide the inputs of a weight in blocks."""
+
+_BIASED = {"Gemm", "Conv"}
+_SKIPPED = {"Cast", "DequantizeLinear", "QuantizeLinear"}
+
+
+@dataclass(frozen=True)
+class ParameterUse:
+    """Input `index` of `node`, which is the constant `source`, or a cast of it.
+
+    Attributes:
+        grid: None where the encodings say nothing of it.
+        axis: of its channels.
+        transposed: whether the node takes it with its two axes exchanged.
+    """
+
+    node: ir.Node
+    index: int
+    source: ir.Value
+    grid: Grid | None
+    axis: int
+    transposed: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of the constant."""
+        return str(self.source.name)
+
+
+def parameter_uses(
+    graph: ir.Graph,
+    encodings: Mapping[str, Encoding],
+    activations: Mapping[str, Grid],
+    transposed: Collection[ir.Node] = (),
+) -> list[ParameterUse]:
+    """All uses of float constants, with their grids.
+
+    A bias lies on the int32 grid of the product that it is added to (the scale of the input times
+    that of each channel's weights) whatever its encoding says: the QNN provider takes no other.
+
+    Args:
+        graph: of a float model.
+        encodings: by name.
+        activations: grids of the values that are computed or fed.
+        transposed: nodes whose weight is the transpose of what they need.
+
+    Raises:
+        EncodingsError: an encoding cannot be built, or lies along another axis than the operator's.
+    """
+    grids: dict[str, Grid] = {}
+
+    def grid_of(name: str) -> Grid | None:
+        if name not in grids and name in encodings:
+            if encodings[name].dtype != "INT":
+                return None
+            grids[name] = weight_grid(encodings[name])
+        return grids.get(name)
+
+    found: list[ParameterUse] = []
+    axes: dict[str, int] = {}
+    for node in graph:
+        if node.op_type in _SKIPPED:
+            continue
+        for index, value in enumerate(node.inputs):
+            if value is None or not is_parameter(value) or not is_real(value):
+                continue
+            source = source_of(value)
+            encoding = encodings.get(str(source.name))
+            turned = index == 1 and node in transposed
+            axis = _axis(node, 0 if turned else channel_axis(node, index), encoding)
+            if is_bias(node, index):
+                weight = node.inputs[1]
+                weights = None if weight is None else grid_of(str(source_of(weight).name))
+                grid = _product_grid(node, weights, activations)
+            else:
+                grid = _lookup_grid(node, value, grid_of(str(source.name)), activations)
+            _check_blocks(grid, source, axis)
+            if grid is not None and grid.per_channel:
+                _check_axis(axes.setdefault(str(source.name), axis), axis, str(source.name))
+            found.append(ParameterUse(node, index, source, grid, axis, turned))
+    return found
+
+
+def is_bias(node: ir.Node, index: int) -> bool:
+    """Whether input `index` is added to a product of the node."""
+    return index == 2 and node.op_type in _BIASED
+
+
+def _axis(node: ir.Node, own: int | None, encoding: Encoding | None) -> int:
+    given = encoding.axis if encoding is not None else None
+    if own is None:
+        return given or 0
+    if encoding is not None and given is not None and given != own and len(encoding.scale) > 1:
+        reason = f"channels along axis {given}, where {node.op_type} has them along {own}"
+        raise EncodingsError(encoding.name, reason)
+    return own
+
+
+def _check_blocks(grid: Grid | None, source: ir.Value, axis: int) -> None:
+    """HTP computes wrong numbers with LPBQ unless 32 divides the inputs (seen with QNN 2.51)."""
+    shape = static_shape(source)
+    if grid is None or grid.block_size is None or shape is None:
+        return
+    if len(shape) != 2 or shape[1 - axis] % INPUT_STEP:
+        reason = f"LPBQ of a weight of shape {list(shape)}: {INPUT_STEP} must divide the inputs"
+        raise EncodingsError(str(source.name), reason)
+
+
+def _check_axis(first: int, axis: int, name: str) -> None:
+    if first != axis:
+        reason = f"one use of it has channels along axis {first}, another along {axis}"
+        raise EncodingsError(name, reason)
+
+
+def _lookup_grid(
+    node: ir.Node, value: ir.Value, grid: Grid | None, activations: Mapping[str, Grid]
+) -> Grid | None:
+    """A table with channels, or of few bits, as that of tied embeddings: looked up on other grids.
+
+    QNN looks nothing up in such a table. It takes one on the grid of what is looked up.
+    """
+    if grid is None or value not in moved_inputs(node):
+        return grid
+    plain = not grid.per_channel and grid.bits in ACTIVATION_BITS
+    return grid if plain else activations.get(str(node.outputs[0].name))
+
+
+def _product_grid(
+    node: ir.Node, weights: Grid | None, activations: Mapping[str, Grid]
+) -> Grid | None:
+    data, weight = node.inputs[0], node.inputs[1]
+    if data is None or weight is None or weights is None:
+        return None
+    step = activations.get(str(data.name))
+    if step is None:
+        return None
+    product = tuple(step.scale[0] * scale for scale in weights.scale)
+    return Grid(np.dtype(np.int32), product, (0,) * len(product))
+
+
+def check_same_caches(models: Mapping[str, Encodings]) -> None:
+    """See that all models mean the same by the integers of their caches.
+
+    Genie gives every graph the same key and value buffers: what the prefill graph writes, the
+    decode graph reads, whichever model each of them was made of.
+
+    Args:
+        models: complete encodings, by what messages call the model.
+
+    Raises:
+        EncodingsError: names the cache, and the model in which it differs from the first.
+    """
+    (first, reference), *others = models.items()
+    known = reference.by_name()
+    for name, encodings in others:
+        for cache, encoding in encodings.by_name().items():
+            if not interface.is_kv(cache) or cache not in known:
+                continue
+            ours, theirs = activation_grid(known[cache]), activation_grid(encoding)
+            if not same_grid(ours, theirs):
+                reason = (
+                    f"{name} has it on another grid than {first}, and both feed one cache: "
+                    f"{different_grids(theirs, ours)}; export them with the same encodings of it"
+                )
+                raise EncodingsError(cache, reason)
