@@ -1,11 +1,7 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check format test fuzz chaos board demo wheel-check
-
-setup:
-	python3 -m venv .venv
-	.venv/bin/pip install -e '.[test]'
+.PHONY: check format test fuzz chaos board demo wheel-check
 
 check:
 	$(PYTHON) -m ruff check .

@@ -23,6 +23,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from tests.system import program
+
 _START_TIMEOUT_S = 240.0
 _STARTS = 5
 # What a crash of the machine would lose is of no interest to a test.
@@ -100,7 +102,7 @@ class PostgresqlServer:
             *_as_its_user(),
             # However this process ends, the server does not outlive it.
             "--pdeathsig=QUIT",
-            str(_program("postgres")),
+            str(program("postgres")),
             "-D",
             str(self.folder / "data"),
             *("-p", str(self.port), "-k", str(self.folder)),
@@ -174,7 +176,7 @@ def _make_cluster(server: PostgresqlServer) -> None:
             os.chown(path, user.pw_uid, user.pw_gid)
     command: Sequence[str] = [
         *_as_its_user(),
-        str(_program("initdb")),
+        str(program("initdb")),
         *("--pgdata", str(server.folder / "data"), "--username", server.user),
         *("--pwfile", str(password), "--auth", "scram-sha-256"),
         *("--encoding", "UTF8", "--no-locale", "--no-sync"),
@@ -189,7 +191,7 @@ def _make_cluster(server: PostgresqlServer) -> None:
 
 def _as_its_user() -> list[str]:
     """What runs a command as the server's user; PostgreSQL refuses to run as root."""
-    command = ["setpriv"]
+    command = [str(program("setpriv"))]
     if os.geteuid() == 0:
         user = _other_user()
         command += [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
@@ -201,15 +203,3 @@ def _other_user() -> pwd.struct_passwd:
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name)
     pytest.skip("needs a user other than root to run PostgreSQL")
-
-
-def _program(name: str) -> Path:
-    """The newest one: Debian keeps the server's programs away from PATH."""
-    folders = sorted(
-        Path("/usr/lib/postgresql").glob(f"*/bin/{name}"),
-        key=lambda path: int(path.parts[-3]) if path.parts[-3].isdigit() else 0,
-    )
-    found = folders[-1] if folders else shutil.which(name)
-    if found is None:
-        pytest.skip("needs a PostgreSQL server (Debian: postgresql)")
-    return Path(found)

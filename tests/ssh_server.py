@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
+from tests.system import program
 
 _START_TIMEOUT_S = 120.0
 _CONNECT_TIMEOUT_S = 120  # of a client, whose own 10 s a busy machine may need
@@ -107,7 +107,7 @@ class SshServer:
             Path("/run/sshd").mkdir(exist_ok=True)  # as its service would; only root needs it
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [_sshd(), "-D", "-e", "-f", str(self.folder / "sshd_config")],
+                [str(program("sshd")), "-D", "-e", "-f", str(self.folder / "sshd_config")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -159,7 +159,8 @@ class SshServer:
 
 def make_key(path: Path, passphrase: str = "") -> Path:
     """A new pair of keys."""
-    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)]
+    keygen = str(program("ssh-keygen"))
+    command = [keygen, "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     return path
 
@@ -176,7 +177,7 @@ def running_ssh_server(
     home = folder / "home"
     home.mkdir(exist_ok=True)
     server = SshServer(folder, port, {"HOME": str(home), **(environment or {})})
-    _sshd()
+    program("sshd")
     make_key(folder / "host_key")
     make_key(server.key)
     shutil.copy(server.key.with_suffix(".pub"), server.authorized_keys)
@@ -189,16 +190,9 @@ def running_ssh_server(
         server.stop()
 
 
-def _sshd() -> str:
-    found = shutil.which("sshd", path=os.defpath + ":/usr/sbin:/usr/local/sbin")
-    if found is None:
-        pytest.skip("needs an OpenSSH server (Debian: openssh-server)")
-    return found
-
-
 def _below(pid: int) -> list[tuple[int, str]]:
     """All processes below one, with the names of their programs."""
-    command = ["ps", "-e", "-o", "pid=,ppid=,comm="]
+    command = [str(program("ps")), "-e", "-o", "pid=,ppid=,comm="]
     rows = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     every = [(int(row.split()[0]), int(row.split()[1]), row.split()[2]) for row in rows]
     found = [(pid, "")]

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+import onnxruntime_qnn
 import pytest
 
 import device_scripts
+from tests.system import program
 
 SCRIPTS = Path(device_scripts.__file__).parent
 # The runners import each other as files beside them, as they do on a device.
@@ -93,14 +95,12 @@ def bare_path(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path]:
     """A shell, and a folder that holds links to toybox for each of its tools, and `sh`."""
-    shell, toybox = shutil.which(request.param), shutil.which("toybox")
-    if shell is None or toybox is None:
-        pytest.skip(f"needs {request.param} and toybox (apt install {request.param} toybox)")
+    shell, toybox = program(request.param), program("toybox")
     folder = tmp_path_factory.mktemp(f"bin-{request.param}")
     for tool in subprocess.run([toybox], capture_output=True, text=True, check=True).stdout.split():
         (folder / tool).symlink_to(toybox)
     (folder / "sh").symlink_to(shell)
-    return shell, folder
+    return str(shell), folder
 
 
 @pytest.fixture
@@ -150,8 +150,7 @@ class Runner:
 
 @pytest.fixture(scope="session")
 def runner() -> Runner:
-    package = pytest.importorskip("onnxruntime_qnn")
-    libraries = str(Path(package.__file__).parent)
+    libraries = str(Path(onnxruntime_qnn.__file__).parent)
     return Runner({"LD_LIBRARY_PATH": libraries, "PATH": os.environ["PATH"]})
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import tokenizers
 
 if TYPE_CHECKING:
     from tests.device_scripts.conftest import Runner
@@ -61,7 +62,6 @@ def test_prompt_prompt_file_and_tokens(
     (tmp_path / "prompt").write_text(TEXT)
     again = runner.run(*base, "--prompt_file", tmp_path / "prompt", cwd=short_bundle)
     assert answer(again.stdout) == text
-    tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_file(str(short_bundle / "tokenizer.json"))
     ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
     (tmp_path / "tokens").write_text(" ".join(map(str, ids)))
@@ -211,7 +211,6 @@ def test_an_app_script_that_fails_names_its_line(
 
 
 def window_text(bundle: Path) -> str:
-    tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_file(str(bundle / "tokenizer.json"))
     length = json.loads((bundle / "genie_config.json").read_text())["dialog"]["context"]["size"]
     text: str = TEXT * (int(length) // 20)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,9 +18,8 @@ from reports import page, query, render
 from reports.listing import MOST_IN_FULL
 from tests.reports import lab
 from tests.reports.conftest import Sample, speeds
+from tests.system import program
 
-CHROMEDRIVER = Path("/usr/bin/chromedriver")
-BROWSER = shutil.which("chromium")
 MakeStore = Callable[[Sequence[Run]], Path]
 Samples = Mapping[str, list[Run]]
 HOSTILE = (
@@ -29,16 +27,11 @@ HOSTILE = (
     "onerror=\"document.title='owned'\"> <b>bold</b> &amp; \u202e\x00"
 )
 
-pytestmark = pytest.mark.skipif(
-    BROWSER is None or not CHROMEDRIVER.exists(),
-    reason="needs Debian's packages chromium and chromium-driver",
-)
-
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     options = ChromeOptions()
-    options.binary_location = str(BROWSER)
+    options.binary_location = str(program("chromium"))
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     for argument in (
         "headless",
@@ -52,7 +45,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
         *(("no-sandbox",) if os.geteuid() == 0 else ()),
     ):
         options.add_argument(f"--{argument}")
-    driver = Chrome(options=options, service=Service(str(CHROMEDRIVER)))
+    driver = Chrome(options=options, service=Service(str(program("chromedriver"))))
     try:
         driver.set_page_load_timeout(250)
         driver.set_script_timeout(250)

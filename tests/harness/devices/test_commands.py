@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.devices.commands import BoundedOutput, command_line
+from tests.system import program
 
 
 @given(st.lists(st.binary(max_size=80), max_size=30), st.integers(2, 60))
@@ -30,7 +31,7 @@ def test_output_is_bounded_and_what_is_missing_is_counted(pieces: list[bytes], l
 )
 def test_words_survive_mksh(words: list[str]) -> None:
     line = command_line(["printf", "%s\\0", *words], {"V": "a'b\n$(false)"})
-    output = subprocess.run(["mksh", "-c", line], capture_output=True, check=True).stdout
+    output = subprocess.run([program("mksh"), "-c", line], capture_output=True, check=True).stdout
     assert output == b"".join(word.encode() + b"\0" for word in words)
 
 

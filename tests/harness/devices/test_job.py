@@ -16,6 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.devices.job import Job
+from tests.system import program
+
+
+@pytest.fixture(params=["sh", "bash", "mksh"])
+def shell(request: pytest.FixtureRequest) -> str:
+    return str(program(request.param))
 
 
 def _fed(job: Job, stream: bytes, cuts: list[int]) -> bytes:
@@ -60,7 +66,6 @@ def test_a_greeting_with_no_number_is_output(number: str) -> None:
     assert job.group is None
 
 
-@pytest.mark.parametrize("shell", ["sh", "mksh", "bash"])
 def test_every_shell_greets(shell: str) -> None:
     for nested in (False, True):
         job = Job("echo out; exit 3", nested=nested)
@@ -70,7 +75,6 @@ def test_every_shell_greets(shell: str) -> None:
         assert job.group is not None
 
 
-@pytest.mark.parametrize("shell", ["sh", "mksh"])
 def test_a_process_id_that_went_to_somebody_else_is_left_alone(shell: str) -> None:
     with subprocess.Popen(["sleep", "3600"], start_new_session=True) as other:
         job = Job("true", group=other.pid)
@@ -87,7 +91,6 @@ def test_output_without_a_greeting_is_not_held_back_for_ever() -> None:
     assert len(sink.getvalue()) == 100_000
 
 
-@pytest.mark.parametrize("shell", ["sh", "mksh"])
 @pytest.mark.parametrize("rebooted", [False, True])
 def test_a_group_without_its_leader_is_killed_but_not_after_a_reboot(
     shell: str, rebooted: bool
@@ -135,7 +138,6 @@ def is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-@pytest.mark.parametrize("shell", ["sh", "mksh"])
 def test_what_left_its_group_is_found_by_a_grep_that_ends_lines_at_nul(
     shell: str, tmp_path: Path
 ) -> None:
@@ -153,7 +155,6 @@ def test_what_left_its_group_is_found_by_a_grep_that_ends_lines_at_nul(
         assert process.communicate()[0] == b""  # nobody holds its other end
 
 
-@pytest.mark.parametrize("shell", ["sh", "mksh"])
 def test_all_that_is_left_is_killed(shell: str) -> None:
     job = Job(_ESCAPES)
     with running(shell, job) as process:

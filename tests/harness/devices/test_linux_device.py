@@ -30,6 +30,7 @@ from harness.errors import (
     DeviceUnsupportedError,
 )
 from tests.ssh_server import SshServer, running_ssh_server
+from tests.system import program
 
 MakeBoard = Callable[..., tuple[SshServer, LinuxDevice]]
 
@@ -280,8 +281,7 @@ def run_sshd(server: SshServer, config: str) -> Iterator[None]:
     """The same server with another configuration."""
     file = server.folder / "other_config"
     file.write_text(config)
-    sshd = shutil.which("sshd", path=os.defpath + ":/usr/sbin:/usr/local/sbin")
-    assert sshd is not None
+    sshd = program("sshd")
     process = subprocess.Popen([sshd, "-D", "-f", file], stderr=subprocess.DEVNULL)
     try:
         listens = False

@@ -1,0 +1,31 @@
+"""Programs and libraries of Debian packages, for the tests that run through them."""
+
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tools.system_packages import LIBRARIES, PROGRAMS, find_library, find_program
+from tools.test import PACKAGES_VARIABLE
+
+
+def program(name: str) -> Path:
+    """Find a program of `tools.system_packages`, or skip the test."""
+    found = find_program(name)
+    if found is None:
+        _lack(next(package for package, names in PROGRAMS.items() if name in names))
+    return found
+
+
+def require_library(name: str) -> None:
+    """Skip the test where a library of `tools.system_packages` is missing."""
+    if find_library(name) is None:
+        _lack(next(package for package, library in LIBRARIES.items() if library == name))
+
+
+def _lack(package: str) -> NoReturn:
+    reason = f"needs Debian's package {package}, which `python3 -m tools.test` installs"
+    if os.environ.get(PACKAGES_VARIABLE) == "installed":
+        pytest.fail(reason)
+    pytest.skip(reason)
