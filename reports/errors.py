@@ -1,4 +1,4 @@
-"""The errors of `reports`: one root, each with the data of what went wrong.
+"""Errors of `reports`: one root, each with the data of what went wrong.
 
     ReportError
       ReportWriteError       the report cannot be written there
@@ -8,39 +8,27 @@
 `str(error)` is one line for the user: what is wrong, where, and what to do.
 """
 
+from buildlib.error_base import DataclassError
 
-class ReportError(Exception):
-    """Root of everything `reports` raises on purpose.
 
-    Attributes:
-        exit_code: of the command line: 2, no answer could be had, or 1, the answer is bad.
-    """
-
-    exit_code = 2
+class ReportError(DataclassError):
+    """Root of everything `reports` raises on purpose."""
 
 
 class ReportWriteError(ReportError):
-    """The report cannot be written where it should go."""
+    """The report cannot be written to its destination."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"cannot write the report {self.path}: {self.reason}"
+    path: str
+    reason: str
+    template = "cannot write the report {path}: {reason}"
 
 
 class OutputPathError(ReportWriteError):
-    """There is no folder to write it to, or the name is a folder's."""
+    """The destination's folder does not exist, or the destination is a folder."""
 
 
 class OutputIsDatabaseError(ReportError):
-    """The report would overwrite the results that it is made of."""
+    """The report would overwrite the results database."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
-
-    def __str__(self) -> str:
-        return f"{self.path} is the results database: give --out another name"
+    path: str
+    template = "{path} is the results database: give --out another name"

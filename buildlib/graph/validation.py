@@ -12,7 +12,8 @@ import onnx
 import onnx_ir as ir
 
 from buildlib.checkpoint.config import DecoderConfig
-from buildlib.errors import CheckpointError, InvalidShapeError, ModelFileError, shown
+from buildlib.error_base import one_line
+from buildlib.errors import CheckpointError, InvalidShapeError, ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.files import tensor_array
 from buildlib.graph.shape import GraphShape
@@ -176,7 +177,7 @@ def _check_operand_types(model: ir.Model, path: Path) -> None:
     except onnx.shape_inference.InferenceError as error:
         said = str(error).splitlines()[0]
         if any(words in said for words in _OF_TYPES):
-            reason = f"its operators do not fit ({shown(said[:200])})"
+            reason = f"its operators do not fit ({one_line(said, 200)})"
             raise ModelFileError(path, reason) from error
     except Exception as error:  # protobuf, onnx and onnx_ir raise many kinds
         raise ModelFileError(path, f"not a sound ONNX model ({type(error).__name__})") from error
@@ -198,11 +199,11 @@ def _check_opset(node: ir.Node, model: ir.Model, path: Path) -> None:
     known = onnx.defs.get_schema(node.op_type, version, node.domain).attributes
     for name, attribute in node.attributes.items():
         if name not in known:
-            reason = f"{where} has an attribute {shown(name)!r}, unknown to opset {version}"
+            reason = f"{where} has an attribute {one_line(name)!r}, unknown to opset {version}"
             raise ModelFileError(path, reason)
         wanted = str(known[name].type).rpartition(".")[2]
         if attribute.type.name != wanted:
-            reason = f"{where} has {shown(name)!r} as {attribute.type.name}, not {wanted}"
+            reason = f"{where} has {one_line(name)!r} as {attribute.type.name}, not {wanted}"
             raise ModelFileError(path, reason)
 
 

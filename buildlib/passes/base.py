@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from buildlib.encodings.attachment import attach, collect
 from buildlib.encodings.files import load_encodings, save_encodings
-from buildlib.errors import PassError, shown
+from buildlib.error_base import one_line
+from buildlib.errors import PassError
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.values import static_shape
 
@@ -106,7 +107,7 @@ def check(
     for condition in conditions:
         fault = condition.fault(model)
         if fault is not None:
-            raise PassError(name, stage, path, f"{condition.text}: {shown(fault)}")
+            raise PassError(name, stage, path, f"{condition.text}: {one_line(fault)}")
 
 
 def _put_in_order(model: ir.Model) -> None:

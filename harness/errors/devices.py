@@ -1,0 +1,447 @@
+"""Errors of devices, of the adb servers and hosts in front of them, and of virtual devices."""
+
+import shlex
+
+from buildlib.error_base import one_line
+from harness.errors.base import HarnessError
+
+
+class AdbServerError(HarnessError):
+    """The adb server cannot be reached or started, or another program answers."""
+
+    address: str
+    reason: str
+    template = "adb server {address}: {reason}"
+
+
+class AdbAddressError(AdbServerError):
+    """An environment variable names an adb server in a form that cannot be used."""
+
+    __match_args__ = ("variable", "value", "reason")
+    template = "{variable}={value!r} cannot be used: {reason}"
+
+    def __init__(self, variable: str, value: str, reason: str) -> None:
+        self.variable = variable
+        self.value = value
+        super().__init__(value, reason)
+
+
+class NoDeviceError(HarnessError):
+    """There is no device, or not the requested one.
+
+    Attributes:
+        wanted: the requested serial, if one was named.
+        present: `serial (state)` of each device that the adb server knows.
+    """
+
+    wanted: str | None
+    present: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        wanted = "" if self.wanted is None else " {wanted!r}"
+        present = "; connected: {present}" if self.present else ""
+        return self._fill(
+            "no adb device" + wanted + present + ": plug a phone in with USB debugging on, "
+            "or start a virtual device with `qnnfarm device start NAME --soc SM8750`"
+        )
+
+
+class SeveralDevicesError(HarnessError):
+    """No device was named, and several are connected."""
+
+    serials: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self._fill(
+            "{number} adb devices are connected: choose one with --device or "
+            "ANDROID_SERIAL: {serials}",
+            number=len(self.serials),
+        )
+
+
+class DeviceSpecError(HarnessError):
+    """A text that names no device."""
+
+    spec: str
+    reason: str
+    template = "{spec!r} names no device: {reason}"
+
+
+class ConditionsError(HarnessError):
+    """A condition of measured runs that cannot be used."""
+
+    name: str
+    reason: str
+    template = "the condition {name} cannot be used: {reason}"
+
+
+# Hosts over SSH
+
+
+class HostError(HarnessError):
+    """Root of what goes wrong with a host over SSH.
+
+    Attributes:
+        host: as the user wrote it.
+    """
+
+    host: str
+
+
+class HostConfigError(HostError):
+    """`~/.ssh/config` has a setting for the host that cannot be used."""
+
+    reason: str
+    template = "the SSH configuration of host {host}: {reason}"
+
+
+class HostUnreachableError(HostError):
+    """The host does not answer, or does not speak SSH."""
+
+    reason: str
+    template = "host {host} cannot be reached over SSH: {reason}"
+
+
+class HostKeyError(HostError):
+    """The host's key is unknown, so the host may be another machine.
+
+    Attributes:
+        name: under which known_hosts files would list it.
+        key_type: e.g. `ssh-ed25519`.
+        fingerprint: of the key that it showed, e.g. `SHA256:...`.
+        files: the known_hosts files that were searched.
+    """
+
+    name: str
+    key_type: str
+    fingerprint: str
+    files: tuple[str, ...]
+    template = (
+        "host {host} shows the {key_type} key {fingerprint}, and {files} has none for {name}: "
+        "check the fingerprint, then accept it with `ssh` once"
+    )
+
+
+class HostKeyChangedError(HostKeyError):
+    """The host's key differs from the known one: another machine, or a man in the middle."""
+
+    def __str__(self) -> str:
+        return self._fill(
+            "host {host} shows the {key_type} key {fingerprint}, which is NOT the one that {files} "
+            "has for {name}: somebody may be in between; if the host was set up anew, "
+            "`ssh-keygen -R {quoted}` forgets its old key",
+            quoted=shlex.quote(one_line(self.name)),
+        )
+
+
+class HostAuthError(HostError):
+    """The host accepts none of the user's keys."""
+
+    user: str
+    reason: str
+    template = "host {host} does not let {user} in: {reason}"
+
+
+# One device
+
+
+class DeviceError(HarnessError):
+    """Root of what goes wrong on one device.
+
+    Attributes:
+        serial: the device's name on the adb server.
+    """
+
+    serial: str
+
+
+class DeviceConnectError(DeviceError):
+    """The adb server could not connect to a TCP device."""
+
+    reason: str
+    template = "cannot connect to device {serial}: {reason}"
+
+
+class DeviceUnauthorizedError(DeviceError):
+    """The device does not accept this host's adb key."""
+
+    template = (
+        "device {serial} does not accept this host's adb key: confirm the dialog on its screen, "
+        "or start it as the user whose key it holds"
+    )
+
+
+class DeviceLostError(DeviceError):
+    """The device went away, or offline, in the middle of an action."""
+
+    action: str
+    reason: str
+    template = "device {serial} went away during {action}: {reason}"
+
+
+class DeviceTimeoutError(DeviceError):
+    """An action on the device exceeded its time limit."""
+
+    action: str
+    timeout_s: float
+    log_tail: str = ""
+
+    def __str__(self) -> str:
+        tail = "; last output: {log_tail:300}" if self.log_tail.strip() else ""
+        return self._fill("device {serial}: {action} took longer than {timeout_s:g} s" + tail)
+
+
+class DeviceCommandError(DeviceError):
+    """A command on the device failed.
+
+    Attributes:
+        log_tail: the end of the command's stderr, or else of its stdout.
+    """
+
+    command: str
+    exit_status: int
+    log_tail: str
+
+    def __str__(self) -> str:
+        tail = "{log_tail:300}" if self.log_tail.strip() else "it wrote nothing"
+        return self._fill(
+            "device {serial}: {command:120} failed with status {exit_status}: " + tail
+        )
+
+
+class DeviceTransferError(DeviceError):
+    """The device refused to take or give a file, or gave an impossible one."""
+
+    path: str
+    reason: str
+    template = "device {serial}, file {path!r}: {reason}"
+
+
+class DevicePathError(DeviceTransferError):
+    """A path on the device does not exist, or is a folder instead of a file."""
+
+
+class DevicePermissionError(DeviceTransferError):
+    """The device's shell user may not write or read a path."""
+
+
+class DeviceFullError(DeviceError):
+    """The device has too little free space.
+
+    Attributes:
+        needed_bytes: size of the write; `None` where the device only said that it is full.
+        free_bytes: free on the device.
+        evictable_bytes: what evicting from our store there could free, which is too little.
+    """
+
+    path: str
+    needed_bytes: int | None
+    free_bytes: int | None
+    evictable_bytes: int | None = None
+
+    def __str__(self) -> str:
+        needed = "" if self.needed_bytes is None else ", {needed_bytes:,} bytes needed"
+        free = "" if self.free_bytes is None else ", {free_bytes:,} free"
+        evictable = "" if self.evictable_bytes is None else ", {evictable_bytes:,} evictable"
+        sizes = needed + free + evictable
+        return self._fill("device {serial} is full at {path}" + sizes + ": remove files from it")
+
+
+class DeviceUnsupportedError(DeviceError):
+    """An action that this device, or its type of device, cannot do."""
+
+    action: str
+    reason: str
+    template = "device {serial} cannot do this: {action}: {reason}"
+
+
+class DeploymentCorruptError(DeviceError):
+    """A file arrived on the device with other bytes than were sent; it was removed there."""
+
+    name: str
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        found = "{found}" if self.found.strip() else "unknown"
+        return self._fill(
+            "device {serial} holds {name!r} with SHA-256 " + found + " after the push of "
+            "{expected!r}: its storage or cable is at fault"
+        )
+
+
+class ConditionsNotMetError(DeviceError):
+    """The device did not reach the state that a measured run needs.
+
+    Attributes:
+        condition: `thermal_gate`, `charge` or `battery_health`.
+        waited_s: time that the device was given.
+    """
+
+    condition: str
+    reason: str
+    waited_s: float
+    template = (
+        "device {serial} is not fit for a measured run after {waited_s:.0f} s, "
+        "{condition}: {reason}"
+    )
+
+
+class RunnerError(DeviceError):
+    """The runner on the device crashed, hung or refused its input.
+
+    Attributes:
+        reason: how it ended, in words.
+        exit_status: of the runner; 128 + n when signal n ended it.
+    """
+
+    exit_code = 1
+    command: str
+    reason: str
+    exit_status: int | None
+    log_tail: str
+
+    def __str__(self) -> str:
+        ended = self._fill("device {serial}: {command} {reason}")
+        return f"{ended}; it said: {self._last_lines()}" if self.log_tail.strip() else ended
+
+    def _last_lines(self) -> str:
+        """The last line, where it ended, after the library's last errors, why it ended."""
+        *before, last = map(one_line, self.log_tail.strip().splitlines())
+        errors = [line for line in before if "[ERROR]" in line and line != last]
+        return " | ".join([*dict.fromkeys(errors[-2:]), last])[:400]
+
+
+class RuntimeOutputError(DeviceError):
+    """The runner on the device printed or wrote garbage."""
+
+    exit_code = 1
+    reason: str
+    log_tail: str
+    template = "device {serial}: {reason}"
+
+
+# Virtual devices
+
+
+class VirtualDeviceError(HarnessError):
+    """Root of what virtual devices raise."""
+
+
+class VirtualDeviceNameError(VirtualDeviceError):
+    """A name that no virtual device can have."""
+
+    name: str
+    template = (
+        "a virtual device cannot be named {name!r:80}: use up to 40 letters, digits, `-` and `_`, "
+        "with a letter or digit first"
+    )
+
+
+class UnknownVirtualDeviceError(VirtualDeviceError):
+    """There is no virtual device with this name."""
+
+    name: str
+    known: tuple[str, ...]
+
+    def __str__(self) -> str:
+        known = "known are {known}" if self.known else "there are none yet"
+        return self._fill("no virtual device {name!r}: " + known)
+
+
+class VirtualDeviceChangeError(VirtualDeviceError):
+    """A virtual device exists already, with other properties than requested."""
+
+    name: str
+    what: str
+    made_with: str
+    wanted: str
+    template = (
+        "virtual device {name} exists with {what} {made_with}, not {wanted}: choose another name, "
+        "or `qnnfarm device rm {name}` first"
+    )
+
+
+class VirtualDeviceRecordError(VirtualDeviceError):
+    """The record of a virtual device cannot be read."""
+
+    path: str
+    reason: str
+    template = "record of a virtual device {path} cannot be used: {reason}"
+
+
+class VirtualDeviceStartError(VirtualDeviceError):
+    """The process of a virtual device did not start.
+
+    Attributes:
+        log_tail: the end of the process's log.
+    """
+
+    name: str
+    reason: str
+    log_tail: str
+    log_path: str
+
+    def __str__(self) -> str:
+        tail = ": {log_tail:300}" if self.log_tail.strip() else ""
+        return self._fill(
+            "virtual device {name} did not start: {reason}" + tail + " (log {log_path})"
+        )
+
+
+class VirtualDeviceBusyError(VirtualDeviceError):
+    """Another command has held the virtual device for too long."""
+
+    name: str
+    waited_s: float
+    template = (
+        "virtual device {name}: another command has held it for {waited_s:g} s: "
+        "try again once that is done"
+    )
+
+
+class VirtualDeviceControlError(VirtualDeviceError):
+    """A running virtual device does not accept a command."""
+
+    name: str
+    reason: str
+    template = "virtual device {name} cannot be told that: {reason}"
+
+
+class VirtualHostError(VirtualDeviceError):
+    """The process that hosts several virtual devices did not start."""
+
+    reason: str
+    log_path: str
+    template = "virtual devices did not start: {reason} (log {log_path})"
+
+
+class FaultSpecError(VirtualDeviceError):
+    """A text or a value that is no fault."""
+
+    text: str
+    reason: str
+    template = "not a fault {text!r:120}: {reason}"
+
+
+class HeatSettingError(VirtualDeviceError):
+    """An unknown setting of the heat model, or a value out of its range."""
+
+    name: str
+    value: float
+    allowed: str
+    template = "heat setting {name!r:60} cannot be {value:g}: {allowed}"
+
+
+class AdbKeyError(VirtualDeviceError):
+    """A file or message that holds no usable adb key."""
+
+    reason: str
+    template = "{reason}"
+
+
+class AdbProtocolError(VirtualDeviceError):
+    """A peer that violates the ADB protocol; its connection is closed."""
+
+    reason: str
+    template = "{reason}"

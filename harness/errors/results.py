@@ -1,0 +1,125 @@
+"""Errors of the results store, and of measurements that cannot enter it."""
+
+from harness.errors.base import HarnessError
+
+
+class StoreError(HarnessError):
+    """Root of what the results store raises."""
+
+
+class MissingStoreError(StoreError):
+    """There is no results database to read."""
+
+    location: str
+    template = "no results database at {location}: `qnnfarm bench --db` makes one"
+
+
+class NotAStoreError(StoreError):
+    """A file that is no results database, or a damaged one."""
+
+    location: str
+    reason: str
+    template = "{location} is no results database: {reason}"
+
+
+class NewerSchemaError(StoreError):
+    """A newer qnnfarm wrote the results database."""
+
+    location: str
+    found: int
+    supported: int
+    template = (
+        "{location} has schema {found}, newer than the {supported} that this qnnfarm knows: "
+        "update qnnfarm"
+    )
+
+
+class OlderSchemaError(StoreError):
+    """An older qnnfarm wrote the results database, and it cannot be migrated in place."""
+
+    location: str
+    found: int
+    supported: int
+    reason: str
+    template = (
+        "{location} has schema {found}, older than {supported}, and cannot be migrated "
+        "({reason}): copy it to where it can be written"
+    )
+
+
+class StoreLockedError(StoreError):
+    """Another process kept the results database locked for too long."""
+
+    location: str
+    waited_s: float
+    template = (
+        "{location} stayed locked by another process for {waited_s:g} s: try again once it is done"
+    )
+
+
+class StoreUnavailableError(StoreError):
+    """The results database cannot be reached, read or written."""
+
+    location: str
+    reason: str
+    template = "cannot use the results database {location}: {reason}"
+
+
+class UnknownRunError(StoreError):
+    """The results database has no run with this identifier."""
+
+    location: str
+    run_id: str
+    template = "{location} holds no run {run_id!r}"
+
+
+class RunConflictError(StoreError):
+    """A write contradicts what the results database already holds of the run."""
+
+    location: str
+    run_id: str
+    reason: str
+    template = "cannot write run {run_id} to {location}: {reason}"
+
+
+class CorruptRunError(StoreError):
+    """A run in the results database that qnnfarm cannot have written."""
+
+    location: str
+    run_id: str
+    reason: str
+    template = "run {run_id} in {location} is damaged: {reason}"
+
+
+class UnknownMetricError(StoreError):
+    """A metric that is not registered."""
+
+    key: str
+    known: tuple[str, ...]
+    template = "unknown metric {key!r}: known are {known}"
+
+
+class MetricValueError(StoreError):
+    """A value outside its metric's legal range."""
+
+    key: str
+    value: float
+    legal: str
+    template = "{key} cannot be {value:g}: legal is {legal}"
+
+
+class TelemetryRecordError(StoreError):
+    """An invalid telemetry series."""
+
+    channel: str
+    reason: str
+    template = "telemetry channel {channel!r} is not usable: {reason}"
+
+
+class OutputCheckError(HarnessError):
+    """The output is wrong, so its speed says nothing."""
+
+    exit_code = 1
+    device: str
+    reason: str
+    template = "the output on {device} is wrong, so its speed is void: {reason}"
