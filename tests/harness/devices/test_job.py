@@ -77,6 +77,8 @@ def test_every_shell_greets(shell: str) -> None:
 
 def test_a_process_id_that_went_to_somebody_else_is_left_alone(shell: str) -> None:
     with subprocess.Popen(["sleep", "3600"], start_new_session=True) as other:
+        while not Path(f"/proc/{other.pid}/cmdline").read_bytes():  # the kernel is still in exec
+            time.sleep(0.01)
         job = Job("true", group=other.pid)
         subprocess.run([shell, "-c", job.kill_script], check=True)
         assert other.poll() is None
