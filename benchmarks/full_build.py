@@ -20,7 +20,7 @@ from benchmarks.random_encodings import write_random_encodings
 from benchmarks.random_llama import LLAMA_1B, make_random_llama
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.graph.shape import GraphShape
-from buildlib.runner import StageRecord
+from buildlib.pipeline.runner import StageRecord
 from suites.models import tiny_llama
 
 TOKENIZER = tiny_llama.folder() / "tokenizer.json"

@@ -14,17 +14,17 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
-from buildlib.architectures import SupportedLLMs
-from buildlib.build import Build, Sources
 from buildlib.cache import default_cache_root
+from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import InvalidOptionError
-from buildlib.locations import lasting_path, user_path
-from buildlib.option_sets import GRAPH_OPTIONS, OptionSets
-from buildlib.plan import Additions, BuildPlan
-from buildlib.runner import OnStage
-from buildlib.schedule import default_workers
-from buildlib.source import (
+from buildlib.paths import lasting_path, user_path
+from buildlib.pipeline.build import Build, Sources
+from buildlib.pipeline.option_sets import GRAPH_OPTIONS, OptionSets
+from buildlib.pipeline.plan import Additions, BuildPlan
+from buildlib.pipeline.runner import OnStage
+from buildlib.pipeline.scheduler import default_workers
+from buildlib.pipeline.sources import (
     ModelSource,
     OnnxSource,
     SourceFiles,
@@ -40,7 +40,7 @@ from buildlib.toolchains.base import Toolchain
 if TYPE_CHECKING:
     from buildlib.embedding.config import EmbedDatatype
     from buildlib.lora.config import LoraBuilderInputConfig
-    from buildlib.speculative import SpeculativeConfig
+    from buildlib.speculative.config import SpeculativeConfig
     from buildlib.verify.comparison import VerificationReport
     from buildlib.verify.verifier import OnComparison, VerifyOptions
 
@@ -421,13 +421,15 @@ class GenAIBuilderHTP:
         Raises:
             BuildError: any of its kinds; that a comparison fails is in the report.
         """
-        return self.plan().verify(
-            options, emulator=emulator, on_stage=on_stage, on_comparison=on_comparison
+        from buildlib.verify.build import verify_build
+
+        return verify_build(
+            self.plan(), options, emulator=emulator, on_stage=on_stage, on_comparison=on_comparison
         )
 
     def _additions(self) -> Additions:
         from buildlib.embedding.config import EmbedDatatype
-        from buildlib.speculative import SpeculativeConfig
+        from buildlib.speculative.config import SpeculativeConfig
 
         lora, speculative = self.lora_config, self.speculative_config
         if lora is not None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildlib.errors import InputFileError
-from buildlib.locations import user_path
+from buildlib.paths import user_path
 from buildlib.toolchains.base import BinaryInfo, CompileConfig, Toolchain
 
 _STRUCTURE = "model"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import platformdirs
 
-from buildlib.locations import default_cache_root
+from buildlib.paths import default_cache_root
 
 
 def cache_dir() -> Path:

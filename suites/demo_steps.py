@@ -10,12 +10,12 @@ from typing import Self
 from filelock import FileLock, Timeout
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from buildlib.build import BuildOutputs
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
+from buildlib.pipeline.build import BuildOutputs
+from buildlib.pipeline.runner import StageRecord
 from buildlib.reference.perplexity import onnx_perplexity
-from buildlib.runner import StageRecord
 from harness.cli.arguments import WAIT_S
 from harness.cli.console import progress, remarks
 from harness.cli.session import open_session

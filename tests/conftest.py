@@ -17,8 +17,8 @@ import pytest
 from filelock import FileLock, Timeout
 from hypothesis import settings
 
-from buildlib.build import Build, BuildOutputs
 from buildlib.genai import GenAIBuilderFactory
+from buildlib.pipeline.build import Build, BuildOutputs
 from harness.clock import Deadline
 from harness.devices.adb.address import ServerAddress
 from harness.devices.adb.client import AdbServer

@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from buildlib.cache.layout import SIDECAR, Operation
-from buildlib.locations import default_cache_root
+from buildlib.paths import default_cache_root
 
 if TYPE_CHECKING:
     from buildlib.cache.key import StageKey

@@ -8,11 +8,11 @@ from pathlib import Path
 from filelock import Timeout
 
 from buildlib.cache.builds import entries_in_use
+from buildlib.cache.file_hashes import MEMO_FILE, HashMemo
 from buildlib.cache.layout import entry_folders, entry_lock
 from buildlib.cache.records import problem_of, read_files, read_info
 from buildlib.cache.removal import Usage, discard
 from buildlib.errors import CacheError
-from buildlib.hashing_memo import MEMO_FILE, HashMemo
 
 
 @dataclass(frozen=True)

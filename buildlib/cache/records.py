@@ -13,10 +13,10 @@ from typing import Annotated, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from buildlib.cache.file_hashes import HashMemo
 from buildlib.cache.key import StageKey, plain_config
 from buildlib.cache.layout import FILES, LAST_USED, SIDECAR, Operation, entry_name
 from buildlib.errors import CacheError, InputFileError
-from buildlib.hashing_memo import HashMemo
 
 _MAX_BYTES = 64 << 20
 

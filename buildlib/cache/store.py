@@ -14,14 +14,14 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from buildlib.cache.builds import RunningBuild, entries_in_use
+from buildlib.cache.file_hashes import MEMO_FILE, HashMemo
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import LAST_USED, Operation, entry_lock, entry_name, is_model_name
 from buildlib.cache.records import problem_of, write_records
 from buildlib.cache.removal import discard, prune, sweep
 from buildlib.cache.sizes import default_limit
-from buildlib.children import check_cancelled
+from buildlib.child_processes import check_cancelled
 from buildlib.errors import CacheError, ToolchainError
-from buildlib.hashing_memo import MEMO_FILE, HashMemo
 from buildlib.syncing import sync_folder
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from buildlib.architectures import SupportedLLMs, detect_architecture
+from buildlib.checkpoint.architectures import SupportedLLMs, detect_architecture
 from buildlib.checkpoint.rope_scaling import (
     UNSUPPORTED,
     LinearRopeScaling,

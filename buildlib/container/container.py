@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal, get_args
 
+from buildlib.cache.file_hashes import HashMemo
 from buildlib.container.archive import write_archive
 from buildlib.container.containerable import GenAIContainerable
 from buildlib.container.files import check_file, copy_file, write_text
@@ -22,8 +23,7 @@ from buildlib.container.layout import (
 from buildlib.container.manifest import PRECISION, ContainerMetadata, is_container, read_metadata
 from buildlib.container.placement import placed_folder
 from buildlib.errors import ContainerExistsError, ContainerFileError, InvalidOptionError
-from buildlib.hashing_memo import HashMemo
-from buildlib.locations import user_path
+from buildlib.paths import user_path
 
 ExportFormat = Literal["genie_bundle", "zip"]
 

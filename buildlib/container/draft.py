@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from buildlib.cache.file_hashes import HashMemo
 from buildlib.container.container import GenAIContainer
 from buildlib.container.files import copy_file, write_text
 from buildlib.container.genie_config import GenieConfig
@@ -30,7 +31,6 @@ from buildlib.container.manifest import (
 from buildlib.container.placement import placed_folder
 from buildlib.container.referee import check_genie_config
 from buildlib.errors import ContainerError
-from buildlib.hashing_memo import HashMemo
 from buildlib.targets import Target
 
 

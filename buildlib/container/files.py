@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import IO
 
+from buildlib.cache.file_hashes import HashMemo
 from buildlib.container.manifest import FileRecord, PartKind
 from buildlib.errors import ContainerFileError, InputFileError
-from buildlib.hashing_memo import HashMemo
 
 _CHUNK = 4 * 1024 * 1024
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from buildlib.errors import ContainerError, ContainerExistsError
-from buildlib.locations import user_path
+from buildlib.paths import user_path
 from buildlib.syncing import sync_folder
 
 

@@ -23,7 +23,6 @@ from buildlib.errors import EncodingsError, InvalidOptionError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.values import static_shape
-from buildlib.options import QuantizationOptions
 from buildlib.quantize.calibration import Range, fixed_ranges, observe_ranges, rotated_ranges
 from buildlib.quantize.grids import (
     INPUT_STEP,
@@ -34,6 +33,7 @@ from buildlib.quantize.grids import (
     missing_encodings,
     parameter_uses,
 )
+from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.structure import channel_axis, head_weights, shared_grids
 
 _KV_BITS = 8

@@ -12,7 +12,7 @@ from buildlib.encodings.files import load_encodings
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.values import is_parameter, source_of, static_shape
-from buildlib.options import QuantizationOptions
+from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.structure import channel_axis, head_products
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from buildlib.children import tracked
+from buildlib.child_processes import tracked
 from buildlib.errors import ToolchainError, ToolchainTimeoutError
 
 _TAIL_LINES = 20

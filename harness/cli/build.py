@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from buildlib.container.container import GenAIContainer
-    from buildlib.runner import StageRecord
+    from buildlib.pipeline.runner import StageRecord
     from buildlib.verify.comparison import StageComparison, VerificationReport
 
 _HEADINGS = ("stage", "graph", "verdict", "SQNR", "greedy", "max diff", "relative", "bound")
@@ -126,6 +126,7 @@ def build(
     from buildlib.genai import GenAIBuilderFactory
     from buildlib.lora.config import LoraBuilderInputConfig
     from buildlib.targets import parse_target
+    from buildlib.verify.build import verify_build
 
     text = None if calibration is None else read_text(calibration)
     options: dict[str, object] = {
@@ -152,7 +153,11 @@ def build(
     for name, job, folder in builds:
         with StageProgress(name) as progress:
             container = job.run(progress.show)
-            report = job.verify(emulator=True, on_comparison=progress.compared) if verify else None
+            report = (
+                verify_build(job, emulator=True, on_comparison=progress.compared)
+                if verify
+                else None
+            )
         if report is not None and not json:
             _print_comparisons(report)
         if report is None or report.passed:
@@ -191,7 +196,7 @@ def _refuse_unwritable(folder: Path) -> None:
         ContainerError: nothing can be made there.
     """
     from buildlib.errors import ContainerError
-    from buildlib.locations import user_path
+    from buildlib.paths import user_path
 
     parents = user_path(folder).absolute().parents
     there = next(parent for parent in parents if parent.exists())

@@ -216,7 +216,7 @@ def _say(pruned: "Pruned", *, dry_run: bool) -> None:
 
 
 def _root(cache: Path | None) -> Path:
-    from buildlib.locations import default_cache_root
+    from buildlib.paths import default_cache_root
 
     if cache is not None and not cache.is_dir():
         raise WrongUseError(f"there is no cache in {cache}")

@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from buildlib.cache.file_hashes import FileDigest
+from buildlib.cache.file_hashes import hash_files as hash_files_of_builder
 from buildlib.errors import InputFileError
-from buildlib.hashing_memo import FileDigest
-from buildlib.hashing_memo import hash_files as hash_files_of_builder
 from harness.devices.base import Device
 from harness.errors import HostFileError
 

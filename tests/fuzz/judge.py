@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from buildlib.build import BuildOutputs
 from buildlib.cache import SIDECAR
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
@@ -29,6 +28,7 @@ from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.interface import ATTENTION_MASK
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
+from buildlib.pipeline.build import BuildOutputs
 from buildlib.reference.runners import OnnxRunner
 from buildlib.targets import Target
 from buildlib.toolchains.base import BinaryInfo, CompileConfig, Toolchain

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from buildlib.cache import StageCache, StageKey
+from buildlib.cache.file_hashes import HashMemo
 from buildlib.cache.layout import entry_folders, leftovers, model_folders
 from buildlib.cache.records import problem_of
 from buildlib.cache.removal import prune
-from buildlib.hashing_memo import HashMemo
 
 WEIGHTS = "weights"
 ENTRIES = 2

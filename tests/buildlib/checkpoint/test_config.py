@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from buildlib.architectures import SupportedLLMs
+from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.checkpoint.config import (
     DecoderConfig,
     LinearRopeScaling,

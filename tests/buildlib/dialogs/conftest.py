@@ -14,8 +14,8 @@ from buildlib.container.genie_config import GenieConfig
 from buildlib.container.htp_config import htp_config
 from buildlib.encodings.files import load_encodings
 from buildlib.graph.shape import GraphShape
-from buildlib.package import genie_config
 from buildlib.passes.arcl import convert_arcl
+from buildlib.pipeline.package import genie_config
 from buildlib.quantize.export import export_checkpoint
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.targets import parse_target

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from buildlib.container.genie_config import GenieConfig
 from buildlib.graph.files import link_into
-from buildlib.speculative import LadeBuilderConfig, SpdBuilderConfig, Speaker, speculate
+from buildlib.speculative.config import LadeBuilderConfig, SpdBuilderConfig, Speaker, speculate
 from buildlib.targets import parse_target
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.children import Children
+from buildlib.child_processes import Children
 from buildlib.errors import CancelledError, ToolchainError, ToolchainTimeoutError
 from buildlib.toolchains.child_process import Step, run_step
 

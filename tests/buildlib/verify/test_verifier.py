@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 
-from buildlib.build import BuildOutputs
 from buildlib.checkpoint.config import load_config
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import CalibrationError, ModelFileError
@@ -18,6 +17,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.passes.mha2sha import convert_mha2sha
 from buildlib.passes.split import split_model
+from buildlib.pipeline.build import BuildOutputs
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.reference.runners import OnnxRunner, PartRunner
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer
 
 import device_scripts
-from buildlib.build import BuildOutputs
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
+from buildlib.pipeline.build import BuildOutputs
 from buildlib.reference.emulator import emulator_chains
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.perplexity import onnx_perplexity

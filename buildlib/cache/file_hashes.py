@@ -19,9 +19,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Self
 
+from buildlib.cache.hash_table import HashRow, HashTable
 from buildlib.errors import InputFileError
-from buildlib.hashing_table import HashRow, HashTable
-from buildlib.locations import default_cache_root
+from buildlib.paths import default_cache_root
 
 MEMO_FILE = "hashes.sqlite"
 _SETTLED_S = 1.0

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.build import BuildOutputs
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import (
     BuildError,
@@ -18,6 +17,7 @@ from buildlib.errors import (
     UnknownSocError,
 )
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.pipeline.build import BuildOutputs
 from suites.models import tiny_llama
 
 

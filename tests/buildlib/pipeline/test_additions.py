@@ -9,7 +9,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.errors import InvalidOptionError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.lora.config import LoraBuilderInputConfig
-from buildlib.speculative import LadeBuilderConfig
+from buildlib.speculative.config import LadeBuilderConfig
 from suites.models import tiny_llama
 
 

@@ -20,7 +20,7 @@ from buildlib.container.genie_config import (
 from buildlib.container.genie_engine import Lora, LoraAdapter
 from buildlib.container.referee import check_genie_text
 from buildlib.errors import ContainerError, GenieConfigError, InvalidOptionError
-from buildlib.speculative import (
+from buildlib.speculative.config import (
     EagletBuilderConfig,
     LadeBuilderConfig,
     SpdBuilderConfig,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from buildlib.errors import InvalidOptionError
-from buildlib.options import ConversionConfig, ModelTransformerConfig
+from buildlib.pipeline.options import ConversionConfig, ModelTransformerConfig
 from buildlib.targets import Target
 from buildlib.toolchains.base import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpConfigHelper

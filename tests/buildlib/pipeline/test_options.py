@@ -8,8 +8,8 @@ import pytest
 from buildlib.errors import CheckpointError, InvalidOptionError, ModelNotFoundError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.lora.config import LoraBuilderInputConfig
-from buildlib.schedule import WORKERS_VARIABLE
-from buildlib.speculative import SpdBuilderConfig
+from buildlib.pipeline.scheduler import WORKERS_VARIABLE
+from buildlib.speculative.config import SpdBuilderConfig
 
 ARS = "arn_cl_options.auto_regression_number"
 

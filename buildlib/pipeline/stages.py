@@ -9,7 +9,7 @@ arcl        float ONNX -> float ONNX at another (AR, CL)
 transform   float ONNX -> its parts, cut at layer boundaries, single-head
 convert     part + encodings -> QDQ ONNX and DLC
 compile     the DLCs of one part -> context binary
-package     binaries and configurations -> container (`buildlib.package`)
+package     binaries and configurations -> container (`buildlib.pipeline.package`)
 """
 
 import tempfile
@@ -20,9 +20,10 @@ from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, 
 from buildlib.embedding.config import EmbedDatatype
 from buildlib.graph.shape import GraphShape
 from buildlib.lora.config import LoraBuilderInputConfig
-from buildlib.naming import naming
-from buildlib.options import MhaConfig, QuantizationOptions, SplitModelConfig
-from buildlib.source import CheckpointSource, OnnxSource
+from buildlib.pipeline.error_names import naming
+from buildlib.pipeline.options import MhaConfig, SplitModelConfig
+from buildlib.pipeline.sources import CheckpointSource, OnnxSource
+from buildlib.quantize.options import QuantizationOptions
 from buildlib.targets import Target
 from buildlib.toolchains.base import CompileConfig, Toolchain
 

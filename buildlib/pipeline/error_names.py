@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from buildlib.errors import BuildError, EncodingsError
-from buildlib.source import ModelSource, OnnxSource
+from buildlib.pipeline.sources import ModelSource, OnnxSource
 
 
 @contextmanager

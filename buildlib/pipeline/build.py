@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from buildlib.cache import CacheEntry, StageCache
 from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
@@ -13,28 +12,24 @@ from buildlib.container.container import GenAIContainer
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import InvalidOptionError
 from buildlib.graph.shape import GraphShape
-from buildlib.memory import available_memory
-from buildlib.naming import naming
-from buildlib.package import Prepared, compose
 from buildlib.passes.balance import Apart, choose_splits
 from buildlib.passes.split import model_weights
-from buildlib.plan import MAX_PART_BYTES, BuildPlan, Part, integer_bytes, own_shape, parts
-from buildlib.quantize.grids import check_same_caches
-from buildlib.quantize.summary import decided_otherwise
-from buildlib.runner import (
+from buildlib.pipeline.error_names import naming
+from buildlib.pipeline.memory import available_memory
+from buildlib.pipeline.package import Prepared, compose
+from buildlib.pipeline.plan import MAX_PART_BYTES, BuildPlan, Part, integer_bytes, own_shape, parts
+from buildlib.pipeline.runner import (
     OnStage,
     StageRecord,
     StageRunner,
     hash_texts,
 )
-from buildlib.schedule import Task, run_bounded
-from buildlib.source import ModelSource, OnnxSource
-from buildlib.stages import MULTI_HEAD
+from buildlib.pipeline.scheduler import Task, run_bounded
+from buildlib.pipeline.sources import ModelSource, OnnxSource
+from buildlib.pipeline.stages import MULTI_HEAD
+from buildlib.quantize.grids import check_same_caches
+from buildlib.quantize.summary import decided_otherwise
 from buildlib.toolchains.base import Toolchain, compile_memory_of_weights
-
-if TYPE_CHECKING:
-    from buildlib.verify.comparison import VerificationReport
-    from buildlib.verify.verifier import OnComparison, VerifyOptions
 
 
 class GivenEncodingsWarning(UserWarning):
@@ -172,34 +167,6 @@ class Build:
             dlcs=files(lambda s, part: part.dlc(s)),
             binaries=binaries,
             container=container,
-        )
-
-    def verify(
-        self,
-        options: "VerifyOptions | None" = None,
-        *,
-        emulator: bool = False,
-        on_stage: OnStage | None = None,
-        on_comparison: "OnComparison | None" = None,
-    ) -> "VerificationReport":
-        """Build, and compare what each stage made with what it was made from.
-
-        Args:
-            options: how much is run.
-            emulator: compare compiled graphs too; for a phone they are compiled a second time,
-                without shared weights, as the emulator needs them.
-            on_stage: as `run` takes it.
-            on_comparison: told of each comparison as it is made.
-
-        Raises:
-            BuildError: any of its kinds; that a comparison fails is in the report.
-        """
-        from buildlib.verification import verify_build
-
-        outputs = self.outputs(on_stage)
-        toolchain = self.toolchain if emulator else None
-        return verify_build(
-            outputs, self.sources, self.plan.target, toolchain, options, on_comparison
         )
 
     def _ready(self, runner: StageRunner) -> "tuple[BuildPlan, dict[ModelSource, Ready]]":

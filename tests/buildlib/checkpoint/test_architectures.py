@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildlib.architectures import SupportedLLMs, detect_architecture
+from buildlib.checkpoint.architectures import SupportedLLMs, detect_architecture
 
-EXPORTS = sorted((Path(__file__).parents[1] / "fixtures" / "exports").glob("*/config.json"))
+EXPORTS = sorted((Path(__file__).parents[2] / "fixtures" / "exports").glob("*/config.json"))
 
 
 @pytest.mark.parametrize("path", EXPORTS, ids=lambda path: path.parent.name)

@@ -7,20 +7,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from buildlib.build import BuildOutputs, Sources
 from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.values import static_shape
-from buildlib.plan import own_shape
+from buildlib.pipeline.build import Build, BuildOutputs, Sources
+from buildlib.pipeline.plan import own_shape
+from buildlib.pipeline.runner import OnStage
+from buildlib.pipeline.sources import OnnxSource
+from buildlib.pipeline.stages import EMBEDDING_FILE
 from buildlib.quantize.export import load_tokenizer
 from buildlib.reference.feeds import Embed
-from buildlib.source import OnnxSource
-from buildlib.stages import EMBEDDING_FILE
-from buildlib.targets import Target
-from buildlib.toolchains.base import Toolchain
 from buildlib.verify.comparison import VerificationReport
 from buildlib.verify.source_runner import SourcePart
 from buildlib.verify.stage_models import StageModels, compile_for_emulator
@@ -29,37 +28,38 @@ from buildlib.verify.verifier import OnComparison, VerifyOptions, verify_outputs
 
 
 def verify_build(
-    outputs: BuildOutputs,
-    sources: Sources,
-    target: Target,
-    emulator: Toolchain | None,
+    build: Build,
     options: VerifyOptions | None = None,
+    *,
+    emulator: bool = False,
+    on_stage: OnStage | None = None,
     on_comparison: OnComparison | None = None,
 ) -> VerificationReport:
-    """Compare what each stage of a build made with what it was made from.
+    """Run a build, and compare what each stage made with what it was made from.
 
     The sample is the calibration text, if the source has one.
 
     Args:
-        outputs: of the build.
-        sources: that it was made of.
-        target: of the build.
-        emulator: runs compiled graphs; without it they are not compared.
+        build: whose stages are compared.
         options: how much is run.
-        on_comparison: told of each comparison as it is made.
+        emulator: compare compiled graphs too; for a phone they are compiled a second time,
+            without shared weights, as the emulator needs them.
+        on_stage: called after each stage of the build.
+        on_comparison: called after each comparison.
 
     Raises:
-        BuildError: a model cannot be run, or the emulator failed.
+        BuildError: any of its kinds; that a comparison fails is in the report.
     """
+    outputs, sources, target = build.outputs(on_stage), build.sources, build.plan.target
     config = load_config(outputs.export / CONFIG_FILE)
     wanted = options or VerifyOptions(soc_model=target.soc.soc_model)
     with tempfile.TemporaryDirectory(prefix="qnnfarm-verify-") as scratch:
         binaries: tuple[Path, ...] | None = None
-        if emulator is not None:
+        if emulator:
             binaries = (
                 outputs.binaries
                 if target.emulator
-                else compile_for_emulator(outputs.dlcs, target, emulator, Path(scratch))
+                else compile_for_emulator(outputs.dlcs, target, build.toolchain, Path(scratch))
             )
         models = StageModels(
             config=config,
@@ -75,7 +75,11 @@ def verify_build(
         )
         tokens = _sample(sources.main.calibration_text, outputs.export, config, wanted)
         return verify_outputs(
-            models, tokens, emulator=emulator, options=wanted, on_comparison=on_comparison
+            models,
+            tokens,
+            emulator=build.toolchain if emulator else None,
+            options=wanted,
+            on_comparison=on_comparison,
         )
 
 

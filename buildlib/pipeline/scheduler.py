@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from buildlib.children import Children
+from buildlib.child_processes import Children
 from buildlib.errors import InvalidOptionError
 
 T = TypeVar("T")

@@ -13,10 +13,10 @@ from buildlib.container.htp_config import htp_config
 from buildlib.container.manifest import MAX_NAME, GraphsRecord, ModelRecord, PartKind
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.lora.adapters import LORA_FOLDER
-from buildlib.plan import BuildPlan
+from buildlib.pipeline.plan import BuildPlan
+from buildlib.pipeline.stages import EMBEDDING_FILE, LORA_FILE
 from buildlib.quantize.summary import found_quantization
-from buildlib.speculative import Speaker, SsdBuilderConfig, speculate
-from buildlib.stages import EMBEDDING_FILE, LORA_FILE
+from buildlib.speculative.config import Speaker, SsdBuilderConfig, speculate
 from buildlib.targets import Target
 
 

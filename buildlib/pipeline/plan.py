@@ -12,16 +12,16 @@ from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
 from buildlib.lora.config import LoraBuilderInputConfig
-from buildlib.options import (
+from buildlib.passes.balance import check_part_count
+from buildlib.pipeline.options import (
     ARnContextLengthConfig,
     ConversionConfig,
     ModelTransformerConfig,
     OptionValue,
     SplitModelConfig,
 )
-from buildlib.passes.balance import check_part_count
 from buildlib.quantize.recipe import Bitwidths
-from buildlib.speculative import SpeculativeConfig, check_speculation
+from buildlib.speculative.config import SpeculativeConfig, check_speculation
 from buildlib.targets import Target
 from buildlib.toolchains.base import CompileConfig
 

@@ -11,8 +11,8 @@ from buildlib.cache import StageCache, StageKey
 from buildlib.cache.layout import entry_lock, entry_name
 from buildlib.errors import InputFileError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
-from buildlib.runner import StageRecord
-from buildlib.schedule import Task, run_bounded
+from buildlib.pipeline.runner import StageRecord
+from buildlib.pipeline.scheduler import Task, run_bounded
 
 
 @pytest.fixture

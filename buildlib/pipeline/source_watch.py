@@ -7,8 +7,8 @@ has the hash of what it was.
 from collections.abc import Mapping
 from pathlib import Path
 
+from buildlib.cache.file_hashes import hash_files
 from buildlib.errors import InputFileError
-from buildlib.hashing_memo import hash_files
 
 _Look = tuple[int, int]
 

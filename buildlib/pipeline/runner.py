@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from buildlib import stages
 from buildlib.cache import CacheEntry, Operation, StageCache, StageKey
+from buildlib.cache.file_hashes import MEMO_FILE, hash_files
+from buildlib.cache.hashing import combined, sha256_sources
 from buildlib.checkpoint.layout import MODEL_FILE
-from buildlib.children import check_cancelled
+from buildlib.child_processes import check_cancelled
 from buildlib.errors import InvalidOptionError
 from buildlib.graph.shape import GraphShape
-from buildlib.hashing import combined, sha256_sources
-from buildlib.hashing_memo import MEMO_FILE, hash_files
 from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
-from buildlib.naming import naming
-from buildlib.package import Composition, Prepared, package
-from buildlib.plan import BuildPlan, Part
-from buildlib.source import CheckpointSource, ModelSource, OnnxSource
-from buildlib.source_watch import SourceWatch
+from buildlib.pipeline import stages
+from buildlib.pipeline.error_names import naming
+from buildlib.pipeline.package import Composition, Prepared, package
+from buildlib.pipeline.plan import BuildPlan, Part
+from buildlib.pipeline.source_watch import SourceWatch
+from buildlib.pipeline.sources import CheckpointSource, ModelSource, OnnxSource
 from buildlib.toolchains.base import Toolchain
 
-_GRAPHS = ("stages.py", "checkpoint", "encodings", "graph", "passes/base.py")
+_GRAPHS = ("pipeline/stages.py", "checkpoint", "encodings", "graph", "passes/base.py")
 _WEIGHTS = (*_GRAPHS, "quantize", "reference")
 
 # The code of each stage, as sources of this package: a changed pass must not find its old results.
@@ -39,8 +39,8 @@ _CODE: Mapping[Operation, tuple[str, ...]] = MappingProxyType(
         "arcl": (*_GRAPHS, "passes/arcl.py"),
         "transform": (*_GRAPHS, "passes"),
         "convert": (*_WEIGHTS, "toolchains"),
-        "compile": ("stages.py", "toolchains"),
-        "package": (*_GRAPHS, "container", "embedding", "package.py", "quantize"),
+        "compile": ("pipeline/stages.py", "toolchains"),
+        "package": (*_GRAPHS, "container", "embedding", "pipeline/package.py", "quantize"),
     }
 )
 _COMPILED = frozenset({"convert", "compile", "package"})  # what the toolchain's versions decide
@@ -83,7 +83,7 @@ class StageRunner:
         self._on_stage = on_stage
         self._recording = threading.Lock()
         self._versions = dict(toolchain.versions())
-        package_folder = Path(__file__).parent
+        package_folder = Path(__file__).parents[1]
         self._code = {name: sha256_sources(package_folder, *_CODE[name]) for name in _CODE}
 
     def export(

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from buildlib.architectures import SupportedLLMs, detect_architecture
+from buildlib.checkpoint.architectures import SupportedLLMs, detect_architecture
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.errors import (
     CalibrationTextMissingError,

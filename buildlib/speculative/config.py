@@ -21,7 +21,7 @@ from buildlib.container.genie_engine import Engine
 from buildlib.container.genie_speculative import Eaglet, Lade, Spd, Ssd
 from buildlib.container.layout import TOKENIZER
 from buildlib.errors import InvalidOptionError
-from buildlib.locations import user_path
+from buildlib.paths import user_path
 from buildlib.targets import Target
 
 _OPTION = "speculative_config"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from buildlib import hashing_memo
+from buildlib.cache import file_hashes
+from buildlib.cache.file_hashes import HashMemo, hash_files
 from buildlib.errors import InputFileError
-from buildlib.hashing_memo import HashMemo, hash_files
 
 LARGE = 3_000_000
 
@@ -21,7 +21,7 @@ LARGE = 3_000_000
 @pytest.fixture
 def old(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files just written count as settled, so that the memo takes them."""
-    monkeypatch.setattr(hashing_memo, "_SETTLED_S", -1.0)
+    monkeypatch.setattr(file_hashes, "_SETTLED_S", -1.0)
 
 
 def _sha256(data: bytes) -> str:
@@ -164,7 +164,7 @@ def test_many_processes_share_a_memo(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"f{number}").write_bytes(b"%d" % number)
     code = (
-        "import sys; from pathlib import Path; from buildlib import hashing_memo as h;"
+        "import sys; from pathlib import Path; from buildlib.cache import file_hashes as h;"
         "h._SETTLED_S = -1; p = Path(sys.argv[1]);"
         "print(len(h.hash_files(sorted(p.glob('f*')), p / 'memo')))"
     )

@@ -5,11 +5,12 @@ Names and defaults: `BuilderTransformerConfig` and its parts, docs.qualcomm.com 
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.errors import InvalidOptionError
+from buildlib.quantize.options import QuantizationOptions
 
 OptionValue = str | int | float | bool | None | tuple[str | int | float | bool | None, ...]
 
@@ -92,23 +93,6 @@ class ModelTransformerConfig(Options):
     arn_cl_options: ARnContextLengthConfig = ARnContextLengthConfig()
     split_model: SplitModelConfig = SplitModelConfig()
     mha2sha: MhaConfig = MhaConfig()
-
-
-class QuantizationOptions(Options):
-    """Bits of what the encodings say nothing about: it is calibrated. Of a checkpoint that is all.
-
-    Attributes:
-        act_bitwidth: of activations, tables and norms; keys and values have 8 always.
-        bias_bitwidth: of biases.
-        param_bitwidth: of the weights of linear layers; the output projection has 8 always.
-        lpbq_block_size: 4-bit weights get scales in blocks of so many inputs (LPBQ); `None` gives a
-            scale for each output channel. A name of ours.
-    """
-
-    act_bitwidth: Literal[8, 16] = 16
-    bias_bitwidth: Literal[8, 32] = 32
-    param_bitwidth: Literal[4, 8] = 8
-    lpbq_block_size: PositiveInt | None = None
 
 
 class ConversionConfig(Options):

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.build import Build, GivenEncodingsWarning
 from buildlib.checkpoint.layout import ENCODINGS_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.container.dlc import inspect_dlc
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.errors import InvalidOptionError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.pipeline.build import Build, GivenEncodingsWarning
 from suites.models import tiny_llama
 
 ARS, CLS = "arn_cl_options.auto_regression_number", "arn_cl_options.context_length"

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildlib.children import tracked
+from buildlib.child_processes import tracked
 from buildlib.errors import CancelledError, InvalidOptionError
-from buildlib.schedule import Task, default_workers, run_bounded
+from buildlib.pipeline.scheduler import Task, default_workers, run_bounded
 
 GB = 1 << 30
 _LONG_S = 120  # before a test gives up: no measure of speed
@@ -166,8 +166,8 @@ def test_interrupt_kills_children_and_keeps_what_is_finished(tmp_path: Path) -> 
         import sys
         from pathlib import Path
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from buildlib.schedule import Task, run_bounded
-        from test_schedule import sleeper
+        from buildlib.pipeline.scheduler import Task, run_bounded
+        from test_scheduler import sleeper
         folder = Path({str(tmp_path)!r})
         tasks = [
             Task("quick", lambda: (folder / "finished").write_text("whole")),

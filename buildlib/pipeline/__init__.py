@@ -1,0 +1,1 @@
+"""Stages of a build, from a model folder to a container, run through the cache."""

@@ -1,0 +1,24 @@
+"""Options of quantization, in the vendor's vocabulary."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class QuantizationOptions(BaseModel):
+    """Bits of what the encodings say nothing about: it is calibrated. Of a checkpoint that is all.
+
+    Attributes:
+        act_bitwidth: of activations, tables and norms; keys and values have 8 always.
+        bias_bitwidth: of biases.
+        param_bitwidth: of the weights of linear layers; the output projection has 8 always.
+        lpbq_block_size: 4-bit weights get scales in blocks of so many inputs (LPBQ); `None` gives a
+            scale for each output channel. A name of ours.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    act_bitwidth: Literal[8, 16] = 16
+    bias_bitwidth: Literal[8, 32] = 32
+    param_bitwidth: Literal[4, 8] = 8
+    lpbq_block_size: Annotated[int, Field(ge=1)] | None = None
