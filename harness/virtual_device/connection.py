@@ -8,8 +8,10 @@ from collections.abc import Callable, Coroutine
 from enum import Enum, auto
 from typing import Any, cast
 
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+
 from harness.errors import AdbKeyError, AdbProtocolError
-from harness.virtual_device.auth import TOKEN_SIZE, PublicKey, parse_public_key
+from harness.virtual_device.auth import TOKEN_SIZE, is_signed, parse_public_key
 from harness.virtual_device.protocol import (
     MAX_PAYLOAD,
     MIN_PAYLOAD,
@@ -55,7 +57,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(
         self,
         banner: str,
-        keys: Callable[[], list[PublicKey]],
+        keys: Callable[[], list[RSAPublicKey]],
         open_service: ServiceOpener,
         on_lost: Callable[["Connection"], None],
     ) -> None:
@@ -216,7 +218,7 @@ class Connection(asyncio.BufferedProtocol):
             raise AdbProtocolError("too many attempts to authenticate")
         if message.arg0 == _AUTH_SIGNATURE:
             signature = bytes(message.payload)
-            if any(key.verifies(self._token, signature) for key in self._keys()):
+            if any(is_signed(key, self._token, signature) for key in self._keys()):
                 self._accept()
             else:
                 self._challenge()

@@ -10,7 +10,9 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.virtual_device.auth import PublicKey, load_keys
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+
+from harness.virtual_device.auth import load_keys
 from harness.virtual_device.connection import Connection
 from harness.virtual_device.control import Switchboard, serve_control
 from harness.virtual_device.events import EventJournal
@@ -296,7 +298,7 @@ class Device:
         with contextlib.suppress(ValueError):
             self._connections.remove(connection)
 
-    def _keys(self) -> list[PublicKey]:
+    def _keys(self) -> list[RSAPublicKey]:
         keys, refused = load_keys(self._key_files)
         for line in refused:
             log.warning("key left out: %s", line)

@@ -2,25 +2,32 @@
 
 import base64
 import os
+import struct
 import subprocess
 from pathlib import Path
 
 import adbutils
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import AdbKeyError
 from harness.virtual_device.auth import (
-    DerReader,
-    PublicKey,
+    is_signed,
     load_keys,
     parse_private_key,
     parse_public_key,
     user_key_files,
 )
-
-_SHA1_INFO = bytes.fromhex("3021300906052b0e03021a05000414")
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +38,10 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _sign(key_file: Path, token: bytes) -> bytes:
-    """What adb sends for a token, computed with the private key itself."""
-    body = b"".join(key_file.read_bytes().splitlines()[1:-1])
-    outer = DerReader(base64.b64decode(body)).sequence()
-    outer.integer()
-    outer.sequence()
-    key = DerReader(outer.octet_string()).sequence()
-    _, modulus, _, private = (key.integer() for _ in range(4))
-    tail = b"\0" + _SHA1_INFO + token
-    padded = b"\0\1" + b"\xff" * (254 - len(tail)) + tail
-    return pow(int.from_bytes(padded, "big"), private, modulus).to_bytes(256, "big")
+    """What adb sends for a token."""
+    key = load_pem_private_key(key_file.read_bytes(), None)
+    assert isinstance(key, rsa.RSAPrivateKey)
+    return key.sign(token, padding.PKCS1v15(), Prehashed(hashes.SHA1()))  # noqa: S303
 
 
 def test_both_halves_of_a_key_tell_the_same(key_file: Path) -> None:
@@ -52,12 +53,12 @@ def test_a_signature_holds_for_its_token_alone(key_file: Path) -> None:
     key = parse_private_key(key_file.read_bytes())
     token = os.urandom(20)
     signature = _sign(key_file, token)
-    assert key.verifies(token, signature)
-    assert not key.verifies(os.urandom(20), signature)
-    assert not key.verifies(token, signature[:-1])
-    assert not key.verifies(token, bytes(256))
-    assert not key.verifies(token, b"\xff" * 256)
-    assert not key.verifies(b"", _sign(key_file, b""))
+    assert is_signed(key, token, signature)
+    assert not is_signed(key, os.urandom(20), signature)
+    assert not is_signed(key, token, signature[:-1])
+    assert not is_signed(key, token, bytes(256))
+    assert not is_signed(key, token, b"\xff" * 256)
+    assert not is_signed(key, b"", signature)
 
 
 @given(st.binary(max_size=900))
@@ -69,10 +70,19 @@ def test_what_is_no_key_is_a_key_error(data: bytes) -> None:
             parse_private_key(b"-----BEGIN PRIVATE KEY-----\n" + text + b"\n-----END-----\n")
 
 
-def test_short_moduli_and_odd_exponents_are_refused() -> None:
-    for modulus, exponent in ((2**1023 + 1, 65537), (2**2047 + 1, 1)):
-        with pytest.raises(AdbKeyError):
-            PublicKey(modulus, exponent)
+@pytest.mark.parametrize(("bits", "exponent"), [(1024, 65537), (2048, 1)])
+def test_short_moduli_and_odd_exponents_are_refused(bits: int, exponent: int) -> None:
+    modulus = (2 ** (bits - 1) + 1).to_bytes(256, "little")
+    blob = struct.pack("<II256s256sI", 64, 0, modulus, b"", exponent)
+    with pytest.raises(AdbKeyError):
+        parse_public_key(base64.b64encode(blob))
+
+
+def test_a_short_private_key_is_refused() -> None:
+    key = rsa.generate_private_key(65537, 1024)  # noqa: S505
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    with pytest.raises(AdbKeyError):
+        parse_private_key(pem)
 
 
 def test_keys_are_looked_for_where_adb_has_them(key_file: Path, tmp_path: Path) -> None:

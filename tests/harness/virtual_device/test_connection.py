@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.virtual_device.auth import PublicKey
 from harness.virtual_device.connection import Connection, Service
 from harness.virtual_device.protocol import HEADER_SIZE, Command, pack_header
 from harness.virtual_device.stream import Stream
@@ -19,7 +18,6 @@ _PATIENCE_S = 200
 _VERSION = 0x01000001
 
 _KEY = rsa.generate_private_key(65537, 2048)
-_PUBLIC = PublicKey(_KEY.public_key().public_numbers().n, 65537)
 
 
 class _Peer:
@@ -27,7 +25,7 @@ class _Peer:
 
     def __init__(self) -> None:
         self.lost = asyncio.Event()
-        self.device = Connection("device::", lambda: [_PUBLIC], self._open, self._forget)
+        self.device = Connection("device::", lambda: [_KEY.public_key()], self._open, self._forget)
 
     def _forget(self, _: Connection) -> None:
         self.lost.set()
