@@ -202,14 +202,16 @@ def children() -> list[int]:
 
 def measure(args: argparse.Namespace, folder: Path) -> bool:
     """Run both ways; whether the limits hold."""
-    from harness.virtual_device.host import hosting
+    from harness.virtual_device.host import hosted_devices
 
     drawn = random.Random(args.seed)  # noqa: S311 - nothing secret about it
     lengths = [drawn.uniform(0.5, 1.5) * args.mean for _ in range(args.cells)]
     load = Load(sorted(lengths, reverse=True), args.devices)
     with private_adb(folder) as server, MemoryMeter() as meter:
         began = time.monotonic()
-        with hosting(args.devices, SOC, folder / "farm", processes=args.processes) as serials:
+        with hosted_devices(
+            args.devices, SOC, folder / "farm", processes=args.processes
+        ) as serials:
             connect_all(server, serials)
             started_s = time.monotonic() - began
             print(f"{args.devices} devices in {args.processes} processes: {started_s:.1f} s")

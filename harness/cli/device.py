@@ -112,14 +112,15 @@ def fault(
     from harness.virtual_device import manager
     from harness.virtual_device.faults import parse_fault
 
-    wanted = [parse_fault(text) for text in faults or []]
+    new = [parse_fault(text) for text in faults or []]
+    control = manager.control(name)
     if events:
-        _print_events(manager.events(name), json=json)
+        _print_events(control.events(), json=json)
         return
     if clear:
-        manager.clear(name)
-    manager.inject(name, *wanted)
-    armed = [str(one) for one in manager.faults(name)]
+        control.clear()
+    control.inject(*new)
+    armed = [str(fault) for fault in control.faults()]
     if json:
         print_json(armed)
     elif armed:
@@ -133,7 +134,7 @@ def power(name: Name) -> None:
     """Give power back to a virtual device that lost it (`power:off=inf`)."""
     from harness.virtual_device import manager
 
-    manager.commands(name).power_on()
+    manager.control(name).power_on()
     tell(f"{name} has power")
 
 
@@ -159,7 +160,7 @@ def heat(
     from harness.virtual_device import manager
 
     if off:
-        manager.commands(name).heat_off()
+        manager.control(name).heat_off()
         tell(f"no heat is modelled on {name}")
         return
     changes = {
@@ -171,7 +172,7 @@ def heat(
         "time_scale": time_scale,
     }
     given = {key: value for key, value in changes.items() if value is not None}
-    reading = manager.heat(name, **given)
+    reading = manager.control(name).heat(**given)
     if json:
         print_json(None if reading is None else asdict(reading))
     elif reading is None:

@@ -138,7 +138,7 @@ def _short_name(folder: Path) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceCommands:
+class DeviceControl:
     """The switches of one device; all but `events` raise `VirtualDeviceControlError`.
 
     Attributes:

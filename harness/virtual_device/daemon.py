@@ -1,8 +1,8 @@
 """The process of one virtual device: `python -m harness.virtual_device.daemon FOLDER --ready-fd N`.
 
-It detaches from whoever started it, tells its pid and then its port through the descriptor, a
-JSON line each, and serves. With a namespace it is two processes: the outer one, which the record
-names, passes signals on; the inner one is the device, and dies with the outer one.
+It detaches from its starter, serves, and once it listens writes its pid and port to the descriptor,
+as one JSON line. With a namespace it is two processes: the outer one, which the record names,
+passes signals on; the inner one is the device, and dies with the outer one.
 """
 
 import argparse
@@ -13,18 +13,23 @@ import os
 import signal
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from harness.virtual_device.auth import user_key_files
+from harness.virtual_device.device import Device
 from harness.virtual_device.filesystem import NAMESPACE_ROOT
 from harness.virtual_device.folder import DeviceRecord, Handles, load_record
 from harness.virtual_device.linux import set_parent_death_signal
 from harness.virtual_device.namespace import NamespaceKind, enter_device_root, unshare
-from harness.virtual_device.processes import ProcessTable, Reaper, kill_leftovers, prepare_loop
+from harness.virtual_device.processes import ProcessTable, ProcessTracker
 
 log = logging.getLogger(__name__)
 
 _UMASK = 0o022
+_LOG_FORMAT = "%(asctime)s %(name)s: %(message)s"
+_MAX_LOG_BYTES = 4 * 1024 * 1024
+_KEPT_LOG_BYTES = _MAX_LOG_BYTES // 2
 
 
 def main() -> int:
@@ -41,52 +46,54 @@ def main() -> int:
     os.setsid()
     os.umask(_UMASK)
     set_up_logging(logging.INFO)
-    _tell(options.ready_fd, {"pid": os.getpid()})
     record = load_record(options.folder)
-    root = options.folder / "root"
     handles = Handles.open(options.folder)
-    kill_leftovers({record.serial_number})
-    if options.namespace is NamespaceKind.NONE:
-        return _serve(record, root, handles, options.ready_fd, in_namespace=False)
-    unshare(options.namespace)
-    inner = os.fork()
-    if inner:
-        os.close(options.ready_fd)
-        handles.control.close()
-        return _supervise(inner)
-    set_parent_death_signal(signal.SIGKILL)
-    enter_device_root(root, options.folder / "mnt")
-    return _serve(record, NAMESPACE_ROOT, handles, options.ready_fd, in_namespace=True)
-
-
-def _serve(
-    record: DeviceRecord, root: Path, handles: Handles, ready_fd: int, *, in_namespace: bool
-) -> int:
-    from harness.virtual_device.device import Device
+    daemon_pid = os.getpid()
 
     def on_ready(port: int) -> None:
-        _tell(ready_fd, {"port": port})
-        os.close(ready_fd)
+        os.write(options.ready_fd, json.dumps({"pid": daemon_pid, "port": port}).encode() + b"\n")
+        os.close(options.ready_fd)
 
-    async def serve() -> None:
-        reaper = Reaper()
-        prepare_loop(reaper)
-        device = Device(
-            record,
-            root,
-            in_namespace=in_namespace,
-            key_files=user_key_files(os.environ, Path.home()),
-            processes=ProcessTable(reaper, record.serial_number, alone=True),
-            handles=handles,
-        )
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, device.shut_down)
-        await device.run(on_ready)
-
-    os.chdir("/")
-    asyncio.run(serve())
+    in_namespace = options.namespace is not NamespaceKind.NONE
+    root = options.folder / "root"
+    if in_namespace:
+        unshare(options.namespace)
+        inner = os.fork()
+        if inner:
+            os.close(options.ready_fd)
+            handles.control.close()
+            return _supervise(inner)
+        set_parent_death_signal(signal.SIGKILL)
+        enter_device_root(root, options.folder / "mnt")
+        root = NAMESPACE_ROOT
+    asyncio.run(_serve(options.folder, record, root, handles, on_ready, in_namespace=in_namespace))
     return 0
+
+
+async def _serve(
+    folder: Path,
+    record: DeviceRecord,
+    root: Path,
+    handles: Handles,
+    on_ready: Callable[[int], None],
+    *,
+    in_namespace: bool,
+) -> None:
+    os.chdir("/")
+    tracker = ProcessTracker()
+    tracker.install()
+    device = Device(
+        record,
+        root,
+        in_namespace=in_namespace,
+        key_files=user_key_files(os.environ, Path.home()),
+        processes=ProcessTable(tracker, folder, alone=True),
+        handles=handles,
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, device.shut_down)
+    await device.run(on_ready)
 
 
 def _supervise(inner: int) -> int:
@@ -101,19 +108,10 @@ def _supervise(inner: int) -> int:
     return os.waitstatus_to_exitcode(status) & 0xFF
 
 
-def _tell(descriptor: int, what: dict[str, int]) -> None:
-    os.write(descriptor, json.dumps(what).encode() + b"\n")
-
-
-_FORMAT = "%(asctime)s %(name)s: %(message)s"
-_MAX_BYTES = 4 * 1024 * 1024
-_KEPT_BYTES = _MAX_BYTES // 2
-
-
 def set_up_logging(level: int) -> None:
     """Log to standard error from now on, and keep the last megabytes of it alone."""
     handler = BoundedHandler(sys.stderr)
-    logging.basicConfig(level=level, format=_FORMAT, handlers=[handler])
+    logging.basicConfig(level=level, format=_LOG_FORMAT, handlers=[handler])
 
 
 class BoundedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # no parameter at run time
@@ -130,11 +128,11 @@ class BoundedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # no par
 
 def _shorten(descriptor: int) -> None:
     found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_size <= _MAX_BYTES:
+    if not stat.S_ISREG(found.st_mode) or found.st_size <= _MAX_LOG_BYTES:
         return
     # It was opened for writing, and where the device lives it may have no name any more.
     with open(f"/proc/self/fd/{descriptor}", "rb") as file:  # noqa: PTH123 - no path
-        file.seek(-_KEPT_BYTES, os.SEEK_END)
+        file.seek(-_KEPT_LOG_BYTES, os.SEEK_END)
         kept = file.read()
     os.ftruncate(descriptor, 0)
     os.write(descriptor, kept[kept.find(b"\n") + 1 :])

@@ -24,19 +24,12 @@ from pathlib import Path
 from buildlib.targets import find_soc
 from harness.errors import VirtualHostError
 from harness.virtual_device.auth import user_key_files
-from harness.virtual_device.control import DeviceCommands
+from harness.virtual_device.control import DeviceControl
 from harness.virtual_device.daemon import set_up_logging
 from harness.virtual_device.device import Device
 from harness.virtual_device.filesystem import DEVICE_FOLDERS
 from harness.virtual_device.folder import DeviceRecord, Handles, load_record, save_record
-from harness.virtual_device.launcher import kill_tree
-from harness.virtual_device.processes import (
-    ProcessTable,
-    Reaper,
-    kill_descendants,
-    kill_leftovers,
-    prepare_loop,
-)
+from harness.virtual_device.processes import ProcessTable, ProcessTracker, kill_leftovers, kill_tree
 
 log = logging.getLogger(__name__)
 
@@ -74,15 +67,15 @@ def device_name(number: int) -> str:
 
 
 async def _serve(folders: list[Path], *, until_eof: bool) -> None:
-    reaper = Reaper()
-    prepare_loop(reaper)
+    tracker = ProcessTracker()
+    tracker.install()
     key_files = user_key_files(os.environ, Path.home())
     devices: list[Device] = []
     ready: list[asyncio.Future[int]] = []
     loop = asyncio.get_running_loop()
     records = [load_record(folder) for folder in folders]
     handles = [Handles.open(folder) for folder in folders]
-    kill_leftovers({record.serial_number for record in records})
+    kill_leftovers(folders)
     async with asyncio.TaskGroup() as running:
         for folder, record, opened in zip(folders, records, handles, strict=True):
             device = Device(
@@ -90,7 +83,7 @@ async def _serve(folders: list[Path], *, until_eof: bool) -> None:
                 folder / "root",
                 in_namespace=False,
                 key_files=key_files,
-                processes=ProcessTable(reaper, record.serial_number, alone=False),
+                processes=ProcessTable(tracker, folder, alone=False),
                 handles=opened,
             )
             listening: asyncio.Future[int] = loop.create_future()
@@ -111,7 +104,7 @@ async def _serve(folders: list[Path], *, until_eof: bool) -> None:
             save_record(folder, replace(load_record(folder), port=port))
             sys.stdout.write(f"{folder.name} 127.0.0.1:{port}\n")
         sys.stdout.flush()
-    await kill_descendants(reaper)  # with those that shed the mark of their device
+    await tracker.kill(tracker.all)  # with those that shed the mark of their device
 
 
 async def _run(name: str, device: Device, listening: asyncio.Future[int]) -> None:
@@ -152,7 +145,7 @@ _Host = subprocess.Popen[bytes]
 
 
 @contextlib.contextmanager
-def hosting(
+def hosted_devices(
     count: int,
     soc: str,
     folder: Path,
@@ -163,7 +156,7 @@ def hosting(
     """Run devices in few processes; gives their serials, ends them all and what runs on them.
 
     Files stay in `folder`, for the next time. They end with this process too, even if it is
-    killed. `hosted_commands` has their switches.
+    killed. `hosted_control` has their switches.
 
     Args:
         processes: how many processes share the devices.
@@ -194,10 +187,10 @@ def hosting(
             _end(host)  # all at once; then each is waited for
 
 
-def hosted_commands(folder: Path, number: int) -> DeviceCommands:
+def hosted_control(folder: Path, number: int) -> DeviceControl:
     """The switches of the device with that index among the serials."""
     name = device_name(number)
-    return DeviceCommands(name, folder / name)
+    return DeviceControl(name, folder / name)
 
 
 def _start(

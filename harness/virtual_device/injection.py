@@ -352,7 +352,7 @@ class DeviceEffects:
         return struck
 
     def _below(self, pid: int) -> list[ProcessStat]:
-        found = self.processes.mine()
+        found = self.processes.all()
         below = {pid}
         for process in found:  # parents come before children
             if process.parent in below or process.session == pid:

@@ -6,11 +6,15 @@ commands at once do one thing after the other.
 """
 
 import contextlib
+import json
 import os
 import re
 import secrets
+import select
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,21 +30,23 @@ from harness.errors import (
     VirtualDeviceChangeError,
     VirtualDeviceNameError,
     VirtualDeviceRecordError,
+    VirtualDeviceStartError,
 )
 from harness.paths import state_dir
-from harness.virtual_device.control import DeviceCommands
-from harness.virtual_device.events import Event
+from harness.virtual_device.control import DeviceControl
 from harness.virtual_device.faults import Fault
 from harness.virtual_device.filesystem import DEVICE_FOLDERS
 from harness.virtual_device.folder import FILE_NAME, DeviceRecord, load_record, save_record
-from harness.virtual_device.heat.simulation import HeatReading
-from harness.virtual_device.launcher import LOG_NAME, kill_strays, kill_tree, launch
 from harness.virtual_device.linux import machine_boot_id, process_stat
 from harness.virtual_device.namespace import NamespaceKind, probe_namespace
+from harness.virtual_device.processes import MARK_VARIABLE, kill_leftovers, kill_tree
 
 DeviceState = Literal["running", "stopped", "damaged"]
 
+_LOG_NAME = "daemon.log"
+_LOG_TAIL_BYTES = 600
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+_START_PATIENCE_S = 120.0
 _LOCK_PATIENCE_S = 300.0  # longer than a start may take
 _STOP_PATIENCE_S = 10.0
 
@@ -60,14 +66,14 @@ class VirtualDevice:
     """
 
     name: str
-    serial: str
-    pid: int | None
-    root: Path
-    soc: str
     state: DeviceState
-    storage_bytes: int | None
-    namespace: NamespaceKind | None
+    root: Path
     log_path: Path
+    serial: str = ""
+    pid: int | None = None
+    soc: str = ""
+    storage_bytes: int | None = None
+    namespace: NamespaceKind | None = None
 
 
 def start(
@@ -98,26 +104,26 @@ def start(
     with _locked(name):
         record = _wanted_record(folder, name, part, storage_bytes)
         if record.running:
-            DeviceCommands(name, folder).inject(*faults)
+            DeviceControl(name, folder).inject(*faults)
             return _view(folder, record)
-        kill_strays(folder)
+        kill_leftovers({folder})
         for own in DEVICE_FOLDERS:
             (folder / "root" / own).mkdir(parents=True, exist_ok=True)
         (folder / "mnt").mkdir(exist_ok=True)
         save_record(folder, record.stopped())
         kind = namespace or probe_namespace().kind
-        launched = launch(name, folder, kind)
-        process = process_stat(launched.pid)
+        pid, port = _launch(name, folder, kind)
+        process = process_stat(pid)
         record = replace(
             record,
-            port=launched.port,
-            pid=launched.pid,
+            port=port,
+            pid=pid,
             pid_started=process.started if process else None,
             machine_boot=machine_boot_id(),
             namespace=kind.value,
         )
         save_record(folder, record)
-        DeviceCommands(name, folder).inject(*faults)
+        DeviceControl(name, folder).inject(*faults)
         return _view(folder, record)
 
 
@@ -133,7 +139,7 @@ def list_devices() -> list[VirtualDevice]:
         except FileNotFoundError:
             continue
         except VirtualDeviceRecordError:
-            found.append(_damaged(folder))
+            found.append(VirtualDevice(folder.name, "damaged", folder / "root", folder / _LOG_NAME))
     return found
 
 
@@ -161,7 +167,7 @@ def stop(name: str) -> VirtualDevice:
     with _locked(name):
         record = _load(name)
         _terminate(record)
-        kill_strays(folder)
+        kill_leftovers({folder})
         record = record.stopped()
         save_record(folder, record)
         return _view(folder, record)
@@ -180,14 +186,14 @@ def remove(name: str) -> None:
     with _locked(name):
         with contextlib.suppress(FileNotFoundError, VirtualDeviceRecordError):
             _terminate(load_record(folder))
-        kill_strays(folder)
+        kill_leftovers({folder})
         doomed = folder.with_name(f".{name}.{secrets.token_hex(4)}.removed")
         folder.rename(doomed)
         _delete_tree(doomed)
 
 
-def commands(name: str) -> DeviceCommands:
-    """The switches of a device, which need not run.
+def control(name: str) -> DeviceControl:
+    """Return the control of a device, which need not run.
 
     Raises:
         VirtualDeviceNameError: the name cannot be used.
@@ -195,32 +201,7 @@ def commands(name: str) -> DeviceCommands:
         VirtualDeviceRecordError: its record cannot be read.
     """
     _load(name)
-    return DeviceCommands(name, _folder(name))
-
-
-def inject(name: str, *faults: Fault) -> None:
-    """Tell a running device faults. Raises as `commands`, and `VirtualDeviceControlError`."""
-    commands(name).inject(*faults)
-
-
-def faults(name: str) -> tuple[Fault, ...]:
-    """The faults that can still strike a running device. Raises as `inject`."""
-    return commands(name).faults()
-
-
-def clear(name: str) -> None:
-    """End every fault of a running device. Raises as `inject`."""
-    commands(name).clear()
-
-
-def events(name: str) -> tuple[Event, ...]:
-    """What befell a device, oldest first, running or not. Raises as `commands`."""
-    return commands(name).events()
-
-
-def heat(name: str, **changes: float) -> HeatReading | None:
-    """See `DeviceCommands.heat`. Raises as `inject`, and `HeatSettingError`."""
-    return commands(name).heat(**changes)
+    return DeviceControl(name, _folder(name))
 
 
 def _wanted_record(folder: Path, name: str, soc: str, storage_bytes: int | None) -> DeviceRecord:
@@ -240,6 +221,44 @@ def _wanted_record(folder: Path, name: str, soc: str, storage_bytes: int | None)
     return replace(record, storage_bytes=storage_bytes)
 
 
+def _launch(name: str, folder: Path, kind: NamespaceKind) -> tuple[int, int]:
+    """Start the daemon of a device and wait until it listens; its pid and its port."""
+    log_path = folder / _LOG_NAME
+    ours, theirs = os.pipe()
+    with open(ours, "rb", buffering=0) as answer:  # noqa: PTH123 - no path
+        try:
+            command = [sys.executable, "-P", "-m", "harness.virtual_device.daemon", str(folder)]
+            command += ["--ready-fd", str(theirs), "--namespace", kind.value]
+            with log_path.open("ab") as log:
+                # Returns when the daemon has detached itself.
+                subprocess.run(
+                    command,
+                    env={**os.environ, MARK_VARIABLE: str(folder)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[theirs],
+                    cwd="/",
+                    check=False,
+                    timeout=_START_PATIENCE_S,
+                )
+            os.close(theirs)
+            theirs = -1
+            in_time = bool(select.select([answer], [], [], _START_PATIENCE_S)[0])
+        except subprocess.TimeoutExpired:
+            in_time = False
+        finally:
+            if theirs >= 0:
+                os.close(theirs)
+        line = answer.readline() if in_time else b""
+    if line:
+        ready = json.loads(line)
+        return ready["pid"], ready["port"]
+    kill_leftovers({folder})
+    reason = "its process ended" if in_time else f"no answer within {_START_PATIENCE_S:g} s"
+    raise VirtualDeviceStartError(name, reason, _tail(log_path), str(log_path))
+
+
 def _terminate(record: DeviceRecord) -> None:
     if record.pid is None or not record.running:
         return
@@ -253,7 +272,7 @@ def _terminate(record: DeviceRecord) -> None:
 
 
 def _devices_dir() -> Path:
-    return state_dir() / "devices"
+    return state_dir().absolute() / "devices"
 
 
 def _folder(name: str) -> Path:
@@ -291,29 +310,21 @@ def _view(folder: Path, record: DeviceRecord) -> VirtualDevice:
     running = record.running
     return VirtualDevice(
         name=record.name,
+        state="running" if running else "stopped",
+        root=folder / "root",
+        log_path=folder / _LOG_NAME,
         serial=f"127.0.0.1:{record.port}" if record.port else "",
         pid=record.pid if running else None,
-        root=folder / "root",
         soc=record.soc,
-        state="running" if running else "stopped",
         storage_bytes=record.storage_bytes,
         namespace=NamespaceKind(record.namespace) if running and record.namespace else None,
-        log_path=folder / LOG_NAME,
     )
 
 
-def _damaged(folder: Path) -> VirtualDevice:
-    return VirtualDevice(
-        name=folder.name,
-        serial="",
-        pid=None,
-        root=folder / "root",
-        soc="",
-        state="damaged",
-        storage_bytes=None,
-        namespace=None,
-        log_path=folder / LOG_NAME,
-    )
+def _tail(log_path: Path) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")
+    return ""
 
 
 def _delete_tree(folder: Path) -> None:

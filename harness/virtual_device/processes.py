@@ -14,12 +14,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from harness.virtual_device.linux import (
     ProcessStat,
     all_processes,
-    command_line,
     descendants,
     environment_of,
     set_child_subreaper,
@@ -27,20 +27,14 @@ from harness.virtual_device.linux import (
 
 log = logging.getLogger(__name__)
 
-OnExit = Callable[[int, int, float], None]
-"""Called with pid, wait status and the CPU seconds of the process and those it waited for."""
-
 MARK_VARIABLE: Final = "QNNFARM_DEVICE"
-"""Environment variable that tells a device's processes from those of others in one process."""
-
-_THREADS = 16
-
-HANGUP_GRACE_S = 1.0
+"""Environment variable of a device's daemon and of its processes; the value is its folder."""
 RECENT_S = 0.05
-"""Age of what is good enough for those who look many times a second."""
+"""Age of process lists that are good enough for callers that look many times a second."""
 
+_HANGUP_GRACE_S = 1.0
 _KILL_PATIENCE_S = 5.0
-_SERVERS = b"harness.virtual_device."
+_DISK_THREADS = 16
 _LIMITED = 'ulimit -S -f "$0" && exec "$@"'
 _ULIMIT_BLOCK = 512
 _DEFAULTED: Final[tuple[signal.Signals, ...]] = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -48,103 +42,40 @@ _DEFAULTED: Final[tuple[signal.Signals, ...]] = (signal.SIGPIPE, signal.SIGXFSZ)
 _DEFAULTED_IF_LIMITED: Final[tuple[signal.Signals, ...]] = (signal.SIGPIPE,)
 """A full disk is an error of write(2) and does not kill."""
 
-
-class Family:
-    """Belongs to one event loop.
-
-    A process is its owner's that was started for that owner, that is below one of those, or in
-    whose environment the owner's mark is: a daemon may have shed the first two.
-
-    Args:
-        variable: the environment variable whose value is the mark.
-    """
-
-    def __init__(self, variable: str) -> None:
-        self._prefix = f"{variable}=".encode()
-        self._started: dict[int, str] = {}
-        self._marks: dict[tuple[int, int], str] = {}
-        self._seen: list[ProcessStat] = []
-        self._owned: dict[str, list[ProcessStat]] = {}
-        self._seen_at = float("-inf")
-        self._ended: set[int] = set()
-
-    def started(self, pid: int, owner: str) -> None:
-        """A process was started for that owner, whose mark this is."""
-        self._started[pid] = owner
-
-    def ended(self, pid: int) -> None:
-        """A process has been waited for."""
-        self._started.pop(pid, None)
-        self._ended.add(pid)
-
-    def all(self, max_age_s: float = 0.0) -> list[ProcessStat]:
-        """All, zombies included, parents before children; as they were so long ago at most."""
-        self._look(max_age_s)
-        return [process for process in self._seen if process.pid not in self._ended]
-
-    def of(self, owner: str, max_age_s: float = 0.0) -> list[ProcessStat]:
-        """Those of one owner, as `all` gives them."""
-        self._look(max_age_s)
-        owned = self._owned.get(owner, [])
-        return [process for process in owned if process.pid not in self._ended]
-
-    def _look(self, max_age_s: float) -> None:
-        now = time.monotonic()
-        if now - self._seen_at < max_age_s:
-            return
-        self._seen, self._seen_at = descendants(os.getpid()), now
-        self._ended.clear()
-        owners: dict[int, str] = {}
-        owned: dict[str, list[ProcessStat]] = defaultdict(list)
-        marks: dict[tuple[int, int], str] = {}
-        for process in self._seen:
-            name = (process.pid, process.started)
-            owner = self._started.get(process.pid) or owners.get(process.parent)
-            owner = owner or self._marks.get(name) or self._mark(process.pid)
-            if owner:
-                owners[process.pid] = marks[name] = owner
-                owned[owner].append(process)
-        self._owned, self._marks = owned, marks
-
-    def _mark(self, pid: int) -> str:
-        for variable in environment_of(pid):
-            if variable.startswith(self._prefix):
-                return variable.removeprefix(self._prefix).decode("utf-8", "replace")
-        return ""
+OnExit = Callable[[int, int, float], None]
+"""Called with pid, wait status and the CPU seconds of the process and those it waited for."""
 
 
-def prepare_loop(reaper: "Reaper") -> None:
-    """Make the running event loop one that devices can live in."""
-    executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="disk")
-    asyncio.get_running_loop().set_default_executor(executor)
-    reaper.install()
-
-
-class Reaper:
-    """Reaps. Belongs to one event loop, in the main thread.
+class ProcessTracker:
+    """Reaps every process below this one, and knows which device each belongs to.
 
     Orphans become children of this process (`PR_SET_CHILD_SUBREAPER`, or pid 1 of a PID
-    namespace), so that what daemonises itself stays below it and can be found.
-
-    Attributes:
-        family: all that it waits for.
+    namespace), so daemons stay below it and can be found. A process belongs to the device that
+    started it or one of its ancestors, or whose folder its environment names: a daemon may have
+    shed its ancestors. Belongs to one event loop, in the main thread.
     """
 
     def __init__(self) -> None:
-        self.family = Family(MARK_VARIABLE)
-        self._watched: dict[int, OnExit] = {}
+        self._watched: dict[int, tuple[Path, OnExit]] = {}
+        self._folders: dict[tuple[int, int], Path] = {}
+        self._found: list[ProcessStat] = []
+        self._by_folder: dict[Path, list[ProcessStat]] = {}
+        self._found_at = float("-inf")
+        self._reaped: set[int] = set()
 
     def install(self) -> None:
-        """Become the reaper of all descendants from now on."""
+        """Reap all descendants from now on, in the running event loop, and give it disk threads."""
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk"))
         set_child_subreaper()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.reap)
+        loop.add_signal_handler(signal.SIGCHLD, self.reap)
 
-    def watch(self, pid: int, on_exit: OnExit) -> None:
-        """Tell of the end of a child that was just started."""
-        self._watched[pid] = on_exit
+    def watch(self, pid: int, folder: Path, on_exit: OnExit) -> None:
+        """Count a child that was just started as the device's in `folder`, until it exits."""
+        self._watched[pid] = folder, on_exit
 
     def reap(self) -> None:
-        """Take note of all that have ended."""
+        """Wait for all children that have exited."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -152,10 +83,57 @@ class Reaper:
                 return
             if pid == 0:
                 return
-            self.family.ended(pid)
-            on_exit = self._watched.pop(pid, None)
-            if on_exit is not None:
-                on_exit(pid, status, usage.ru_utime + usage.ru_stime)
+            self._reaped.add(pid)
+            if watched := self._watched.pop(pid, None):
+                watched[1](pid, status, usage.ru_utime + usage.ru_stime)
+
+    def all(self, max_age_s: float = 0.0) -> list[ProcessStat]:
+        """All descendants, zombies included, parents before children.
+
+        Args:
+            max_age_s: accepted age of the list.
+        """
+        self._refresh(max_age_s)
+        return [process for process in self._found if process.pid not in self._reaped]
+
+    def of(self, folder: Path, max_age_s: float = 0.0) -> list[ProcessStat]:
+        """Those of the device in `folder`, as `all` gives them."""
+        self._refresh(max_age_s)
+        own = self._by_folder.get(folder, [])
+        return [process for process in own if process.pid not in self._reaped]
+
+    async def kill(self, find: Callable[[], list[ProcessStat]]) -> None:
+        """Kill what `find` gives until it gives nothing more."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _KILL_PATIENCE_S
+        while left := find():
+            for process in left:
+                send_signal(process.pid, signal.SIGKILL)
+            self.reap()
+            if loop.time() > deadline:
+                log.error("could not kill %s", [process.pid for process in left])
+                return
+            await asyncio.sleep(0.01)
+        self.reap()
+
+    def _refresh(self, max_age_s: float) -> None:
+        now = time.monotonic()
+        if now - self._found_at < max_age_s:
+            return
+        self._found, self._found_at = descendants(os.getpid()), now
+        self._reaped.clear()
+        inherited: dict[int, Path] = {}
+        by_folder: dict[Path, list[ProcessStat]] = defaultdict(list)
+        folders: dict[tuple[int, int], Path] = {}
+        for process in self._found:
+            identity = (process.pid, process.started)
+            watched = self._watched.get(process.pid)
+            folder = watched[0] if watched else inherited.get(process.parent)
+            folder = folder or self._folders.get(identity) or marked_folder(process.pid)
+            if folder:
+                inherited[process.pid] = folders[identity] = folder
+                by_folder[folder].append(process)
+        self._by_folder, self._folders = by_folder, folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +152,14 @@ class ProcessTable:
     """Starts and kills the processes of one device. Belongs to one event loop.
 
     Args:
-        serial_number: the device's; `MARK_VARIABLE` says it in all its processes, with our pid.
-        alone: whether all that is below this process is the device's. Otherwise other devices
+        folder: the device's; it marks the processes.
+        alone: whether all descendants of this process are the device's. Otherwise other devices
             have processes here too.
     """
 
-    def __init__(self, reaper: Reaper, serial_number: str, *, alone: bool) -> None:
-        self._reaper = reaper
-        self._mark = f"{serial_number}-{os.getpid()}"
+    def __init__(self, tracker: ProcessTracker, folder: Path, *, alone: bool) -> None:
+        self._tracker = tracker
+        self._folder = folder
         self._alone = alone
         self._running: dict[int, asyncio.Future[int]] = {}
         self._hangups: set[asyncio.Task[None]] = set()
@@ -207,7 +185,7 @@ class ProcessTable:
         Raises:
             OSError: it cannot be started.
         """
-        environment = {**environment, MARK_VARIABLE: self._mark}
+        environment = {**environment, MARK_VARIABLE: str(self._folder)}
         defaulted = _DEFAULTED
         if file_size_limit is not None:
             defaulted = _DEFAULTED_IF_LIMITED
@@ -229,22 +207,21 @@ class ProcessTable:
         )
         exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._running[pid] = exited
-        self._reaper.family.started(pid, self._mark)
-        self._reaper.watch(pid, self._on_exit)
+        self._tracker.watch(pid, self._folder, self._on_exit)
         self._started.set()
         return Child(pid, exited)
 
-    def mine(self, max_age_s: float = 0.0) -> list[ProcessStat]:
+    def all(self, max_age_s: float = 0.0) -> list[ProcessStat]:
         """All processes of the device, zombies included, parents before children.
 
         Args:
-            max_age_s: how long ago they may have been seen.
+            max_age_s: accepted age of the list.
         """
         if not self._alone and not self._started.is_set():
             return []
-        found = self._look(max_age_s)
+        found = self._find(max_age_s)
         if not found and not self._running:
-            found = self._look() if max_age_s else found  # one may have come since
+            found = self._find() if max_age_s else found  # one may have come since
             if not found:
                 self._started.clear()
         return found
@@ -259,17 +236,17 @@ class ProcessTable:
 
     def hang_up(self, child: Child) -> None:
         """SIGHUP, and a second later SIGKILL, to all in the child's session; does not wait."""
-        task = asyncio.create_task(self._hang_up(child.pid))
+        task = asyncio.create_task(_hang_up(child.pid))
         self._hangups.add(task)
         task.add_done_callback(self._hangups.discard)
 
     async def kill_all(self) -> None:
         """Kill every process of the device and wait until all are reaped."""
-        await _kill(self.mine, self._reaper)
+        await self._tracker.kill(self.all)
 
-    def _look(self, max_age_s: float = 0.0) -> list[ProcessStat]:
-        family = self._reaper.family
-        return family.all(max_age_s) if self._alone else family.of(self._mark, max_age_s)
+    def _find(self, max_age_s: float = 0.0) -> list[ProcessStat]:
+        tracker = self._tracker
+        return tracker.all(max_age_s) if self._alone else tracker.of(self._folder, max_age_s)
 
     def _on_exit(self, pid: int, status: int, cpu_s: float) -> None:
         self._reaped_cpu_s += cpu_s
@@ -277,37 +254,40 @@ class ProcessTable:
         if not exited.done():
             exited.set_result(status)
 
-    async def _hang_up(self, session: int) -> None:
-        _signal_session(session, signal.SIGHUP)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + HANGUP_GRACE_S
-        while loop.time() < deadline:
-            if not _session_lives(session):
-                return
-            await asyncio.sleep(0.05)
-        _signal_session(session, signal.SIGKILL)
 
+def kill_leftovers(folders: Collection[Path]) -> None:
+    """Kill all processes that bear the mark of one of these devices, and their descendants.
 
-async def kill_descendants(reaper: Reaper) -> None:
-    """Kill all that is below this process, whosever it is, and wait until all are reaped."""
-    await _kill(reaper.family.all, reaper)
-
-
-def kill_leftovers(serial_numbers: Collection[str]) -> None:
-    """Kill what devices have left whose process was killed itself, as if their power had gone."""
-    marks = tuple(f"{MARK_VARIABLE}={number}-".encode() for number in serial_numbers)
+    For devices that are not served now: their process was killed, or was started and never
+    recorded, as if their power had gone.
+    """
     deadline = time.monotonic() + _KILL_PATIENCE_S
     while left := [
         process.pid
         for process in all_processes()
-        if process.alive and process.pid != os.getpid() and _is_leftover(process.pid, marks)
+        if process.alive and process.pid != os.getpid() and marked_folder(process.pid) in folders
     ]:
-        log.warning("killing what a device that was killed has left: %s", left)
+        log.warning("killing processes that a device left: %s", left)
         for pid in left:
-            send_signal(pid, signal.SIGKILL)
+            kill_tree(pid)
         if time.monotonic() > deadline:
             return
         time.sleep(0.01)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and all its descendants."""
+    for victim in [pid, *(process.pid for process in descendants(pid))]:
+        send_signal(victim, signal.SIGKILL)
+
+
+def marked_folder(pid: int) -> Path | None:
+    """Return the folder of the device that a process was started for, if it was for one."""
+    prefix = f"{MARK_VARIABLE}=".encode()
+    for variable in environment_of(pid):
+        if variable.startswith(prefix):
+            return Path(os.fsdecode(variable.removeprefix(prefix)))
+    return None
 
 
 def exit_code(status: int) -> int:
@@ -322,41 +302,15 @@ def send_signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-async def _kill(find: Callable[[], list[ProcessStat]], reaper: Reaper) -> None:
+async def _hang_up(session: int) -> None:
+    _signal_session(session, signal.SIGHUP)
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + _KILL_PATIENCE_S
-    while True:
-        left = find()
-        for process in left:
-            send_signal(process.pid, signal.SIGKILL)
-        reaper.reap()
-        if not left:
+    deadline = loop.time() + _HANGUP_GRACE_S
+    while loop.time() < deadline:
+        if not any(process.session == session and process.alive for process in all_processes()):
             return
-        if loop.time() > deadline:
-            log.error("could not kill %s", [process.pid for process in left])
-            return
-        await asyncio.sleep(0.01)
-
-
-def _is_leftover(pid: int, marks: tuple[bytes, ...]) -> bool:
-    """Whether it bears one of the marks, and who served the device is gone.
-
-    A copied folder has its device's serial number. Pid 1 is that of a PID namespace, which leaves
-    nothing behind.
-    """
-    for variable in environment_of(pid):
-        if variable.startswith(marks):
-            server = variable.rpartition(b"-")[2]
-            return server.isdigit() and server != b"1" and not _serves(int(server))
-    return False
-
-
-def _serves(pid: int) -> bool:
-    return any(word.startswith(_SERVERS) for word in command_line(pid))
-
-
-def _session_lives(session: int) -> bool:
-    return any(process.session == session and process.alive for process in all_processes())
+        await asyncio.sleep(0.05)
+    _signal_session(session, signal.SIGKILL)
 
 
 def _signal_session(session: int, number: signal.Signals) -> None:

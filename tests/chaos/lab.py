@@ -13,9 +13,8 @@ from buildlib.genai import GenAIBuilderFactory
 from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server
 from harness.pool.database import default_path
-from harness.virtual_device.control import DeviceCommands
-from harness.virtual_device.folder import load_record
-from harness.virtual_device.host import hosted_commands, hosting
+from harness.virtual_device.control import DeviceControl
+from harness.virtual_device.host import hosted_control, hosted_devices
 from suites.models import tiny_llama
 from tests.chaos.drawing import DEVICES
 from tests.private_adb import free_port, private_environment
@@ -37,9 +36,9 @@ class Farm:
     serials: tuple[str, ...]
     pool_file: Path
 
-    def commands(self, number: int) -> DeviceCommands:
+    def commands(self, number: int) -> DeviceControl:
         """The switches of a device."""
-        return hosted_commands(self.folder, number)
+        return hosted_control(self.folder, number)
 
     def member(self, number: int) -> str:
         """By which the pool knows it."""
@@ -51,7 +50,7 @@ class Farm:
 
     def mark(self, number: int) -> bytes:
         """What is in the environment of every process of the device, and of no other."""
-        return f"QNNFARM_DEVICE={load_record(self.commands(number).folder).serial_number}-".encode()
+        return f"QNNFARM_DEVICE={self.commands(number).folder}\0".encode()
 
     def device(self, number: int) -> AdbDevice:
         """The device without a lease."""
@@ -145,7 +144,7 @@ def opened(folder: Path, build_cache: Path) -> Iterator[Lab]:
 
 @contextlib.contextmanager
 def _farm(folder: Path, storage_bytes: int | None) -> Iterator[Farm]:
-    with hosting(DEVICES, SOC, folder, processes=1, storage_bytes=storage_bytes) as serials:
+    with hosted_devices(DEVICES, SOC, folder, processes=1, storage_bytes=storage_bytes) as serials:
         server = ensure_server()
         for serial in serials:
             server.connect(serial)

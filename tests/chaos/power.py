@@ -3,12 +3,12 @@
 import sys
 from pathlib import Path
 
-from harness.virtual_device.host import hosted_commands
+from harness.virtual_device.host import hosted_control
 
 
 def main() -> None:
     folder, number = sys.argv[1:]
-    hosted_commands(Path(folder), int(number)).power_on()
+    hosted_control(Path(folder), int(number)).power_on()
 
 
 if __name__ == "__main__":

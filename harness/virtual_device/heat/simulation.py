@@ -68,7 +68,7 @@ class Heat:
         if self._settings is None:
             self._state = HeatState(settings.ambient_c, settings.ambient_c)
             self._at = time.monotonic()
-            self._cpu_s = self._processes.cpu_s(self._processes.mine())
+            self._cpu_s = self._processes.cpu_s(self._processes.all())
             self._ticker = asyncio.create_task(self._tick())
         else:
             self._advance()
@@ -119,7 +119,7 @@ class Heat:
         now = time.monotonic()
         elapsed = now - self._at
         if elapsed > _LEAST_STEP_S:  # CPU time comes in ticks of 10 ms: less would be all noise
-            used = self._processes.cpu_s(self._processes.mine(RECENT_S))
+            used = self._processes.cpu_s(self._processes.all(RECENT_S))
             busy = max(0.0, used - self._cpu_s) / elapsed
             self._state = self._state.step(self._settings, elapsed, busy)
             self._at, self._cpu_s = now, used

@@ -49,7 +49,7 @@ class Throttler:
             await asyncio.sleep(_PERIOD_S * share)
 
     def _stop(self) -> None:
-        for process in self._processes.mine(RECENT_S):
+        for process in self._processes.all(RECENT_S):
             # What is stopped already was stopped by somebody else, who may continue it.
             if process.alive and process.state != "T" and not process.terminal:
                 send_signal(process.pid, signal.SIGSTOP)

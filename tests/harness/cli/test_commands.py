@@ -266,7 +266,7 @@ def test_a_device_that_goes_away_during_the_push_is_one_line(
     virtual, device = make_virtual_device()
     incoming = virtual.root / "data" / "local" / "tmp" / "qnnfarm" / "incoming"
     # So slow that the plug is pulled in the middle.
-    manager.inject(virtual.name, Slow(when="push", count=ALWAYS, rate=float(1 << 16)))
+    manager.control(virtual.name).inject(Slow(when="push", count=ALWAYS, rate=float(1 << 16)))
 
     def pull_the_plug() -> None:
         deadline = time.monotonic() + 250

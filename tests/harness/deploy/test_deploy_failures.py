@@ -103,7 +103,7 @@ def test_a_device_that_takes_nothing_says_no_numbers_that_nobody_knows(
 ) -> None:
     virtual, device = make_virtual_device()
     deploy(device, {"z": random_file(10)}, run_id="before")
-    manager.inject(virtual.name, Full(free=40))
+    manager.control(virtual.name).inject(Full(free=40))
     with pytest.raises(DeviceFullError) as caught:
         deploy(device, {"a": random_file(10)}, run_id="r")
     assert caught.value.needed_bytes is None
@@ -153,11 +153,11 @@ def test_what_dead_deployments_left_is_removed(
 
 def test_scripts_that_do_not_arrive_leave_nothing(make_virtual_device: MakeDevice) -> None:
     virtual, device = make_virtual_device()
-    manager.inject(virtual.name, Full(free=4096))
+    manager.control(virtual.name).inject(Full(free=4096))
     with pytest.raises(DeviceFullError):
         ensure_scripts(device, Deadline.for_device(device.serial, "scripts", 60))
     assert device.shell(f"ls -A {device.work_root}/incoming").stdout == ""
-    manager.clear(virtual.name)
+    manager.control(virtual.name).clear()
     folder = ensure_scripts(device, Deadline.for_device(device.serial, "scripts", 60))
     assert device.shell(["ls", "-A", f"{device.work_root}/scripts"]).stdout.split() == [
         folder[-16:]

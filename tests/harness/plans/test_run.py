@@ -267,13 +267,13 @@ def test_after_a_kill_it_goes_on_and_repeats_nothing(
     answer, err = finish(start(plan, "--only", "*#1", "--json"))
     assert answer["exit_code"] == 0, err
     for virtual in lab.virtual:  # so that the next cell does not end before it is looked at
-        manager.inject(virtual.name, Stall(when="run", count=ALWAYS))
+        manager.control(virtual.name).inject(Stall(when="run", count=ALWAYS))
     process = start(plan, "--max-parallel", "1")
     wait_for(lambda: "running" in {status for _, status in lab.runs()}, process)
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=_PATIENCE_S)
     for virtual in lab.virtual:
-        manager.clear(virtual.name)
+        manager.control(virtual.name).clear()
     assert sorted(status for _, status in lab.runs()) == ["done", "interrupted"]
 
     answer, err = finish(start(plan, "--json"))

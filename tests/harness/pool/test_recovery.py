@@ -125,7 +125,7 @@ def test_a_device_that_boots_gets_the_time_for_it(
     make_pool: MakePool, virtual: manager.VirtualDevice
 ) -> None:
     pool = make_pool("adb_server: {ours: true}", kind="android")
-    lose(pool, lambda: manager.inject(virtual.name, Reboot(when="shell")))
+    lose(pool, lambda: manager.control(virtual.name).inject(Reboot(when="shell")))
     assert pool.by_hand.recover("dut") is MemberState.READY
     assert steps(pool) in (["recovery: look"], ["recovery: reconnect"])
 

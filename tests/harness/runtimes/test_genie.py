@@ -74,12 +74,12 @@ def test_greedy_text_equals_the_host_loop_over_the_same_graphs(
 @pytest.mark.parametrize("file", [1, 2])
 def test_a_query_that_arrives_as_another_is_not_asked(runtime: GenieRuntime, file: int) -> None:
     runtime.prepare()
-    manager.inject("shared", Corrupt(file=file))
+    manager.control("shared").inject(Corrupt(file=file))
     try:
         with pytest.raises(DeploymentCorruptError):
             runtime.generate(GenerationRequest(2, prompt=PROMPT))
     finally:
-        manager.clear("shared")
+        manager.control("shared").clear()
 
 
 def test_a_deployment_to_a_device_that_stalls_ends_in_its_time(
@@ -87,12 +87,12 @@ def test_a_deployment_to_a_device_that_stalls_ends_in_its_time(
 ) -> None:
     device = virtual_device
     runtime = GenieRuntime(device, device.properties(), container, deploy_timeout_s=0.5)
-    manager.inject("shared", Stall(seconds=3, when="shell"))
+    manager.control("shared").inject(Stall(seconds=3, when="shell"))
     try:
         with pytest.raises(DeviceTimeoutError):
             runtime.prepare()
     finally:
-        manager.clear("shared")
+        manager.control("shared").clear()
         runtime.clean()
 
 

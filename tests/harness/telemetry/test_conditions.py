@@ -217,7 +217,7 @@ def test_what_cannot_be_asked_for(wrong: dict[str, object]) -> None:
 def phone(make_virtual_device: MakeDevice) -> tuple[str, AdbDevice, str]:
     """A virtual device with a heat model, and so with sensors, and our scripts on it."""
     virtual, device = make_virtual_device()
-    manager.heat(virtual.name, temperature_c=35)
+    manager.control(virtual.name).heat(temperature_c=35)
     return virtual.name, device, scripts_on(device)
 
 
@@ -251,7 +251,7 @@ def test_android_is_prepared_and_put_back(phone: tuple[str, AdbDevice, str]) -> 
 
 def test_a_hot_phone_is_waited_for_until_it_has_cooled(phone: tuple[str, AdbDevice, str]) -> None:
     name, device, scripts_dir = phone
-    manager.heat(name, temperature_c=60, capacity_j_per_k=2.0, time_scale=20, idle_w=0.1)
+    manager.control(name).heat(temperature_c=60, capacity_j_per_k=2.0, time_scale=20, idle_w=0.1)
     with prepared(device, scripts_dir, Conditions(max_temp_c=40.0, max_wait_s=60.0)) as records:
         record = by_name(records)["thermal_gate"]
     assert record.outcome == "met"

@@ -107,9 +107,9 @@ def test_a_device_that_heats_up_is_seen_to_throttle(
     make_virtual_device: MakeDevice, tmp_path: Path
 ) -> None:
     virtual, device = make_virtual_device()
-    manager.heat(  # so sluggish that it stays as hot as it is told
-        virtual.name, temperature_c=60, throttle_from_c=70, throttle_to_c=80, capacity_j_per_k=1e5
-    )
+    manager.control(  # so sluggish that it stays as hot as it is told
+        virtual.name
+    ).heat(temperature_c=60, throttle_from_c=70, throttle_to_c=80, capacity_j_per_k=1e5)
     file = tmp_path / "file"
     file.write_text("x")
     deployment = deploy(device, {"file": DeployFile(file)}, run_id="hot")
@@ -123,7 +123,7 @@ def test_a_device_that_heats_up_is_seen_to_throttle(
             ended = threads.submit(run, device, deployment.scripts_dir, run_dir, ends)
             try:
                 device.shell(f"cd {run_dir}; {until_sampled(15)}", timeout_s=250)
-                manager.heat(virtual.name, temperature_c=85)
+                manager.control(virtual.name).heat(temperature_c=85)
                 device.shell(f"cd {run_dir}; {until_sampled(30)}", timeout_s=250)
             finally:
                 device.shell(["touch", f"{run_dir}/over"])

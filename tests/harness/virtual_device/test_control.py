@@ -47,7 +47,7 @@ def test_what_runs_on_the_device_is_refused(device: VirtualDevice, on_device: Ad
     code = shlex.quote(_STEAL)
     done = on_device("shell", f"{shlex.quote(sys.executable)} -c {code} {folder}")
     assert done.stdout == b"got b''\n", done
-    assert manager.faults(device.name) == ()
+    assert manager.control(device.name).faults() == ()
 
 
 def test_a_daemon_on_the_device_is_refused_too(device: VirtualDevice, on_device: Adb) -> None:
@@ -73,7 +73,7 @@ def test_adb_forward_does_not_reach_it(device: VirtualDevice, on_device: Adb) ->
             client.sendall(b'{"do": "inject", "faults": ["stall"]}\n')
             assert client.recv(100) == b""
         on_device("forward", "--remove", f"tcp:{port}")
-    assert manager.faults(device.name) == ()
+    assert manager.control(device.name).faults() == ()
     on_device("shell", "rm $TMPDIR/link")
 
 
@@ -101,7 +101,7 @@ def test_garbage_is_answered_with_an_error(
 ) -> None:
     with contextlib.suppress(VirtualDeviceControlError):
         ask(device.name, device.root.parent, request_)
-    assert manager.faults(device.name) == ()
+    assert manager.control(device.name).faults() == ()
 
 
 def test_a_long_path_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,9 +110,9 @@ def test_a_long_path_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HOME", str(tmp_path))
     manager.start("deep", "SM8750", faults=[parse_fault("stall:when=pull")])
     try:
-        assert manager.faults("deep") == (parse_fault("stall:when=pull"),)
-        manager.clear("deep")
-        kinds = [(event.kind, event.fault) for event in manager.events("deep")]
+        assert manager.control("deep").faults() == (parse_fault("stall:when=pull"),)
+        manager.control("deep").clear()
+        kinds = [(event.kind, event.fault) for event in manager.control("deep").events()]
         assert kinds == [
             ("booted", ""),
             ("armed", "stall:when=pull"),

@@ -27,7 +27,7 @@ def test_faults_are_told_listed_and_cleared(start_device: Callable[..., VirtualD
         wrong = _qnnfarm("fault", "told", "melt")
         assert (wrong.returncode, wrong.stdout) == (2, "")
         assert "known are drop" in wrong.stderr
-        assert manager.faults("told") == ()
+        assert manager.control("told").faults() == ()
     finally:
         manager.remove("told")
     gone = _qnnfarm("fault", "told", "drop")
@@ -47,5 +47,5 @@ def test_heat_is_switched_on_read_and_off(start_device: Callable[..., VirtualDev
     assert wrong.returncode == 2
     assert "battery" in wrong.stderr
     assert _qnnfarm("heat", "heated", "--off").returncode == 0
-    assert manager.heat("heated") is None
+    assert manager.control("heated").heat() is None
     manager.remove("heated")

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import VirtualDeviceStartError, VirtualHostError
-from harness.virtual_device import daemon, launcher, manager
+from harness.virtual_device import daemon, manager
 from harness.virtual_device.faults import parse_fault
-from harness.virtual_device.host import hosted_commands, hosting
+from harness.virtual_device.host import hosted_control, hosted_devices
 from harness.virtual_device.linux import all_processes, command_line, process_stat
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import NamespaceKind
@@ -71,13 +71,13 @@ def test_nobody_gets_the_port_of_a_device_that_is_off(
 ) -> None:
     device = start_device(f"off-{when}")
     fault = "power:off=inf,when=shell" if when == "power" else "reboot:when=shell"
-    manager.inject(device.name, parse_fault(fault))
+    manager.control(device.name).inject(parse_fault(fault))
     assert adb("-s", device.serial, "shell", "sleep 60").returncode != 0
     _until(lambda: not _accepts(device.serial))
     # The listener was closed; the port is taken again a moment later.
     _until(lambda: not any(_can_have(_port(device.serial), share=one) for one in (False, True)))
     if when == "power":
-        manager.commands(device.name).power_on()
+        manager.control(device.name).power_on()
     _until(lambda: b"connected" in adb("connect", device.serial).stdout)
     _until(lambda: adb("-s", device.serial, "shell", "echo back").stdout == b"back\n")
     manager.remove(device.name)
@@ -107,12 +107,12 @@ def _can_have(port: int, *, share: bool) -> bool:
 def test_a_device_that_fails_spares_its_neighbours(
     tmp_path: Path, adb: Adb, connect: Callable[[str], None]
 ) -> None:
-    with hosting(2, "SM8750", tmp_path, processes=1) as [first, second]:
+    with hosted_devices(2, "SM8750", tmp_path, processes=1) as [first, second]:
         for serial in (first, second):
             connect(serial)
         (tmp_path / "h000" / "root" / "properties" / "a-folder").mkdir()
         adb("-s", first, "shell", "reboot; sleep 60")
-        commands = hosted_commands(tmp_path, 0)
+        commands = hosted_control(tmp_path, 0)
         _until(lambda: commands.events()[-1].detail.startswith("failed: "))
         time.sleep(0.5)
         assert adb("-s", second, "shell", "echo here").stdout == b"here\n"
@@ -122,9 +122,9 @@ def test_a_device_that_fails_spares_its_neighbours(
 
 def test_two_processes_do_not_serve_one_device(tmp_path: Path) -> None:
     with (
-        hosting(1, "SM8750", tmp_path),
+        hosted_devices(1, "SM8750", tmp_path),
         pytest.raises(VirtualHostError, match="another process serves this device"),
-        hosting(1, "SM8750", tmp_path),
+        hosted_devices(1, "SM8750", tmp_path),
     ):
         pass
 
@@ -152,14 +152,14 @@ def test_a_copied_folder_does_not_touch_the_device_that_it_was_copied_from(
     tmp_path: Path, adb: Adb, connect: Callable[[str], None]
 ) -> None:
     marker = _marker()
-    with hosting(1, "SM8750", tmp_path / "one") as [serial]:
+    with hosted_devices(1, "SM8750", tmp_path / "one") as [serial]:
         connect(serial)
         adb("-s", serial, "shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 &")
         _until(lambda: len(_running(marker)) == 1)
         copy = tmp_path / "two" / "h000"
         copy.mkdir(parents=True)
         (copy / "device.json").write_bytes((tmp_path / "one/h000/device.json").read_bytes())
-        with hosting(1, "SM8750", tmp_path / "two"):
+        with hosted_devices(1, "SM8750", tmp_path / "two"):
             assert _running(marker)
     assert not _running(marker)
     adb("disconnect", serial)
@@ -203,7 +203,7 @@ def test_a_record_with_values_that_cannot_be_is_damaged(
 def test_a_machine_too_slow_to_start_a_device_is_told_in_words(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(manager, "_START_PATIENCE_S", 0.001)
     try:
         with pytest.raises(VirtualDeviceStartError, match="no answer"):
             manager.start("slow", "SM8750")
@@ -223,11 +223,11 @@ def test_the_journal_of_a_running_device_is_bounded(
     for number in range(3):
         with (folder / "events.jsonl").open("a") as file:
             file.write(line * (1 + (4 << 20) // len(line)))
-        manager.inject(device.name, parse_fault(f"drop:when=pull,bytes={number}"))
+        manager.control(device.name).inject(parse_fault(f"drop:when=pull,bytes={number}"))
     sizes = [path.stat().st_size for path in folder.glob("events.jsonl*")]
     assert len(sizes) == 2
     assert sum(sizes) < 9 << 20
-    events = manager.events(device.name)
+    events = manager.control(device.name).events()
     assert [event.fault for event in events if event.kind == "armed"][-2:] == [
         "drop:bytes=1,when=pull",
         "drop:bytes=2,when=pull",

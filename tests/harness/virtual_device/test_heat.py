@@ -33,7 +33,7 @@ def shell(warm: VirtualDevice, adb: Adb) -> Iterator[Callable[[str], str]]:
         return (done.stdout + done.stderr).decode()
 
     yield run
-    manager.commands(warm.name).heat_off()
+    manager.control(warm.name).heat_off()
 
 
 Shell = Callable[[str], str]
@@ -47,7 +47,7 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 def test_without_the_model_nothing_is_made_up(warm: VirtualDevice, shell: Shell) -> None:
-    assert manager.heat(warm.name) is None
+    assert manager.control(warm.name).heat() is None
     assert shell("ls $QNNFARM_SYS_ROOT/class 2>&1 >/dev/null") != ""
     assert "present: false" in shell("dumpsys battery")
     assert "Can't find service" in shell("dumpsys thermalservice")
@@ -55,8 +55,8 @@ def test_without_the_model_nothing_is_made_up(warm: VirtualDevice, shell: Shell)
 
 
 def test_files_show_what_the_model_says(warm: VirtualDevice, shell: Shell) -> None:
-    manager.heat(
-        warm.name, ambient_c=30, temperature_c=48.25, battery=0.5, charging=False,
+    manager.control(warm.name).heat(
+        ambient_c=30, temperature_c=48.25, battery=0.5, charging=False,
         capacity_j_per_k=1e5,
     )  # fmt: skip
     shown = shell(
@@ -82,8 +82,8 @@ def test_files_show_what_the_model_says(warm: VirtualDevice, shell: Shell) -> No
 
 def test_work_heats_it_and_rest_cools_it(warm: VirtualDevice, shell: Shell) -> None:
     # With such a resistance it keeps the heat, however late it is looked at.
-    manager.heat(
-        warm.name, ambient_c=25, temperature_c=25, time_scale=100, idle_w=0, throttle_to_c=200,
+    manager.control(warm.name).heat(
+        ambient_c=25, temperature_c=25, time_scale=100, idle_w=0, throttle_to_c=200,
         resistance_k_per_w=1000, capacity_j_per_k=50,
     )  # fmt: skip
     zone = f"{_SYS} cat class/thermal/thermal_zone0/temp"
@@ -91,7 +91,7 @@ def test_work_heats_it_and_rest_cools_it(warm: VirtualDevice, shell: Shell) -> N
     shell("i=0; while [ $i -lt 400000 ]; do i=$((i + 1)); done")
     hot = int(shell(zone))
     assert hot > cool + 500
-    manager.heat(warm.name, resistance_k_per_w=9)
+    manager.control(warm.name).heat(resistance_k_per_w=9)
     _until(lambda: int(shell(zone)) < hot - (hot - cool) // 4)
 
 
@@ -101,7 +101,9 @@ def test_heat_slows_its_processes_and_is_seen(
     marker = f"{10**6 + secrets.randbelow(10**6)}.5"
     pid = shell(f"setsid sleep {marker} </dev/null >/dev/null 2>&1 & echo $!").strip()
     assert stopped_share(marker) == 0
-    told = manager.heat(warm.name, temperature_c=120, capacity_j_per_k=10_000, min_speed=0.1)
+    told = manager.control(warm.name).heat(
+        temperature_c=120, capacity_j_per_k=10_000, min_speed=0.1
+    )
     assert told is not None
     assert (told.speed, told.status) == (0.1, 4)
     frequencies = shell(f"{_SYS} cat {_CPU0}/scaling_max_freq {_CPU0}/cpuinfo_max_freq")
@@ -109,14 +111,14 @@ def test_heat_slows_its_processes_and_is_seen(
     _until(lambda: stopped_share(marker) > 0.2)  # 0.9 where nobody else uses the processor
     dumped = shell("dumpsys thermalservice")
     assert "Thermal Status: 4" in dumped
-    manager.heat(warm.name, temperature_c=30)
+    manager.control(warm.name).heat(temperature_c=30)
     _until(lambda: stopped_share(marker) == 0)
     assert shell(f"kill {pid}") == ""
     assert "\tTemperature{mValue=11" in dumped or "\tTemperature{mValue=12" in dumped
 
 
 def test_governors_and_fixed_performance_act(warm: VirtualDevice, shell: Shell) -> None:
-    manager.heat(warm.name, temperature_c=25)
+    manager.control(warm.name).heat(temperature_c=25)
     clock = f"{_SYS} cat {_CPU0}/scaling_cur_freq"
     shell(f"{_SYS} echo performance >devices/system/cpu/cpu3/cpufreq/scaling_governor")
     _until(lambda: shell(clock) == "3000000\n")
@@ -145,21 +147,23 @@ def test_commands_about_power_do_what_they_say_or_refuse(shell: Shell) -> None:
 
 
 def test_an_idle_device_computes_nothing(warm: VirtualDevice, shell: Shell) -> None:
-    manager.heat(warm.name, temperature_c=60)
+    manager.control(warm.name).heat(temperature_c=60)
     shell("true")
     file = warm.root / "sys/class/thermal/thermal_zone0/temp"
     _until(lambda: _same_twice(file.read_text))
     before = float(file.read_text())
-    _until(lambda: manager.heat(warm.name) is not None and float(file.read_text()) < before)
+    _until(
+        lambda: manager.control(warm.name).heat() is not None and float(file.read_text()) < before
+    )
 
 
 def test_a_look_right_after_another_invents_no_power(warm: VirtualDevice, shell: Shell) -> None:
-    manager.heat(warm.name, idle_w=0, core_w=1)
+    manager.control(warm.name).heat(idle_w=0, core_w=1)
     spin = "(while :; do :; done) </dev/null >/dev/null 2>&1 & echo $!"
     pids = shell(f"{spin}; {spin}").split()
     most = 0.0
     for _ in range(300):
-        reading = manager.heat(warm.name)
+        reading = manager.control(warm.name).heat()
         assert reading is not None
         most = max(most, reading.power_w)
     shell(f"kill {' '.join(pids)}")
@@ -167,7 +171,7 @@ def test_a_look_right_after_another_invents_no_power(warm: VirtualDevice, shell:
 
 
 def test_a_device_that_loses_its_sysfs_gets_it_back(warm: VirtualDevice, shell: Shell) -> None:
-    manager.heat(warm.name, temperature_c=60)
+    manager.control(warm.name).heat(temperature_c=60)
     zone = "cat $QNNFARM_SYS_ROOT/class/thermal/thermal_zone0/temp"
     assert int(shell(zone)) > 50_000
     shell("rm -rf $QNNFARM_SYS_ROOT")
@@ -176,7 +180,7 @@ def test_a_device_that_loses_its_sysfs_gets_it_back(warm: VirtualDevice, shell: 
     governor = f"$QNNFARM_SYS_ROOT/{_CPU0}/scaling_governor"
     shell(f"rm -f {governor}; mkfifo {governor}; sleep 0.3")
     assert shell("echo alive") == "alive\n"
-    manager.heat(warm.name, temperature_c=70)
+    manager.control(warm.name).heat(temperature_c=70)
     assert int(shell(zone)) > 60_000
 
 

@@ -14,7 +14,7 @@ import pytest
 from buildlib.errors import UnknownSocError
 from harness.errors import VirtualHostError
 from harness.virtual_device.faults import parse_fault
-from harness.virtual_device.host import hosted_commands, hosting
+from harness.virtual_device.host import hosted_control, hosted_devices
 from harness.virtual_device.linux import all_processes, command_line
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def serials(folder: Path, adb: Adb, connect: Callable[[str], None]) -> Iterator[list[str]]:
-    with hosting(5, "SM8650", folder, processes=2) as found:
+    with hosted_devices(5, "SM8650", folder, processes=2) as found:
         for serial in found:
             connect(serial)
         yield found
@@ -83,13 +83,13 @@ def test_a_fault_strikes_one_and_spares_its_neighbours(
     adb("-s", first, "shell", daemon.format(marks[0], marks[1]))
     adb("-s", second, "shell", daemon.format(marks[2], marks[2]))
     _until(lambda: all(map(_running, marks)))
-    commands = hosted_commands(folder, 0)
+    commands = hosted_control(folder, 0)
     commands.inject(parse_fault("power:off=inf,when=shell"))
     assert adb("-s", first, "shell", "sleep 60").returncode != 0
     _until(lambda: commands.events()[-1].kind == "off")
     assert [_running(mark) for mark in marks] == [False, False, True]
     assert adb("-s", second, "shell", "echo here").stdout == b"here\n"
-    assert [event.kind for event in hosted_commands(folder, 1).events()] == ["booted"]
+    assert [event.kind for event in hosted_control(folder, 1).events()] == ["booted"]
     commands.power_on()
     _until(lambda: b"connected" in adb("connect", first).stdout)
     _until(lambda: adb("-s", first, "shell", "echo back").stdout == b"back\n")
@@ -111,7 +111,7 @@ def test_a_reboot_is_the_devices_own(serials: list[str], adb: Adb) -> None:
 
 
 def test_heat_counts_the_work_of_its_own_device(folder: Path, serials: list[str], adb: Adb) -> None:
-    both = [hosted_commands(folder, number) for number in (3, 4)]
+    both = [hosted_control(folder, number) for number in (3, 4)]
     for commands in both:
         # With such a resistance it keeps the heat, however late it is looked at.
         commands.heat(
@@ -145,14 +145,14 @@ def test_they_keep_files_and_ports_and_leave_nothing(
     tmp_path: Path, adb: Adb, connect: Callable[[str], None]
 ) -> None:
     mark = _marker()
-    with hosting(1, "SM8750", tmp_path, processes=4) as [serial]:
+    with hosted_devices(1, "SM8750", tmp_path, processes=4) as [serial]:
         connect(serial)
         leave = f"echo kept >$TMPDIR/kept; setsid sleep {mark} >/dev/null 2>&1 &"
         adb("-s", serial, "shell", leave)
         _until(lambda: _running(mark))
     assert not _running(mark)
     assert _hosts(tmp_path) == []
-    with hosting(1, "SM8750", tmp_path) as [again]:
+    with hosted_devices(1, "SM8750", tmp_path) as [again]:
         assert again == serial
         connect(serial)
         _until(lambda: adb("-s", serial, "shell", "cat $TMPDIR/kept").stdout == b"kept\n")
@@ -162,8 +162,8 @@ def test_they_keep_files_and_ports_and_leave_nothing(
 _THEIR_HOST = """
 import os, sys
 from pathlib import Path
-from harness.virtual_device.host import hosting
-with hosting(2, "SM8750", Path(sys.argv[1])) as serials:
+from harness.virtual_device.host import hosted_devices
+with hosted_devices(2, "SM8750", Path(sys.argv[1])) as serials:
     print(*serials, flush=True)
     os.kill(os.getpid(), 9)
 """
@@ -178,11 +178,11 @@ def test_they_end_with_who_started_them(tmp_path: Path) -> None:
 
 
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(UnknownSocError), hosting(1, "SM1", tmp_path):
+    with pytest.raises(UnknownSocError), hosted_devices(1, "SM1", tmp_path):
         pass
     (tmp_path / "h000").mkdir()
     (tmp_path / "h000" / "device.json").write_text("{}")
-    with pytest.raises(VirtualHostError) as caught, hosting(2, "SM8750", tmp_path):
+    with pytest.raises(VirtualHostError) as caught, hosted_devices(2, "SM8750", tmp_path):
         pass
     assert "device.json" in str(caught.value)
     assert str(caught.value).isprintable()

@@ -37,7 +37,7 @@ def on_struck(struck: VirtualDevice, adb: Adb) -> Iterator[Adb]:
         return adb("-s", struck.serial, *arguments, stdin=stdin)
 
     yield run
-    manager.clear(struck.name)
+    manager.control(struck.name).clear()
     _wait(lambda: _answers(struck, adb))
 
 
@@ -54,12 +54,12 @@ def _answers(device: VirtualDevice, adb: Adb) -> bool:
 
 
 def _inject(device: VirtualDevice, *texts: str) -> None:
-    manager.inject(device.name, *map(parse_fault, texts))
+    manager.control(device.name).inject(*map(parse_fault, texts))
 
 
 def _strikes(device: VirtualDevice) -> list[Event]:
     """What struck since the last faults were told."""
-    events = manager.events(device.name)
+    events = manager.control(device.name).events()
     told = max(index for index, event in enumerate(events) if event.kind == "armed")
     return [event for event in events[told:] if event.kind == "struck"]
 
@@ -78,7 +78,7 @@ def test_a_drop_breaks_a_push_and_strikes_once(
     assert before <= event.at <= time.time()
     assert event.detail.endswith("/data/local/tmp/file")
     assert on_struck("push", tmp_path / "file", _TO).returncode == 0
-    assert manager.faults(struck.name) == ()
+    assert manager.control(struck.name).faults() == ()
     on_struck("shell", "rm $TMPDIR/file")
 
 
@@ -109,7 +109,7 @@ def test_a_stall_for_ever_ends_by_command(struck: VirtualDevice, on_struck: Adb,
         _wait(lambda: len(_strikes(struck)) == 1)
         with pytest.raises(subprocess.TimeoutExpired):
             waiting.wait(0.3)
-        manager.clear(struck.name)
+        manager.control(struck.name).clear()
         assert waiting.communicate(timeout=_PATIENCE_S)[0] == b"at-last\n"
 
 
@@ -147,7 +147,7 @@ def test_a_full_device_refuses_until_something_goes(
     assert free <= 500
     on_struck("shell", "rm $TMPDIR/file1")
     assert on_struck("push", tmp_path / "file", f"{_TO}2").returncode == 0
-    manager.clear(struck.name)
+    manager.control(struck.name).clear()
     assert on_struck("push", tmp_path / "file", f"{_TO}1").returncode == 0
     on_struck("shell", "rm $TMPDIR/file*")
 
@@ -184,15 +184,15 @@ def test_a_power_cut_loses_what_was_not_synced(
     on_struck("shell", f"cd $TMPDIR; echo kept >synced; sync; {write}")
     _inject(struck, "power:off=inf,unsynced=60,when=run")
     assert on_struck("shell", _RUN).returncode != 0
-    _wait(lambda: manager.events(struck.name)[-1].kind == "off")
+    _wait(lambda: manager.control(struck.name).events()[-1].kind == "off")
     assert b"connected to" not in adb("connect", struck.serial).stdout
-    manager.commands(struck.name).power_on()
+    manager.control(struck.name).power_on()
     _wait(lambda: _answers(struck, adb))
     told = on_struck(
         "shell", "cat $TMPDIR/synced; wc -c <$TMPDIR/fresh; getprop ro.boot.bootreason"
     )
     assert told.stdout.split() == [b"kept", b"0", b"power"]
-    assert manager.events(struck.name)[-2].detail == "lost local/tmp/fresh"
+    assert manager.control(struck.name).events()[-2].detail == "lost local/tmp/fresh"
     on_struck("shell", "rm $TMPDIR/*")
 
 
@@ -217,7 +217,7 @@ def test_a_slow_device_answers_slowly(struck: VirtualDevice, on_struck: Adb) -> 
     _inject(struck, "slow:ms=30,when=shell")
     assert on_struck("shell", "echo x").stdout == b"x\n"
     assert len(_strikes(struck)) == 1
-    assert len(manager.faults(struck.name)) == 1
+    assert len(manager.control(struck.name).faults()) == 1
 
 
 def test_throttled_processes_are_stopped_for_most_of_the_time(
@@ -227,9 +227,9 @@ def test_throttled_processes_are_stopped_for_most_of_the_time(
     on_struck("shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 &")
     assert stopped_share(marker) == 0
     _inject(struck, "throttle:factor=10")
-    assert len(manager.faults(struck.name)) == 1
+    assert len(manager.control(struck.name).faults()) == 1
     _wait(lambda: stopped_share(marker) > 0.2)
-    manager.clear(struck.name)
+    manager.control(struck.name).clear()
     _wait(lambda: stopped_share(marker) == 0)
 
 
@@ -239,8 +239,8 @@ def test_a_device_that_does_not_run_cannot_be_told(
     start_device("asleep")
     manager.stop("asleep")
     with pytest.raises(VirtualDeviceControlError, match="does not run"):
-        manager.inject("asleep", parse_fault("drop"))
-    assert [event.kind for event in manager.events("asleep")] == ["booted"]
+        manager.control("asleep").inject(parse_fault("drop"))
+    assert [event.kind for event in manager.control("asleep").events()] == ["booted"]
     manager.remove("asleep")
 
 
@@ -278,5 +278,5 @@ def _cut_power(device: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
 def test_a_power_cut_during_a_reboot_is_one(struck: VirtualDevice, on_struck: Adb) -> None:
     _inject(struck, "reboot:when=run", "power:after=0.5,off=inf,when=run")
     assert on_struck("shell", _RUN).returncode != 0
-    _wait(lambda: manager.events(struck.name)[-1].kind == "off")
-    manager.commands(struck.name).power_on()
+    _wait(lambda: manager.control(struck.name).events()[-1].kind == "off")
+    manager.control(struck.name).power_on()

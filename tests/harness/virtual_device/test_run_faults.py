@@ -20,7 +20,7 @@ def test_a_fault_of_runs_spares_claims(
     with Pool.of([DeviceSpec("android", virtual.serial)]) as pool:
         with pool.acquire(requirement, timeout_s=60) as lease:
             lease.device.shell(":")
-        manager.inject(virtual.name, parse_fault("slow:ms=1,when=run"))
+        manager.control(virtual.name).inject(parse_fault("slow:ms=1,when=run"))
         with pool.acquire(requirement, timeout_s=60) as lease:
             device = lease.device
             scripts, run_dir = device.fence.scripts, f"{device.work_root}/runs/one"
@@ -32,4 +32,4 @@ def test_a_fault_of_runs_spares_claims(
 
 
 def _strikes(device: VirtualDevice) -> int:
-    return sum(event.kind == "struck" for event in manager.events(device.name))
+    return sum(event.kind == "struck" for event in manager.control(device.name).events())
