@@ -24,11 +24,9 @@ from harness.deploy.pipeline import Pipeline, Progress
 from harness.deploy.room import EvictionPolicy, Room, bytes_on_disk, make_room, require_room
 from harness.devices.base import Device
 from harness.errors import (
-    AdbServerError,
     DeploymentCorruptError,
     DeviceCommandError,
     DeviceFullError,
-    DeviceLostError,
     HarnessError,
 )
 
@@ -62,7 +60,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        if error is None or isinstance(error, DeviceLostError | AdbServerError):
+        if error is None or (isinstance(error, HarnessError) and error.loses_device):
             return  # `link` has cleaned up; or nobody is there to do it
         keep = () if isinstance(error, DeviceFullError | DeploymentCorruptError) else self._pushing
         with contextlib.suppress(HarnessError):

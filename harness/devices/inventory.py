@@ -12,28 +12,15 @@ from harness.devices.opening import Devices
 from harness.devices.spec import DeviceSpec
 from harness.errors import (
     AdbServerError,
-    DeviceConnectError,
     DeviceError,
-    DeviceLostError,
     DeviceSpecError,
-    DeviceUnauthorizedError,
     HarnessError,
     HostError,
     NoDeviceError,
-    VirtualDeviceError,
     one_line,
 )
 
 _USABLE = "device"
-_STATES: tuple[tuple[type[HarnessError], str], ...] = (
-    (DeviceUnauthorizedError, "unauthorized"),
-    (DeviceLostError, "offline"),
-    (DeviceConnectError, "absent"),
-    (NoDeviceError, "absent"),
-    (VirtualDeviceError, "absent"),
-    (HostError, "unreachable"),
-    (AdbServerError, "unreachable"),
-)
 _AT_ONCE = 64
 
 Item = TypeVar("Item")
@@ -92,8 +79,9 @@ def named(
         try:
             device = devices.open(address(spec))
         except HarnessError as error:
-            state = next((word for kind, word in _STATES if isinstance(error, kind)), "unusable")
-            return Sighting(spec, spec.identifier or str(spec), state, error=str(error))
+            return Sighting(
+                spec, spec.identifier or str(spec), error.device_state, error=str(error)
+            )
         return _ask(spec, device, timeout_s)
 
     return _at_once(look, specs)

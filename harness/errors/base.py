@@ -1,11 +1,45 @@
 """Root of the errors, wrong use, and what is refused before anything runs."""
 
+from enum import StrEnum
+from typing import ClassVar
+
 from buildlib.error_base import DataclassError
 from harness.words import counted
 
 
+class FailureClass(StrEnum):
+    """Whose fault a failure is, which decides whether a plan tries the cell again."""
+
+    DEVICE = "device"
+    """The device, or the way to it: another device may do better."""
+    RUNNER = "runner"
+    OUTPUT = "output"
+    USE = "use"
+    """The request is impossible: a plan never tries again."""
+
+
 class HarnessError(DataclassError):
-    """Root of everything `harness` raises on purpose."""
+    """Root of everything `harness` raises on purpose.
+
+    Its class attributes say what an error means, to pools, plans, tests and lists alike.
+
+    Attributes:
+        failure_class: whose fault it is.
+        quarantine_weight: how much it counts against its device; 0 says nothing about the device.
+        needs_recovery: the device must be reached again before its next use.
+        loses_device: the device was gone, so what ran on it has no result: a lease ends, and a
+            test has an error, not a failure.
+        is_infrastructure: the adb server or the host in front of devices failed, hence all devices
+            behind it at once.
+        device_state: how a list shows a device that cannot be opened because of it.
+    """
+
+    failure_class: ClassVar[FailureClass] = FailureClass.USE
+    quarantine_weight: ClassVar[float] = 0.0
+    needs_recovery: ClassVar[bool] = False
+    loses_device: ClassVar[bool] = False
+    is_infrastructure: ClassVar[bool] = False
+    device_state: ClassVar[str] = "unusable"
 
 
 class WrongUseError(HarnessError):

@@ -3,12 +3,17 @@
 import shlex
 
 from buildlib.error_base import one_line
-from harness.errors.base import HarnessError
+from harness.errors.base import FailureClass, HarnessError
 
 
 class AdbServerError(HarnessError):
     """The adb server cannot be reached or started, or another program answers."""
 
+    failure_class = FailureClass.DEVICE
+    needs_recovery = True
+    loses_device = True
+    is_infrastructure = True
+    device_state = "unreachable"
     address: str
     reason: str
     template = "adb server {address}: {reason}"
@@ -34,6 +39,10 @@ class NoDeviceError(HarnessError):
         present: `serial (state)` of each device that the adb server knows.
     """
 
+    failure_class = FailureClass.DEVICE
+    needs_recovery = True
+    loses_device = True
+    device_state = "absent"
     wanted: str | None
     present: tuple[str, ...] = ()
 
@@ -81,10 +90,18 @@ class ConditionsError(HarnessError):
 class HostError(HarnessError):
     """Root of what goes wrong with a host over SSH.
 
+    It says nothing about the devices behind the host, which are recovered, not accused; a plan
+    goes on with devices of other hosts, and a test loses its device.
+
     Attributes:
         host: as the user wrote it.
     """
 
+    failure_class = FailureClass.DEVICE
+    needs_recovery = True
+    loses_device = True
+    is_infrastructure = True
+    device_state = "unreachable"
     host: str
 
 
@@ -158,6 +175,11 @@ class DeviceError(HarnessError):
 class DeviceConnectError(DeviceError):
     """The adb server could not connect to a TCP device."""
 
+    failure_class = FailureClass.DEVICE
+    quarantine_weight = 1.0
+    needs_recovery = True
+    loses_device = True
+    device_state = "absent"
     reason: str
     template = "cannot connect to device {serial}: {reason}"
 
@@ -165,6 +187,10 @@ class DeviceConnectError(DeviceError):
 class DeviceUnauthorizedError(DeviceError):
     """The device does not accept this host's adb key."""
 
+    failure_class = FailureClass.DEVICE
+    needs_recovery = True
+    loses_device = True
+    device_state = "unauthorized"
     template = (
         "device {serial} does not accept this host's adb key: confirm the dialog on its screen, "
         "or start it as the user whose key it holds"
@@ -174,6 +200,11 @@ class DeviceUnauthorizedError(DeviceError):
 class DeviceLostError(DeviceError):
     """The device went away, or offline, in the middle of an action."""
 
+    failure_class = FailureClass.DEVICE
+    quarantine_weight = 1.0
+    needs_recovery = True
+    loses_device = True
+    device_state = "offline"
     action: str
     reason: str
     template = "device {serial} went away during {action}: {reason}"
@@ -182,6 +213,9 @@ class DeviceLostError(DeviceError):
 class DeviceTimeoutError(DeviceError):
     """An action on the device exceeded its time limit."""
 
+    failure_class = FailureClass.DEVICE
+    quarantine_weight = 1.0
+    needs_recovery = True
     action: str
     timeout_s: float
     log_tail: str = ""
@@ -198,6 +232,7 @@ class DeviceCommandError(DeviceError):
         log_tail: the end of the command's stderr, or else of its stdout.
     """
 
+    failure_class = FailureClass.DEVICE
     command: str
     exit_status: int
     log_tail: str
@@ -212,6 +247,7 @@ class DeviceCommandError(DeviceError):
 class DeviceTransferError(DeviceError):
     """The device refused to take or give a file, or gave an impossible one."""
 
+    failure_class = FailureClass.DEVICE
     path: str
     reason: str
     template = "device {serial}, file {path!r}: {reason}"
@@ -234,6 +270,7 @@ class DeviceFullError(DeviceError):
         evictable_bytes: what evicting from our store there could free, which is too little.
     """
 
+    failure_class = FailureClass.DEVICE
     path: str
     needed_bytes: int | None
     free_bytes: int | None
@@ -258,6 +295,8 @@ class DeviceUnsupportedError(DeviceError):
 class DeploymentCorruptError(DeviceError):
     """A file arrived on the device with other bytes than were sent; it was removed there."""
 
+    failure_class = FailureClass.DEVICE
+    quarantine_weight = 2.0
     name: str
     expected: str
     found: str
@@ -278,6 +317,7 @@ class ConditionsNotMetError(DeviceError):
         waited_s: time that the device was given.
     """
 
+    failure_class = FailureClass.DEVICE
     condition: str
     reason: str
     waited_s: float
@@ -295,6 +335,8 @@ class RunnerError(DeviceError):
         exit_status: of the runner; 128 + n when signal n ended it.
     """
 
+    failure_class = FailureClass.RUNNER
+    quarantine_weight = 1.0
     exit_code = 1
     command: str
     reason: str
@@ -315,6 +357,8 @@ class RunnerError(DeviceError):
 class RuntimeOutputError(DeviceError):
     """The runner on the device printed or wrote garbage."""
 
+    failure_class = FailureClass.OUTPUT
+    quarantine_weight = 1.0
     exit_code = 1
     reason: str
     log_tail: str
@@ -326,6 +370,8 @@ class RuntimeOutputError(DeviceError):
 
 class VirtualDeviceError(HarnessError):
     """Root of what virtual devices raise."""
+
+    device_state = "absent"
 
 
 class VirtualDeviceNameError(VirtualDeviceError):

@@ -1,10 +1,12 @@
 """Errors of pools and of plan runs."""
 
-from harness.errors.base import HarnessError
+from harness.errors.base import FailureClass, HarnessError
 
 
 class PoolError(HarnessError):
     """Root of what a pool raises."""
+
+    failure_class = FailureClass.DEVICE
 
 
 class PoolConfigError(PoolError):
@@ -75,6 +77,7 @@ class LeaseTimeoutError(PoolError):
 class LeaseLostError(PoolError):
     """A lease ended while its holder still used it; another process may hold the device now."""
 
+    loses_device = True
     name: str
     token: int
     reason: str
@@ -160,6 +163,7 @@ class NoDeviceForCellError(PlanError):
         waited_s: time that the cell waited.
     """
 
+    failure_class = FailureClass.DEVICE
     requirement: str
     waited_s: float
     template = (

@@ -1,6 +1,6 @@
 """Errors of the results store, and of measurements that cannot enter it."""
 
-from harness.errors.base import HarnessError
+from harness.errors.base import FailureClass, HarnessError
 
 
 class StoreError(HarnessError):
@@ -111,6 +111,7 @@ class MetricValueError(StoreError):
 class TelemetryRecordError(StoreError):
     """An invalid telemetry series."""
 
+    failure_class = FailureClass.OUTPUT
     channel: str
     reason: str
     template = "telemetry channel {channel!r} is not usable: {reason}"
@@ -119,6 +120,7 @@ class TelemetryRecordError(StoreError):
 class OutputCheckError(HarnessError):
     """The output is wrong, so its speed says nothing."""
 
+    failure_class = FailureClass.OUTPUT
     exit_code = 1
     device: str
     reason: str

@@ -3,69 +3,19 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Literal
 
-from harness.errors import (
-    AdbServerError,
-    ConditionsNotMetError,
-    DeploymentCorruptError,
-    DeviceCommandError,
-    DeviceConnectError,
-    DeviceFullError,
-    DeviceLostError,
-    DeviceTimeoutError,
-    DeviceTransferError,
-    DeviceUnauthorizedError,
-    HostError,
-    NoDeviceError,
-    NoDeviceForCellError,
-    OutputCheckError,
-    PoolError,
-    RunnerError,
-    RuntimeOutputError,
-    TelemetryRecordError,
-    one_line,
-)
+from harness.errors import DeviceCommandError, FailureClass, HarnessError, one_line
 from harness.exit_codes import BAD, GOOD, INTERRUPTED, NO_ANSWER
 from harness.plans.cells import Cell
-from harness.plans.plan_file import CommandWork, Retries, Work
-
-
-class FailureClass(StrEnum):
-    """Whose fault a failure is, which says whether trying again can help."""
-
-    DEVICE = "device"
-    RUNNER = "runner"
-    OUTPUT = "output"
-    USE = "use"
-    """The plan asks for what cannot be: never tried again."""
-
-    def retries(self, limits: Retries) -> int:
-        """How often a plan tries again after failures of this class."""
-        return 0 if self is FailureClass.USE else int(getattr(limits, self.value))
-
-
-_DEVICE_FAILURES = (
-    AdbServerError, ConditionsNotMetError, DeploymentCorruptError, DeviceConnectError,
-    DeviceFullError, DeviceLostError, DeviceTimeoutError, DeviceTransferError,
-    DeviceUnauthorizedError, HostError, NoDeviceError, NoDeviceForCellError, PoolError,
-)  # fmt: skip
-_OUTPUT_FAILURES = (OutputCheckError, RuntimeOutputError, TelemetryRecordError)
+from harness.plans.plan_file import CommandWork, Work
 
 
 def classify(error: Exception, work: Work) -> FailureClass:
-    """Whose fault an error raised on purpose is."""
-    if isinstance(error, DeviceCommandError):
-        # Commands of ours, such as those that deploy, fail for what is wrong with the device.
-        return FailureClass.OUTPUT if isinstance(work, CommandWork) else FailureClass.DEVICE
-    if isinstance(error, _DEVICE_FAILURES):
-        return FailureClass.DEVICE
-    if isinstance(error, RunnerError):
-        return FailureClass.RUNNER
-    if isinstance(error, _OUTPUT_FAILURES):
-        return FailureClass.OUTPUT
-    return FailureClass.USE
+    """Say whose fault an error raised on purpose is."""
+    if isinstance(error, DeviceCommandError) and isinstance(work, CommandWork):
+        return FailureClass.OUTPUT  # the plan's own command failed, not one that deploys, say
+    return error.failure_class if isinstance(error, HarnessError) else FailureClass.USE
 
 
 @dataclass(frozen=True, slots=True)

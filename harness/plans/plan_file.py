@@ -8,7 +8,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.devices.spec import DeviceType
-from harness.errors import ConditionsError, PlanFileError
+from harness.errors import ConditionsError, FailureClass, PlanFileError
 from harness.pool.wording import reason, together
 from harness.telemetry.charge import ChargeWindow
 from harness.telemetry.conditions import Conditions
@@ -141,6 +141,10 @@ class Retries(_Part):
     device: Annotated[int, Field(ge=0, le=100)] = 2
     runner: Annotated[int, Field(ge=0, le=100)] = 1
     output: Annotated[int, Field(ge=0, le=100)] = 0
+
+    def of(self, failure: FailureClass) -> int:
+        """How often a cell is tried again after failures of a class."""
+        return 0 if failure is FailureClass.USE else int(getattr(self, failure.value))
 
 
 class Timeouts(_Part):

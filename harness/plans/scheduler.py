@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness.errors import (
+    FailureClass,
     HarnessError,
     JournalError,
     LeaseTimeoutError,
@@ -27,7 +28,7 @@ from harness.plans.durations import Durations
 from harness.plans.eligibility import Members
 from harness.plans.guard import CellInterrupted
 from harness.plans.journal import Journal
-from harness.plans.outcome import CellOutcome, CellResult, FailureClass, Summary
+from harness.plans.outcome import CellOutcome, CellResult, Summary
 from harness.plans.placement import Placement
 from harness.plans.seams import CellRunner, DevicePool, Lease, Observer, Silent
 from harness.plans.tally import Tally
@@ -290,7 +291,7 @@ class _Matrix:
         outcome = self._tally.with_failure(attempt, error)
         failure = outcome.failures[-1][1]
         tries = sum(past.kind is failure.kind for _, past in outcome.failures)
-        if tries <= failure.kind.retries(cell.retries) and not self._stopping:
+        if tries <= cell.retries.of(failure.kind) and not self._stopping:
             self._tally.retried(outcome)
             with self._changed:
                 self._placement.failed(cell, lease.device.member)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 
 from harness.clock import Clock
 from harness.errors import (
@@ -17,7 +16,7 @@ from harness.errors import (
     LeaseTimeoutError,
     LedgerError,
 )
-from harness.pool.evidence import backoff, judge
+from harness.pool.failure_policy import FailureReport, backoff
 from harness.pool.fence import Claims, Held, HigherTokenError
 from harness.pool.heartbeat import Heart, Pulse
 from harness.pool.lease import Lease
@@ -130,10 +129,10 @@ class Grant:
             wanted = requirement.min_free_bytes
             if isinstance(error, DeviceFullError) and error.needed_bytes == wanted > 0:
                 continue
-            judgement = replace(judge(error), recover=True)
-            if isinstance(error, DeviceError):  # whatever it is: it cannot be used
-                judgement = replace(judgement, weight=max(judgement.weight, 1.0))
-            self._leases.report(key, self._pulse.token, judgement)
+            # Any error of a device counts: the device cannot be used.
+            least_weight = 1.0 if isinstance(error, DeviceError) else 0.0
+            report = FailureReport.of(error, recover=True, least_weight=least_weight)
+            self._leases.report(key, self._pulse.token, report)
 
 
 class Acquisition:

@@ -16,7 +16,7 @@ from buildlib.errors import UnknownSocError
 from buildlib.targets import find_soc
 from harness.devices.spec import DeviceSpec, DeviceType
 from harness.errors import DeviceSpecError
-from harness.pool.evidence import QuarantineRule, backoff
+from harness.pool.failure_policy import QuarantineRule, backoff
 
 _PLACEHOLDER = re.compile(r"\{\w+\}")
 

@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -16,7 +15,7 @@ from harness.errors import (
     LedgerError,
     WrongUseError,
 )
-from harness.pool.evidence import judge, on_the_way
+from harness.pool.failure_policy import FailureReport
 from harness.pool.fence import Held
 from harness.pool.heartbeat import Heart, Pulse
 from harness.pool.leased_device import LeasedDevice
@@ -130,10 +129,10 @@ class Lease:
         if any(failure is known for known in self._reported):
             return
         self._reported.append(failure)
-        judgement = judge(failure)
+        report = FailureReport.of(failure)
         for device in self._concerned(failure):
-            if judgement.weight or judgement.recover:
-                self._leases.report(device.key, self.token, judgement)
+            if report.weight or report.recover:
+                self._leases.report(device.key, self.token, report)
 
     def release(self) -> None:
         """Give the devices back; fine if that was done, or if the lease is lost.
@@ -170,13 +169,13 @@ class Lease:
         except LeaseLostError as error:
             self._lost = error.reason
         except HarnessError as error:
-            judgement = replace(judge(error), recover=True)
-            self._leases.report(device.key, self.token, judgement)
+            report = FailureReport.of(error, recover=True)
+            self._leases.report(device.key, self.token, report)
 
     def _concerned(self, failure: HarnessError) -> Sequence[LeasedDevice]:
         if isinstance(failure, DeviceError) and len(self._devices) > 1:
             return [device for device in self._devices if device.serial == failure.serial]
-        if len(self._devices) == 1 or on_the_way(failure):
+        if len(self._devices) == 1 or failure.is_infrastructure:
             return self._devices
         return ()
 

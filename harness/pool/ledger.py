@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from harness.clock import Clock, format_time
 from harness.errors import LeaseLostError
 from harness.pool.database import Database
-from harness.pool.evidence import Evidence, Judgement, QuarantineRule
+from harness.pool.failure_policy import FailureRecord, FailureReport, QuarantineRule
 from harness.pool.owner import Owner, has_ended
 from harness.pool.records import (
     OWNER_COLUMNS,
@@ -150,13 +150,13 @@ class Register:
                 row["key"]: lease_of(row)
                 for row in db.execute(f"SELECT * FROM leases {among}", wanted)  # noqa: S608
             }
-            evidence: dict[str, list[Evidence]] = {}
+            evidence: dict[str, list[FailureRecord]] = {}
             for row in db.execute(
                 f"SELECT key, lease, weight, kind, text FROM evidence {among}"  # noqa: S608
                 " AND settled = 0 AND weight > 0 ORDER BY id",
                 wanted,
             ):
-                found = Evidence(row["lease"], row["weight"], row["kind"], row["text"])
+                found = FailureRecord(row["lease"], row["weight"], row["kind"], row["text"])
                 evidence.setdefault(row["key"], []).append(found)
             rows = db.execute(f"SELECT * FROM devices {among}", wanted).fetchall()  # noqa: S608
         return {
@@ -335,8 +335,8 @@ class Leases:
             t.db.execute("UPDATE tickets SET token = ? WHERE token = ?", (new, token))
             return new
 
-    def report(self, key: str, token: int, judgement: Judgement) -> bool:
-        """Evidence from the holder of a lease; `False` if it holds it no more."""
+    def report(self, key: str, token: int, report: FailureReport) -> bool:
+        """FailureRecord from the holder of a lease; `False` if it holds it no more."""
         with self._book.writing() as t:
             row = t.db.execute(
                 "SELECT failure FROM leases WHERE key = ? AND token = ?", (key, token)
@@ -350,19 +350,19 @@ class Leases:
                     key,
                     self._book.clock.now(),
                     number,
-                    judgement.kind,
-                    judgement.weight,
-                    judgement.text,
+                    report.kind,
+                    report.weight,
+                    report.text,
                 ),
             )
             t.db.execute(
                 "DELETE FROM evidence WHERE key = ? AND lease < ?",
                 (key, number - self._book.rule.memory),
             )
-            if judgement.recover:
+            if report.recover:
                 t.db.execute(
                     "UPDATE leases SET failure = ? WHERE key = ? AND token = ?",
-                    (judgement.text, key, token),
+                    (report.text, key, token),
                 )
             return True
 

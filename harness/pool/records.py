@@ -3,7 +3,7 @@
 import sqlite3
 from dataclasses import dataclass
 
-from harness.pool.evidence import Evidence
+from harness.pool.failure_policy import FailureRecord
 from harness.pool.owner import Owner
 from harness.pool.states import MemberState
 
@@ -81,7 +81,7 @@ class DeviceRow:
     fence: KnownFence
     facts: Facts
     lease: LeaseRow | None
-    failures: tuple[Evidence, ...]
+    failures: tuple[FailureRecord, ...]
     """What counts against it, one of each lease, the newest last."""
 
 
@@ -112,7 +112,7 @@ def lease_of(row: sqlite3.Row) -> LeaseRow:
 
 
 def device_of(
-    row: sqlite3.Row, lease: LeaseRow | None, failures: tuple[Evidence, ...] = ()
+    row: sqlite3.Row, lease: LeaseRow | None, failures: tuple[FailureRecord, ...] = ()
 ) -> DeviceRow:
     """A row of the table of devices."""
     return DeviceRow(

@@ -10,7 +10,7 @@ from sqlite3 import Connection
 
 from harness.clock import Clock
 from harness.pool.database import Database
-from harness.pool.evidence import Evidence, QuarantineRule
+from harness.pool.failure_policy import FailureRecord, QuarantineRule
 from harness.pool.owner import Owner
 from harness.pool.queue import Claim, serve
 from harness.pool.records import OWNER_COLUMNS, Facts, LeaseRow, owner_of, owner_values
@@ -149,7 +149,7 @@ class Transaction:
             " AND weight > 0 ORDER BY id",
             (key,),
         )
-        counted = self._rule.counted((Evidence(*row) for row in rows), leases)
+        counted = self._rule.counted((FailureRecord(*row) for row in rows), leases)
         total = sum(found.weight for found in counted)
         if counted and total >= self._rule.limit:
             kinds = ", ".join(dict.fromkeys(found.kind for found in counted))

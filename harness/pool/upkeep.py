@@ -14,7 +14,6 @@ from harness.clock import Clock, Deadline
 from harness.deploy.scripts import ensure_scripts
 from harness.devices.base import Device
 from harness.errors import (
-    AdbServerError,
     DeploymentCorruptError,
     DeviceLostError,
     HarnessError,
@@ -240,11 +239,12 @@ class Upkeep:
                 self._ledger.leases, self._clock, self._heart, pulse, [held], self._changed
             )
             self.probation(lease.device)
-        except AdbServerError as error:  # says nothing of the device: it is tried again at once
-            event, reason, wait = Event.NOT_PASSED, one_line(str(error)), 1.0
         except (HarnessError, HigherTokenError) as error:
             event, wait = Event.NOT_PASSED, self._config.quarantine.rule.backoff(device.attempts)
             reason = f"its probation run failed: {one_line(str(error))}"
+            if isinstance(error, HarnessError) and error.is_infrastructure:
+                # It says nothing about the device, which is tried again at once.
+                reason, wait = one_line(str(error)), 1.0
         else:
             event, reason, wait = Event.PASSED, "it passed its probation run", 0.0
         self._ledger.repairs.end(row.key, pulse.token, event, reason, retry_in_s=wait)

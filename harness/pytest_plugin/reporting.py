@@ -40,7 +40,7 @@ def judge(item: pytest.Item, call: "pytest.CallInfo[None]", report: pytest.TestR
             _accuse(item, test, failure)
         return
     failure = _device_failure(error)
-    lost = failure is not None and _is_lost(failure)
+    lost = failure is not None and failure.loses_device
     if not lost:
         _attach(item, report, test)
     if failure is not None:
@@ -82,7 +82,7 @@ class LostDevices:
 def _accuse(item: pytest.Item, test: TestState, failure: "HarnessError") -> None:
     keeper = keeper_of(item.config)
     item.user_properties.append(("qnnfarm.failure", f"{type(failure).__name__}: {failure}"))
-    if _ends_lease(failure):
+    if failure.loses_device or failure.needs_recovery:
         keeper.lose(test.held, failure)
     else:
         keeper.accuse(test.held, failure)
@@ -103,43 +103,15 @@ def _attach(item: pytest.Item, report: pytest.TestReport, test: TestState) -> No
 
 def _device_failure(error: BaseException) -> "HarnessError | None":
     """What a device, or the way to it, did wrong, if that is why the test failed."""
-    from harness.errors import AdbServerError, DeviceError, LeaseLostError, NoDeviceError
+    from harness.errors import DeviceError, HarnessError
 
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
-        if isinstance(cause, DeviceError | AdbServerError | NoDeviceError | LeaseLostError):
+        if isinstance(cause, DeviceError) or (
+            isinstance(cause, HarnessError) and cause.loses_device
+        ):
             return cause
         seen.add(id(cause))
         cause = cause.__cause__
     return None
-
-
-def _is_lost(failure: "HarnessError") -> bool:
-    from harness.errors import DeviceTimeoutError
-
-    return _ends_lease(failure) and not isinstance(failure, DeviceTimeoutError)
-
-
-def _ends_lease(failure: "HarnessError") -> bool:
-    """Whether the device has to be reached anew before the next test can use it."""
-    from harness.errors import (
-        AdbServerError,
-        DeviceConnectError,
-        DeviceLostError,
-        DeviceTimeoutError,
-        DeviceUnauthorizedError,
-        LeaseLostError,
-        NoDeviceError,
-    )
-
-    return isinstance(
-        failure,
-        AdbServerError
-        | DeviceConnectError
-        | DeviceLostError
-        | DeviceTimeoutError
-        | DeviceUnauthorizedError
-        | LeaseLostError
-        | NoDeviceError,
-    )

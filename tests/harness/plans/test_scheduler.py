@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from harness.errors import (
     DeviceCommandError,
     DeviceLostError,
+    FailureClass,
     HarnessError,
     RunnerError,
     RuntimeOutputError,
@@ -23,7 +24,7 @@ from harness.plans import asking, cell_queue, placement, scheduler, tally
 from harness.plans.cells import Cell, make_cell
 from harness.plans.guard import Guard
 from harness.plans.journal import Journal
-from harness.plans.outcome import CellResult, FailureClass, Summary
+from harness.plans.outcome import CellResult, Summary
 from harness.plans.plan_file import CommandWork, Retries
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.requirement import Requirement

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.pool.database import Database
-from harness.pool.evidence import QuarantineRule
+from harness.pool.failure_policy import QuarantineRule
 from harness.pool.ledger import Ledger
 from harness.pool.owner import Owner
 from harness.pool.pool import Pool

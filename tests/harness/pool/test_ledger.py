@@ -6,14 +6,14 @@ import pytest
 
 from harness.errors import DamagedLedgerError, LeaseLostError, LedgerError, NewerLedgerError
 from harness.pool.database import FORMAT, Database
-from harness.pool.evidence import Judgement
+from harness.pool.failure_policy import FailureReport
 from harness.pool.records import Facts, KnownFence
 from harness.pool.states import Event
 from tests.harness.pool.conftest import TTL_S, Bench, process
 
 Grab = Callable[..., int]
-LOST = Judgement("DeviceLostError", 1.0, recover=True, text="it went away")
-BAD_RUN = Judgement("RunnerError", 1.0, recover=False, text="the runner crashed")
+LOST = FailureReport("DeviceLostError", 1.0, recover=True, text="it went away")
+BAD_RUN = FailureReport("RunnerError", 1.0, recover=False, text="the runner crashed")
 
 
 def test_first_come_first_served(bench: Bench, grab: Grab) -> None:
@@ -185,7 +185,7 @@ def test_recovery_backs_off_and_is_done_by_another_when_its_process_dies(
     assert bench.ledger.repairs.begin("a", process(3))
 
 
-def _fail(bench: Bench, grab: Grab, judgement: Judgement = BAD_RUN) -> None:
+def _fail(bench: Bench, grab: Grab, judgement: FailureReport = BAD_RUN) -> None:
     token = grab(1, "a")
     bench.ledger.leases.report("a", token, judgement)
     bench.ledger.leases.release(token, ["a"])
@@ -241,7 +241,7 @@ def test_of_one_lease_only_the_heaviest_failure_counts(bench: Bench, grab: Grab)
     bench.add("a")
     token = grab(1, "a")
     for weight, text in ((1.0, "it hung"), (2.0, "a file came out as another"), (1.0, "again")):
-        bench.ledger.leases.report("a", token, Judgement("X", weight, recover=False, text=text))
+        bench.ledger.leases.report("a", token, FailureReport("X", weight, recover=False, text=text))
     bench.ledger.leases.release(token, ["a"])
     (counted,) = bench.ledger.devices.rows(["a"])["a"].failures
     assert (counted.weight, counted.text) == (2.0, "a file came out as another")
@@ -309,7 +309,7 @@ def test_a_failed_probation_and_a_killed_one_lead_back_to_quarantine(
 def test_what_says_nothing_of_the_device_does_not_count(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     for _ in range(10):
-        _fail(bench, grab, Judgement("AdbServerError", 0.0, recover=False, text="server died"))
+        _fail(bench, grab, FailureReport("AdbServerError", 0.0, recover=False, text="server died"))
     assert bench.state("a") == "ready"
 
 
@@ -424,7 +424,7 @@ def test_a_ledger_of_the_third_format_keeps_why_leases_were_lost(bench: Bench, g
 
 def test_the_step_that_was_reached_lives_as_long_as_its_recovery(bench: Bench, grab: Grab) -> None:
     bench.add("a")
-    token, lost = grab(1, "a"), Judgement("DeviceLostError", 1.0, recover=True, text="away")
+    token, lost = grab(1, "a"), FailureReport("DeviceLostError", 1.0, recover=True, text="away")
     bench.ledger.leases.report("a", token, lost)
     bench.ledger.leases.release(token, ["a"])
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from harness.errors import LeaseLostError
-from harness.pool.evidence import Judgement
+from harness.pool.failure_policy import FailureReport
 from harness.pool.records import LeaseRow
 from harness.pool.states import Event, MemberState
 from tests.harness.pool.conftest import TTL_S, Bench, process
@@ -23,8 +23,8 @@ from tests.harness.pool.conftest import TTL_S, Bench, process
 _KEYS = ("a", "b", "c", "d")
 _keys = st.sampled_from(_KEYS)
 _pids = st.integers(1, 5)
-_BAD = Judgement("RunnerError", 1.0, recover=False, text="crashed")
-_LOST = Judgement("DeviceLostError", 1.0, recover=True, text="went away")
+_BAD = FailureReport("RunnerError", 1.0, recover=False, text="crashed")
+_LOST = FailureReport("DeviceLostError", 1.0, recover=True, text="went away")
 
 
 @dataclass
@@ -167,7 +167,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.leases)
     @rule(data=st.data(), judgement=st.sampled_from([_BAD, _LOST]))
-    def report(self, data: st.DataObject, judgement: Judgement) -> None:
+    def report(self, data: st.DataObject, judgement: FailureReport) -> None:
         lease = data.draw(st.sampled_from(self.model.leases))
         for key in lease.keys:
             self.bench.ledger.leases.report(key, lease.token, judgement)

@@ -23,6 +23,7 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import (
     DeviceCommandError,
     DeviceTimeoutError,
+    HostUnreachableError,
     LeaseLostError,
     LeaseTimeoutError,
     MemberStateError,
@@ -518,6 +519,26 @@ def test_a_device_that_fails_its_probation_stays_in_quarantine(
     assert pool.by_hand.unquarantine(name) is MemberState.READY
     with pytest.raises(MemberStateError, match="not in quarantine"):
         pool.by_hand.unquarantine(name)
+
+
+def test_a_host_that_fails_in_a_probation_does_not_fail_the_probation(
+    open_pool: OpenPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = open_pool("quarantine: {backoff_s: 1000}", count=1)
+    for _ in range(3):
+        _fail(pool)
+    passing = pool.upkeep.probation
+
+    def cut_off(device: Device) -> None:
+        pool.upkeep.probation = passing
+        raise HostUnreachableError("board", "no answer")
+
+    pool.upkeep.probation = cut_off
+    assert pool.by_hand.unquarantine(pool.members()[0].name) is MemberState.QUARANTINED
+    assert "host board cannot be reached" in pool.members()[0].reason
+    with pool.acquire(ANY, timeout_s=60):  # which tries again at once, not after the backoff
+        pass
+    assert states(pool) == ["ready"]
 
 
 def test_people_drain_release_and_ask_for_what_is_not_there(open_pool: OpenPool) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from harness.clock import SystemClock
 from harness.pool.database import Database
-from harness.pool.evidence import QuarantineRule
+from harness.pool.failure_policy import QuarantineRule
 from harness.pool.ledger import Ledger
 from harness.pool.owner import this_process
 from harness.pool.records import Facts
@@ -24,7 +24,7 @@ import json, os, sys, time
 from pathlib import Path
 from harness.clock import SystemClock
 from harness.pool.database import Database
-from harness.pool.evidence import QuarantineRule
+from harness.pool.failure_policy import QuarantineRule
 from harness.pool.ledger import Ledger
 from harness.pool.owner import this_process
 

@@ -7,7 +7,7 @@ import pytest
 from harness.devices.base import Device
 from harness.devices.spec import DeviceSpec
 from harness.pool.config import PoolConfig
-from harness.pool.evidence import Judgement
+from harness.pool.failure_policy import FailureReport
 from harness.pool.fence import Claims
 from harness.pool.heartbeat import Heart
 from harness.pool.members import Member
@@ -34,7 +34,7 @@ def test_a_repair_that_crashed_is_not_begun_again_at_once(bench: Bench, weight: 
     ticket = bench.ledger.tickets.enqueue(process(1), ["a"], 1)
     rows = bench.ledger.tickets.try_grant(ticket, process(1))
     assert rows
-    found = Judgement("DeviceLostError", weight, recover=weight < 3, text="it went away")
+    found = FailureReport("DeviceLostError", weight, recover=weight < 3, text="it went away")
     bench.ledger.leases.report("a", rows[0].token, found)
     bench.ledger.leases.release(rows[0].token, ["a"])
     heart, opener = Heart(bench.ledger.leases), cast("Opener", Broken())

@@ -11,7 +11,7 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseTimeoutError
 from harness.pool.acquisition import Acquisition, Changes
 from harness.pool.database import Database
-from harness.pool.evidence import QuarantineRule
+from harness.pool.failure_policy import QuarantineRule
 from harness.pool.heartbeat import Heart
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member

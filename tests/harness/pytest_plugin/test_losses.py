@@ -57,7 +57,7 @@ def test_a_lost_device_is_an_error_and_the_next_test_gets_another(
 
 _ACCUSES = """
 import pytest
-from harness.errors import DeviceLostError, RunnerError
+from harness.errors import DeviceLostError, HostUnreachableError, RunnerError
 
 def test_runner(device):
     raise RunnerError(device.serial, "genie", "crashed", 139, "log")
@@ -67,6 +67,9 @@ def test_behind_another_error(device):
         raise DeviceLostError(device.serial, "push", "gone")
     except DeviceLostError as error:
         raise ValueError("no data") from error
+
+def test_host_in_between(device):
+    raise HostUnreachableError("board", "no answer")
 
 def test_expected(device):
     with pytest.raises(DeviceLostError):
@@ -80,8 +83,12 @@ def test_own_mistake(device):
 def test_evidence_goes_to_the_pool(farm: Farm, make_virtual_device: MakeDevice) -> None:
     name = make_virtual_device()[0].name
     outcome = farm(_ACCUSES, f"--device=virtual:{name}")
-    assert outcome.counts() == {"tests": 4, "failures": 2, "errors": 1}, outcome.output
+    assert outcome.counts() == {"tests": 5, "failures": 2, "errors": 2}, outcome.output
     assert "qnnfarm.failure" not in outcome.properties("test_expected")
+    between = outcome.properties("test_host_in_between")["qnnfarm.failure"]
+    assert between.startswith("HostUnreachableError: ")
+    with Pool.of([DeviceSpec("virtual", name)]) as pool:
+        assert pool.members()[0].weight == 1.0  # of the first lease; a host's failure adds nothing
     assert "qnnfarm.failure" not in outcome.properties("test_own_mistake")
     assert Path(outcome.properties("test_runner")["qnnfarm.evidence"]).is_dir()
 

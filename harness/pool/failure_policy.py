@@ -1,50 +1,20 @@
-"""What a failure says about the device that it happened on."""
+"""Failure policy of a pool: which failures quarantine a device, and for how long."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
-from harness.errors import (
-    AdbServerError,
-    DeploymentCorruptError,
-    DeviceConnectError,
-    DeviceLostError,
-    DeviceTimeoutError,
-    DeviceUnauthorizedError,
-    HarnessError,
-    HostError,
-    NoDeviceError,
-    RunnerError,
-    RuntimeOutputError,
-    one_line,
-)
-
-_WEIGHTS: tuple[tuple[type[HarnessError], float], ...] = (
-    (DeploymentCorruptError, 2.0),
-    (DeviceLostError, 1.0),
-    (DeviceTimeoutError, 1.0),
-    (DeviceConnectError, 1.0),
-    (RunnerError, 1.0),
-    (RuntimeOutputError, 1.0),
-)
-"""What counts against a device. Nothing else does: neither wrong use, nor a container that cannot
-run, nor a full disk, nor the death of the adb server or of a host on the way."""
-
-_TO_RECOVER: tuple[type[HarnessError], ...] = (
-    DeviceLostError,
-    DeviceTimeoutError,
-    DeviceConnectError,
-    DeviceUnauthorizedError,
-    NoDeviceError,
-)
+from harness.errors import HarnessError, one_line
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """What a failure means.
+class FailureReport:
+    """What the holder of a lease reports of a failure on its device.
 
     Attributes:
+        kind: name of the error's class.
         weight: how much it counts against the device; 0 says nothing about it.
-        recover: whether the device has to be reached anew before it is used again.
+        recover: whether the device must be reached again before its next use.
     """
 
     kind: str
@@ -52,21 +22,19 @@ class Judgement:
     recover: bool
     text: str
 
-
-def judge(failure: HarnessError) -> Judgement:
-    """What `failure` says about its device."""
-    weight = next((w for kind, w in _WEIGHTS if isinstance(failure, kind)), 0.0)
-    recover = isinstance(failure, _TO_RECOVER) or on_the_way(failure)
-    return Judgement(type(failure).__name__, weight, recover, one_line(str(failure)))
-
-
-def on_the_way(failure: HarnessError) -> bool:
-    """Whether the adb server or a host failed, and so all devices behind it at once."""
-    return isinstance(failure, AdbServerError | HostError)
+    @classmethod
+    def of(cls, failure: HarnessError, *, recover: bool = False, least_weight: float = 0.0) -> Self:
+        """Make a report of an error, which counts for at least `least_weight`."""
+        return cls(
+            type(failure).__name__,
+            max(failure.quarantine_weight, least_weight),
+            recover or failure.needs_recovery,
+            one_line(str(failure)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class FailureRecord:
     """A failure that was reported and is not settled yet.
 
     Attributes:
@@ -99,13 +67,13 @@ class QuarantineRule:
         """For how many of its leases a device's evidence is kept, settled or not."""
         return 10 * self.window
 
-    def counted(self, evidence: Iterable[Evidence], leases: int) -> Sequence[Evidence]:
+    def counted(self, evidence: Iterable[FailureRecord], leases: int) -> Sequence[FailureRecord]:
         """What counts: the heaviest failure of each lease in the window, the newest lease last.
 
         Args:
             leases: how many the device has had.
         """
-        worst: dict[int, Evidence] = {}
+        worst: dict[int, FailureRecord] = {}
         for found in evidence:
             known = worst.get(found.lease)
             if found.lease > leases - self.window and (
