@@ -2,8 +2,8 @@
 
 from dataclasses import asdict
 
+from harness.results.comparison import ComparisonGroup
 from harness.results.records import Run
-from reports.groups import Duel
 from reports.page import Page, Section
 from reports.summary import Cell, PerplexityRow, Row
 
@@ -19,7 +19,9 @@ def as_document(page: Page, report: str) -> dict[str, object]:
         "runs": len(page.results.runs),
         "rows": [_row(row) for section in page.sections for row in section.rows],
         "perplexities": [_perplexity(row) for section in page.sections for row in _texts(section)],
-        "comparisons": [_duel(duel) for section in page.sections for duel in section.duels],
+        "comparisons": [
+            _comparison(one) for section in page.sections for one in section.comparisons
+        ],
         "gaps": [_gap(run) for run in page.results.gaps],
     }
 
@@ -75,16 +77,16 @@ def _perplexity(row: PerplexityRow) -> dict[str, object]:
     }
 
 
-def _duel(duel: Duel) -> dict[str, object]:
+def _comparison(group: ComparisonGroup) -> dict[str, object]:
     return {
-        "group_id": duel.compared.group_id,
-        "a": duel.a.container.sha256,
-        "b": duel.b.container.sha256,
-        "devices": list(duel.devices),
-        "emulator": duel.a.device.emulator,
-        "verdict": duel.verdict.value,
-        "metrics": {metric.key: asdict(found) for metric, found in duel.metrics},
-        "unchecked": duel.unchecked,
+        "group_id": group.group_id,
+        "a": group.a.container.sha256,
+        "b": group.b.container.sha256,
+        "devices": list(group.devices),
+        "emulator": group.a.device.emulator,
+        "verdict": group.verdict.value,
+        "metrics": {metric.key: asdict(found) for metric, found in group.metrics},
+        "unchecked": group.unchecked,
     }
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.results.comparison import ComparisonGroup, find_comparisons
 from harness.results.identity import place
 from harness.results.metrics import Metric, find_metric
 from harness.results.records import Run
 from harness.words import counted
-from reports import groups, plots, summary, telemetry, text
-from reports.groups import Duel
+from reports import plots, summary, telemetry, text
 from reports.listing import Listing, list_runs
 from reports.plots import Plot
 from reports.query import Results
@@ -26,7 +26,7 @@ class Section:
     rows: tuple[Row, ...]
     perplexities: tuple[PerplexityRow, ...]
     plots: tuple[Plot, ...]
-    duels: tuple[Duel, ...]
+    comparisons: tuple[ComparisonGroup, ...]
     figures: tuple[Figure, ...]
 
     @property
@@ -105,7 +105,7 @@ def _section(results: Results, *, emulator: bool) -> Section:
         summary.summarise(runs),
         summary.perplexities(runs),
         plots.plots(summary.speed_runs(runs)),
-        groups.duels(runs),
+        find_comparisons(runs),
         tuple(figure for figure in figures if figure is not None),
     )
 

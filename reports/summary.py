@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from harness.results import stats
-from harness.results.cells import grade_runs
 from harness.results.identity import PerplexityKey, SpeedKey, Subject, differences
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import (
@@ -17,7 +16,7 @@ from harness.results.perplexity import (
     perplexity_faults,
 )
 from harness.results.records import ContainerInfo, Run
-from harness.results.stability import Stability
+from harness.results.stability import Stability, grade_runs
 from harness.results.stats import Stats
 
 SPEED_METRICS = (
@@ -133,7 +132,7 @@ def summarise(runs: Sequence[Run]) -> tuple[Row, ...]:
     """The summary of runs that are done, either all on hardware or all on the emulator."""
     measured = perplexities(runs)
     groups = _grouped(speed_runs(runs), SpeedKey.of)
-    # Compared are only those that have something in common: there may be thousands.
+    # ComparisonGroup are only those that have something in common: there may be thousands.
     beside = dict(_grouped(measured, lambda row: row.key.subject.without_versions))
     timed = dict(_grouped([key.subject for key, _ in groups], lambda s: s.without_versions))
     alike = dict(_grouped([key for key, _ in groups], _looks))

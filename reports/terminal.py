@@ -5,11 +5,10 @@ from collections import Counter
 from rich.console import Console
 from rich.text import Text
 
-from harness.results.comparison import Comparison, Verdict
+from harness.results.comparison import Comparison, ComparisonGroup, Verdict
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT
 from reports.fitting import Column, FittedTable
-from reports.groups import Duel
 from reports.page import Page, Section
 from reports.summary import Row
 from reports.text import graphs, percent, visible
@@ -45,8 +44,8 @@ def show(page: Page, console: Console) -> None:
             apart = alike[_looks(row)] > 1
             for line in _remarks(row, brief=section.emulator, apart=apart):
                 _say(console, line)
-        for duel in section.duels:
-            for line in _duel(duel):
+        for group in section.comparisons:
+            for line in _comparison(group):
                 _say(console, line)
     for run in page.results.gaps:
         what = f"{run.kind} of {run.container.model} on {run.device.serial}"
@@ -82,19 +81,19 @@ def _remarks(row: Row, *, brief: bool, apart: bool) -> list[Text]:
     return lines
 
 
-def _duel(duel: Duel) -> list[Text]:
+def _comparison(group: ComparisonGroup) -> list[Text]:
     """What was compared, and a line for each metric."""
     a, b = (
         f"{_line(run.container.model)} {run.container.sha256[:12]} ({graphs(run.container)})"
-        for run in (duel.a, duel.b)
+        for run in (group.a, group.b)
     )
-    workload = f", {_line(duel.workload)}" if duel.workload else ""
-    style = "red" if duel.verdict is Verdict.REGRESSED else "default"
+    workload = f", {_line(group.workload)}" if group.workload else ""
+    style = "red" if group.verdict is Verdict.REGRESSED else "default"
     return [
         Text(f"A is {a}, B is {b}{workload}"),
         *(
             Text(f"  {_ratio(metric, found)}: {found.verdict.value}, {_line(found.reason)}", style)
-            for metric, found in duel.metrics
+            for metric, found in group.metrics
         ),
     ]
 

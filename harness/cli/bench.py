@@ -88,7 +88,7 @@ def _announce(sessions: int, number: int, _label: str, target: "Target") -> None
 def _document(runs: "Sequence[Run]") -> dict[str, object]:
     from dataclasses import asdict
 
-    from harness.results.cells import grade_runs
+    from harness.results.stability import grade_runs
     from harness.workloads.session import WATCHED
 
     return {
@@ -99,8 +99,8 @@ def _document(runs: "Sequence[Run]") -> dict[str, object]:
 
 
 def _show(runs: "Sequence[Run]", db: str) -> None:
-    from harness.results.cells import grade_runs
     from harness.results.metrics import find_metric
+    from harness.results.stability import grade_runs
     from harness.workloads.session import WATCHED
 
     console = answers()

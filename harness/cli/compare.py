@@ -26,8 +26,7 @@ from harness.cli.tables import Row, print_rows
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
 
 if TYPE_CHECKING:
-    from harness.results.comparison import Comparison, Verdict
-    from harness.results.groups import Compared
+    from harness.results.comparison import Comparison, ComparisonGroup, Verdict
     from harness.workloads.target import Target
 
 _NOTHING = "\N{EN DASH}"
@@ -75,8 +74,7 @@ def compare(
     """
     from buildlib.container.container import GenAIContainer
     from harness.cli.measuring import conditioning, open_spread, wanted
-    from harness.results.comparison import pairs_needed
-    from harness.results.groups import GATED, check_gated, check_pairs, judge_runs
+    from harness.results.comparison import GATED, check_gated, check_pairs, judge_runs, pairs_needed
     from harness.workloads.bench import BenchPlan
     from harness.workloads.comparison import Side, run_comparison
 
@@ -115,7 +113,7 @@ def _announce(pairs: int, number: int, label: str, target: "Target") -> None:
     tell(f"pair {number + 1} of {pairs}, {label} on {target.where_in_words}")
 
 
-def _show(compared: "Compared", db: str) -> None:
+def _show(compared: "ComparisonGroup", db: str) -> None:
     from harness.results.comparison import Verdict
 
     rows = []
@@ -127,7 +125,7 @@ def _show(compared: "Compared", db: str) -> None:
     console = answers()
     for metric, found in compared.metrics:
         console.print(f"{metric.label}: {found.reason}", markup=False)
-    unchecked = sum(run.check.outcome != "passed" for run in compared.runs)
+    unchecked = compared.unchecked
     if unchecked:
         told = f"unchecked: the output of {unchecked} of {len(compared.runs)} sessions"
         console.print(f"{told} was compared with nothing", markup=False)
@@ -144,7 +142,7 @@ def _interval(found: "Comparison") -> str:
     return f"{found.low:.3f} to {found.high:.3f} ({found.confidence:.0%})"
 
 
-def _document(compared: "Compared") -> dict[str, object]:
+def _document(compared: "ComparisonGroup") -> dict[str, object]:
     from dataclasses import asdict
 
     return {

@@ -13,8 +13,7 @@ from harness.errors import WrongUseError
 from harness.words import counted, soc_in_words
 
 if TYPE_CHECKING:
-    from harness.results.prune import Amount, Pruning
-    from harness.results.store import ResultsStore
+    from harness.results.maintenance import PruneCounts, PrunePolicy
 
 app = typer.Typer(
     help="A results database: what it holds of each day, and removing what is old.",
@@ -30,17 +29,19 @@ Database = Annotated[
 def ls(db: Database = "results.db", json: Json = False) -> None:
     """List what there is of each day, container and device, and the size of the database."""
     from buildlib.cache.sizes import size_text
+    from harness.results.maintenance import disk_usage, list_inventory
     from harness.results.store import ResultsStore
 
     with ResultsStore.open(db, create=False) as store:
-        found, room, location = store.holdings(), store.room(), store.location
+        location = store.location
+        inventory, usage = list_inventory(store.database), disk_usage(store.database)
     if json:
         print_json(
             {
                 "database": location,
-                "size_bytes": room.total_bytes,
-                "free_bytes": room.free_bytes,
-                "holdings": [asdict(one) for one in found],
+                "size_bytes": usage.total_bytes,
+                "free_bytes": usage.free_bytes,
+                "holdings": [asdict(one) for one in inventory],
             }
         )
         return
@@ -58,7 +59,7 @@ def ls(db: Database = "results.db", json: Json = False) -> None:
                 soc_in_words(one.soc, emulator=one.emulator),
             ]
         )
-        for one in found
+        for one in inventory
     ]
     numbers = {"sessions", "runs", "no result", "telemetry"}
     headings = (
@@ -67,11 +68,14 @@ def ls(db: Database = "results.db", json: Json = False) -> None:
     )  # fmt: skip
     if rows:
         print_rows(headings, rows, right=numbers)
-    runs, telemetry = sum(one.runs for one in found), sum(one.telemetry_bytes for one in found)
-    free = f", {size_text(room.free_bytes)} of it free" if room.free_bytes else ""
+    runs, telemetry = (
+        sum(one.runs for one in inventory),
+        sum(one.telemetry_bytes for one in inventory),
+    )
+    free = f", {size_text(usage.free_bytes)} of it free" if usage.free_bytes else ""
     answers().print(
         f"{counted(runs, 'run')}, {size_text(telemetry)} of telemetry; {location} has "
-        f"{size_text(room.total_bytes)}{free}",
+        f"{size_text(usage.total_bytes)}{free}",
         markup=False,
     )
 
@@ -100,27 +104,33 @@ def prune(
     Sessions of one cell and both sides of a comparison go together, when the newest of them is
     that old and none is under way. Perplexities stay: later benchmarks are checked against them.
     """
-    from harness.results.prune import Amount, Pruning
+    from harness.results import maintenance
+    from harness.results.maintenance import PruneCounts, PrunePolicy
     from harness.results.store import ResultsStore
 
-    wanted = Pruning(_moment(older_than), only_telemetry=keep_measurements)
+    policy = PrunePolicy(_moment(older_than), only_telemetry=keep_measurements)
     with ResultsStore.open(db, create=False) as store:
-        planned, before, location = store.prunable(wanted), store.room(), store.location
-        kept = 0 if keep_measurements else store.vouching(wanted.before)
+        database, location = store.database, store.location
+        planned = maintenance.count_prunable(database, policy)
+        before = maintenance.disk_usage(database)
+        kept = (
+            0 if keep_measurements else maintenance.count_kept_perplexities(database, policy.before)
+        )
     if not json:
-        _announce(planned, wanted, location, kept, dry_run=dry_run)
-    removed, after, left = Amount(), before, ""
+        _announce(planned, policy, location, kept, dry_run=dry_run)
+    removed, after, left = PruneCounts(), before, ""
     if not dry_run:
         with ResultsStore.open(db) as store:
-            removed = _prune(store, wanted)
-            left = store.give_back()
-            after = store.room()
+            # What Ctrl-C leaves goes with the next call.
+            removed = sum(maintenance.prune(store.database, policy), PruneCounts())
+            left = maintenance.free_disk_space(store.database)
+            after = maintenance.disk_usage(store.database)
     if json:
         shown = planned if dry_run else removed
         print_json(
             {
                 "database": location,
-                "before": wanted.before,
+                "before": policy.before,
                 **asdict(shown),
                 "kept_perplexities": kept,
                 "size_before_bytes": before.total_bytes,
@@ -131,7 +141,7 @@ def prune(
             }
         )
     elif not dry_run:
-        _conclude(removed, wanted, before.total_bytes - after.total_bytes, after.total_bytes)
+        _conclude(removed, policy, before.total_bytes - after.total_bytes, after.total_bytes)
         if left:
             tell(f"no room was given back to the disk: {left}")
 
@@ -145,22 +155,12 @@ def _moment(age: str) -> datetime:
         raise WrongUseError(f"--older-than {age}: nothing can be that old") from None
 
 
-def _prune(store: "ResultsStore", wanted: "Pruning") -> "Amount":
-    """Remove it; what is cut off by Ctrl-C goes on with the next call."""
-    from harness.results.prune import Amount
-
-    removed = Amount()
-    for some in store.prune(wanted):
-        removed += some
-    return removed
-
-
 def _announce(
-    planned: "Amount", wanted: "Pruning", location: str, kept: int, *, dry_run: bool
+    planned: "PruneCounts", policy: "PrunePolicy", location: str, kept: int, *, dry_run: bool
 ) -> None:
     verb = "would remove" if dry_run else "removing"
-    when = f"{wanted.before:%Y-%m-%d %H:%M} UTC"
-    tell(f"{verb} from {location} what is older than {when}: {_in_words(planned, wanted)}")
+    when = f"{policy.before:%Y-%m-%d %H:%M} UTC"
+    tell(f"{verb} from {location} what is older than {when}: {_in_words(planned, policy)}")
     if kept:
         stay = "stays: later benchmarks are checked against it" if kept == 1 else (
             "stay: later benchmarks are checked against them"
@@ -168,23 +168,23 @@ def _announce(
         tell(f"{counted(kept, 'perplexity')} of that age {stay}")
 
 
-def _conclude(removed: "Amount", wanted: "Pruning", freed: int, left: int) -> None:
+def _conclude(removed: "PruneCounts", policy: "PrunePolicy", freed: int, left: int) -> None:
     from buildlib.cache.sizes import size_text
 
     given = f"{size_text(freed)} freed" if freed > 0 else "nothing freed"
     answers().print(
-        f"removed {_in_words(removed, wanted)}; {given}, {size_text(left)} left", markup=False
+        f"removed {_in_words(removed, policy)}; {given}, {size_text(left)} left", markup=False
     )
 
 
-def _in_words(amount: "Amount", wanted: "Pruning") -> str:
+def _in_words(amount: "PruneCounts", policy: "PrunePolicy") -> str:
     from buildlib.cache.sizes import size_text
 
     telemetry = (
         f"telemetry of {counted(amount.telemetry, 'repetition')}, "
         f"{size_text(amount.telemetry_bytes)}"
     )
-    if wanted.only_telemetry:
+    if policy.only_telemetry:
         return telemetry
     return (
         f"{counted(amount.runs, 'run')} with {counted(amount.measurements, 'measurement')} and "

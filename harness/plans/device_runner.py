@@ -21,9 +21,8 @@ from harness.plans.results import ResultsLater
 from harness.plans.seams import LeasedDevice
 from harness.pool.leased_device import LeasedDevice as PoolDevice
 from harness.results.metrics import METRICS
-from harness.results.read import RunFilter
 from harness.results.records import DeviceInfo, Run, Workload
-from harness.results.store import ResultsStore
+from harness.results.store import ResultsStore, RunFilter
 from harness.runtimes.base import GenerationRequest
 from harness.runtimes.genie import GenieRuntime
 from harness.telemetry.conditions import Conditions

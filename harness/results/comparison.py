@@ -1,4 +1,4 @@
-"""Whether B is worse than A, from sessions that took turns on the same phone.
+"""Comparison of A with B, from sessions that took turns on the same phone.
 
 Each pair of sessions gives one number, the logarithm of B over A, so that what both shared (the
 phone, the hour, the room) falls out. The interval around their mean is exact and asks for no normal
@@ -19,6 +19,10 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from harness.errors import UnknownMetricError, WrongUseError
+from harness.results.identity import SpeedKey
+from harness.results.metrics import METRICS, Direction, Metric, find_metric
+from harness.results.records import Run
 from harness.words import counted
 
 THRESHOLD = 0.05
@@ -26,6 +30,13 @@ ERROR_RATE = 0.05
 """Chance to report a regression where there is none, over all metrics of one comparison."""
 _MOST_EXHAUSTED = 14
 _SEED = 20
+
+SIDES = frozenset({"A", "B"})
+"""The labels of runs that are compared."""
+GATED = ("prefill_tokens_per_s", "decode_tokens_per_s")
+"""The metrics that a verdict rests on by default."""
+JUDGED = (*GATED, "ttft_s", "init_s", "peak_rss_bytes")
+"""The metrics that it can rest on: speeds, latencies and memory of the runtime."""
 
 Pair = tuple[Sequence[float], Sequence[float]]
 
@@ -103,6 +114,157 @@ def compare(
         *_gains(ratio, low, high, higher_is_better=higher_is_better), threshold
     )
     return Comparison(verdict, ratio, low, high, confidence, len(logs), reason)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonGroup:
+    """A against B: their sessions, with the comparison of each metric.
+
+    Attributes:
+        runs: both sides' sessions, in the order in which they ran; of both sides at least one.
+    """
+
+    runs: tuple[Run, ...]
+    metrics: tuple[tuple[Metric, Comparison], ...]
+
+    @property
+    def group_id(self) -> str:
+        """Shared by all runs."""
+        return self.runs[0].group_id
+
+    @property
+    def a(self) -> Run:
+        """The first session of A."""
+        return next(run for run in self.runs if run.label == "A")
+
+    @property
+    def b(self) -> Run:
+        """The first session of B."""
+        return next(run for run in self.runs if run.label == "B")
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models of both sides; one where it is the same."""
+        return tuple(dict.fromkeys((self.a.container.model, self.b.container.model)))
+
+    @property
+    def workload(self) -> str:
+        """The workload of both sides, as `pp64+tg16`."""
+        return SpeedKey.of(self.a).label
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The serials of all devices, each once."""
+        return tuple(dict.fromkeys(run.device.serial for run in self.runs))
+
+    @property
+    def unchecked(self) -> int:
+        """Sessions whose output was not checked."""
+        return sum(run.check.outcome != "passed" for run in self.runs)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of the metrics' verdicts; improved only where nothing is uncertain."""
+        verdicts = {comparison.verdict for _, comparison in self.metrics}
+        order = (Verdict.REGRESSED, Verdict.NOT_ENOUGH_DATA, Verdict.IMPROVED)
+        return next((verdict for verdict in order if verdict in verdicts), Verdict.NO_DIFFERENCE)
+
+
+def check_gated(keys: Sequence[str]) -> tuple[str, ...]:
+    """The metrics to judge by, each once.
+
+    Raises:
+        UnknownMetricError: there is no such metric.
+        WrongUseError: it is none of `JUDGED`.
+    """
+    for key in keys:
+        if key not in METRICS:
+            raise UnknownMetricError(key, JUDGED)
+        if key not in JUDGED:
+            raise WrongUseError(
+                f"{key} is neither a speed nor a latency nor memory of the runtime: "
+                f"judge by {', '.join(JUDGED)}"
+            )
+    return tuple(dict.fromkeys(keys))
+
+
+def check_pairs(pairs: int, metrics: int) -> None:
+    """Refuse a number of pairs of sessions from which no verdict could come.
+
+    Args:
+        metrics: how many are judged together.
+
+    Raises:
+        WrongUseError: says how many it takes, and why.
+    """
+    needed = pairs_needed(metrics)
+    if pairs < needed:
+        together = "one metric" if metrics == 1 else f"{metrics} metrics"
+        raise WrongUseError(
+            f"a verdict over {together} takes {needed} pairs of sessions at least, not {pairs}: "
+            "fewer could all agree by chance"
+        )
+
+
+def judge_runs(
+    runs: Sequence[Run],
+    *,
+    gated: Sequence[str] = GATED,
+    threshold: float = THRESHOLD,
+) -> ComparisonGroup:
+    """The verdict over the runs of one group.
+
+    Raises:
+        WrongUseError: some ran on the emulator, and some on hardware.
+    """
+    if len({run.device.emulator for run in runs}) > 1:
+        raise WrongUseError("speeds of the emulator and of hardware cannot be compared")
+    metrics = [find_metric(key) for key in gated]
+    found = tuple(
+        (metric, _compare_metric(runs, metric, threshold, len(metrics))) for metric in metrics
+    )
+    return ComparisonGroup(tuple(runs), found)
+
+
+def find_comparisons(runs: Sequence[Run]) -> tuple[ComparisonGroup, ...]:
+    """Compare both sides of every comparison among the runs, newest first.
+
+    Args:
+        runs: oldest first, all on hardware or all on the emulator.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.label in SIDES:
+            groups.setdefault(run.group_id, []).append(run)
+    whole = [group for group in groups.values() if {run.label for run in group} == SIDES]
+    return tuple(judge_runs(group) for group in reversed(whole))
+
+
+def _compare_metric(
+    runs: Sequence[Run], metric: Metric, threshold: float, metrics: int
+) -> Comparison:
+    pairs = [_pair(runs, number, metric.key) for number in sorted({run.session for run in runs})]
+    whole = [(a, b) for a, b in pairs if a and b]
+    if not all(value > 0 for a, b in whole for value in (*a, *b)):  # as bytes that were pushed
+        reason = "a value is 0, which is in no ratio to another"
+        return Comparison(Verdict.NOT_ENOUGH_DATA, None, None, None, 0.0, len(whole), reason)
+    return compare(
+        whole,
+        higher_is_better=metric.direction is Direction.HIGHER,
+        threshold=threshold,
+        metrics=metrics,
+    )
+
+
+def _pair(
+    runs: Sequence[Run], number: int, key: str
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What A and B gave in one session; nothing of a side that ran on another device."""
+    sides = {run.label: run for run in runs if run.session == number}
+    a, b = sides.get("A"), sides.get("B")
+    if a is None or b is None or a.device.serial != b.device.serial:
+        return (), ()
+    return a.values(key), b.values(key)
 
 
 def _interval(values: Sequence[float], share: float) -> tuple[float, float, float]:

@@ -11,14 +11,14 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
 import sqlalchemy
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine.interfaces import DBAPICursor
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from harness.errors import (
@@ -28,7 +28,6 @@ from harness.errors import (
     StoreUnavailableError,
 )
 from harness.results import postgresql
-from harness.results.interrupts import Connections, RollingBack, interrupts_first
 from harness.results.postgresql import WRITES
 
 BUSY_TIMEOUT_S = 30.0
@@ -43,17 +42,15 @@ class Database:
         engine: Engine,
         location: str,
         busy_timeout_s: float,
-        connections: Connections,
     ) -> None:
         self._engine = engine
         self.location = location
         self._busy_timeout_s = busy_timeout_s
-        self._connections = connections
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """One transaction that sees one state of the database throughout."""
-        with self._guarded(), self._engine.begin() as connection:
+        with translated(self.location, self._busy_timeout_s), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
@@ -65,7 +62,7 @@ class Database:
         others have committed up to each of its statements, and locks the rows that it goes by.
         """
         writer = self._engine.execution_options(**{WRITES: True})
-        with self._guarded(), writer.begin() as connection:
+        with translated(self.location, self._busy_timeout_s), writer.begin() as connection:
             yield connection
 
     def use_wal(self) -> None:
@@ -82,7 +79,7 @@ class Database:
     @contextmanager
     def cursor(self) -> Iterator[DBAPICursor]:
         """A SQLite connection outside of any transaction: for `PRAGMA` and `VACUUM`."""
-        with self._guarded():
+        with translated(self.location, self._busy_timeout_s):
             connection = self._engine.raw_connection()
             try:
                 with closing(connection.cursor()) as cursor:
@@ -94,15 +91,21 @@ class Database:
         """Give up all connections."""
         self._engine.dispose()
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Say what went wrong in our words, and leave nothing open."""
-        with (
-            translated(self.location, self._busy_timeout_s),
-            interrupts_first(),
-            self._connections.closed_after(),
-        ):
-            yield
+
+class _RollingBack(sqlite3.Connection):
+    """A connection that rolls back before it closes.
+
+    SQLAlchemy closes a connection that Ctrl-C cut off without a rollback. `sqlite3_close_v2` waits
+    for the last cursor, which the traceback keeps alive, and so the lock would outlive the close.
+    """
+
+    def close(self) -> None:
+        """Roll back what is open, and close."""
+        try:
+            with suppress(sqlite3.Error):  # it is closed already
+                self.rollback()
+        finally:
+            super().close()
 
 
 def open_database(
@@ -161,27 +164,22 @@ def _file(location: str | Path) -> Path | None:
 def _open_server(text: str, *, create: bool, busy_timeout_s: float) -> Database:
     __tracebackhide__ = True
     url = postgresql.parse(text)
-    connections = Connections()
-    made = postgresql.make_engine(url, connections, read_only=not create, patience_s=busy_timeout_s)
-    return Database(made, postgresql.shown(url), busy_timeout_s, connections)
+    engine = postgresql.make_engine(url, read_only=not create, lock_timeout_s=busy_timeout_s)
+    return Database(engine, postgresql.shown(url), busy_timeout_s)
 
 
 def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> Database:
     _check_file(path, create=create)
     target = path.absolute()
 
-    connections = Connections()
-
     def connect() -> sqlite3.Connection:
-        return connections.add(
-            sqlite3.connect(
-                _sqlite_uri(target, create=create),
-                uri=True,
-                timeout=busy_timeout_s,
-                isolation_level=None,  # transactions are begun by `_begin`, not by guesses
-                check_same_thread=False,
-                factory=RollingBack,
-            )
+        return sqlite3.connect(
+            _sqlite_uri(target, create=create),
+            uri=True,
+            timeout=busy_timeout_s,
+            isolation_level=None,  # transactions are begun by `_begin`, not by guesses
+            check_same_thread=False,
+            factory=_RollingBack,
         )
 
     engine = sqlalchemy.create_engine("sqlite://", creator=connect, poolclass=NullPool)
@@ -198,7 +196,7 @@ def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> Database
         writes = connection.get_execution_options().get(WRITES, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
-    return Database(engine, str(path), busy_timeout_s, connections)
+    return Database(engine, str(path), busy_timeout_s)
 
 
 def _check_file(path: Path, *, create: bool) -> None:
@@ -248,6 +246,21 @@ def _journal_mode(cursor: DBAPICursor) -> str:
     cursor.execute("PRAGMA journal_mode")
     row = cursor.fetchone()
     return str(row[0]) if row else ""
+
+
+@contextmanager
+def unreadable_rows(location: str) -> Iterator[None]:
+    """Raise `NotAStoreError` for values that their columns cannot have.
+
+    SQLite keeps whatever it is given: text that is no JSON or no time. PostgreSQL has times that
+    Python has not.
+    """
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise NotAStoreError(location, f"a row cannot be read: {error}") from error
+    except DataError as error:
+        raise NotAStoreError(location, f"a row cannot be read: {error.orig}") from error
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from harness.errors import StoreUnavailableError
-from harness.results.interrupts import Connections
 
 WRITES = "qnnfarm_writes"
 """The execution option of transactions that write."""
@@ -75,15 +74,12 @@ def shown(url: URL) -> str:
     return url.set(query={}).render_as_string(hide_password=True)
 
 
-def make_engine(
-    url: URL, connections: Connections, *, read_only: bool, patience_s: float
-) -> Engine:
+def make_engine(url: URL, *, read_only: bool, lock_timeout_s: float) -> Engine:
     """What connects to the database, anew for each transaction.
 
     Args:
-        connections: is told of each connection.
         read_only: whether transactions that write are refused as well.
-        patience_s: for how long a statement waits for another's lock.
+        lock_timeout_s: for how long a statement waits for another's lock.
 
     Raises:
         StoreUnavailableError: the driver is not installed.
@@ -102,12 +98,12 @@ def make_engine(
         _arguments: tuple[object, ...],
         _named: dict[str, object],
     ) -> DBAPIConnection:
-        return connections.add(_connected(dialect, url))
+        return _connected(dialect, url)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         writes = connection.get_execution_options().get(WRITES, False) and not read_only
-        connection.exec_driver_sql(_beginning(writes=writes, patience_s=patience_s))
+        connection.exec_driver_sql(_beginning(writes=writes, lock_timeout_s=lock_timeout_s))
 
     return engine
 
@@ -149,14 +145,14 @@ def _connecting(named: Mapping[str, object]) -> dict[str, object]:
     return {**merged, "client_encoding": "utf8", "prepare_threshold": None}
 
 
-def _beginning(*, writes: bool, patience_s: float) -> str:
+def _beginning(*, writes: bool, lock_timeout_s: float) -> str:
     """The first statements of a transaction, in one message.
 
     What a server, a role or a database may have as its default is set where the store goes by it.
     """
     mode = "READ COMMITTED, READ WRITE" if writes else "REPEATABLE READ, READ ONLY"
     settings = {
-        "lock_timeout": max(1, round(patience_s * 1000)),
+        "lock_timeout": max(1, round(lock_timeout_s * 1000)),
         "idle_in_transaction_session_timeout": _GONE_S * 1000 if writes else 0,
         "timezone": "'UTC'",
         "datestyle": "'ISO'",

@@ -1,4 +1,4 @@
-"""Where a result comes from: versions of what is installed, the host, and the user's git commit."""
+"""Where a result comes from: versions, the host, the user's git commit, and the writing process."""
 
 import importlib.metadata
 import os
@@ -64,6 +64,24 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
     return commit, None if changes is None else bool(changes)
 
 
+def this_writer() -> str:
+    """Mark this process: boot, PID namespace, PID, and start time in ticks since boot.
+
+    It tells a run in progress from one whose process died. Start times that libraries give depend
+    on the wall clock, which may be set meanwhile; ticks since boot do not.
+    """
+    pid = os.getpid()
+    return ":".join((_boot(), _pid_namespace(), str(pid), _start_time(pid) or "?"))
+
+
+def has_ended(writer: str) -> bool:
+    """Tell whether the process of a mark has ended; of another machine's, nothing is known."""
+    boot, namespace, pid, started = (writer.split(":") + [""] * 4)[:4]
+    if not boot or boot != _boot() or not namespace or namespace != _pid_namespace():
+        return False
+    return pid.isascii() and pid.isdigit() and _start_time(int(pid)) != started
+
+
 def _git(folder: Path, *arguments: str) -> str | None:
     # A repository's own configuration may name programs to run; fsmonitor is the one that `status`
     # starts.
@@ -92,3 +110,28 @@ def _installed(libraries: Sequence[str]) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        mark = os.readlink("/proc/self/ns/pid")  # noqa: PTH115  no path: "pid:[4026531836]"
+        return mark.removeprefix("pid:[").removesuffix("]")
+    except OSError:
+        return ""
+
+
+def _start_time(pid: int) -> str | None:
+    """Field 22 of /proc/PID/stat (proc(5)); the name before it may hold spaces and brackets."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 and fields[0] != "Z" else None

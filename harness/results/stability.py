@@ -15,12 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.results.records import Run
+
 Grade = Literal["A", "B", "C", "D", "F", "?"]
 
 FEWEST_SESSIONS = 3
 CV_LIMIT = 0.10
 RATIO_LIMIT = 1.5
 TAIL = 0.99
+GATE, THROTTLING = "thermal_gate", "throttling"
+"""Names of the conditions that bear on a grade: what was waited for, and what was seen then."""
 _LETTERS: tuple[Grade, ...] = ("A", "B", "C", "D", "F")
 _LEAST_SCORES = (90.0, 75.0, 60.0, 40.0)
 
@@ -81,6 +85,27 @@ def grade(
             told = f"{number} of {_counted(len(measured), 'session')}"
             reasons.append(f"{told} {words}: one grade lower")
     return Stability(_LETTERS[min(letter, len(_LETTERS) - 1)], score, tuple(reasons))
+
+
+def grade_runs(runs: Sequence[Run], metric: str) -> Stability:
+    """The grade of one metric over runs that are sessions of one cell."""
+    measured = [run for run in runs if run.values(metric)]
+    return grade(
+        [run.values(metric) for run in measured],
+        throttled=sum(was_throttled(run) for run in measured),
+        ungated=sum(not was_gated(run) for run in measured),
+        unsettled=sum(run.warmup_detected is False for run in measured),
+    )
+
+
+def was_gated(run: Run) -> bool:
+    """Whether the device was seen to be cool enough before the run."""
+    return any(c.get("name") == GATE and c.get("outcome") == "met" for c in run.conditions)
+
+
+def was_throttled(run: Run) -> bool:
+    """Whether clocks were seen to fall during the run."""
+    return any(c.get("name") == THROTTLING and c.get("outcome") == "seen" for c in run.conditions)
 
 
 def _score(

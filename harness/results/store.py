@@ -1,102 +1,81 @@
-"""The results store: where runs and measurements are kept."""
+"""The results store: runs, their measurements and their telemetry in one database."""
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pydantic import TypeAdapter
+from sqlalchemy import Connection, RowMapping, Select, Table, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from harness.errors import (
+    CorruptRunError,
     MissingStoreError,
     NotAStoreError,
     OlderSchemaError,
+    RunConflictError,
     StoreError,
     StoreUnavailableError,
+    TelemetryRecordError,
+    UnknownRunError,
 )
-from harness.results import (
-    inventory,
-    migrations,
-    prune,
-    read,
-    room,
-    schema,
-    write,
+from harness.results import schema
+from harness.results.database import (
+    BUSY_TIMEOUT_S,
+    Database,
+    exists,
+    open_database,
+    unreadable_rows,
 )
-from harness.results.database import BUSY_TIMEOUT_S, Database, exists, open_database
-from harness.results.inventory import Holding
-from harness.results.prune import Amount, Pruning
-from harness.results.read import RunFilter
+from harness.results.provenance import has_ended, this_writer
 from harness.results.records import (
+    MOST_CONDITIONS,
     CheckOutcome,
     Condition,
     Measurement,
     OutputCheck,
     RepetitionTelemetry,
     Run,
+    RunKind,
     RunStatus,
     TelemetrySeries,
     now,
+    storable,
 )
-from harness.results.room import Room
+from harness.results.rows import parse_run, parse_telemetry, row_of
 from harness.results.telemetry import pack
 
-_EVERYTHING = RunFilter()
 _CONDITIONS: TypeAdapter[tuple[Condition, ...]] = TypeAdapter(tuple[Condition, ...])
+_UNFINISHED = ("running", "interrupted")
 
 
-class RunRecorder:
-    """Streams one run into the store; made by `ResultsStore.recording`."""
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs to read; `None` matches every run.
 
-    def __init__(self, store: "ResultsStore", run: Run) -> None:
-        self._store = store
-        self.run = run
-        self.generated_text: str | None = None
+    Attributes:
+        since: created then or later; with its time zone.
+        newest: at most this many, the newest ones.
+    """
 
-    def add(self, *measurements: Measurement) -> None:
-        """Keep measurements as soon as they are there: one repetition at a time."""
-        self._store.add_measurements(self.run.id, measurements)
+    kind: RunKind | None = None
+    status: RunStatus | None = None
+    model: str | None = None
+    target: str | None = None
+    soc: str | None = None
+    emulator: bool | None = None
+    container_sha256: str | None = None
+    group_id: str | None = None
+    since: datetime | None = None
+    newest: int | None = None
 
-    def add_library_versions(self, versions: Mapping[str, str]) -> None:
-        """Keep versions that only the run could find out, such as Genie's own."""
-        self._store.add_library_versions(self.run.id, versions)
 
-    def add_values(
-        self, values: Mapping[str, float], *, repetition: int = 0, is_warmup: bool = False
-    ) -> None:
-        """Keep one repetition's values by metric."""
-        self.add(
-            *(
-                Measurement(metric=key, value=value, repetition=repetition, is_warmup=is_warmup)
-                for key, value in values.items()
-            )
-        )
-
-    def add_telemetry(
-        self, series: Sequence[TelemetrySeries], *, repetition: int, is_warmup: bool = False
-    ) -> None:
-        """Keep what the sensors gave during one repetition; nothing is kept of no series."""
-        if series:
-            self._store.add_telemetry(
-                self.run.id, series, repetition=repetition, is_warmup=is_warmup
-            )
-
-    def add_conditions(self, conditions: Iterable[Condition]) -> None:
-        """Keep what was done to the device, or waited for, before the run."""
-        self._store.add_conditions(self.run.id, tuple(conditions))
-
-    def set_check(self, outcome: CheckOutcome, reason: str = "") -> None:
-        """Keep what came of the check of the output; a run whose check failed must fail."""
-        self._store.set_check(self.run.id, OutputCheck(outcome=outcome, reason=reason))
-
-    def settle_warmup(self, warmups: int, *, detected: bool) -> None:
-        """Of the repetitions kept as warm-ups, let only the first `warmups` stay warm-ups.
-
-        While warm-up is being detected, every repetition is kept as one; this is said at the end.
-        """
-        self._store.settle_warmup(self.run.id, warmups=warmups, detected=detected)
+_EVERYTHING = RunFilter()
 
 
 class ResultsStore:
@@ -104,10 +83,13 @@ class ResultsStore:
 
     Several processes may write to one store at once. Each write is one transaction. A store may be
     used by several threads, and is closed by `close` or as a context manager.
+
+    Attributes:
+        database: for `harness.results.maintenance`.
     """
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
 
     @classmethod
     def open(
@@ -138,9 +120,9 @@ class ResultsStore:
             if create:
                 _prepare(database)
             else:
-                found = _require_readable(database)
-                if found < schema.SCHEMA_VERSION:
-                    _migrate(location, found, busy_timeout_s)
+                version = _require_readable(database)
+                if version < schema.SCHEMA_VERSION:
+                    _migrate(location, version, busy_timeout_s)
         except BaseException:
             database.close()
             raise
@@ -162,16 +144,16 @@ class ResultsStore:
         database = open_database(location, create=False)
         try:
             with database.reading() as connection:
-                found = migrations.find_version(connection, database.location)
-            if found is not None:
-                migrations.check_version(database.location, found)
+                version = schema.find_version(connection, database.location)
+            if version is not None:
+                schema.check_version(database.location, version)
         finally:
             database.close()
 
     @property
     def location(self) -> str:
         """The path or URL, without its password."""
-        return self._database.location
+        return self.database.location
 
     def write_run(self, run: Run) -> None:
         """Write a run with its measurements: all of it or nothing.
@@ -179,10 +161,13 @@ class ResultsStore:
         Raises:
             RunConflictError: there is a run of that identifier, or a repetition is there twice.
         """
-        with self._database.writing() as connection:
-            write.insert_run(connection, self.location, run)
+        with self.database.writing() as connection:
+            values = {**row_of(run), "writer": this_writer()}
+            with _conflicts(self.location, run.id, "it is there already"):
+                connection.execute(insert(schema.runs).values(values))
+            _insert_measurements(connection, self.location, run.id, run.measurements)
 
-    def begin_run(self, run: Run) -> None:
+    def begin_run(self, run: Run) -> "RunRecorder":
         """Write down that a run has begun, before anything can go wrong with it.
 
         Raises:
@@ -192,143 +177,30 @@ class ResultsStore:
         if run.status != "running":
             raise ValueError(f"a run that begins is running, not {run.status}")
         self.write_run(run)
-
-    def add_measurements(self, run_id: str, measurements: Sequence[Measurement]) -> None:
-        """Add measurements to a run that has begun.
-
-        Raises:
-            UnknownRunError: there is no such run.
-            RunConflictError: the run is finished, or a repetition is there already.
-        """
-        with self._database.writing() as connection:
-            write.add_measurements(connection, self.location, run_id, measurements)
-
-    def add_library_versions(self, run_id: str, versions: Mapping[str, str]) -> None:
-        """Add to the library versions of a run that has begun.
-
-        Raises:
-            UnknownRunError: there is no such run.
-            RunConflictError: the run is finished, or has another version of the same library.
-        """
-        with self._database.writing() as connection:
-            write.add_library_versions(connection, self.location, run_id, versions)
-
-    def add_telemetry(
-        self,
-        run_id: str,
-        series: Sequence[TelemetrySeries],
-        *,
-        repetition: int,
-        is_warmup: bool = False,
-    ) -> None:
-        """Add one repetition's telemetry to a run that has begun.
-
-        Raises:
-            UnknownRunError: there is no such run.
-            RunConflictError: the run is finished, or the repetition's telemetry is there already.
-            TelemetryRecordError: a channel is there twice, or there is too much of it.
-        """
-        samples = pack(series)  # takes a while, and nobody has to wait for it
-        with self._database.writing() as connection:
-            write.add_telemetry(
-                connection,
-                self.location,
-                run_id,
-                samples,
-                repetition=repetition,
-                is_warmup=is_warmup,
-            )
-
-    def add_conditions(self, run_id: str, conditions: Sequence[Condition]) -> None:
-        """Add to the conditions of a run that has begun.
-
-        Raises:
-            UnknownRunError: there is no such run.
-            RunConflictError: the run is finished, or would have too many conditions.
-            ValueError: a condition is not made of JSON scalars.
-        """
-        checked = _CONDITIONS.validate_python(tuple(conditions))
-        with self._database.writing() as connection:
-            write.add_conditions(connection, self.location, run_id, checked)
-
-    def set_check(self, run_id: str, check: OutputCheck) -> None:
-        """Say what came of the check of a run's output.
-
-        Raises:
-            UnknownRunError: there is no such run.
-            RunConflictError: the run is finished.
-        """
-        with self._database.writing() as connection:
-            write.set_check(connection, self.location, run_id, check)
-
-    def settle_warmup(self, run_id: str, *, warmups: int, detected: bool) -> None:
-        """Make measured repetitions of all warm-ups from number `warmups` on.
-
-        Raises:
-            UnknownRunError: there is no such run.
-            RunConflictError: the run is finished, or has such measured repetitions already.
-        """
-        with self._database.writing() as connection:
-            write.settle_warmup(
-                connection, self.location, run_id, warmups=warmups, detected=detected
-            )
-
-    def finish_run(
-        self,
-        run_id: str,
-        *,
-        status: RunStatus = "done",
-        error: str | None = None,
-        generated_text: str | None = None,
-    ) -> None:
-        """Say how a run ended.
-
-        Raises:
-            UnknownRunError: there is no such run.
-            RunConflictError: it is finished already.
-            ValueError: a failed run without its error.
-        """
-        if status == "running" or (status == "failed") != bool(error):
-            raise ValueError(f"a run cannot end as {status} with error {error!r}")
-        with self._database.writing() as connection:
-            write.finish_run(
-                connection,
-                self.location,
-                run_id,
-                status=status,
-                finished_at=now(),
-                error=error,
-                generated_text=generated_text,
-            )
+        return RunRecorder(self.database, run)
 
     @contextmanager
-    def recording(self, run: Run) -> Iterator[RunRecorder]:
+    def recording(self, run: Run) -> "Iterator[RunRecorder]":
         """Begin a run, finish it by how the block ends: done, failed with error, or interrupted.
 
-        What ends the block comes out of it, also where the store cannot be told; then a note on
-        it says so.
+        The exception that ends the block is raised from it even if the store cannot be written;
+        a note on the exception then says so.
 
         Raises:
             RunConflictError: there is a run of that identifier.
         """
-        self.begin_run(run)
-        recorder = RunRecorder(self, run)
+        recorder = self.begin_run(run)
         try:
             yield recorder
         except BaseException as error:
             failed = isinstance(error, Exception)
             text = (str(error) or type(error).__name__) if failed else None
             try:
-                self._finish(recorder, "failed" if failed else "interrupted", text)
-            except StoreError as told:
-                error.add_note(f"and the run is not finished in the store: {told}")
+                recorder.finish("failed" if failed else "interrupted", error=text)
+            except StoreError as unwritten:
+                error.add_note(f"and the run is not finished in the store: {unwritten}")
             raise
-        self._finish(recorder, "done", None)
-
-    def _finish(self, recorder: RunRecorder, status: RunStatus, error: str | None) -> None:
-        self.finish_run(
-            recorder.run.id, status=status, error=error, generated_text=recorder.generated_text
-        )
+        recorder.finish()
 
     def list_runs(self, wanted: RunFilter = _EVERYTHING) -> tuple[Run, ...]:
         """The wanted runs, oldest first.
@@ -336,8 +208,10 @@ class ResultsStore:
         Raises:
             CorruptRunError: one of them cannot have been written by qnnfarm.
         """
-        with self._database.reading() as connection:
-            return read.list_runs(connection, self.location, wanted)
+        rows, measured = self._fetch(_select(wanted))
+        runs = (parse_run(self.location, row, measured.get(row["id"], ())) for row in rows)
+        fitting = [run for run in runs if wanted.status in {None, run.status}]
+        return tuple(reversed(fitting[: wanted.newest]))
 
     def get_run(self, run_id: str) -> Run:
         """One run.
@@ -346,8 +220,11 @@ class ResultsStore:
             UnknownRunError: there is none of that identifier.
             CorruptRunError: it cannot have been written by qnnfarm.
         """
-        with self._database.reading() as connection:
-            return read.get_run(connection, self.location, run_id)
+        this_run = schema.runs.c.id == storable(run_id)
+        rows, measured = self._fetch(select(schema.runs).where(this_run))
+        if not rows:
+            raise UnknownRunError(self.location, run_id)
+        return parse_run(self.location, rows[0], measured.get(run_id, ()))
 
     def telemetry(self, run_id: str) -> tuple[RepetitionTelemetry, ...]:
         """A run's telemetry, warm-ups first, then in the order of repetitions.
@@ -356,53 +233,32 @@ class ResultsStore:
             UnknownRunError: there is no run of that identifier.
             CorruptRunError: what is stored cannot have been written by qnnfarm.
         """
-        with self._database.reading() as connection:
-            return read.telemetry(connection, self.location, run_id)
+        table = schema.telemetry
+        this_run = schema.runs.c.id == storable(run_id)
+        with self.database.reading() as connection:
+            if connection.scalar(select(schema.runs.c.id).where(this_run)) is None:
+                raise UnknownRunError(self.location, run_id)
+            rows = connection.execute(
+                select(table)
+                .where(table.c.run_id == run_id)
+                .order_by(table.c.is_warmup.desc(), table.c.repetition)
+            )
+            try:
+                return tuple(map(parse_telemetry, rows.mappings()))
+            except TelemetryRecordError as error:
+                raise CorruptRunError(self.location, run_id, str(error)) from error
 
     def with_telemetry(self, newest: int) -> frozenset[str]:
-        """The newest runs that have telemetry, so many at most."""
-        with self._database.reading() as connection:
-            return read.with_telemetry(connection, newest)
-
-    def holdings(self) -> tuple[Holding, ...]:
-        """What there is of each day, container and device, the oldest day first.
-
-        Raises:
-            NotAStoreError: a row cannot be read.
-        """
-        with self._database.reading() as connection:
-            return inventory.holdings(connection, self.location)
-
-    def room(self) -> Room:
-        """How much room the database takes."""
-        with self._database.reading() as connection:
-            return room.room(connection)
-
-    def prunable(self, wanted: Pruning) -> Amount:
-        """What `prune` would remove now."""
-        with self._database.reading() as connection:
-            return prune.plan(connection, wanted)
-
-    def vouching(self, before: datetime) -> int:
-        """How many perplexities are older, which `prune` lets stay."""
-        with self._database.reading() as connection:
-            return prune.vouching(connection, before)
-
-    def prune(self, wanted: Pruning) -> Generator[Amount, None, None]:
-        """Remove old runs, or just their telemetry, as one goes through what this gives.
-
-        Each is what one short transaction removed; others write in between. Perplexities that are
-        done stay, and so does a group that has a newer run, or one that is under way.
-        """
-        return prune.prune(self._database, wanted)
-
-    def give_back(self) -> str:
-        """Give free room to the disk; why that could not be, in words, or nothing."""
-        return room.give_back(self._database)
+        """Identifiers of the newest runs that have telemetry, at most `newest` of them."""
+        table, runs = schema.telemetry, schema.runs
+        has_some = select(table.c.run_id).where(table.c.run_id == runs.c.id).exists()
+        ordered = select(runs.c.id).where(has_some).order_by(*_NEWEST_FIRST).limit(newest)
+        with self.database.reading() as connection:
+            return frozenset(connection.scalars(ordered))
 
     def close(self) -> None:
         """Give up the connections."""
-        self._database.close()
+        self.database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -415,34 +271,248 @@ class ResultsStore:
     ) -> None:
         self.close()
 
+    def _fetch(
+        self, query: Select[Any]
+    ) -> tuple[Sequence[RowMapping], Mapping[str, Sequence[RowMapping]]]:
+        """The rows of runs, and of their measurements by run."""
+        with self.database.reading() as connection, unreadable_rows(self.location):
+            return connection.execute(query).mappings().all(), _measurements(connection, query)
+
+
+class RunRecorder:
+    """Streams one run that has begun into the store.
+
+    What it adds is written at once. Every method raises `UnknownRunError` where there is no such
+    run, and `RunConflictError` where the run is finished, or already has what is added.
+
+    Attributes:
+        run: as it began.
+        generated_text: what the model generated; kept when the run finishes.
+    """
+
+    def __init__(self, database: Database, run: Run) -> None:
+        self._database = database
+        self.run = run
+        self.generated_text: str | None = None
+
+    def add(self, *measurements: Measurement) -> None:
+        """Keep measurements as soon as they are there: one repetition at a time."""
+        with self._writing() as connection:
+            _insert_measurements(connection, self._database.location, self.run.id, measurements)
+
+    def add_values(
+        self, values: Mapping[str, float], *, repetition: int = 0, is_warmup: bool = False
+    ) -> None:
+        """Keep one repetition's values by metric."""
+        self.add(
+            *(
+                Measurement(metric=key, value=value, repetition=repetition, is_warmup=is_warmup)
+                for key, value in values.items()
+            )
+        )
+
+    def add_library_versions(self, versions: Mapping[str, str]) -> None:
+        """Keep versions that only the run could find out, such as Genie's own."""
+        with self._writing() as connection:
+            column = schema.runs.c.library_versions
+            kept = dict(connection.execute(select(column).where(self._this_run)).scalar_one())
+            for name, version in versions.items():
+                if kept.setdefault(str(storable(name)), str(storable(version))) != storable(
+                    version
+                ):
+                    raise self._conflict(f"it has version {kept[name]} of {name}, not {version}")
+            self._update(connection, library_versions=kept)
+
+    def add_telemetry(
+        self, series: Sequence[TelemetrySeries], *, repetition: int, is_warmup: bool = False
+    ) -> None:
+        """Keep what the sensors gave during one repetition; nothing is kept of no series.
+
+        Raises:
+            TelemetryRecordError: a channel is there twice, or there is too much of it.
+        """
+        if not series:
+            return
+        samples = pack(series)  # takes a while, and locks nobody out meanwhile
+        row = {"run_id": self.run.id, "is_warmup": is_warmup, "repetition": repetition}
+        with self._writing() as connection:
+            reason = "telemetry of that repetition is there already"
+            with _conflicts(self._database.location, self.run.id, reason):
+                connection.execute(insert(schema.telemetry).values(**row, samples=samples))
+
+    def add_conditions(self, conditions: Iterable[Condition]) -> None:
+        """Keep what was done to the device, or waited for, before the run.
+
+        Raises:
+            ValueError: a condition is not made of JSON scalars.
+        """
+        checked = _CONDITIONS.validate_python(tuple(conditions))
+        with self._writing() as connection:
+            column = schema.runs.c.conditions
+            before = connection.execute(select(column).where(self._this_run)).scalar_one()
+            if len(before) + len(checked) > MOST_CONDITIONS:
+                raise self._conflict(f"more than {MOST_CONDITIONS} conditions")
+            self._update(connection, conditions=[*before, *checked])
+
+    def set_check(self, outcome: CheckOutcome, reason: str = "") -> None:
+        """Keep what came of the check of the output; a run whose check failed must fail."""
+        check = OutputCheck(outcome=outcome, reason=reason)
+        with self._writing() as connection:
+            self._update(connection, check_outcome=check.outcome, check_reason=check.reason)
+
+    def settle_warmup(self, warmups: int, *, detected: bool) -> None:
+        """Turn all warm-ups from number `warmups` on into measured repetitions.
+
+        While warm-up is being detected, every repetition is kept as one; this is said at the end.
+        """
+        reason = "it has measured repetitions already"
+        with self._writing() as connection:
+            with _conflicts(self._database.location, self.run.id, reason):
+                for table in (schema.measurements, schema.telemetry):
+                    connection.execute(_measured_from(table, self.run.id, warmups))
+            self._update(connection, warmup=warmups, warmup_detected=detected)
+
+    def finish(self, status: RunStatus = "done", *, error: str | None = None) -> None:
+        """Write down how the run ended.
+
+        Raises:
+            ValueError: a failed run without its error.
+        """
+        if status == "running" or (status == "failed") != bool(error):
+            raise ValueError(f"a run cannot end as {status} with error {error!r}")
+        with self._writing() as connection:
+            self._update(
+                connection,
+                status=status,
+                finished_at=now(),
+                error=storable(error),
+                generated_text=storable(self.generated_text),
+            )
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """A transaction over this run, which is not finished."""
+        location = self._database.location
+        with self._database.writing() as connection:
+            status = connection.scalar(
+                select(schema.runs.c.status).where(self._this_run).with_for_update()
+            )
+            if status is None:
+                raise UnknownRunError(location, self.run.id)
+            if status not in _UNFINISHED:
+                raise self._conflict(f"it is {status} already")
+            yield connection
+
+    @property
+    def _this_run(self) -> Any:  # noqa: ANN401
+        return schema.runs.c.id == self.run.id
+
+    def _update(self, connection: Connection, **values: object) -> None:
+        connection.execute(update(schema.runs).where(self._this_run).values(values))
+
+    def _conflict(self, reason: str) -> RunConflictError:
+        return RunConflictError(self._database.location, self.run.id, reason)
+
+
+_NEWEST_FIRST = (schema.runs.c.created_at.desc(), schema.runs.c.id.desc())
+
+
+def _select(wanted: RunFilter) -> Select[Any]:
+    """The query of a filter, newest first."""
+    table = schema.runs
+    query = select(table).order_by(*_NEWEST_FIRST)
+    for column in ("kind", "model", "target", "soc", "emulator", "container_sha256", "group_id"):
+        value = getattr(wanted, column)
+        if value is not None:
+            query = query.where(table.c[column] == storable(value))
+    # An interrupted run is stored as running until the next writer comes by.
+    unsure = wanted.status in {"interrupted", "running"}
+    if wanted.status is not None:
+        stored = {wanted.status, "running"} if unsure else {wanted.status}
+        query = query.where(table.c.status.in_(sorted(stored)))
+    if wanted.since is not None:
+        query = query.where(table.c.created_at >= wanted.since)
+    return query if unsure or wanted.newest is None else query.limit(wanted.newest)
+
+
+def _measurements(connection: Connection, query: Select[Any]) -> Mapping[str, Sequence[RowMapping]]:
+    table = schema.measurements
+    ids = query.with_only_columns(schema.runs.c.id).subquery()
+    rows = connection.execute(
+        select(table)
+        .join(ids, table.c.run_id == ids.c.id)
+        .order_by(table.c.run_id, table.c.metric, table.c.is_warmup.desc(), table.c.repetition)
+    )
+    grouped = defaultdict[str, list[RowMapping]](list)
+    for row in rows.mappings():
+        grouped[row["run_id"]].append(row)
+    return grouped
+
+
+def _insert_measurements(
+    connection: Connection, location: str, run_id: str, measurements: Sequence[Measurement]
+) -> None:
+    rows = [{"run_id": run_id, **measurement.model_dump()} for measurement in measurements]
+    if rows:
+        with _conflicts(location, run_id, "a repetition of a metric is there already"):
+            connection.execute(insert(schema.measurements), rows)
+
+
+def _measured_from(table: Table, run_id: str, warmups: int) -> Any:  # noqa: ANN401
+    return (
+        update(table)
+        .where(table.c.run_id == run_id, table.c.is_warmup.is_(True))
+        .where(table.c.repetition >= warmups)
+        .values(is_warmup=False, repetition=table.c.repetition - warmups)
+    )
+
+
+@contextmanager
+def _conflicts(location: str, run_id: str, reason: str) -> Iterator[None]:
+    try:
+        yield
+    except IntegrityError as error:
+        raise RunConflictError(location, run_id, reason) from error
+
 
 def _prepare(database: Database) -> None:
     with database.writing() as connection:
-        migrations.prepare(connection, database.location)
-        write.mark_interrupted(connection)
+        schema.prepare(connection, database.location)
+        _mark_interrupted(connection)
     database.use_wal()
+
+
+def _mark_interrupted(connection: Connection) -> None:
+    """Mark the running runs of processes that are gone."""
+    table = schema.runs
+    running = select(table.c.id, table.c.writer).where(table.c.status == "running")
+    for run_id, writer in connection.execute(running).all():
+        if has_ended(writer):
+            # On PostgreSQL, its last write may have become visible since the query.
+            still_running = (table.c.id == run_id) & (table.c.status == "running")
+            connection.execute(update(table).where(still_running).values(status="interrupted"))
 
 
 def _require_readable(database: Database) -> int:
     with database.reading() as connection:
-        version = migrations.find_version(connection, database.location)
+        version = schema.find_version(connection, database.location)
     if version is None:
         # On a server, others make the database before we make its tables.
         if "://" in database.location:
             raise MissingStoreError(database.location)
         raise NotAStoreError(database.location, "it is empty")
-    migrations.check_version(database.location, version)
+    schema.check_version(database.location, version)
     return version
 
 
-def _migrate(location: str | Path, found: int, busy_timeout_s: float) -> None:
+def _migrate(location: str | Path, version: int, busy_timeout_s: float) -> None:
     __tracebackhide__ = True
     writable = open_database(location, create=True, busy_timeout_s=busy_timeout_s)
     try:
         _prepare(writable)
     except StoreUnavailableError as error:
         raise OlderSchemaError(
-            writable.location, found, schema.SCHEMA_VERSION, error.reason
+            writable.location, version, schema.SCHEMA_VERSION, error.reason
         ) from error
     finally:
         writable.close()

@@ -8,9 +8,8 @@ from typing import Protocol
 
 from harness.errors import WrongUseError
 from harness.results.perplexity import LIMITS, PERPLEXITY, is_confirmed, perplexity_faults
-from harness.results.read import RunFilter
 from harness.results.records import ContainerInfo, DeviceInfo, OutputCheck, Run
-from harness.results.store import ResultsStore
+from harness.results.store import ResultsStore, RunFilter
 from harness.runtimes.tokenizer import load_tokenizer
 
 _LARGEST_FILE = 4 << 20

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from harness.deploy.deployment import Deployment
 from harness.devices.base import Device
 from harness.errors import OutputCheckError
-from harness.results.cells import THROTTLING
 from harness.results.records import (
     Condition,
     ContainerInfo,
@@ -22,6 +21,7 @@ from harness.results.records import (
     Workload,
     new_run_id,
 )
+from harness.results.stability import THROTTLING
 from harness.results.store import ResultsStore, RunRecorder
 from harness.results.warmup import FEWEST, Warmup, detect_warmup
 from harness.runtimes.base import GenerationRequest, GenerationResult, Runtime

@@ -16,9 +16,8 @@ from harness.plans.plan_file import BenchWork, CommandWork, GenerateWork, Retrie
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
-from harness.results.read import RunFilter
 from harness.results.records import Run
-from harness.results.store import ResultsStore
+from harness.results.store import ResultsStore, RunFilter
 from tests.chaos.actors import Actor, Tell, conduct
 from tests.chaos.drawing import TOKEN, Case
 from tests.chaos.ends import End, end_of

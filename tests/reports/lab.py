@@ -8,7 +8,7 @@ from harness.results.records import Condition, OutputCheck, Run, TelemetrySeries
 from harness.results.store import ResultsStore
 from tests.reports.conftest import Sample, speeds
 
-CELL, DUEL = "c" * 32, "d" * 32
+CELL, COMPARISON = "c" * 32, "d" * 32
 COOL: Condition = {
     "name": "thermal_gate",
     "outcome": "met",
@@ -47,7 +47,7 @@ def sessions() -> list[Run]:
     return made
 
 
-def duel(loss: float = 0.08) -> list[Run]:
+def comparison(loss: float = 0.08) -> list[Run]:
     """Six pairs of sessions; B is slower by `loss`."""
     phone = Sample("SM8750", emulator=False, model="Llama-3.2-1B")
     made = []
@@ -58,7 +58,7 @@ def duel(loss: float = 0.08) -> list[Run]:
                 200 + 2 * number + (side == "B"),
                 "bench",
                 speeds([rate * 20] * 4, [rate] * 4, [0.04] * 4, 1310),
-                group_id=DUEL,
+                group_id=COMPARISON,
                 session=number,
                 label=side,
             )
@@ -100,8 +100,8 @@ def samples_of(run: Run, *, seconds: int = 12, zones: int = 9) -> list[Telemetry
 def add_telemetry(store: ResultsStore, runs: Sequence[Run]) -> None:
     """Write runs that are done, as a recorder would have: telemetry first, then the end."""
     for run in runs:
-        store.begin_run(run.model_copy(update={"status": "running"}))
+        recorder = store.begin_run(run.model_copy(update={"status": "running"}))
         for repetition in range(3):
-            store.add_telemetry(run.id, samples_of(run), repetition=repetition)
-        store.add_telemetry(run.id, samples_of(run), repetition=0, is_warmup=True)
-        store.finish_run(run.id)
+            recorder.add_telemetry(samples_of(run), repetition=repetition)
+        recorder.add_telemetry(samples_of(run), repetition=0, is_warmup=True)
+        recorder.finish()

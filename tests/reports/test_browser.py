@@ -159,7 +159,7 @@ def test_telemetry_and_comparisons_fit_and_stay_silent(
     database, path = tmp_path / "results.db", tmp_path / "report.html"
     with ResultsStore.open(database) as store:
         lab.add_telemetry(store, lab.sessions())
-        for run in lab.duel():
+        for run in lab.comparison():
             store.write_run(run)
     composed = page.compose(query.load(str(database)))
     render.write(render.render(composed, datetime.now(UTC)), path)
@@ -182,7 +182,7 @@ def test_no_part_of_the_page_scrolls_sideways(
     database, path = tmp_path / "results.db", tmp_path / "report.html"
     with ResultsStore.open(database) as store:
         lab.add_telemetry(store, lab.sessions())
-        for run in (*samples["mixed"], *lab.duel()):
+        for run in (*samples["mixed"], *lab.comparison()):
             store.write_run(run)
     composed = page.compose(query.load(str(database)))
     render.write(render.render(composed, datetime.now(UTC)), path)

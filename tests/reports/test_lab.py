@@ -78,16 +78,16 @@ def test_an_unchecked_speed_says_so_and_comes_after_checked_ones() -> None:
     ],
 )
 def test_a_comparison_gets_its_verdict(loss: float, verdict: Verdict) -> None:
-    found = composed(*lab.duel(loss))
-    (duel,) = found.sections[0].duels
-    assert duel.verdict is verdict
-    assert duel.unchecked == 12
+    found = composed(*lab.comparison(loss))
+    (group,) = found.sections[0].comparisons
+    assert group.verdict is verdict
+    assert group.unchecked == 12
     assert verdict.value.capitalize() in render.render(found, datetime.now(UTC))
 
 
 def test_half_a_comparison_is_none() -> None:
-    only_a = [run for run in lab.duel() if run.label == "A"]
-    assert composed(*only_a).sections[0].duels == ()
+    only_a = [run for run in lab.comparison() if run.label == "A"]
+    assert composed(*only_a).sections[0].comparisons == ()
 
 
 def test_conditions_are_told_in_words() -> None:
@@ -200,10 +200,10 @@ def test_a_hostile_channel_is_only_text(tmp_path: Path) -> None:
     run = lab.sessions()[0]
     name = 'temp_c:<script>alert(1)</script>"'
     with ResultsStore.open(path) as store:
-        store.begin_run(changed(run, status="running"))
+        recorder = store.begin_run(changed(run, status="running"))
         series = TelemetrySeries(name, "degC", (0.0, 1.0), (40.0, 41.0))
-        store.add_telemetry(run.id, [series], repetition=0)
-        store.finish_run(run.id)
+        recorder.add_telemetry([series], repetition=0)
+        recorder.finish()
     html = render.render(page.compose(query.load(str(path))), datetime.now(UTC))
     assert "<script>" not in html
     assert "&lt;script&gt;" in html

@@ -102,15 +102,15 @@ def infected(run: Run, text: str, **changes: object) -> Run:
 
 def infected_runs(samples: Samples, text: str) -> list[Run]:
     bench, perplexity, *_ = samples["emulator"]
-    duel = [
+    compared = [
         infected(run, text, label=run.label, group_id=run.group_id, session=run.session)
-        for run in lab.duel()
+        for run in lab.comparison()
     ]
     return [
         infected(bench, text),
         infected(perplexity, text),
         infected(bench, text, id="f" * 32, status="failed", error=text),
-        *duel,
+        *compared,
     ]
 
 
@@ -232,7 +232,7 @@ def test_numbers_stand_beside_what_ran() -> None:
 
 
 def test_a_machine_without_a_soc_has_a_name_and_links() -> None:
-    runs = [run for run in lab.duel() if run.session == 0]
+    runs = [run for run in lab.comparison() if run.session == 0]
     for model, name in (("vm", "vm"), (None, "an unknown device")):
         device = runs[0].device.model_copy(
             update={"soc": "", "model": model, "manufacturer": None, "android_version": None}

@@ -12,7 +12,7 @@ from reports.query import Results
 from tests.reports import lab
 from tests.reports.conftest import Sample, speeds
 
-_PHONES = [*lab.sessions(), *lab.duel()]
+_PHONES = [*lab.sessions(), *lab.comparison()]
 _ALL = ("Prefill", "Decode", "TTFT", "Init", "Memory", "Perplexity", "in float", "grade")
 
 
@@ -99,7 +99,7 @@ def test_a_pipe_gets_everything_and_no_spaces_at_the_end() -> None:
 
 
 def test_rows_that_look_alike_name_their_containers() -> None:
-    runs = [run for run in lab.duel(0.2) if run.label]
+    runs = [run for run in lab.comparison(0.2) if run.label]
     longer = {"sha256": "b" * 64, "cl": 512, "precision": "W4A16"}
     runs = [
         run.model_copy(update={"container": run.container.model_copy(update=longer)})

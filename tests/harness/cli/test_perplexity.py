@@ -8,8 +8,7 @@ import pytest
 
 from harness.devices.adb.device import AdbDevice
 from harness.exit_codes import BAD, GOOD
-from harness.results.read import RunFilter
-from harness.results.store import ResultsStore
+from harness.results.store import ResultsStore, RunFilter
 from suites.models import tiny_llama
 from tests.harness.cli.conftest import Run
 

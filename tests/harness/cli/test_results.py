@@ -13,7 +13,6 @@ from harness.exit_codes import NO_ANSWER
 from harness.results.records import (
     ContainerInfo,
     DeviceInfo,
-    Measurement,
     Provenance,
     Run,
     TelemetrySeries,
@@ -55,10 +54,10 @@ def fill(tmp_path: Path) -> Callable[[], Path]:
                         qnnfarm_version="0.1.0", host="bench-1",
                     ),
                 )  # fmt: skip
-                store.begin_run(run)
-                store.add_measurements(run.id, [Measurement(metric="ttft_s", value=0.5)])
-                store.add_telemetry(run.id, SERIES, repetition=0)
-                store.finish_run(run.id)
+                recorder = store.begin_run(run)
+                recorder.add_values({"ttft_s": 0.5})
+                recorder.add_telemetry(SERIES, repetition=0)
+                recorder.finish()
         return path
 
     return make

@@ -17,8 +17,7 @@ from harness.devices.adb.device import AdbDevice
 from harness.errors import StoreError
 from harness.pool.pool import Pool
 from harness.pool.states import MemberState
-from harness.results.read import RunFilter
-from harness.results.store import ResultsStore
+from harness.results.store import ResultsStore, RunFilter
 from harness.virtual_device import manager
 from harness.virtual_device.faults import ALWAYS, Stall
 

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from harness.results.read import RunFilter
-from harness.results.store import ResultsStore
+from harness.results.store import ResultsStore, RunFilter
 from tests.harness.pytest_plugin.conftest import Farm
 
 _ONE = """

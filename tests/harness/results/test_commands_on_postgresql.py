@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness.devices.adb.device import AdbDevice
-from harness.results.read import RunFilter
 from harness.results.records import Measurement, Run, TelemetrySeries
-from harness.results.store import ResultsStore
+from harness.results.store import ResultsStore, RunFilter
 from suites.models import tiny_llama
 from tests.harness.results.places import PostgresqlPlace
 

@@ -20,9 +20,9 @@ from harness.errors import (
     StoreLockedError,
     StoreUnavailableError,
 )
-from harness.results import migrations, schema
+from harness.results import schema
 from harness.results.database import open_database
-from harness.results.records import Measurement, Run
+from harness.results.records import Run
 from harness.results.store import ResultsStore
 from tests.harness.results.places import Place, PostgresqlPlace
 
@@ -84,12 +84,12 @@ def test_threads_write_one_run_at_once_and_lose_nothing(
     store: ResultsStore, make_run: MakeRun
 ) -> None:
     run = make_run(provenance=make_run().provenance.model_copy(update={"library_versions": {}}))
-    store.begin_run(run)
+    recorder = store.begin_run(run)
 
     def write(number: int) -> None:
-        store.add_conditions(run.id, [{f"c{number}": number}])
-        store.add_library_versions(run.id, {f"v{number}": "1"})
-        store.add_measurements(run.id, [Measurement(metric="ttft_s", value=1.0, repetition=number)])
+        recorder.add_conditions([{f"c{number}": number}])
+        recorder.add_library_versions({f"v{number}": "1"})
+        recorder.add_values({"ttft_s": 1.0}, repetition=number)
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(write, range(12)))
@@ -252,18 +252,18 @@ def test_an_older_schema_is_migrated_once(place: Place) -> None:
         second: lambda _connection: steps.append(second),
     }
     with database.writing() as connection:
-        migrations.prepare(connection, "db")
+        schema.prepare(connection, "db")
     for _ in range(2):
         with database.writing() as connection:
-            migrations.prepare(connection, "db", supported=second, migrations=later)
+            schema.prepare(connection, "db", supported=second, migrations=later)
     with database.reading() as connection:
-        assert migrations.find_version(connection, "db") == second
+        assert schema.find_version(connection, "db") == second
     database.close()
     assert steps == [first, second]
 
 
 def test_every_version_has_its_migration() -> None:
-    assert sorted(migrations.MIGRATIONS) == list(range(2, schema.SCHEMA_VERSION + 1))
+    assert sorted(schema.MIGRATIONS) == list(range(2, schema.SCHEMA_VERSION + 1))
 
 
 def test_a_missing_folder_is_a_typed_error(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 import pytest
 
 from harness.errors import WrongUseError
-from harness.results.comparison import Verdict
-from harness.results.groups import GATED, JUDGED, check_gated, judge_runs
+from harness.results.comparison import GATED, JUDGED, Verdict, check_gated, judge_runs
 from harness.results.metrics import METRICS, Direction, find_metric
 from harness.results.records import Run
 from tests.reports.conftest import Sample
@@ -12,7 +11,7 @@ from tests.reports.conftest import Sample
 _PHONE = Sample("SM8750", emulator=False)
 
 
-def duel(metric: str, a: float, b: float, pairs: int = 6) -> list[Run]:
+def sessions(metric: str, a: float, b: float, pairs: int = 6) -> list[Run]:
     """Sessions that took turns, each with a warm-up and two repetitions."""
     return [
         _PHONE.run(
@@ -29,24 +28,24 @@ def on(run: Run, **changes: object) -> Run:
 
 
 def test_the_worst_metric_decides() -> None:
-    compared = judge_runs(duel("ttft_s", 0.5, 0.6), gated=("ttft_s",))
+    compared = judge_runs(sessions("ttft_s", 0.5, 0.6), gated=("ttft_s",))
     assert compared.verdict is Verdict.REGRESSED
 
 
 def test_emulator_and_hardware_are_never_compared() -> None:
-    first, *others = duel("decode_tokens_per_s", 20.0, 15.0)
+    first, *others = sessions("decode_tokens_per_s", 20.0, 15.0)
     with pytest.raises(WrongUseError, match="emulator"):
         judge_runs([on(first, emulator=True), *others])
 
 
 def test_a_pair_is_on_one_device() -> None:
-    runs = [on(run, serial=f"phone {run.label}") for run in duel("ttft_s", 0.5, 0.6)]
+    runs = [on(run, serial=f"phone {run.label}") for run in sessions("ttft_s", 0.5, 0.6)]
     ((_, found),) = judge_runs(runs, gated=("ttft_s",)).metrics
     assert (found.verdict, found.pairs) == (Verdict.NOT_ENOUGH_DATA, 0)
 
 
 def test_nothing_pushed_is_no_ratio_and_no_crash() -> None:
-    runs = duel("push_bytes", 0.0, 0.0)
+    runs = sessions("push_bytes", 0.0, 0.0)
     ((_, found),) = judge_runs(runs, gated=("push_bytes",)).metrics
     assert (found.verdict, found.ratio, found.pairs) == (Verdict.NOT_ENOUGH_DATA, None, 6)
     assert "is 0" in found.reason

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import inspect
 
 from harness.errors import OlderSchemaError, StoreUnavailableError
-from harness.results import database, migrations, schema
+from harness.results import database, schema
 from harness.results.database import open_database
 from harness.results.store import ResultsStore
 from tests.harness.results.places import Place, SqlitePlace
@@ -141,9 +141,9 @@ def test_a_migration_that_fails_changes_nothing(
 ) -> None:
     before = _content(old)
     monkeypatch.setattr(
-        migrations,
+        schema,
         "_GROUPS_AND_CONDITIONS",
-        (*migrations._GROUPS_AND_CONDITIONS, "UPDATE runs SET no_such = 1"),
+        (*schema._GROUPS_AND_CONDITIONS, "UPDATE runs SET no_such = 1"),
     )
     with pytest.raises(StoreUnavailableError, match="no_such"):
         ResultsStore.open(old.location)

@@ -16,7 +16,7 @@ from harness.errors import MissingStoreError, StoreUnavailableError
 from harness.results.database import open_database
 from harness.results.database import shown as shown_location
 from harness.results.records import Measurement, Run
-from harness.results.store import ResultsStore
+from harness.results.store import ResultsStore, RunRecorder
 from tests.harness.results.places import PostgresqlPlace
 from tests.postgresql_server import PostgresqlServer, running_postgresql_server
 
@@ -217,7 +217,7 @@ def test_a_server_that_goes_away_in_the_middle(
             assert own_server.password not in text
         own_server.start()
         assert store.get_run(run.id).values("init_s") == (1.0,)
-        store.finish_run(run.id, status="failed", error="the server went away")
+        RunRecorder(store.database, run).finish("failed", error="the server went away")
         assert store.get_run(run.id).status == "failed"
     assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
     assert capfd.readouterr().err == ""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.results import provenance, writer
+from harness.results import provenance
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -49,10 +49,10 @@ def test_versions_of_what_is_installed(tmp_path: Path) -> None:
 
 
 def test_a_live_writer_is_not_gone() -> None:
-    mark = writer.this_writer()
-    assert not writer.is_gone(mark)
+    mark = provenance.this_writer()
+    assert not provenance.has_ended(mark)
     boot, namespace, pid, started = mark.split(":")
-    assert writer.is_gone(f"{boot}:{namespace}:{pid}:{int(started) - 1}")
-    assert not writer.is_gone(f"another-boot:{namespace}:{pid}:1")
+    assert provenance.has_ended(f"{boot}:{namespace}:{pid}:{int(started) - 1}")
+    assert not provenance.has_ended(f"another-boot:{namespace}:{pid}:1")
     for nonsense in ("", ":::", "x", f"{boot}:{namespace}", f"{boot}:{namespace}:²:1"):
-        assert not writer.is_gone(nonsense)
+        assert not provenance.has_ended(nonsense)

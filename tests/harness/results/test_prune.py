@@ -10,9 +10,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.results import prune, writer
+from harness.results import maintenance
+from harness.results.maintenance import (
+    PruneCounts,
+    PrunePolicy,
+    count_kept_perplexities,
+    count_prunable,
+    disk_usage,
+    free_disk_space,
+    list_inventory,
+)
 from harness.results.perplexity import LIMITS, PERPLEXITY
-from harness.results.prune import Amount, Pruning
+from harness.results.provenance import this_writer
 from harness.results.records import (
     Measurement,
     PerplexityDefinition,
@@ -21,7 +30,7 @@ from harness.results.records import (
     Workload,
     now,
 )
-from harness.results.store import ResultsStore
+from harness.results.store import ResultsStore, RunRecorder
 from harness.workloads.output_check import stored_quality
 from reports import document, page, query
 from tests.harness.results.places import Place, PostgresqlPlace, SqlitePlace
@@ -35,8 +44,8 @@ DEFINED = PerplexityDefinition(positions="first_cl_minus_ar", windows=1, tokens=
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prune, "PAUSE_S", 0.0)
-    monkeypatch.setattr(prune, "GROUPS_AT_ONCE", 2)
+    monkeypatch.setattr(maintenance, "PAUSE_S", 0.0)
+    monkeypatch.setattr(maintenance, "GROUPS_AT_ONCE", 2)
 
 
 def add(store: ResultsStore, run: Run, repetitions: int = 1, *, telemetry: bool = True) -> None:
@@ -46,11 +55,12 @@ def add(store: ResultsStore, run: Run, repetitions: int = 1, *, telemetry: bool 
         for number in range(repetitions)
     )
     changes = {"status": "running", "error": None, "measurements": values}
-    store.write_run(run.model_copy(update=changes))
+    recorder = store.begin_run(run.model_copy(update=changes))
     for number in range(repetitions if telemetry else 0):
-        store.add_telemetry(run.id, SERIES, repetition=number)
+        recorder.add_telemetry(SERIES, repetition=number)
+    recorder.generated_text = "light"
     if run.status != "running":
-        store.finish_run(run.id, status=run.status, error=run.error, generated_text="light")
+        recorder.finish(run.status, error=run.error)
 
 
 def made(make_run: MakeRun, days_old: float, **changes: object) -> Run:
@@ -58,11 +68,11 @@ def made(make_run: MakeRun, days_old: float, **changes: object) -> Run:
     return make_run(**{"status": "done", "created_at": at, **changes})
 
 
-def removed_by(store: ResultsStore, wanted: Pruning) -> Amount:
-    planned = store.prunable(wanted)
-    removed = sum(store.prune(wanted), Amount())
+def removed_by(store: ResultsStore, wanted: PrunePolicy) -> PruneCounts:
+    planned = count_prunable(store.database, wanted)
+    removed = sum(maintenance.prune(store.database, wanted), PruneCounts())
     assert removed == planned
-    assert store.prunable(wanted) == Amount()
+    assert count_prunable(store.database, wanted) == PruneCounts()
     return removed
 
 
@@ -72,7 +82,7 @@ def test_old_runs_go_with_all_that_hangs_on_them(
     for days in (200, 150, 100, 91, 89, 1):
         add(store, made(make_run, days), 3)
     add(store, made(make_run, 120, status="failed", error="it went away"))
-    removed = removed_by(store, Pruning(OLD))
+    removed = removed_by(store, PrunePolicy(OLD))
     assert (removed.runs, removed.measurements, removed.telemetry) == (5, 13, 13)
     assert removed.telemetry_bytes > 13 * 10
     assert len(store.list_runs()) == 2
@@ -85,7 +95,7 @@ def test_telemetry_alone(place: Place, store: ResultsStore, make_run: MakeRun) -
     for run in (old, young):
         add(store, run, 2)
     before = store.list_runs()
-    removed = removed_by(store, Pruning(OLD, only_telemetry=True))
+    removed = removed_by(store, PrunePolicy(OLD, only_telemetry=True))
     assert (removed.runs, removed.measurements, removed.telemetry) == (0, 0, 2)
     assert store.list_runs() == before
     assert store.telemetry(old.id) == ()
@@ -97,7 +107,7 @@ def test_what_belongs_together_goes_together(store: ResultsStore, make_run: Make
     """Half a comparison would be another comparison."""
     for days, group in ((100, "a" * 32), (80, "a" * 32), (100, "b" * 32), (95, "b" * 32)):
         add(store, made(make_run, days, group_id=group))
-    assert removed_by(store, Pruning(OLD)).runs == 2
+    assert removed_by(store, PrunePolicy(OLD)).runs == 2
     assert {run.group_id for run in store.list_runs()} == {"a" * 32}
 
 
@@ -107,10 +117,10 @@ def test_what_is_under_way_stays_and_what_died_goes(
     here, elsewhere, dead = (made(make_run, 100, status="running") for _ in range(3))
     for run in (here, elsewhere, dead):
         add(store, run)
-    gone = writer.this_writer().rpartition(":")[0] + ":0"  # this process began at another time
+    gone = this_writer().rpartition(":")[0] + ":0"  # this process began at another time
     place.run(f"UPDATE runs SET writer = 'boot:1:2:3' WHERE id = '{elsewhere.id}'")  # noqa: S608
     place.run(f"UPDATE runs SET writer = '{gone}' WHERE id = '{dead.id}'")  # noqa: S608
-    assert removed_by(store, Pruning(OLD)).runs == 1
+    assert removed_by(store, PrunePolicy(OLD)).runs == 1
     assert {run.id for run in store.list_runs()} == {here.id, elsewhere.id}
 
 
@@ -122,10 +132,10 @@ def test_what_benchmarks_are_checked_against_stays(
     run = made(make_run, 300, kind="perplexity", workload=workload)
     lost = made(make_run, 300, kind="perplexity", workload=workload, status="failed", error="away")
     add(store, lost)
-    store.begin_run(run.model_copy(update={"status": "running"}))
+    recorder = store.begin_run(run.model_copy(update={"status": "running"}))
     values = {PERPLEXITY: 9.0, **dict.fromkeys(LIMITS, 9.0)}
-    store.add_measurements(run.id, [Measurement(metric=k, value=v) for k, v in values.items()])
-    store.finish_run(run.id)
+    recorder.add_values(values)
+    recorder.finish()
     add(store, made(make_run, 250))
 
     def known() -> object:
@@ -133,8 +143,8 @@ def test_what_benchmarks_are_checked_against_stays(
 
     before = known()
     assert before is not None
-    assert store.vouching(OLD) == 1
-    assert removed_by(store, Pruning(OLD)).runs == 2
+    assert count_kept_perplexities(store.database, OLD) == 1
+    assert removed_by(store, PrunePolicy(OLD)).runs == 2
     assert known() == before
 
 
@@ -146,7 +156,7 @@ def test_writers_come_between_transactions_and_a_group_that_goes_on_stays(
     for number, group in enumerate(groups):
         add(store, made(make_run, 200 - number, group_id=group))
     with ResultsStore.open(place.location, busy_timeout_s=5.0) as nightly:
-        removing = store.prune(Pruning(OLD))
+        removing = maintenance.prune(store.database, PrunePolicy(OLD))
         amounts = [next(removing)]
         assert amounts[0].runs == 2
         add(nightly, made(make_run, 0, group_id=groups[-1]))  # a plan goes on after all
@@ -160,10 +170,10 @@ def test_writers_come_between_transactions_and_a_group_that_goes_on_stays(
 def test_a_prune_that_was_cut_off_goes_on_later(store: ResultsStore, make_run: MakeRun) -> None:
     for days in range(100, 110):
         add(store, made(make_run, days))
-    with closing(store.prune(Pruning(OLD))) as removing:
+    with closing(maintenance.prune(store.database, PrunePolicy(OLD))) as removing:
         next(removing)
     assert len(store.list_runs()) == 8
-    assert removed_by(store, Pruning(OLD)).runs == 8
+    assert removed_by(store, PrunePolicy(OLD)).runs == 8
 
 
 def test_a_damaged_telemetry_is_removed_like_any(
@@ -172,7 +182,7 @@ def test_a_damaged_telemetry_is_removed_like_any(
     add(store, made(make_run, 100))
     damaged = "'text'" if place.engine == "sqlite" else "''::bytea"
     place.run(f"UPDATE telemetry SET samples = {damaged}")  # noqa: S608
-    assert removed_by(store, Pruning(OLD, only_telemetry=True)).telemetry == 1
+    assert removed_by(store, PrunePolicy(OLD, only_telemetry=True)).telemetry == 1
 
 
 RUNS = st.lists(
@@ -229,8 +239,8 @@ def test_what_stays_is_read_and_reported_as_if_nothing_else_had_been(
                     add(store, run, repetitions, telemetry=telemetry)
     with ResultsStore.open(folder / "pruned" / "results.db") as store:
         before = {run.id: (run, store.telemetry(run.id)) for run in store.list_runs()}
-        removed_by(store, Pruning(OLD))
-        assert store.give_back() == ""
+        removed_by(store, PrunePolicy(OLD))
+        assert free_disk_space(store.database) == ""
         after = {run.id: (run, store.telemetry(run.id)) for run in store.list_runs()}
     assert after == {run_id: what for run_id, what in before.items() if run_id in stays}
     texts = [
@@ -263,19 +273,19 @@ def test_a_file_shrinks_at_first_as_a_whole_and_then_in_pieces(
     with ResultsStore.open(place.location) as store:
         for days in (300, 200, 100):
             run = made(make_run, days, status="running")
-            store.begin_run(run)
+            recorder = store.begin_run(run)
             for number in range(20):
-                store.add_telemetry(run.id, noise, repetition=number)
-            store.finish_run(run.id)
+                recorder.add_telemetry(noise, repetition=number)
+            recorder.finish()
         sizes.append(place.path.stat().st_size)
         for days in (250, 150):
-            removed_by(store, Pruning(NOW - timedelta(days=days), only_telemetry=True))
-            assert store.room().free_bytes > 200_000
-            assert store.give_back() == ""
-            assert store.room().free_bytes == 0
-            assert place.path.stat().st_size == store.room().total_bytes
+            removed_by(store, PrunePolicy(NOW - timedelta(days=days), only_telemetry=True))
+            assert disk_usage(store.database).free_bytes > 200_000
+            assert free_disk_space(store.database) == ""
+            assert disk_usage(store.database).free_bytes == 0
+            assert place.path.stat().st_size == disk_usage(store.database).total_bytes
             sizes.append(place.path.stat().st_size)
-        assert store.give_back() == ""
+        assert free_disk_space(store.database) == ""
     assert sizes[1] < sizes[0] - 200_000
     assert sizes[2] < sizes[1] - 200_000
     assert place.rows("PRAGMA integrity_check") == [("ok",)]
@@ -289,13 +299,13 @@ def test_a_file_is_not_written_anew_under_a_run(
         add(store, made(make_run, 100 + number), 30)
     nightly = made(make_run, 0, status="running", created_at=now())
     add(store, nightly)
-    removed_by(store, Pruning(OLD))
-    said = store.give_back()
+    removed_by(store, PrunePolicy(OLD))
+    said = free_disk_space(store.database)
     if place.engine == "sqlite":
         assert "a run is under way" in said
-        assert store.room().free_bytes > 0
-        store.finish_run(nightly.id)
-        assert store.give_back() == ""
+        assert disk_usage(store.database).free_bytes > 0
+        RunRecorder(store.database, nightly).finish()
+        assert free_disk_space(store.database) == ""
     else:
         assert "VACUUM FULL" in said
     assert len(store.list_runs()) == 1
@@ -308,18 +318,18 @@ def test_a_file_that_another_writes_to_keeps_its_room_for_later(
     with ResultsStore.open(place.location, busy_timeout_s=0.01) as store:
         for number in range(4):
             add(store, made(make_run, 100 + number), 30)
-        removed_by(store, Pruning(OLD))
+        removed_by(store, PrunePolicy(OLD))
         with place.held():
-            assert "locked" in store.give_back()
-        assert store.give_back() == ""
+            assert "locked" in free_disk_space(store.database)
+        assert free_disk_space(store.database) == ""
 
 
 def test_the_size_of_a_servers_tables(postgresql: PostgresqlPlace, make_run: MakeRun) -> None:
     with ResultsStore.open(postgresql.location) as store:
-        empty = store.room().total_bytes
+        empty = disk_usage(store.database).total_bytes
         for _ in range(50):
             add(store, made(make_run, 1), 5)
-        assert store.room().total_bytes > empty > 0
+        assert disk_usage(store.database).total_bytes > empty > 0
 
 
 def test_holdings_by_day_container_and_device(store: ResultsStore, make_run: MakeRun) -> None:
@@ -328,7 +338,7 @@ def test_holdings_by_day_container_and_device(store: ResultsStore, make_run: Mak
     add(store, make_run(created_at=late, status="done", group_id=group, label="A"), 2)
     add(store, make_run(created_at=late, status="done", group_id=group, label="B"))
     add(store, make_run(created_at=late + timedelta(minutes=2), status="failed", error="away"))
-    first, second = store.holdings()
+    first, second = list_inventory(store.database)
     assert (first.day, second.day) == (late.date(), late.date() + timedelta(days=1))
     assert (first.sessions, first.runs, first.done) == (1, 2, 2)
     assert (second.sessions, second.runs, second.done) == (1, 1, 0)

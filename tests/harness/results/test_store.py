@@ -1,13 +1,17 @@
 """Runs go into the store and come out as they were."""
 
+import contextlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from sqlalchemy import Engine, event
 
 from harness.errors import (
     CorruptRunError,
@@ -16,7 +20,6 @@ from harness.errors import (
     RunConflictError,
     UnknownRunError,
 )
-from harness.results.read import RunFilter
 from harness.results.records import (
     ContainerInfo,
     Measurement,
@@ -25,7 +28,7 @@ from harness.results.records import (
     Workload,
     storable,
 )
-from harness.results.store import ResultsStore
+from harness.results.store import ResultsStore, RunFilter, RunRecorder
 from tests.harness.results.places import Place
 
 MakeRun = Callable[..., Run]
@@ -88,7 +91,7 @@ def test_versions_that_a_run_finds_out_are_kept(store: ResultsStore, make_run: M
     kept = store.get_run(run.id).provenance.library_versions
     assert kept == {"genie": "1.21", "qnn": "2.51"}
     with pytest.raises(RunConflictError, match="done already"):
-        store.add_library_versions(run.id, {"x": "1"})
+        RunRecorder(store.database, run).add_library_versions({"x": "1"})
 
 
 def test_a_failure_is_kept_with_what_was_measured_before(
@@ -119,23 +122,23 @@ def test_a_write_is_all_or_nothing(store: ResultsStore, make_run: MakeRun) -> No
 
 def test_contradictions_are_refused(store: ResultsStore, make_run: MakeRun) -> None:
     run = make_run()
-    store.begin_run(run)
+    recorder = store.begin_run(run)
     with pytest.raises(RunConflictError, match="there already"):
         store.begin_run(run)
-    store.add_measurements(run.id, REPETITIONS)
+    recorder.add(*REPETITIONS)
     with pytest.raises(RunConflictError, match="repetition"):
-        store.add_measurements(run.id, REPETITIONS[:1])
-    store.finish_run(run.id)
+        recorder.add(REPETITIONS[0])
+    recorder.finish()
     with pytest.raises(RunConflictError, match="done already"):
-        store.finish_run(run.id)
+        recorder.finish()
     with pytest.raises(RunConflictError, match="done already"):
-        store.add_measurements(run.id, [Measurement(metric="init_s", value=1.0)])
+        recorder.add_values({"init_s": 1.0})
     with pytest.raises(UnknownRunError):
-        store.finish_run("0" * 32)
+        RunRecorder(store.database, make_run()).finish()
     with pytest.raises(UnknownRunError):
         store.get_run("0" * 32)
     with pytest.raises(ValueError, match="failed"):
-        store.finish_run(run.id, status="failed")
+        recorder.finish("failed")
     with pytest.raises(ValueError, match="running"):
         store.begin_run(make_run(status="done"))
 
@@ -171,7 +174,7 @@ def test_the_newest_are_counted_among_the_wanted_ones(
     ]
     for run in (interrupted, running, lost):
         store.begin_run(run)
-    store.finish_run(interrupted.id, status="interrupted")
+    RunRecorder(store.database, interrupted).finish("interrupted")
 
     def ids(wanted: RunFilter) -> list[str]:
         return [run.id for run in store.list_runs(wanted)]
@@ -233,8 +236,6 @@ def test_any_text_can_be_looked_for(store: ResultsStore, make_run: MakeRun, text
     with pytest.raises(UnknownRunError):
         store.get_run(text)
     with pytest.raises(UnknownRunError):
-        store.finish_run(text)
-    with pytest.raises(UnknownRunError):
         store.telemetry(text)
     assert store.list_runs(RunFilter(group_id=text)) == ()
 
@@ -288,8 +289,9 @@ def test_any_text_can_be_kept(store: ResultsStore, make_run: MakeRun, text: str,
         generated_text=text,
         workload=Workload(runner="genie_t2t_run.py", prompt=text, sampler={key: text}),
     )
-    store.begin_run(run)
-    store.finish_run(run.id, status="failed", error=f"x{text}", generated_text=text)
+    recorder = store.begin_run(run)
+    recorder.generated_text = text
+    recorder.finish("failed", error=f"x{text}")
     kept = store.get_run(run.id)
     assert kept.generated_text == run.generated_text
     assert kept.workload.prompt == run.workload.prompt
@@ -346,3 +348,47 @@ def test_errors_survive_pickling() -> None:
     error = MetricValueError("ttft_s", -1.0, "a number")
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert (str(copy), copy.value) == (str(error), -1.0)
+
+
+@contextmanager
+def interrupted_after(words: str) -> Iterator[None]:
+    """Ctrl-C right after the first statement that begins like that."""
+
+    def strike(*arguments: Any) -> None:  # noqa: ANN401
+        if arguments[2].startswith(words):
+            event.remove(Engine, "after_cursor_execute", strike)
+            raise KeyboardInterrupt
+
+    event.listen(Engine, "after_cursor_execute", strike)
+    yield
+    assert not event.contains(Engine, "after_cursor_execute", strike), "no such statement"
+
+
+@pytest.mark.parametrize("words", ["SELECT runs.status", "INSERT INTO measurements"])
+def test_an_interrupted_write_is_rolled_back(place: Place, make_run: MakeRun, words: str) -> None:
+    run = make_run()
+    with ResultsStore.open(place.location, busy_timeout_s=5) as store:
+        with (
+            pytest.raises(KeyboardInterrupt),
+            interrupted_after(words),
+            store.recording(run) as recorder,
+        ):
+            recorder.add_values({"init_s": 1.0})
+        kept = store.get_run(run.id)
+        assert (kept.status, kept.measurements) == ("interrupted", ())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("cut"), RuntimeError("lost")])
+def test_a_store_that_fails_hides_no_other_error(
+    place: Place, make_run: MakeRun, error: BaseException
+) -> None:
+    with (  # noqa: PT012
+        contextlib.ExitStack() as other,
+        ResultsStore.open(place.location, busy_timeout_s=0.1) as store,
+        pytest.raises(type(error)) as caught,
+        store.recording(make_run()),
+    ):
+        other.enter_context(place.held())
+        raise error
+    assert caught.value is error
+    assert any("stayed locked" in note for note in error.__notes__)

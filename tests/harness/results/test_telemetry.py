@@ -16,7 +16,7 @@ from harness.errors import (
     UnknownRunError,
 )
 from harness.results.records import Run, TelemetrySeries
-from harness.results.store import ResultsStore
+from harness.results.store import ResultsStore, RunRecorder
 from harness.results.telemetry import pack, unpack
 from tests.harness.results.places import Place
 
@@ -85,7 +85,7 @@ def test_telemetry_of_repetitions_is_kept_apart(store: ResultsStore, make_run: M
         (0, False, 3),
     ]
     with pytest.raises(RunConflictError, match="done already"):
-        store.add_telemetry(run.id, first, repetition=1)
+        RunRecorder(store.database, run).add_telemetry(first, repetition=1)
     with pytest.raises(UnknownRunError):
         store.telemetry("0" * 32)
 

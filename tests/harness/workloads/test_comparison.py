@@ -9,10 +9,8 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from harness.devices.adb.device import AdbDevice
 from harness.errors import UnknownMetricError, WrongUseError
-from harness.results.comparison import Verdict
-from harness.results.groups import JUDGED, check_gated, check_pairs, judge_runs
-from harness.results.read import RunFilter
-from harness.results.store import ResultsStore
+from harness.results.comparison import JUDGED, Verdict, check_gated, check_pairs, judge_runs
+from harness.results.store import ResultsStore, RunFilter
 from harness.workloads.bench import BenchPlan, Spread
 from harness.workloads.comparison import Side, run_comparison
 

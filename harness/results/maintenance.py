@@ -1,0 +1,298 @@
+"""Upkeep of a results database: what it holds, removing old runs, giving disk space back.
+
+Old runs, or their telemetry, are removed a few at a time, so that writers get their turns. What
+belongs together goes together: a group (the sessions of a cell, both sides of a comparison) goes
+when its newest run is old enough and none is under way, so that no report ever says something else
+about half a group. Finished perplexities stay, because later benchmarks are checked against them
+(`harness.workloads.output_check.stored_quality`); they take a kB each.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, not_, select
+from sqlalchemy.engine.interfaces import DBAPICursor
+
+from harness.errors import StoreError
+from harness.results import schema
+from harness.results.database import Database, unreadable_rows
+from harness.results.provenance import has_ended
+
+GROUPS_AT_ONCE = 20
+"""Groups that one transaction removes: milliseconds, where writers wait for half a minute."""
+PAUSE_S = 0.15
+"""Between transactions; waiting SQLite writers try for the lock every 0.1 s."""
+_INCREMENTAL = 2
+_PAGES_AT_ONCE = 2000
+_RUN_UNDER_WAY = (
+    "a run is under way: later results take the free space, and a prune while no run is under way "
+    "gives it to the disk"
+)
+_ON_SERVER = "the server keeps the space for later results; its VACUUM FULL gives it to the disk"
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryRow:
+    """The runs of one container on one device on one day.
+
+    Attributes:
+        day: in UTC.
+        sessions: runs of a group in one session count as one.
+        done: how many of the runs have a result.
+        telemetry_bytes: as stored.
+    """
+
+    day: date
+    model: str
+    container_sha256: str
+    device_serial: str
+    soc: str
+    emulator: bool
+    sessions: int
+    runs: int
+    done: int
+    telemetry_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUsage:
+    """The space that a database takes.
+
+    Attributes:
+        total_bytes: on the disk of its host.
+        free_bytes: of that, what later results take first; a server does not report it.
+    """
+
+    total_bytes: int
+    free_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrunePolicy:
+    """What to remove.
+
+    Attributes:
+        before: removes groups whose newest run was created before this time; with its time zone.
+        only_telemetry: keeps runs and measurements.
+    """
+
+    before: datetime
+    only_telemetry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PruneCounts:
+    """How much was removed, or would be."""
+
+    runs: int = 0
+    measurements: int = 0
+    telemetry: int = 0
+    telemetry_bytes: int = 0
+
+    def __add__(self, other: "PruneCounts") -> "PruneCounts":
+        return PruneCounts(
+            self.runs + other.runs,
+            self.measurements + other.measurements,
+            self.telemetry + other.telemetry,
+            self.telemetry_bytes + other.telemetry_bytes,
+        )
+
+
+def list_inventory(database: Database) -> tuple[InventoryRow, ...]:
+    """List the runs by day, container and device, the oldest day first.
+
+    Raises:
+        NotAStoreError: a row cannot be read.
+    """
+    runs, telemetry = schema.runs.c, schema.telemetry.c
+    columns = (
+        runs.created_at, runs.model, runs.container_sha256, runs.device_serial, runs.soc,
+        runs.emulator,
+    )  # fmt: skip
+    query = select(*columns, runs.id, runs.group_id, runs.session, runs.status)
+    packed = select(telemetry.run_id, func.sum(func.length(telemetry.samples)))
+    sums: dict[tuple[date, str, str, str, str, bool], _Sum] = defaultdict(_Sum)
+    with database.reading() as connection, unreadable_rows(database.location):
+        sizes = {row[0]: row[1] for row in connection.execute(packed.group_by(telemetry.run_id))}
+        for created_at, *key, run_id, group_id, session, status in connection.execute(query):
+            entry = sums[created_at.astimezone(UTC).date(), *key]
+            entry.sessions.add((group_id, session))
+            entry.runs += 1
+            entry.done += status == "done"
+            entry.telemetry_bytes += int(sizes.get(run_id) or 0)
+    return tuple(
+        InventoryRow(*key, len(entry.sessions), entry.runs, entry.done, entry.telemetry_bytes)
+        for key, entry in sorted(sums.items(), key=lambda item: tuple(map(str, item[0])))
+    )
+
+
+@dataclass(slots=True)
+class _Sum:
+    sessions: set[tuple[str, int]] = field(default_factory=set)
+    runs: int = 0
+    done: int = 0
+    telemetry_bytes: int = 0
+
+
+def count_prunable(database: Database, policy: PrunePolicy) -> PruneCounts:
+    """Count what `prune` would remove now."""
+    with database.reading() as connection:
+        batches = _batches(connection, policy)
+        return sum((_count(connection, groups, policy) for groups in batches), PruneCounts())
+
+
+def count_kept_perplexities(database: Database, before: datetime) -> int:
+    """Count the older perplexities that `prune` keeps."""
+    old = and_(_is_kept(), schema.runs.c.created_at < before)
+    with database.reading() as connection:
+        return connection.scalar(select(func.count()).select_from(schema.runs).where(old)) or 0
+
+
+def prune(database: Database, policy: PrunePolicy) -> Generator[PruneCounts, None, None]:
+    """Remove old runs, or just their telemetry, as the generator is consumed.
+
+    Yields what each short transaction removed, after it has ended; others write in between.
+    Finished perplexities stay, and so does a group with a newer run or one that is under way.
+    """
+    with database.reading() as connection:
+        batches = _batches(connection, policy)
+    for number, batch in enumerate(batches):
+        if number:
+            time.sleep(PAUSE_S)
+        with database.writing() as connection:
+            # A group that got a run since then is not old any more.
+            groups = _old_groups(connection, policy, batch)
+            removed = _count(connection, groups, policy)
+            if policy.only_telemetry:
+                table = schema.telemetry
+                ids = select(schema.runs.c.id).where(schema.runs.c.group_id.in_(groups))
+                connection.execute(delete(table).where(table.c.run_id.in_(ids)))
+            else:  # measurements and telemetry go with their runs
+                connection.execute(delete(schema.runs).where(_is_removed(groups)))
+        yield removed
+
+
+def disk_usage(database: Database) -> DiskUsage:
+    """Measure the space that the tables take; of a file, the whole file."""
+    with database.reading() as connection:
+        return _disk_usage(connection)
+
+
+def free_disk_space(database: Database) -> str:
+    """Give the free space of a SQLite file to the disk; return why not, or an empty string.
+
+    The first time the whole file is written anew, which locks writers out for as long and is done
+    only while no run is under way. From then on it is done a piece at a time, between writers.
+    """
+    if not database.is_file:
+        return _ON_SERVER
+    try:
+        with database.reading() as connection:
+            if not _disk_usage(connection).free_bytes:
+                return ""
+            is_in_use = _has_running(connection)
+        with database.cursor() as cursor:
+            if _number(cursor, "auto_vacuum") == _INCREMENTAL:
+                _free_in_pieces(cursor)
+            elif is_in_use:
+                return _RUN_UNDER_WAY
+            else:
+                cursor.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
+                cursor.execute("VACUUM")
+            cursor.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            cursor.fetchall()
+    except StoreError as error:  # the disk may lack the space for the new file
+        return str(error)
+    return ""
+
+
+def _disk_usage(connection: Connection) -> DiskUsage:
+    if connection.dialect.name != "sqlite":
+        sizes = (func.pg_total_relation_size(name) for name in schema.metadata.tables)
+        return DiskUsage(sum(connection.scalar(select(size)) or 0 for size in sizes))
+    page, pages, free = (
+        int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
+        for name in ("page_size", "page_count", "freelist_count")
+    )
+    return DiskUsage(page * pages, page * free)
+
+
+def _has_running(connection: Connection) -> bool:
+    """Whether a process writes a run, or may do so on another host."""
+    table = schema.runs
+    writers = connection.scalars(select(table.c.writer).where(table.c.status == "running"))
+    return any(not has_ended(writer) for writer in writers)
+
+
+def _free_in_pieces(cursor: DBAPICursor) -> None:
+    left = _number(cursor, "freelist_count")
+    while left:
+        cursor.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})")
+        cursor.fetchall()
+        before, left = left, _number(cursor, "freelist_count")
+        if left >= before:
+            return
+        time.sleep(PAUSE_S)
+
+
+def _number(cursor: DBAPICursor, name: str) -> int:
+    cursor.execute(f"PRAGMA {name}")
+    rows = cursor.fetchall()
+    return int(rows[0][0])
+
+
+def _batches(connection: Connection, policy: PrunePolicy) -> list[Sequence[str]]:
+    groups = _old_groups(connection, policy)
+    return [groups[n : n + GROUPS_AT_ONCE] for n in range(0, len(groups), GROUPS_AT_ONCE)]
+
+
+def _old_groups(
+    connection: Connection, policy: PrunePolicy, among: Sequence[str] | None = None
+) -> Sequence[str]:
+    """The groups that the policy removes something of, oldest first; of all, or of `among`."""
+    table = schema.runs
+    newest = func.max(table.c.created_at)
+    holds = select(table.c.group_id)
+    if policy.only_telemetry:
+        holds = holds.join(schema.telemetry, schema.telemetry.c.run_id == table.c.id)
+    else:
+        holds = holds.where(not_(_is_kept()))
+    query: Select[Any] = select(table.c.group_id).where(table.c.group_id.in_(holds))
+    query = query.group_by(table.c.group_id)
+    running = select(table.c.group_id, table.c.writer).where(table.c.status == "running")
+    if among is not None:
+        query = query.where(table.c.group_id.in_(among))
+        running = running.where(table.c.group_id.in_(among))
+    old = query.having(newest < policy.before).order_by(newest, table.c.group_id)
+    busy = {group for group, writer in connection.execute(running) if not has_ended(writer)}
+    return [group for group in connection.scalars(old) if group not in busy]
+
+
+def _is_kept() -> ColumnElement[bool]:
+    return and_(schema.runs.c.kind == "perplexity", schema.runs.c.status == "done")
+
+
+def _is_removed(groups: Sequence[str]) -> ColumnElement[bool]:
+    return and_(schema.runs.c.group_id.in_(groups), not_(_is_kept()))
+
+
+def _count(connection: Connection, groups: Sequence[str], policy: PrunePolicy) -> PruneCounts:
+    runs, telemetry, measured = schema.runs, schema.telemetry, schema.measurements
+    chosen = runs.c.group_id.in_(groups) if policy.only_telemetry else _is_removed(groups)
+    ids = select(runs.c.id).where(chosen)
+    packed = select(func.count(), func.sum(func.length(telemetry.c.samples))).where(
+        telemetry.c.run_id.in_(ids)
+    )
+    repetitions, size = connection.execute(packed).one()
+    counts = PruneCounts(telemetry=repetitions, telemetry_bytes=int(size or 0))
+    if policy.only_telemetry:
+        return counts
+    values = select(func.count()).select_from(measured).where(measured.c.run_id.in_(ids))
+    return counts + PruneCounts(
+        runs=connection.scalar(select(func.count()).select_from(runs).where(chosen)) or 0,
+        measurements=connection.scalar(values) or 0,
+    )

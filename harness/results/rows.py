@@ -1,0 +1,150 @@
+"""Runs as rows of the database, and back.
+
+What is read is checked like what is written: no file from outside is trusted.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import RowMapping
+
+from harness.errors import (
+    CorruptRunError,
+    MetricValueError,
+    TelemetryRecordError,
+    UnknownMetricError,
+)
+from harness.results.provenance import has_ended
+from harness.results.records import (
+    ContainerInfo,
+    DeviceInfo,
+    Measurement,
+    OutputCheck,
+    PerplexityDefinition,
+    Provenance,
+    RepetitionTelemetry,
+    Run,
+    Workload,
+)
+from harness.results.telemetry import unpack
+
+
+def row_of(run: Run) -> dict[str, Any]:
+    """The columns of a run, without its writer."""
+    container, device, workload, source = (
+        run.container,
+        run.device,
+        run.workload,
+        run.provenance,
+    )
+    definition = workload.perplexity
+    return {
+        **run.model_dump(
+            include={"id", "created_at", "finished_at", "kind", "status", "error", "generated_text"}
+            | {"group_id", "session", "label", "warmup_detected"}
+        ),
+        "conditions": [dict(condition) for condition in run.conditions],
+        "check_outcome": run.check.outcome,
+        "check_reason": run.check.reason,
+        **container.model_dump(include={"model", "target", "cl", "n_splits", "precision"}),
+        "container_sha256": container.sha256,
+        "ars": list(container.ars),
+        **device.model_dump(include={"soc", "emulator", "dsp_arch", "abi", "android_version"}),
+        "device_serial": device.serial,
+        "device_model": device.model,
+        "device_manufacturer": device.manufacturer,
+        **workload.model_dump(exclude={"perplexity", "sampler"}),
+        "sampler": dict(workload.sampler),
+        "perplexity_positions": definition.positions if definition else None,
+        "perplexity_windows": definition.windows if definition else None,
+        "perplexity_tokens": definition.tokens if definition else None,
+        **source.model_dump(exclude={"toolchain_versions", "library_versions"}),
+        "toolchain_versions": dict(source.toolchain_versions),
+        "library_versions": dict(source.library_versions),
+    }
+
+
+def parse_run(location: str, row: RowMapping, measured: Sequence[RowMapping]) -> Run:
+    """The run of a row and of the rows of its measurements.
+
+    Raises:
+        CorruptRunError: qnnfarm cannot have written it.
+    """
+    try:
+        return _parse(row, measured)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CorruptRunError(location, str(row["id"]), f"{where}: {first['msg']}") from error
+    except (UnknownMetricError, MetricValueError) as error:
+        raise CorruptRunError(location, str(row["id"]), str(error)) from error
+
+
+def parse_telemetry(row: RowMapping) -> RepetitionTelemetry:
+    """The telemetry of one repetition.
+
+    Raises:
+        TelemetryRecordError: qnnfarm cannot have written it.
+    """
+    samples = row["samples"]
+    if not isinstance(samples, bytes):  # SQLite keeps what it is given, whatever the column says
+        raise TelemetryRecordError("*", "what is stored is damaged: it is no binary value")
+    return RepetitionTelemetry(row["repetition"], row["is_warmup"], unpack(samples))
+
+
+def _parse(row: RowMapping, measured: Sequence[RowMapping]) -> Run:
+    status = row["status"]
+    if status == "running" and has_ended(row["writer"]):
+        status = "interrupted"
+    return Run(
+        id=row["id"],
+        created_at=row["created_at"],
+        finished_at=row["finished_at"],
+        kind=row["kind"],
+        status=status,
+        error=row["error"],
+        container=ContainerInfo(
+            model=row["model"],
+            sha256=row["container_sha256"],
+            target=row["target"],
+            ars=row["ars"],
+            cl=row["cl"],
+            n_splits=row["n_splits"],
+            precision=row["precision"],
+        ),
+        device=DeviceInfo(
+            serial=row["device_serial"],
+            soc=row["soc"],
+            emulator=row["emulator"],
+            model=row["device_model"],
+            manufacturer=row["device_manufacturer"],
+            dsp_arch=row["dsp_arch"],
+            abi=row["abi"],
+            android_version=row["android_version"],
+        ),
+        workload=_workload(row),
+        provenance=Provenance(**{name: row[name] for name in Provenance.model_fields}),
+        generated_text=row["generated_text"],
+        group_id=row["group_id"],
+        session=row["session"],
+        label=row["label"],
+        conditions=row["conditions"],
+        check=OutputCheck(outcome=row["check_outcome"], reason=row["check_reason"]),
+        warmup_detected=row["warmup_detected"],
+        measurements=tuple(
+            Measurement(**{name: m[name] for name in Measurement.model_fields}) for m in measured
+        ),
+    )
+
+
+def _workload(row: RowMapping) -> Workload:
+    plain = {name: row[name] for name in Workload.model_fields if name != "perplexity"}
+    if row["perplexity_positions"] is None:
+        return Workload(**plain)
+    definition = PerplexityDefinition(
+        positions=row["perplexity_positions"],
+        windows=row["perplexity_windows"],
+        tokens=row["perplexity_tokens"],
+    )
+    return Workload(**plain, perplexity=definition)
