@@ -18,10 +18,10 @@ from typing import Any
 from harness.errors import HarnessError, VirtualDeviceControlError
 from harness.virtual_device.events import Event, read_events
 from harness.virtual_device.faults import Fault, parse_fault
-from harness.virtual_device.heat.simulation import Heat, HeatReading, check_changes
+from harness.virtual_device.heat.simulation import HeatReading, HeatSimulation, check_changes
 from harness.virtual_device.injection import Injector
 from harness.virtual_device.linux import process_stat
-from harness.virtual_device.power import Wish, Wishes, WishKind
+from harness.virtual_device.power import PowerAction, PowerCommand, PowerQueue
 
 CONTROL_NAME = "control.sock"
 
@@ -31,6 +31,100 @@ Handler = Callable[[Mapping[str, Any]], Answer]
 _PEER = struct.Struct("3i")
 _MAX_LINE = 64 * 1024
 _TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceControl:
+    """Client of one device's control socket; all but `events` raise `VirtualDeviceControlError`.
+
+    Attributes:
+        folder: the device's own, with its control socket.
+    """
+
+    name: str
+    folder: Path
+
+    def inject(self, *faults: Fault) -> None:
+        """Arm faults."""
+        if faults:
+            self._ask("inject", faults=[str(fault) for fault in faults])
+
+    def faults(self) -> tuple[Fault, ...]:
+        """Return the faults that can still strike."""
+        return tuple(map(parse_fault, self._ask("faults")["faults"]))
+
+    def clear(self) -> None:
+        """End every fault; destroyed files stay destroyed, and power that is off stays off."""
+        self._ask("clear")
+
+    def power_on(self) -> None:
+        """Restore the power of a device that lost it for good."""
+        self._ask("power-on")
+
+    def events(self) -> tuple[Event, ...]:
+        """Return the device's events, oldest first, whether or not it runs."""
+        return read_events(self.folder)
+
+    def heat(self, **changes: float) -> HeatReading | None:
+        """Change settings of the heat model, and read it; `None` while it is off.
+
+        Args:
+            changes: fields of `HeatSettings`, `temperature_c` (of SoC and body) and `battery` (0
+                to 1). The first change switches the model on.
+
+        Raises:
+            HeatSettingError: no such setting, or a value out of its range.
+        """
+        check_changes(changes)
+        reading = self._ask("heat", changes=changes)["reading"]
+        return None if reading is None else HeatReading(**reading)
+
+    def heat_off(self) -> None:
+        """Switch the heat model off; thermal zones, clocks and the battery vanish."""
+        self._ask("heat-off")
+
+    def _ask(self, command: str, **arguments: object) -> Answer:
+        return ask(self.name, self.folder, {"do": command, **arguments})
+
+
+@dataclass(frozen=True, slots=True)
+class ControlHandler:
+    """The device's side: carries out the commands of `DeviceControl`."""
+
+    injector: Injector
+    heat: HeatSimulation
+    power: PowerQueue
+
+    def handle(self, request: Mapping[str, Any]) -> Answer:
+        """Carry out one command.
+
+        Raises:
+            HarnessError: it cannot be carried out.
+            ValueError, KeyError, TypeError: it is malformed.
+        """
+        match request.get("do"):
+            case "inject":
+                for fault in [parse_fault(str(text)) for text in request["faults"]]:
+                    self.injector.arm(fault)
+            case "faults":
+                return {"faults": [str(fault) for fault in self.injector.faults]}
+            case "clear":
+                self.injector.clear()
+            case "heat":
+                return self._heat(dict(request["changes"]))
+            case "heat-off":
+                self.heat.switch_off()
+            case "power-on":
+                self.power.put(PowerCommand(PowerAction.RESTORE))
+            case _:
+                raise ValueError("a command of another version of qnnfarm")
+        return {}
+
+    def _heat(self, changes: dict[str, Any]) -> Answer:
+        if not all(type(value) in {float, int, bool} for value in changes.values()):
+            raise ValueError("heat settings are numbers")
+        reading = self.heat.change(changes) if changes else self.heat.reading()
+        return {"reading": asdict(reading) if reading else None, "settings": self.heat.settings()}
 
 
 def open_control(folder: Path) -> socket.socket:
@@ -135,116 +229,3 @@ def _short_name(folder: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{descriptor}/{CONTROL_NAME}"
     finally:
         os.close(descriptor)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceControl:
-    """The switches of one device; all but `events` raise `VirtualDeviceControlError`.
-
-    Attributes:
-        folder: the device's own, with its control socket.
-    """
-
-    name: str
-    folder: Path
-
-    def inject(self, *faults: Fault) -> None:
-        """Faults strike from now on."""
-        if faults:
-            self._ask({"do": "inject", "faults": [str(fault) for fault in faults]})
-
-    def faults(self) -> tuple[Fault, ...]:
-        """The faults that can still strike."""
-        return tuple(map(parse_fault, self._ask({"do": "faults"})["faults"]))
-
-    def clear(self) -> None:
-        """End every fault; what they destroyed stays so, and power that is off stays off."""
-        self._ask({"do": "clear"})
-
-    def power_on(self) -> None:
-        """Give power back to a device that lost it until told otherwise."""
-        self._ask({"do": "power-on"})
-
-    def events(self) -> tuple[Event, ...]:
-        """What befell it, oldest first, running or not."""
-        return read_events(self.folder)
-
-    def heat(self, **changes: float) -> HeatReading | None:
-        """Change settings of the heat model, and read it; `None` while it is off.
-
-        Args:
-            changes: fields of `HeatSettings`, `temperature_c` (of SoC and body) and `battery` (0
-                to 1). The first change switches the model on.
-
-        Raises:
-            HeatSettingError: no such setting, or a value that it cannot have.
-        """
-        check_changes(changes)
-        reading = self._ask({"do": "heat", "changes": changes})["reading"]
-        return None if reading is None else HeatReading(**reading)
-
-    def heat_off(self) -> None:
-        """Model no heat any more; thermal zones, clocks and the battery vanish."""
-        self._ask({"do": "heat-off"})
-
-    def _ask(self, request: Mapping[str, Any]) -> Answer:
-        return ask(self.name, self.folder, request)
-
-
-@dataclass(frozen=True, slots=True)
-class Switchboard:
-    """The parts of a device that its user may command."""
-
-    faults: Injector
-    heat: Heat
-    wishes: Wishes
-
-    def handle(self, request: Mapping[str, Any]) -> Answer:
-        """Do what is asked.
-
-        Raises:
-            HarnessError: what is asked for cannot be done.
-            ValueError: nothing that is understood.
-            KeyError: something is missing from it.
-            TypeError: something in it is of another type.
-        """
-        operations: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
-            "inject": self._inject,
-            "faults": self._faults,
-            "clear": self._clear,
-            "heat": self._heat,
-            "heat-off": self._heat_off,
-            "power-on": self._power_on,
-        }
-        operation = operations.get(str(request.get("do")))
-        if operation is None:
-            raise ValueError("a command of another version of qnnfarm")
-        return operation(request)
-
-    def _inject(self, request: Mapping[str, Any]) -> Answer:
-        faults = [parse_fault(str(text)) for text in request["faults"]]
-        for fault in faults:
-            self.faults.arm(fault)
-        return {}
-
-    def _faults(self, _: Mapping[str, Any]) -> Answer:
-        return {"faults": [str(fault) for fault in self.faults.faults]}
-
-    def _clear(self, _: Mapping[str, Any]) -> Answer:
-        self.faults.clear()
-        return {}
-
-    def _heat(self, request: Mapping[str, Any]) -> Answer:
-        changes = dict(request["changes"])
-        if not all(type(value) in {float, int, bool} for value in changes.values()):
-            raise ValueError("heat settings are numbers")
-        reading = self.heat.change(changes) if changes else self.heat.reading()
-        return {"reading": asdict(reading) if reading else None, "settings": self.heat.settings()}
-
-    def _heat_off(self, _: Mapping[str, Any]) -> Answer:
-        self.heat.switch_off()
-        return {}
-
-    def _power_on(self, _: Mapping[str, Any]) -> Answer:
-        self.wishes.add(Wish(WishKind.POWER_ON))
-        return {}

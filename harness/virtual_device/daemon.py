@@ -19,7 +19,7 @@ from pathlib import Path
 from harness.virtual_device.auth import user_key_files
 from harness.virtual_device.device import Device
 from harness.virtual_device.filesystem import NAMESPACE_ROOT
-from harness.virtual_device.folder import DeviceRecord, Handles, load_record
+from harness.virtual_device.folder import DeviceRecord, OpenFolder, load_record
 from harness.virtual_device.linux import set_parent_death_signal
 from harness.virtual_device.namespace import NamespaceKind, enter_device_root, unshare
 from harness.virtual_device.processes import ProcessTable, ProcessTracker
@@ -47,7 +47,7 @@ def main() -> int:
     os.umask(_UMASK)
     set_up_logging(logging.INFO)
     record = load_record(options.folder)
-    handles = Handles.open(options.folder)
+    opened = OpenFolder.open(options.folder)
     daemon_pid = os.getpid()
 
     def on_ready(port: int) -> None:
@@ -61,12 +61,12 @@ def main() -> int:
         inner = os.fork()
         if inner:
             os.close(options.ready_fd)
-            handles.control.close()
+            opened.control.close()
             return _supervise(inner)
         set_parent_death_signal(signal.SIGKILL)
         enter_device_root(root, options.folder / "mnt")
         root = NAMESPACE_ROOT
-    asyncio.run(_serve(options.folder, record, root, handles, on_ready, in_namespace=in_namespace))
+    asyncio.run(_serve(options.folder, record, root, opened, on_ready, in_namespace=in_namespace))
     return 0
 
 
@@ -74,7 +74,7 @@ async def _serve(
     folder: Path,
     record: DeviceRecord,
     root: Path,
-    handles: Handles,
+    opened: OpenFolder,
     on_ready: Callable[[int], None],
     *,
     in_namespace: bool,
@@ -88,7 +88,7 @@ async def _serve(
         in_namespace=in_namespace,
         key_files=user_key_files(os.environ, Path.home()),
         processes=ProcessTable(tracker, folder, alone=True),
-        handles=handles,
+        folder=opened,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

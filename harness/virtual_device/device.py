@@ -14,15 +14,15 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from harness.virtual_device.auth import load_keys
 from harness.virtual_device.connection import Connection
-from harness.virtual_device.control import Switchboard, serve_control
-from harness.virtual_device.events import EventJournal
+from harness.virtual_device.control import ControlHandler, serve_control
+from harness.virtual_device.events import EventLog
 from harness.virtual_device.filesystem import DeviceFilesystem, remove_partials
-from harness.virtual_device.folder import DeviceRecord, Handles
-from harness.virtual_device.heat.simulation import Heat
+from harness.virtual_device.folder import DeviceRecord, OpenFolder
+from harness.virtual_device.heat.simulation import HeatSimulation
 from harness.virtual_device.heat.throttler import Throttler
 from harness.virtual_device.injection import DeviceEffects, Injector
 from harness.virtual_device.namespace import show_boot_id
-from harness.virtual_device.power import RequestPipe, Wish, Wishes, WishKind
+from harness.virtual_device.power import PowerAction, PowerCommand, PowerPipe, PowerQueue
 from harness.virtual_device.processes import ProcessTable
 from harness.virtual_device.services import FEATURES, Services
 from harness.virtual_device.shell import ShellHost
@@ -63,15 +63,11 @@ async def hold(port: int) -> socket.socket:
             if loop.time() > deadline:
                 raise
         else:
-            _share(held, on=False)  # or whoever sets it too gets the port as long as none listens
+            _reuse_address(
+                held, on=False
+            )  # or whoever sets it too gets the port as long as none listens
             return held
         await asyncio.sleep(_REBIND_EVERY_S)
-
-
-def usable(listener: socket.socket) -> socket.socket:
-    """A port as it must be to listen on it, held or new."""
-    _share(listener, on=True)
-    return listener
 
 
 def port_of(server: asyncio.Server) -> int:
@@ -82,7 +78,7 @@ def port_of(server: asyncio.Server) -> int:
 def _bind(port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        _share(listener, on=True)
+        _reuse_address(listener, on=True)
         listener.bind((LOOPBACK, port))
         listener.setblocking(False)  # noqa: FBT003 - the standard library's signature
     except OSError:
@@ -91,13 +87,13 @@ def _bind(port: int) -> socket.socket:
     return listener
 
 
-def _share(one: socket.socket, *, on: bool) -> None:
+def _reuse_address(listener: socket.socket, *, on: bool) -> None:
     """Whether connections that have ended leave the port usable."""
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, on)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, on)
 
 
 _ABIS = {"x86_64": "x86_64", "aarch64": "arm64-v8a"}
-_MAX_STRANGERS = 32
+_MAX_UNAUTHENTICATED = 32
 _OFF_S = 1.0
 _FLUSH_S = 0.2
 
@@ -118,12 +114,12 @@ class Device:
         in_namespace: bool,
         key_files: list[Path],
         processes: ProcessTable,
-        handles: Handles,
+        folder: OpenFolder,
     ) -> None:
         self._record = record
         self._root = root
         self._key_files = key_files
-        self._handles = handles
+        self._folder = folder
         self._processes = processes
         self._filesystem = DeviceFilesystem(root, in_namespace)
         self._properties = PropertyStore(root / "properties")
@@ -131,15 +127,15 @@ class Device:
         self._storage = Storage(
             root / "data", record.storage_bytes, on_full=lambda: self._faults.full("a push")
         )
-        self._wishes = Wishes()
+        self._power = PowerQueue()
         self._connections: list[Connection] = []
-        self._journal = EventJournal(handles.folder)
+        self._events = EventLog(folder.descriptor)
         throttler = Throttler(processes)
         effects = DeviceEffects(
-            self._connections, processes, throttler, self._storage, self._userland, self._wishes
+            self._connections, processes, throttler, self._storage, self._userland, self._power
         )
-        self._faults = Injector(effects, self._journal)
-        self._heat = Heat(self._filesystem.sys, processes, throttler)
+        self._faults = Injector(effects, self._events)
+        self._heat = HeatSimulation(self._filesystem.sys, processes, throttler)
         self._banner = ""
         self._services = Services(
             ShellHost(
@@ -150,12 +146,12 @@ class Device:
                 self._heat.look,
             ),
             SyncHost(self._filesystem, self._storage, self._faults),
-            lambda: self._wishes.add(Wish(WishKind.REBOOT)),
+            lambda: self._power.put(PowerCommand(PowerAction.REBOOT)),
         )
 
     def shut_down(self) -> None:
         """Ask it to end, from its event loop."""
-        self._wishes.add(Wish(WishKind.SHUTDOWN))
+        self._power.put(PowerCommand(PowerAction.SHUTDOWN))
 
     async def run(self, on_ready: Callable[[int], None]) -> None:
         """Serve until `shut_down`, or until the device shuts itself down.
@@ -166,9 +162,9 @@ class Device:
         Raises:
             OSError: files cannot be written, or no port can be had.
         """
-        switchboard = Switchboard(self._faults, self._heat, self._wishes)
-        control = await serve_control(self._handles.control, switchboard.handle)
-        requests = RequestPipe(self._root / "requests", self._wishes)
+        handler = ControlHandler(self._faults, self._heat, self._power)
+        control = await serve_control(self._folder.control, handler.handle)
+        pipe = PowerPipe(self._root / "requests", self._power)
         server: asyncio.Server | None = None
         try:
             remove_partials(self._root / "data")
@@ -185,32 +181,31 @@ class Device:
                     server = await self._listen(listener)
                     on_failure.pop_all()
         except OSError as error:
-            self._journal.add("off", detail=f"failed: {error}")
+            self._events.add("off", detail=f"failed: {error}")
             raise
         finally:
             log.info("shutting down")
             if server is not None:
                 await self._go_down(server)
             control.close()
-            requests.close()
+            pipe.close()
             self._heat.switch_off()
-            self._journal.close()
-            self._handles.close()
+            self._events.close()
+            self._folder.close()
 
     async def _serve(self, server: asyncio.Server) -> tuple[str, socket.socket] | None:
-        """Serve until the device is down, and stay down; `None` if it does not boot again.
+        """Serve until a power command, and stay off as it says; `None` after a shutdown.
 
-        Gives why it boots, and the port that was kept for it.
+        Gives the boot reason, and the port that was kept for the next listener.
         """
-        while (wish := await self._wishes.next()) is None or wish.kind is WishKind.POWER_ON:
-            pass
-        if wish.kind is WishKind.SHUTDOWN:
+        command = await self._power.next(PowerAction.REBOOT, PowerAction.CUT, PowerAction.SHUTDOWN)
+        if command is None or command.action is PowerAction.SHUTDOWN:
             return None
         port = port_of(server)
         server.close()
         holding = asyncio.create_task(hold(port))
         try:
-            reason = await self._be_off(server, wish)
+            reason = await self._stay_off(server, command)
         except OSError:
             holding.cancel()
             raise
@@ -220,40 +215,27 @@ class Device:
             return None
         return reason, listener
 
-    async def _be_off(self, server: asyncio.Server, wish: Wish) -> str | None:
-        """Go down as wished and wait; why the device boots then, `None` if it does not."""
-        if wish.kind is WishKind.REBOOT:
+    async def _stay_off(self, server: asyncio.Server, command: PowerCommand) -> str | None:
+        """Go down and stay down; the boot reason, `None` after a shutdown."""
+        ends = (PowerAction.RESTORE, PowerAction.SHUTDOWN)
+        if command.action is PowerAction.REBOOT:
             log.info("rebooting")
             await self._go_down(server)
-            ended = await self._stay_off(_OFF_S, WishKind.POWER_CUT)
-            if ended is None or ended.kind is not WishKind.POWER_CUT:
-                return self._reason("reboot", ended)
-            wish = ended  # the power goes while it is about to boot
+            end = await self._power.next(*ends, PowerAction.CUT, within_s=_OFF_S)
+            if end is None or end.action is not PowerAction.CUT:
+                return _boot_reason("reboot", end)
+            command = end  # the power goes while it is about to boot
         log.info("power cut")
         await self._go_down(server, flush_s=0)
-        lost = await asyncio.to_thread(self._lose_files, wish.unsynced_s)
-        self._journal.add("off", detail=f"lost {' '.join(lost)[:500]}" if lost else "")
-        return self._reason("power", await self._stay_off(wish.off_s))
+        lost = await asyncio.to_thread(self._lose_files, command.unsynced_s)
+        self._events.add("off", detail=f"lost {' '.join(lost)[:500]}" if lost else "")
+        return _boot_reason("power", await self._power.next(*ends, within_s=command.off_s))
 
     def _lose_files(self, unsynced_s: float) -> list[str]:
         data = self._root / "data"
         lost = lose_unsynced(data, self._root / "state", unsynced_s)
         remove_partials(data)
         return lost
-
-    @staticmethod
-    def _reason(reason: str, ended: Wish | None) -> str | None:
-        return None if ended is not None and ended.kind is WishKind.SHUTDOWN else reason
-
-    async def _stay_off(self, seconds: float, *kinds: WishKind) -> Wish | None:
-        """Wait out the time; the wish that ends it before: for power, for the end, of `kinds`."""
-        ends = {WishKind.POWER_ON, WishKind.SHUTDOWN, *kinds}
-        loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
-        while True:
-            wish = await self._wishes.next(max(0.0, until - loop.time()))
-            if wish is None or wish.kind in ends:
-                return wish
 
     def _boot(self, reason: str) -> None:
         for name in ("data/local/tmp", "sdcard", "system"):
@@ -275,19 +257,20 @@ class Device:
                 "ro.runtime.firstboot": str(time.time_ns() // 1_000_000),
             }
         )
-        self._journal.add("booted", detail=reason)
+        self._events.add("booted", detail=reason)
 
     async def _listen(self, listener: socket.socket) -> asyncio.Server:
         loop = asyncio.get_running_loop()
         self._properties.set("sys.boot_completed", "1")
-        server = await loop.create_server(self._connect, sock=usable(listener))
+        _reuse_address(listener, on=True)
+        server = await loop.create_server(self._connect, sock=listener)
         log.info("%s: listening on %s:%d", self._record.name, LOOPBACK, port_of(server))
         return server
 
     def _connect(self) -> Connection:
-        strangers = [one for one in self._connections if not one.online]
-        if len(strangers) >= _MAX_STRANGERS:
-            strangers[0].abort()
+        unauthenticated = [c for c in self._connections if not c.online]
+        if len(unauthenticated) >= _MAX_UNAUTHENTICATED:
+            unauthenticated[0].abort()
         connection = Connection(self._banner, self._keys, self._services.open, self._forget)
         if self._faults.stalled:
             connection.freeze()
@@ -319,3 +302,7 @@ class Device:
         for connection in connections:
             await connection.finished()
         await self._processes.kill_all()
+
+
+def _boot_reason(reason: str, end: PowerCommand | None) -> str | None:
+    return None if end is not None and end.action is PowerAction.SHUTDOWN else reason

@@ -40,7 +40,7 @@ class Event:
     detail: str
 
 
-class EventJournal:
+class EventLog:
     """Appends events; each is one write, so readers see whole lines.
 
     The last 4 MiB at least are kept, and no more than twice that.

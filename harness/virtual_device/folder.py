@@ -9,19 +9,22 @@ import fcntl
 import json
 import os
 import socket
-import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from harness.errors import VirtualDeviceRecordError
+from harness.files import replacing
 from harness.virtual_device.control import open_control
 from harness.virtual_device.linux import machine_boot_id, process_stat
 from harness.virtual_device.namespace import NamespaceKind
 
 FILE_NAME = "device.json"
 
+_LOCK_NAME = "serving.lock"
+_LOCK_PATIENCE_S = 10.0
+"""For a process that is just ending."""
 _VERSION = 1
 _MAX_PORT = 0xFFFF
 _REQUIRED: dict[str, type] = {"name": str, "soc": str, "serial_number": str}
@@ -105,64 +108,52 @@ def load_record(folder: Path) -> DeviceRecord:
 def save_record(folder: Path, record: DeviceRecord) -> None:
     """Write the record; readers see the old one or the new one."""
     text = json.dumps({"version": _VERSION, **asdict(record)}, indent=2) + "\n"
-    descriptor, partial = tempfile.mkstemp(prefix=".device-", dir=folder)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(partial).replace(folder / FILE_NAME)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
-
-
-SERVING_NAME = "serving.lock"
-
-_PATIENCE_S = 10.0
-"""For a process that is just ending."""
+    with replacing(folder / FILE_NAME) as file:
+        file.write(text.encode())
 
 
 @dataclass(frozen=True, slots=True)
-class Handles:
-    """Belongs to the device, which closes it; whoever has it open is the only one to serve it.
+class OpenFolder:
+    """A device's folder, locked by the one process that serves the device.
+
+    A namespace may hide the folder's path later, hence it is opened before.
 
     Attributes:
-        folder: the folder itself, a descriptor.
-        serving: a lock that ends with the process, however that ends.
+        control: the listening control socket.
+        descriptor: of the folder itself.
+        lock: released when the process ends, however it ends.
     """
 
     control: socket.socket
-    folder: int
-    serving: int
+    descriptor: int
+    lock: int
 
     @classmethod
-    def open(cls, folder: Path) -> "Handles":
-        """Open them for the device in `folder`.
+    def open(cls, folder: Path) -> "OpenFolder":
+        """Lock and open the folder of a device.
 
         Raises:
-            OSError: they cannot be opened, or another process serves the device.
+            OSError: it cannot be opened, or another process serves the device.
         """
-        with contextlib.ExitStack() as stack:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            serving = os.open(folder / SERVING_NAME, flags, 0o600)
-            stack.callback(os.close, serving)
-            _lock(serving, folder)
+        with contextlib.ExitStack() as on_failure:
+            lock = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            on_failure.callback(os.close, lock)
+            _lock(lock, folder)
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, descriptor)
+            on_failure.callback(os.close, descriptor)
             control = open_control(folder)
-            stack.pop_all()
-        return cls(control, descriptor, serving)
+            on_failure.pop_all()
+        return cls(control, descriptor, lock)
 
     def close(self) -> None:
         """Let another process serve the device."""
         self.control.close()
-        os.close(self.folder)
-        os.close(self.serving)
+        os.close(self.descriptor)
+        os.close(self.lock)
 
 
 def _lock(descriptor: int, folder: Path) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _LOCK_PATIENCE_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -28,12 +28,113 @@ from harness.virtual_device.control import DeviceControl
 from harness.virtual_device.daemon import set_up_logging
 from harness.virtual_device.device import Device
 from harness.virtual_device.filesystem import DEVICE_FOLDERS
-from harness.virtual_device.folder import DeviceRecord, Handles, load_record, save_record
+from harness.virtual_device.folder import DeviceRecord, OpenFolder, load_record, save_record
 from harness.virtual_device.processes import ProcessTable, ProcessTracker, kill_leftovers, kill_tree
 
 log = logging.getLogger(__name__)
 
 _UMASK = 0o022
+_START_PATIENCE_S = 120.0
+_STOP_PATIENCE_S = 30.0
+_LOG_TAIL_BYTES = 600
+
+
+@contextlib.contextmanager
+def hosted_devices(
+    count: int,
+    soc: str,
+    folder: Path,
+    *,
+    processes: int = 2,
+    storage_bytes: int | None = None,
+) -> Iterator[list[str]]:
+    """Run devices in few processes; gives their serials, and ends them with all their processes.
+
+    Files stay in `folder`, for the next time. The devices end with this process too, even if it is
+    killed. `hosted_control` commands them.
+
+    Args:
+        processes: how many processes share the devices.
+        storage_bytes: limit for the `/data` of each.
+
+    Raises:
+        VirtualHostError: not all came up; none is left.
+        UnknownSocError: the catalog has no such SoC.
+    """
+    find_soc(soc)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.ExitStack() as stack:
+        hosts: list[_Host] = []
+        first = 0
+        for index in range(min(processes, count)):
+            share = count // processes + (index < count % processes)
+            options = ["--count", str(share), "--first", str(first), "--soc", soc]
+            if storage_bytes is not None:
+                options += ["--storage", str(storage_bytes)]
+            hosts.append(_Host(folder, options, share, folder / f"host-{index}.log"))
+            stack.callback(hosts[-1].stop)
+            first += share
+        deadline = time.monotonic() + _START_PATIENCE_S
+        yield [serial for host in hosts for serial in host.serials(deadline)]
+        for host in hosts:
+            host.end()  # all at once; then each is waited for
+
+
+def hosted_control(folder: Path, number: int) -> DeviceControl:
+    """Return the control of the device with that index among the serials."""
+    name = _device_name(number)
+    return DeviceControl(name, folder.absolute() / name)
+
+
+class _Host:
+    """One process of `hosted_devices`."""
+
+    def __init__(self, folder: Path, options: list[str], count: int, log_path: Path) -> None:
+        command = [sys.executable, "-P", "-m", "harness.virtual_device.host"]
+        command += [str(folder.absolute()), *options, "--until-eof"]
+        self._count = count
+        self._log_path = log_path
+        log_path.unlink(missing_ok=True)
+        with log_path.open("ab") as log:  # its process shortens it, for which it must append
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C is ours, and they end in order
+            )
+
+    def serials(self, deadline: float) -> list[str]:
+        """Wait until all its devices listen."""
+        output = self._process.stdout
+        assert output is not None  # noqa: S101 - a pipe
+        left = max(0.0, deadline - time.monotonic())
+        if not select.select([output], [], [], left)[0]:
+            raise VirtualHostError(f"no answer within {_START_PATIENCE_S:g} s", str(self._log_path))
+        lines = [output.readline() for _ in range(self._count)]
+        if not all(lines):
+            tail = self._log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")
+            raise VirtualHostError(f"their process ended: {tail}", str(self._log_path))
+        return [line.split()[1].decode() for line in lines]
+
+    def end(self) -> None:
+        """Let its devices shut down."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def stop(self) -> None:
+        """Let its devices shut down and wait for them; kill them where that takes too long."""
+        with self._process:
+            self.end()
+            try:
+                self._process.wait(_STOP_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                kill_tree(self._process.pid)
+
+
+def _device_name(number: int) -> str:
+    """The name of a hosted device, and of its folder."""
+    return f"h{number:03}"
 
 
 def main() -> int:
@@ -55,15 +156,10 @@ def main() -> int:
     folder = options.folder.absolute()
     soc = find_soc(options.soc).name
     numbers = range(options.first, options.first + options.count)
-    folders = [_prepared(folder / device_name(n), soc, options.storage) for n in numbers]
+    folders = [_prepared(folder / _device_name(n), soc, options.storage) for n in numbers]
     os.chdir("/")
     asyncio.run(_serve(folders, until_eof=options.until_eof))
     return 0
-
-
-def device_name(number: int) -> str:
-    """The name of a hosted device, and of its folder."""
-    return f"h{number:03}"
 
 
 async def _serve(folders: list[Path], *, until_eof: bool) -> None:
@@ -74,17 +170,17 @@ async def _serve(folders: list[Path], *, until_eof: bool) -> None:
     ready: list[asyncio.Future[int]] = []
     loop = asyncio.get_running_loop()
     records = [load_record(folder) for folder in folders]
-    handles = [Handles.open(folder) for folder in folders]
+    open_folders = [OpenFolder.open(folder) for folder in folders]
     kill_leftovers(folders)
     async with asyncio.TaskGroup() as running:
-        for folder, record, opened in zip(folders, records, handles, strict=True):
+        for folder, record, opened in zip(folders, records, open_folders, strict=True):
             device = Device(
                 record,
                 folder / "root",
                 in_namespace=False,
                 key_files=key_files,
                 processes=ProcessTable(tracker, folder, alone=False),
-                handles=opened,
+                folder=opened,
             )
             listening: asyncio.Future[int] = loop.create_future()
             running.create_task(_run(folder.name, device, listening))
@@ -135,110 +231,6 @@ def _prepared(folder: Path, soc: str, storage_bytes: int | None) -> Path:
         record = DeviceRecord(folder.name, soc, number, storage_bytes)
     save_record(folder, record)
     return folder
-
-
-_START_PATIENCE_S = 120.0
-_STOP_PATIENCE_S = 30.0
-_TAIL_BYTES = 600
-
-_Host = subprocess.Popen[bytes]
-
-
-@contextlib.contextmanager
-def hosted_devices(
-    count: int,
-    soc: str,
-    folder: Path,
-    *,
-    processes: int = 2,
-    storage_bytes: int | None = None,
-) -> Iterator[list[str]]:
-    """Run devices in few processes; gives their serials, ends them all and what runs on them.
-
-    Files stay in `folder`, for the next time. They end with this process too, even if it is
-    killed. `hosted_control` has their switches.
-
-    Args:
-        processes: how many processes share the devices.
-        storage_bytes: limit for the `/data` of each.
-
-    Raises:
-        VirtualHostError: they did not all come up; none is left.
-        UnknownSocError: the catalog has no such SoC.
-    """
-    find_soc(soc)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with contextlib.ExitStack() as stack:
-        hosts: list[tuple[_Host, int, Path]] = []
-        first = 0
-        for index in range(min(processes, count)):
-            share = count // processes + (index < count % processes)
-            log_path = folder / f"host-{index}.log"
-            host = _start(folder, soc, first, share, storage_bytes, log_path)
-            stack.callback(_stop, host)
-            hosts.append((host, share, log_path))
-            first += share
-        deadline = time.monotonic() + _START_PATIENCE_S
-        serials = [
-            serial for host, share, log in hosts for serial in _serials(host, share, deadline, log)
-        ]
-        yield serials
-        for host, _, _ in hosts:
-            _end(host)  # all at once; then each is waited for
-
-
-def hosted_control(folder: Path, number: int) -> DeviceControl:
-    """The switches of the device with that index among the serials."""
-    name = device_name(number)
-    return DeviceControl(name, folder / name)
-
-
-def _start(
-    folder: Path, soc: str, first: int, count: int, storage_bytes: int | None, log_path: Path
-) -> _Host:
-    command = [sys.executable, "-P", "-m", "harness.virtual_device.host", str(folder.absolute())]
-    command += ["--count", str(count), "--first", str(first), "--soc", soc, "--until-eof"]
-    if storage_bytes is not None:
-        command += ["--storage", str(storage_bytes)]
-    log_path.unlink(missing_ok=True)
-    with log_path.open("ab") as log:  # its process shortens it, for which it must append
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,  # a Ctrl-C is ours, and they end in order
-        )
-
-
-def _serials(host: _Host, count: int, deadline: float, log_path: Path) -> list[str]:
-    assert host.stdout is not None  # noqa: S101 - asked for in _start
-    descriptor = host.stdout.fileno()
-    received = b""
-    while received.count(b"\n") < count:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-            raise VirtualHostError(f"no answer within {_START_PATIENCE_S:g} s", str(log_path))
-        part = host.stdout.read1()  # type: ignore[attr-defined]
-        if not part:
-            tail = log_path.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
-            raise VirtualHostError(f"their process ended: {tail}", str(log_path))
-        received += part
-    return [line.split()[1] for line in received.decode().splitlines()]
-
-
-def _end(host: _Host) -> None:
-    if host.stdin is not None:
-        host.stdin.close()
-
-
-def _stop(host: _Host) -> None:
-    with host:
-        _end(host)
-        try:
-            host.wait(_STOP_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            kill_tree(host.pid)
 
 
 if __name__ == "__main__":

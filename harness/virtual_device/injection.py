@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from harness.virtual_device.connection import Connection
-from harness.virtual_device.events import EventJournal
+from harness.virtual_device.events import EventLog
 from harness.virtual_device.faults import (
     ALWAYS,
     Corrupt,
@@ -29,7 +29,7 @@ from harness.virtual_device.faults import (
 )
 from harness.virtual_device.heat.throttler import Throttler
 from harness.virtual_device.linux import ProcessStat, command_line
-from harness.virtual_device.power import Wish, Wishes, WishKind
+from harness.virtual_device.power import PowerAction, PowerCommand, PowerQueue
 from harness.virtual_device.processes import ProcessTable, send_signal
 from harness.virtual_device.storage import Storage
 from harness.virtual_device.stream import StreamClosedError
@@ -81,9 +81,9 @@ class _Armed:
 class Injector:
     """The armed faults of one device. Belongs to its event loop."""
 
-    def __init__(self, effects: Effects, journal: EventJournal) -> None:
+    def __init__(self, effects: Effects, events: EventLog) -> None:
         self._effects = effects
-        self._journal = journal
+        self._events = events
         self._armed: list[_Armed] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
@@ -107,20 +107,20 @@ class Injector:
 
     def arm(self, fault: Fault) -> None:
         """Let a fault strike from now on; of each state the last one told holds."""
-        self._journal.add("armed", str(fault))
+        self._events.add("armed", str(fault))
         if isinstance(fault, Throttle | Full):
             self._armed = [armed for armed in self._armed if armed.fault.kind != fault.kind]
         self._armed.append(_Armed(fault))
         if isinstance(fault, Throttle):
             self._effects.throttle(fault.factor)
-            self._journal.add("struck", str(fault))
+            self._events.add("struck", str(fault))
         elif isinstance(fault, Full):
             self._effects.squeeze(fault.free)
 
     def clear(self) -> None:
         """Forget every fault and end every state; what has been destroyed stays so."""
         for fault in self.faults:
-            self._journal.add("cleared", str(fault))
+            self._events.add("cleared", str(fault))
         self._armed.clear()
         for task in list(self._tasks):
             task.cancel()
@@ -162,7 +162,7 @@ class Injector:
 
     def _strike(self, armed: _Armed, detail: str) -> None:
         armed.strikes += 1
-        self._journal.add("struck", str(armed.fault), detail)
+        self._events.add("struck", str(armed.fault), detail)
 
     def _schedule(self, armed: _Armed, activity: "Activity") -> None:
         fault = armed.fault
@@ -185,7 +185,7 @@ class Injector:
         self._go_down(fault, activity)
 
     def _go_down(self, fault: Reboot | Power, activity: "Activity") -> None:
-        self._journal.add("struck", str(fault), activity.detail)
+        self._events.add("struck", str(fault), activity.detail)
         if isinstance(fault, Power):
             self._effects.lose_power(fault.off, fault.unsynced)
         else:
@@ -302,7 +302,7 @@ class DeviceEffects:
     throttler: Throttler
     storage: Storage
     userland: Userland
-    wishes: Wishes
+    power: PowerQueue
 
     def drop(self) -> None:
         """Break all connections."""
@@ -321,12 +321,12 @@ class DeviceEffects:
 
     def reboot(self) -> None:
         """Reboot soon."""
-        self.wishes.add(Wish(WishKind.REBOOT))
+        self.power.put(PowerCommand(PowerAction.REBOOT))
 
     def lose_power(self, off_s: float, unsynced_s: float) -> None:
         """Go dark: connections at once, all else by the device in its turn."""
         self.drop()
-        self.wishes.add(Wish(WishKind.POWER_CUT, off_s, unsynced_s))
+        self.power.put(PowerCommand(PowerAction.CUT, off_s, unsynced_s))
 
     def squeeze(self, free: int | None) -> None:
         """Let `/data` take only so many more bytes; `None` for as many as ever."""

@@ -10,57 +10,60 @@ from pathlib import Path
 _MAX_READ = 4096
 
 
-class WishKind(enum.Enum):
-    """What to do."""
+class PowerAction(enum.Enum):
+    """Kind of a power command."""
 
     REBOOT = "reboot"
     SHUTDOWN = "shutdown"
-    POWER_CUT = "power cut"
-    POWER_ON = "power on"
+    CUT = "cut"
+    RESTORE = "restore"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """One wish.
+class PowerCommand:
+    """One command.
 
     Attributes:
-        off_s: how long the power is gone.
-        unsynced_s: how far back changes to files are lost with it.
+        off_s: how long a cut lasts.
+        unsynced_s: how far back changes to files are lost with a cut.
     """
 
-    kind: WishKind
+    action: PowerAction
     off_s: float = 0.0
     unsynced_s: float = 0.0
 
 
-class Wishes:
-    """A queue of wishes. Belongs to one event loop."""
+class PowerQueue:
+    """Power commands in the order given. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Wish] = asyncio.Queue()
+        self._queue: asyncio.Queue[PowerCommand] = asyncio.Queue()
 
-    def add(self, wish: Wish) -> None:
-        """Wish for something; it is done in its turn."""
-        self._queue.put_nowait(wish)
+    def put(self, command: PowerCommand) -> None:
+        """Add a command."""
+        self._queue.put_nowait(command)
 
-    async def next(self, timeout_s: float = float("inf")) -> Wish | None:
-        """The next wish; `None` when there is none in that time."""
-        if timeout_s == float("inf"):
-            return await self._queue.get()
+    async def next(
+        self, *actions: PowerAction, within_s: float = float("inf")
+    ) -> PowerCommand | None:
+        """Wait for a command of these kinds and drop all others; `None` after `within_s`."""
         with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(self._queue.get(), timeout_s)
+            async with asyncio.timeout(None if within_s == float("inf") else within_s):
+                while (command := await self._queue.get()).action not in actions:
+                    pass
+                return command
         return None
 
 
-class RequestPipe:
+class PowerPipe:
     """A FIFO through which commands on the device ask for a reboot or a shutdown, a line each."""
 
-    def __init__(self, path: Path, wishes: Wishes) -> None:
+    def __init__(self, path: Path, power: PowerQueue) -> None:
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
         # Open for writing too, so that it never ends and no writer has to wait for us.
         self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._wishes = wishes
+        self._power = power
         asyncio.get_running_loop().add_reader(self._descriptor, self._read)
 
     def close(self) -> None:
@@ -71,6 +74,6 @@ class RequestPipe:
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             for line in os.read(self._descriptor, _MAX_READ).split(b"\n"):
-                for kind in (WishKind.REBOOT, WishKind.SHUTDOWN):
-                    if line == kind.value.encode():
-                        self._wishes.add(Wish(kind))
+                for action in (PowerAction.REBOOT, PowerAction.SHUTDOWN):
+                    if line == action.value.encode():
+                        self._power.put(PowerCommand(action))

@@ -37,7 +37,7 @@ class HeatReading:
     battery: float
 
 
-class Heat:
+class HeatSimulation:
     """Off until the first change; then its files exist. Belongs to one event loop.
 
     Brought up to date at 10 Hz while anything runs on the device, and before anything starts: no

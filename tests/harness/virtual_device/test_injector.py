@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.virtual_device.events import EventJournal
+from harness.virtual_device.events import EventLog
 from harness.virtual_device.faults import Runner, parse_fault
 from harness.virtual_device.injection import Injector
 
@@ -39,15 +39,15 @@ class Stillness:
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[EventJournal]:
+def journal(tmp_path: Path) -> Iterator[EventLog]:
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    journal = EventJournal(folder)
+    journal = EventLog(folder)
     yield journal
     journal.close()
     os.close(folder)
 
 
-def test_the_end_of_one_stall_does_not_end_another(journal: EventJournal) -> None:
+def test_the_end_of_one_stall_does_not_end_another(journal: EventLog) -> None:
     """A reboot ended the first before its time; the second is to last until it is cleared."""
 
     async def play() -> None:
@@ -71,7 +71,7 @@ def test_the_end_of_one_stall_does_not_end_another(journal: EventJournal) -> Non
     asyncio.run(play())
 
 
-def test_a_stall_lasts_as_long_as_it_is_told(journal: EventJournal) -> None:
+def test_a_stall_lasts_as_long_as_it_is_told(journal: EventLog) -> None:
     async def play() -> None:
         effects = Stillness()
         injector = Injector(effects, journal)
