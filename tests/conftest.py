@@ -25,6 +25,7 @@ from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerUnreachable, query
 from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server
+from harness.devices.types import device_types
 from harness.virtual_device import manager
 from suites.models import tiny_llama
 from tests.private_adb import free_port, private_environment
@@ -36,6 +37,12 @@ SOC = "SM8750"
 settings.register_profile("ci", derandomize=True, print_blob=True, deadline=None)
 settings.register_profile("here", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_configure() -> None:
+    """Refuse to run with an installation that is older than this checkout's entry points."""
+    if "virtual" not in device_types():
+        raise pytest.UsageError("entry points are stale: `pip install --no-deps -e .` renews them")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -40,13 +40,13 @@ def devices(specs: Specs = None, json: Json = False) -> None:
     """
     from harness.devices import inventory
     from harness.devices.adb.server import ensure_server
-    from harness.devices.opening import Devices
+    from harness.devices.devices import Devices
     from harness.devices.spec import DeviceSpec
 
     if specs:
         wanted = [DeviceSpec.parse(text) for text in specs]
         with Devices() as opened:
-            found = inventory.named(opened, wanted, address=_address)
+            found = inventory.named(opened, wanted)
     else:
         found = inventory.all_of(ensure_server())
     holders = _holders([one.spec for one in found if one.spec is not None])
@@ -58,16 +58,6 @@ def devices(specs: Specs = None, json: Json = False) -> None:
         answers().print(_NONE)
     if specs and any(one.error for one in found):
         raise typer.Exit(BAD)
-
-
-def _address(spec: "DeviceSpec") -> "DeviceSpec":
-    """A virtual device by the address at which the adb server has it."""
-    from harness.devices.spec import DeviceSpec
-    from harness.virtual_device import manager
-
-    if spec.type != "virtual":
-        return spec
-    return DeviceSpec("android", manager.get(spec.identifier).serial)
 
 
 def _holders(specs: "list[DeviceSpec]") -> dict[str, str]:

@@ -5,12 +5,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from harness.cli.console import tell
-from harness.errors import LeaseTimeoutError, NoDeviceError, WrongUseError, one_line
+from harness.errors import LeaseTimeoutError, one_line
 
 if TYPE_CHECKING:
     from harness.devices.base import Device
-    from harness.devices.opening import Devices
-    from harness.devices.spec import DeviceSpec
 
 _AT_ONCE_S = 1.0
 
@@ -31,12 +29,14 @@ def leased(name: str | None, *, wait_s: float, purpose: str) -> Iterator["Device
         WrongUseError: a virtual device's name, without saying that it is one.
         HarnessError: it cannot be reached.
     """
-    from harness.devices.opening import Devices
+    from harness.devices.devices import Devices
+    from harness.devices.spec import DeviceSpec
     from harness.pool.pool import Pool
     from harness.pool.requirement import Requirement
     from harness.pool.states import MemberState
 
-    with Devices() as devices, Pool.of([_reachable(name, devices)], devices=devices) as pool:
+    spec = DeviceSpec.parse(name) if name else None
+    with Devices() as devices, Pool.of([devices.resolve(spec)], devices=devices) as pool:
 
         def not_held() -> bool:
             return pool.members()[0].state is not MemberState.LEASED
@@ -51,25 +51,3 @@ def leased(name: str | None, *, wait_s: float, purpose: str) -> Iterator["Device
             lease = pool.acquire(anything, timeout_s=wait_s - _AT_ONCE_S, purpose=purpose)
         with lease:
             yield lease.device
-
-
-def _reachable(name: str | None, devices: "Devices") -> "DeviceSpec":
-    """What is meant; a pool would wait for what is not there."""
-    from harness.devices.discovery import open_device
-    from harness.devices.spec import DeviceSpec
-    from harness.virtual_device import manager
-
-    spec = DeviceSpec.parse(name) if name else None
-    if spec is not None and spec.type == "virtual":
-        manager.get(spec.identifier)
-        return spec
-    if spec is None or (spec.type == "android" and spec.host is None):
-        try:
-            return DeviceSpec("android", open_device(None if spec is None else spec.serial).serial)
-        except NoDeviceError as error:
-            if error.wanted in {found.name for found in manager.list_devices()}:
-                hint = f"virtual:{error.wanted} names the virtual device of that name"
-                raise WrongUseError(f"{error}; {hint}") from error
-            raise
-    devices.open(spec).boot_id()
-    return spec

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from harness.devices.spec import DeviceType
-
 Progress = Callable[[int], None]
 """Called with the number of bytes transferred since the call before."""
 
@@ -88,7 +86,7 @@ class Device(Protocol):
         ...
 
     @property
-    def type(self) -> DeviceType:
+    def type(self) -> str:
         """How it is reached."""
         ...
 

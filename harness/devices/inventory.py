@@ -8,7 +8,7 @@ from typing import TypeVar
 from harness.devices.adb.client import AdbServer, DeviceEntry
 from harness.devices.adb.device import AdbDevice
 from harness.devices.base import Device, DeviceProperties
-from harness.devices.opening import Devices
+from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from harness.errors import (
     AdbServerError,
@@ -66,18 +66,13 @@ def named(
     devices: Devices,
     specs: Sequence[DeviceSpec],
     *,
-    address: Callable[[DeviceSpec], DeviceSpec] = lambda spec: spec,
     timeout_s: float = 10.0,
 ) -> list[Sighting]:
-    """The devices that `specs` name, in their order; what is wrong with one is in its line.
-
-    Args:
-        address: where a device is that `devices` does not open by its own name.
-    """
+    """The devices that `specs` name, in their order; what is wrong with one is in its line."""
 
     def look(spec: DeviceSpec) -> Sighting:
         try:
-            device = devices.open(address(spec))
+            device = devices.open(spec)
         except HarnessError as error:
             return Sighting(
                 spec, spec.identifier or str(spec), error.device_state, error=str(error)

@@ -10,7 +10,6 @@ from harness.devices.commands import Sink
 from harness.devices.posix_device import PosixDevice
 from harness.devices.sftp_files import SftpFiles, sftp_files
 from harness.devices.shell_device import forwarded_port
-from harness.devices.spec import DeviceType
 from harness.devices.ssh.command import run
 from harness.devices.ssh.host import SshHost
 from harness.devices.ssh.tunnel import Tunnel
@@ -35,7 +34,7 @@ class LinuxDevice(PosixDevice):
         return f"LinuxDevice({self.serial!r})"
 
     @property
-    def type(self) -> DeviceType:
+    def type(self) -> str:
         """`linux`."""
         return "linux"
 

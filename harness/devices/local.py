@@ -13,7 +13,6 @@ from harness.devices.commands import Sink
 from harness.devices.here_files import HereFiles
 from harness.devices.posix_device import PosixDevice
 from harness.devices.shell_device import forwarded_port
-from harness.devices.spec import DeviceType
 from harness.errors import DeviceUnsupportedError
 
 _READ = 256 * 1024
@@ -30,7 +29,7 @@ class LocalDevice(PosixDevice):
         return "LocalDevice()"
 
     @property
-    def type(self) -> DeviceType:
+    def type(self) -> str:
         """`local`."""
         return "local"
 

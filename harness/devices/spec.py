@@ -1,33 +1,10 @@
 """Which device is meant, before anybody has reached it: `Device(type=..., identifier=...)`."""
 
-import re
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Self
 
+from harness.devices.types import device_types
 from harness.errors import DeviceSpecError
-
-DeviceType = Literal["android", "linux", "local", "virtual"]
-
-_HOST = r"(?:[A-Za-z0-9_.-]{1,64}@)?[A-Za-z0-9_\[][A-Za-z0-9_.:\[\]%-]{0,254}"
-
-
-class _Form(NamedTuple):
-    pattern: re.Pattern[str]
-    words: str
-
-
-_FORMS = {
-    "android": _Form(
-        re.compile(rf"[A-Za-z0-9\[][A-Za-z0-9._:\[\]%-]{{0,127}}(?:@{_HOST})?"),
-        "SERIAL or SERIAL@HOST",
-    ),
-    "linux": _Form(re.compile(_HOST), "HOST or USER@HOST"),
-    "local": _Form(re.compile(""), "nothing"),
-    "virtual": _Form(
-        re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}"),
-        "a name of up to 40 letters, digits, '-' and '_'",
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +20,16 @@ class DeviceSpec:
         DeviceSpecError: no device can have that type or identifier.
     """
 
-    type: DeviceType
+    type: str
     identifier: str = ""
 
     def __post_init__(self) -> None:
-        if self.type not in get_args(DeviceType):
-            reason = f"the type is one of {', '.join(get_args(DeviceType))}"
+        kind = device_types().get(self.type)
+        if kind is None:
+            reason = f"the type is one of {', '.join(device_types())}"
             raise DeviceSpecError(f"{self.type}:{self.identifier}", reason)
-        form = _FORMS[self.type]
-        if not form.pattern.fullmatch(self.identifier):
-            raise DeviceSpecError(str(self), f"its identifier is {form.words}")
+        if not kind.identifier.fullmatch(self.identifier):
+            raise DeviceSpecError(str(self), f"its identifier is {kind.identifier_form}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -64,8 +41,8 @@ class DeviceSpec:
         kind, colon, rest = text.partition(":")
         if text == "local":
             return cls("local")
-        if colon and kind in get_args(DeviceType):
-            return cls(kind, rest)  # type: ignore[arg-type]
+        if colon and kind in device_types():
+            return cls(kind, rest)
         return cls("android", text)
 
     @property

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from harness.devices.spec import DeviceType
+from harness.devices.types import check_type_name
 from harness.errors import ConditionsError, FailureClass, PlanFileError
 from harness.pool.wording import reason, together
 from harness.telemetry.charge import ChargeWindow
@@ -43,7 +43,7 @@ class DeviceEntry(_Part):
     label: Label | None = None
     soc: Word | None = None
     hexagon: Word | None = None
-    type: DeviceType | None = None
+    type: Annotated[str, AfterValidator(check_type_name)] | None = None
     name: Word | None = None
     tags: tuple[Word, ...] = Field((), strict=False)
     min_free_bytes: Annotated[int, Field(ge=0)] = 0

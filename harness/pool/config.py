@@ -4,6 +4,7 @@ import re
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -14,7 +15,8 @@ from pydantic import (
 
 from buildlib.errors import UnknownSocError
 from buildlib.targets import find_soc
-from harness.devices.spec import DeviceSpec, DeviceType
+from harness.devices.spec import DeviceSpec
+from harness.devices.types import check_type_name
 from harness.errors import DeviceSpecError
 from harness.pool.failure_policy import QuarantineRule, backoff
 
@@ -57,7 +59,7 @@ class DeviceEntry(_Model):
     """
 
     name: Name | None = None
-    type: DeviceType | None = None
+    type: Annotated[str, AfterValidator(check_type_name)] | None = None
     identifier: Annotated[str, StringConstraints(max_length=400)] = ""
     discover: Literal["adb", "virtual"] | None = None
     host: Name | None = None

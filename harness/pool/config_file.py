@@ -2,33 +2,31 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
+from harness.devices.spec import DeviceSpec
 from harness.errors import PoolConfigError, VirtualDeviceChangeError
 from harness.pool.config import DeviceEntry, PoolConfig, name_of
 from harness.pool.wording import reason, together
 from harness.pool.yaml_tree import place_of, tree_of
-
-if TYPE_CHECKING:
-    from harness.devices.spec import DeviceSpec
 
 _MOST_BYTES = 1 << 20
 _WHOLE = "the pool"
 _OF_TEXTS = {"exclude", "tags", "power_cycle", "steps"}
 
 
-def _of_any(_: str) -> None:
-    """Nothing is known of any virtual device."""
+def _of_any(_: DeviceSpec) -> None:
+    """No device is known."""
 
 
-def load_config(path: Path, *, soc_of: Callable[[str], str | None] = _of_any) -> PoolConfig:
+def load_config(path: Path, *, soc_of: Callable[[DeviceSpec], str | None] = _of_any) -> PoolConfig:
     """Read a pool's file.
 
     Args:
-        soc_of: the SoC of the virtual device of that name, if there is one.
+        soc_of: the SoC of a device that exists, if that is known.
 
     Raises:
         PoolConfigError: it cannot be read or used; names the line and the key.
@@ -48,7 +46,7 @@ def load_config(path: Path, *, soc_of: Callable[[str], str | None] = _of_any) ->
 
 
 def parse_config(
-    text: str, where: str = "pool.yaml", *, soc_of: Callable[[str], str | None] = _of_any
+    text: str, where: str = "pool.yaml", *, soc_of: Callable[[DeviceSpec], str | None] = _of_any
 ) -> PoolConfig:
     """Read the text of a pool's file; see `load_config`.
 
@@ -72,7 +70,7 @@ def parse_config(
         number, said = twice
         raise PoolConfigError(where, *place_of(root, ("devices", number)), said)
     for number, entry in enumerate(config.devices):
-        made_with = None if entry.soc is None else soc_of(entry.identifier)
+        made_with = soc_of(entry.spec) if entry.soc and entry.spec else None
         if made_with is not None and made_with != entry.soc:
             other = VirtualDeviceChangeError(entry.identifier, "SoC", made_with, str(entry.soc))
             place = place_of(root, ("devices", number, "soc"))

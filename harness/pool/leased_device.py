@@ -7,7 +7,6 @@ from typing import Protocol
 
 from harness.devices.base import CommandResult, Device, DeviceProperties, Progress, PushItem
 from harness.devices.commands import command_line
-from harness.devices.spec import DeviceType
 from harness.errors import DeviceCommandError, LeaseLostError
 from harness.pool.action_names import CHECKING, in_words, renamed
 from harness.pool.fence import Fence
@@ -69,7 +68,7 @@ class LeasedDevice:
         return self._device.serial
 
     @property
-    def type(self) -> DeviceType:
+    def type(self) -> str:
         """How it is reached."""
         return self._device.type
 

@@ -1,28 +1,19 @@
 """From a member of a pool to the device: finding it, reaching it, and what it says of itself."""
 
 import re
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from harness.devices.adb.client import AdbServer
-from harness.devices.adb.device import AdbDevice
-from harness.devices.adb.server import ensure_server
 from harness.devices.base import Device
-from harness.devices.opening import Devices
+from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
-from harness.errors import (
-    RecoveryStepError,
-    UnknownVirtualDeviceError,
-    VirtualDeviceChangeError,
-    VirtualDeviceError,
-)
+from harness.devices.types import device_types
+from harness.errors import RecoveryStepError
 from harness.pool.action_names import named
 from harness.pool.config import DeviceEntry, HostConfig, PoolConfig
 from harness.pool.members import Member
 from harness.pool.records import Facts
-from harness.virtual_device import manager
 
 _SERIAL = re.compile(r"[A-Za-z0-9._:-]{4,64}")
 _NO_SERIAL = {"unknown", "0123456789ABCDEF", "0123456789abcdef", "00000000", "12345678"}
@@ -75,7 +66,7 @@ class Opener(Protocol):
 
 
 class DeviceOpener:
-    """Reaches every type of device; what was reached is kept until it is forgotten."""
+    """Opens devices of every type, with the hosts of a configuration."""
 
     def __init__(self, config: PoolConfig, devices: Devices | None = None) -> None:
         """Nothing is connected to yet.
@@ -87,35 +78,19 @@ class DeviceOpener:
         self._devices = devices or Devices(
             adb_ports={name: host.adb_port for name, host in config.hosts.items() if host.adb_port}
         )
-        self._open: dict[str, Device] = {}
-        self._lock = threading.Lock()
 
     def discover(self, entry: DeviceEntry) -> Sequence[DeviceSpec]:
         """See `Opener.discover`."""
-        if entry.discover == "virtual":
-            return [DeviceSpec("virtual", found.name) for found in manager.list_devices()]
-        if entry.host is None:
-            return [DeviceSpec("android", found.serial) for found in ensure_server().devices()]
-        found_there = self._devices.adb_of(entry.host).devices()
-        return [DeviceSpec("android", f"{found.serial}@{entry.host}") for found in found_there]
+        name = "android" if entry.discover == "adb" else str(entry.discover)
+        return device_types()[name].discover(self._devices, entry.host)
 
     def open(self, member: Member) -> Device:
         """See `Opener.open`."""
-        known = self._open.get(member.name)
-        if known is not None:
-            return known
-        if member.spec.type == "virtual":
-            server = ensure_server()
-            device: Device = AdbDevice(server, start_virtual(member, server), type="virtual")
-        else:
-            device = self._devices.open(member.spec)
-        with self._lock:
-            return self._open.setdefault(member.name, device)
+        return self._devices.open(member.spec, start=True, soc=member.soc)
 
     def forget(self, member: Member) -> None:
         """See `Opener.forget`."""
-        with self._lock:
-            self._open.pop(member.name, None)
+        self._devices.forget(member.spec)
 
     def restart_server(self, member: Member) -> None:
         """See `Opener.restart_server`."""
@@ -132,52 +107,7 @@ class DeviceOpener:
 
     def close(self) -> None:
         """See `Opener.close`."""
-        with self._lock:
-            self._open.clear()
         self._devices.close()
-
-
-def start_virtual(member: Member, server: AdbServer) -> str:
-    """Start a virtual device if it does not run, connect it, and give its serial.
-
-    Raises:
-        HarnessError: there is none of that name, it has another SoC, or it does not start.
-    """
-    name = member.spec.identifier
-    try:
-        found = manager.get(name)
-    except UnknownVirtualDeviceError:
-        if member.soc is None:
-            raise
-        found = manager.start(name, member.soc)
-    if member.soc is not None and found.soc != member.soc:
-        raise VirtualDeviceChangeError(name, "SoC", found.soc, member.soc)
-    if found.state != "running":
-        found = manager.start(name, found.soc)
-    if server.state(found.serial) != "device":
-        server.connect(found.serial)
-    return found.serial
-
-
-def seen_from_outside(member: Member) -> str:
-    """What keeps a virtual device from answering, without starting it; empty: nothing is known."""
-    if member.spec.type != "virtual":
-        return ""
-    try:
-        state = manager.get(member.spec.identifier).state
-    except UnknownVirtualDeviceError:
-        return "not there"
-    except VirtualDeviceError:
-        return "damaged"
-    return "" if state == "running" else state
-
-
-def soc_of_virtual(name: str) -> str | None:
-    """The SoC of a virtual device that was made; `None` where there is none that can be read."""
-    try:
-        return manager.get(name).soc
-    except VirtualDeviceError:
-        return None
 
 
 def survey(member: Member, device: Device, *, timeout_s: float) -> Reached:

@@ -8,8 +8,9 @@ from types import TracebackType
 from typing import Self
 
 from harness.clock import Clock, SystemClock
-from harness.devices.opening import Devices
+from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
+from harness.devices.types import device_types
 from harness.errors import one_line
 from harness.pool.acquisition import Acquisition, Changes
 from harness.pool.admin import ByHand
@@ -21,7 +22,7 @@ from harness.pool.heartbeat import Heart
 from harness.pool.lease import Lease
 from harness.pool.ledger import HistoryEntry, Ledger
 from harness.pool.members import Member, Roster, left_alone, members_from, members_of
-from harness.pool.opening import DeviceOpener, Opener, seen_from_outside, soc_of_virtual
+from harness.pool.opening import DeviceOpener, Opener
 from harness.pool.owner import this_process
 from harness.pool.prober import Lookout
 from harness.pool.records import DeviceRow
@@ -46,7 +47,11 @@ def config_in_use(config: Path | None) -> tuple[Path | None, PoolConfig]:
         path = Path(FILE_NAME)
     if path is None:
         return None, PoolConfig()
-    return path, load_config(path, soc_of=soc_of_virtual)
+    return path, load_config(path, soc_of=_known_soc)
+
+
+def _known_soc(spec: DeviceSpec) -> str | None:
+    return device_types()[spec.type].preview(spec).soc
 
 
 class Pool:
@@ -165,7 +170,7 @@ class Pool:
         return self._roster.statuses(self.config.quarantine.limit)
 
     def overview(self) -> list[MemberStatus]:
-        """The same, with what is seen of virtual devices without starting any."""
+        """The same, with what is known of stopped devices without starting any."""
         statuses, rows = self.members(), self._roster.rows()
         return [self._from_outside(status, rows.get(status.name)) for status in statuses]
 
@@ -240,13 +245,15 @@ class Pool:
         if alone := left_alone(status.name, row) if row else "":
             status = replace(status, reason=f"{status.reason}; {alone}")
         member = self._roster.member(status.name)
-        seen = seen_from_outside(member)
+        seen = device_types()[member.spec.type].preview(member.spec).obstacle
         if not seen or status.state is not MemberState.READY:
             return replace(status, seen=seen or status.seen)
         can = seen == "stopped" or member.soc is not None
         reason = f"{'started' if seen == 'stopped' else 'made'} for its next lease"
         return replace(
-            status, seen=seen, reason=reason if can else "no virtual device has that name"
+            status,
+            seen=seen,
+            reason=reason if can else f"no {member.spec.type} device has that name",
         )
 
     def _keep_up(self) -> None:

@@ -13,11 +13,13 @@ from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.address import ServerAddress, address_from
 from harness.devices.adb.connection import FailReply, ServerUnreachable, StreamClosed, query
 from harness.devices.adb.server import ensure_server
+from harness.devices.types import device_types
 from harness.errors import (
     AdbServerError,
     DeviceConnectError,
     DeviceTimeoutError,
     DeviceUnauthorizedError,
+    DeviceUnsupportedError,
     HarnessError,
     RecoveryStepError,
     one_line,
@@ -25,12 +27,10 @@ from harness.errors import (
 from harness.pool.config import PoolConfig, StepName
 from harness.pool.members import Member
 from harness.pool.opening import Opener, Reached, survey
-from harness.virtual_device import manager
 
 _ANSWER_S = 15.0
 _POLL_S = 0.5
 _TCP = re.compile(r".+:\d{1,5}")
-_LOCAL = {"android", "virtual"}
 _WORDS: Mapping[StepName, str] = MappingProxyType(
     {
         "reconnect": "connecting to it anew",
@@ -149,10 +149,10 @@ class Recovery:
                 self._power_cycle()
 
     def _reconnect(self) -> None:
-        if not self._local:
+        serial = self._adb_serial
+        if not serial:
             return
         server = ensure_server()
-        serial = self._serial()
         if ":" in serial:
             server.disconnect(serial)
             # Whoever looks next connects again: a device that boots gets the time for it, not at
@@ -163,7 +163,8 @@ class Recovery:
             _ask(server.address, f"host-serial:{serial}:reconnect")
 
     def _restart_server(self) -> None:
-        if not self._local:
+        own = self._adb_serial
+        if own is None:
             self.opener.restart_server(self.member)
             return
         lost: list[str] = []
@@ -175,7 +176,6 @@ class Recovery:
             lost = _tcp_devices()
             _kill(address_from(os.environ))
         server = ensure_server()
-        own = self._serial()
         for serial in lost:  # a new server finds those on USB by itself, but not these
             if serial != own:
                 with suppress(DeviceConnectError, DeviceTimeoutError, DeviceUnauthorizedError):
@@ -189,20 +189,17 @@ class Recovery:
             run_command(
                 fill(command, self.member, self.key), self.config.recovery.power_cycle_timeout_s
             )
-        elif self.member.spec.type == "virtual":
-            found = manager.stop(self.member.spec.identifier)
-            manager.start(found.name, found.soc)
-        else:
-            raise RecoveryStepError("not taken: no command is configured")
+            return
+        spec = self.member.spec
+        try:
+            device_types()[spec.type].power_cycle(spec)
+        except DeviceUnsupportedError as error:
+            raise RecoveryStepError(f"not taken: {error.reason}") from None
 
     @property
-    def _local(self) -> bool:
-        return self.member.spec.type in _LOCAL and self.member.spec.host is None
-
-    def _serial(self) -> str:
-        if self.member.spec.type == "virtual":
-            return manager.get(self.member.spec.identifier).serial
-        return self.member.spec.serial
+    def _adb_serial(self) -> str | None:
+        """Its serial at this host's adb server; `None` if it is not reached through that."""
+        return device_types()[self.member.spec.type].preview(self.member.spec).adb_serial
 
 
 def fill(command: Sequence[str], member: Member, key: str) -> list[str]:

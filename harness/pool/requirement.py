@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from harness.devices.spec import DeviceType
 from harness.errors import RequirementError
 from harness.pool.status import MemberStatus
 
@@ -23,7 +22,7 @@ class Requirement:
 
     soc: str | None = None
     hexagon: str | None = None
-    type: DeviceType | None = None
+    type: str | None = None
     name: str | None = None
     tags: frozenset[str] = field(default_factory=frozenset)
     min_free_bytes: int = 0

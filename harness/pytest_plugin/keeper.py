@@ -17,7 +17,6 @@ from harness.pytest_plugin.options import Settings
 if TYPE_CHECKING:
     from buildlib.container.manifest import TargetRecord
     from harness.devices.base import DeviceProperties
-    from harness.devices.spec import DeviceType
     from harness.errors import HarnessError
     from harness.pool.lease import Lease
     from harness.pool.pool import Pool
@@ -180,14 +179,18 @@ def require(wish: Wish, target: "TargetRecord | None", kinds: frozenset[str]) ->
         return requirement
     from dataclasses import replace
 
+    from harness.devices.types import device_types
+
     if wish.hexagon is None and kinds != {"local"}:
         requirement = replace(requirement, hexagon=target.dsp_arch)
-    if wish.type is None and "virtual" in kinds and len(kinds) > 1:
+    emulated = {kind for kind in kinds if device_types()[kind].emulated}
+    if wish.type is None and emulated and len(kinds) > 1:
         requirement = replace(requirement, type=_type(kinds, emulator=target.emulator))
     return requirement
 
 
-def _type(kinds: frozenset[str], *, emulator: bool) -> "DeviceType | None":
-    if emulator:
-        return "virtual"
-    return "android" if "android" in kinds else "linux" if "linux" in kinds else None
+def _type(kinds: frozenset[str], *, emulator: bool) -> str | None:
+    from harness.devices.types import device_types
+
+    fitting = (name for name, kind in device_types().items() if kind.emulated is emulator)
+    return next((name for name in fitting if name in kinds), None)

@@ -1,11 +1,11 @@
 """Whether a device that is named exists: a test would wait for ever for one that nobody knows."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.devices.opening import Devices
     from harness.devices.spec import DeviceSpec
 
 
@@ -17,20 +17,20 @@ def require_known(specs: "Sequence[DeviceSpec]") -> None:
     Raises:
         HarnessError: nobody knows one of them, and why it cannot be found.
     """
-    from harness.devices.opening import Devices
-    from harness.virtual_device import manager
+    from harness.devices.devices import Devices
+    from harness.devices.types import device_types
+    from harness.errors import DeviceLostError, DeviceUnauthorizedError
 
-    for spec in specs:
-        if spec.type == "virtual":
-            manager.get(spec.identifier)
-    addressed = [spec for spec in specs if spec.type in {"android", "linux"}]
-    if not addressed:
+    previews = {spec: device_types()[spec.type].preview(spec) for spec in specs}
+    unsure = [spec for spec in specs if not previews[spec].exists]
+    if not unsure:
         return
-    met = _met(addressed)
+    met = _met(unsure)
     with Devices() as devices:
-        for spec in addressed:
-            if str(spec) not in met:
-                _look_for(spec, devices)
+        for spec in unsure:
+            if str(spec) not in met or previews[spec].exists is False:
+                with suppress(DeviceLostError, DeviceUnauthorizedError):  # an adb server has it
+                    devices.resolve(spec)
 
 
 def _met(specs: "Sequence[DeviceSpec]") -> set[str]:
@@ -47,12 +47,3 @@ def _met(specs: "Sequence[DeviceSpec]") -> set[str]:
         for spec, key in keys.items()
         if key in rows and (rows[key].facts != Facts() or rows[key].state is not MemberState.ABSENT)
     }
-
-
-def _look_for(spec: "DeviceSpec", devices: "Devices") -> None:
-    from harness.errors import DeviceLostError, DeviceUnauthorizedError
-
-    try:
-        devices.open(spec)
-    except (DeviceLostError, DeviceUnauthorizedError):
-        return  # an adb server has it

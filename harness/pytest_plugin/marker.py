@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from harness.devices.spec import DeviceType
     from harness.pool.requirement import Requirement
 
 MARKER = "device"
@@ -18,7 +17,6 @@ DESCRIPTION = (
     "device(soc=None, hexagon=None, type=None, name=None, tags=(), free_bytes=0, count=1): what "
     "the devices of a test must be; tests for which there are none are skipped (qnnfarm)."
 )
-_TYPES = ("android", "linux", "local", "virtual")
 
 
 class MarkerError(ValueError):
@@ -31,7 +29,7 @@ class Wish:
 
     soc: str | None = None
     hexagon: str | None = None
-    type: "DeviceType | None" = None
+    type: str | None = None
     name: str | None = None
     tags: frozenset[str] = frozenset()
     free_bytes: int = 0
@@ -100,7 +98,10 @@ def _check(keywords: Mapping[str, object]) -> dict[str, object]:
                 good = value is None or (isinstance(value, str) and bool(value))
                 words = "a text"
             case "type":
-                good, words = value is None or value in _TYPES, f"one of {', '.join(_TYPES)}"
+                from harness.devices.types import device_types
+
+                good = value is None or value in tuple(device_types())
+                words = f"one of {', '.join(device_types())}"
             case "tags":
                 continue  # they add up, and are read by themselves
             case "count":

@@ -20,7 +20,6 @@ from harness.devices.base import DeviceProperties, Progress, PushItem
 from harness.devices.commands import Sink
 from harness.devices.local_files import open_local, receiving, stat_local
 from harness.devices.shell_device import ShellDevice, forwarded_port
-from harness.devices.spec import DeviceType
 from harness.errors import (
     DeviceConnectError,
     DevicePathError,
@@ -44,12 +43,12 @@ class AdbDevice(ShellDevice):
         serial: str,
         *,
         shown: str | None = None,
-        type: DeviceType = "android",  # noqa: A002 - the Protocol's word
+        type: str = "android",  # noqa: A002 - the Protocol's word
     ) -> None:
         super().__init__(shown or serial)
         self._server = server
         self._serial = serial
-        self._type: DeviceType = type
+        self._type = type
         self._features: frozenset[str] | None = None
         self._failures = Failures(server, serial, self.serial)
 
@@ -57,7 +56,7 @@ class AdbDevice(ShellDevice):
         return f"AdbDevice({self.serial!r} at {self._server.address})"
 
     @property
-    def type(self) -> DeviceType:
+    def type(self) -> str:
         """`android`, or `virtual` if its maker says so."""
         return self._type
 

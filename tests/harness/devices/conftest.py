@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.devices.base import Device
-from harness.devices.opening import Devices
+from harness.devices.devices import Devices
+from harness.devices.local import LocalDevice
 from harness.devices.spec import DeviceSpec
 from tests.ssh_server import SshServer, running_ssh_server
 
@@ -46,7 +47,7 @@ def any_device(
     else:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("local")))
-            device = opened.open(DeviceSpec("local"))
+            device = LocalDevice()
             assert device.work_root  # found while the variable is set
             yield device
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.devices import inventory
 from harness.devices.adb.client import AdbServer, DeviceEntry
 from harness.devices.adb.device import AdbDevice
-from harness.devices.opening import Devices
+from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from tests.ssh_server import SshServer
 

@@ -12,7 +12,7 @@ from harness.devices.adb.address import ServerAddress
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server, resolve_server
 from harness.devices.base import Device
-from harness.devices.opening import Devices
+from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from harness.errors import (
     AdbServerError,

@@ -43,4 +43,4 @@ def test_what_could_be_an_option_or_a_command_is_refused(text: str) -> None:
 
 def test_an_unknown_type_is_named() -> None:
     with pytest.raises(DeviceSpecError, match="the type is one of android, linux, local, virtual"):
-        DeviceSpec("ios", "x")  # type: ignore[arg-type]
+        DeviceSpec("ios", "x")

@@ -127,9 +127,12 @@ def test_a_device_that_is_found_has_no_name_of_another() -> None:
 
 def test_a_virtual_device_that_exists_with_another_soc_is_refused() -> None:
     text = "devices:\n  - type: virtual\n    identifier: one\n    soc: sm8650"
-    assert parse_config(text, soc_of={"two": "SM8750"}.get).devices[0].soc == "SM8650"
+    assert (
+        parse_config(text, soc_of={DeviceSpec("virtual", "two"): "SM8750"}.get).devices[0].soc
+        == "SM8650"
+    )
     with pytest.raises(PoolConfigError, match="one exists with SoC SM8750, not SM8650") as caught:
-        parse_config(text, soc_of={"one": "SM8750"}.get)
+        parse_config(text, soc_of={DeviceSpec("virtual", "one"): "SM8750"}.get)
     assert (caught.value.line, caught.value.key) == (4, "devices[0].soc")
 
 

@@ -1,4 +1,4 @@
-"""From what names a device to the device, with the connections to other hosts that this takes."""
+"""Opening devices by their specs, with the connections to other hosts that this takes."""
 
 import threading
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Self
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server
 from harness.devices.base import Device
-from harness.devices.discovery import connect_tcp, open_device
 from harness.devices.spec import DeviceSpec
-from harness.errors import DeviceSpecError
+from harness.devices.types import device_types
+from harness.errors import NoDeviceError, WrongUseError
 
 if TYPE_CHECKING:
     from harness.devices.remote import RemoteAdb
@@ -44,6 +44,7 @@ class Devices:
         self._server = server
         self._ssh_config = ssh_config
         self._adb_ports = dict(adb_ports or {})
+        self._open: dict[DeviceSpec, Device] = {}
         self._hosts: dict[object, SshHost] = {}
         self._remotes: dict[tuple[object, int], RemoteAdb] = {}
         self._owned = ExitStack()
@@ -63,39 +64,75 @@ class Devices:
     def close(self) -> None:
         """Close all connections to other hosts."""
         with self._lock:
+            self._open.clear()
             self._hosts.clear()
             self._remotes.clear()
             owned = self._owned.pop_all()
         owned.close()
 
-    def open(self, spec: DeviceSpec) -> Device:
-        """The device that `spec` names, reached and found usable.
+    def open(self, spec: DeviceSpec, *, start: bool = False, soc: str | None = None) -> Device:
+        """Open the device that `spec` names; until `forget`, the same object is returned.
+
+        Args:
+            start: start a virtual device that is stopped.
+            soc: SoC that a virtual device must have; with `start`, a missing one is made.
 
         Raises:
-            DeviceSpecError: a virtual device's name, which only a pool knows.
             NoDeviceError: its adb server does not know it.
             DeviceUnauthorizedError, DeviceLostError, DeviceConnectError: it is not usable.
             AdbServerError: its adb server cannot be reached.
             HostError: its host cannot be reached, see `harness.devices.ssh`.
+            VirtualDeviceError: there is no such virtual device, or it does not start.
         """
-        if spec.type == "local":
-            from harness.devices.local import LocalDevice
+        device = self._open.get(spec)
+        if device is None:
+            opened = device_types()[spec.type].open(self, spec, start=start, soc=soc)
+            with self._lock:
+                device = self._open.setdefault(spec, opened)
+        return device
 
-            return LocalDevice()
-        if spec.type == "linux":
-            from harness.devices.linux import LinuxDevice
+    def forget(self, spec: DeviceSpec) -> None:
+        """Reach a device again the next time that it is opened."""
+        with self._lock:
+            self._open.pop(spec, None)
 
-            host = self._host(spec.identifier)
-            host.connect()
-            return LinuxDevice(host)
-        if spec.type == "virtual":
-            how = "virtual devices are opened by a pool, or by their serials (`qnnfarm device ls`)"
-            raise DeviceSpecError(str(spec), how)
-        if spec.host is None:
-            server = self._server or ensure_server()
-            connect_tcp(server, spec.serial)
-            return open_device(spec.serial, server=server)
-        return self.adb_of(spec.host).open(spec.serial)
+    def resolve(self, spec: DeviceSpec | None) -> DeviceSpec:
+        """Check that there is a device of that name, and return its spec.
+
+        Args:
+            spec: `None` for `$ANDROID_SERIAL`, else the only device of this host's adb server.
+
+        Raises:
+            NoDeviceError, SeveralDevicesError: there is none, or several could be meant.
+            WrongUseError: it is the name of a device of another type.
+            HarnessError: it is not usable; see `open`.
+        """
+        if spec is None:
+            from harness.devices.discovery import open_device
+
+            device = open_device(server=self.adb_server())
+            spec = DeviceSpec("android", device.serial)
+            self._open.setdefault(spec, device)
+            return spec
+        try:
+            device_types()[spec.type].check(self, spec)
+        except NoDeviceError as error:
+            for name, kind in device_types().items():
+                if name != spec.type and any(
+                    found.identifier == spec.identifier for found in kind.discover(self, None)
+                ):
+                    hint = f"{name}:{spec.identifier} names the {name} device of that name"
+                    raise WrongUseError(f"{error}; {hint}") from error
+            raise
+        return spec
+
+    def adb_server(self) -> AdbServer:
+        """Return this host's adb server, started if need be.
+
+        Raises:
+            AdbServerError: it can be neither reached nor started.
+        """
+        return self._server or ensure_server()
 
     def adb_of(self, name: str) -> "RemoteAdb":
         """The adb server of another host, through the connection to it; nothing is asked yet.
@@ -105,7 +142,7 @@ class Devices:
         """
         from harness.devices.remote import DEFAULT_PORT, RemoteAdb
 
-        host = self._host(name)
+        host = self.ssh_host(name)
         port = self._adb_ports.get(name) or host.config.adb_port or DEFAULT_PORT
         with self._lock:
             key = name, port
@@ -113,7 +150,12 @@ class Devices:
                 self._remotes[key] = self._owned.enter_context(RemoteAdb(host, name, port))
             return self._remotes[key]
 
-    def _host(self, name: str) -> "SshHost":
+    def ssh_host(self, name: str) -> "SshHost":
+        """Return the connection to a host; nothing is asked of the host yet.
+
+        Raises:
+            HostConfigError: the host's configuration cannot be used.
+        """
         from harness.devices.ssh.config import resolve_host
         from harness.devices.ssh.host import SshHost
 

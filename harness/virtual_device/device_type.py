@@ -1,0 +1,92 @@
+"""Virtual devices as a type of device, registered in the entry-point group of device types."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from harness.devices.spec import DeviceSpec
+from harness.devices.types import DeviceType, Preview
+
+if TYPE_CHECKING:
+    from harness.devices.base import Device
+    from harness.devices.devices import Devices
+
+
+class VirtualType(DeviceType):
+    """Virtual Android devices of this user, opened by name."""
+
+    identifier = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+    identifier_form = "a name of up to 40 letters, digits, '-' and '_'"
+    emulated = True
+
+    def open(
+        self, devices: "Devices", spec: DeviceSpec, *, start: bool, soc: str | None
+    ) -> "Device":
+        """Connect the adb server to a device, which is started or made if `start` says so.
+
+        Raises:
+            UnknownVirtualDeviceError: there is none of that name, and it cannot be made.
+            VirtualDeviceChangeError: it has another SoC.
+            DeviceConnectError: it does not run.
+        """
+        from harness.devices.adb.device import AdbDevice
+        from harness.errors import (
+            DeviceConnectError,
+            UnknownVirtualDeviceError,
+            VirtualDeviceChangeError,
+        )
+        from harness.virtual_device import manager
+
+        name, server = spec.identifier, devices.adb_server()
+        try:
+            device = manager.get(name)
+        except UnknownVirtualDeviceError:
+            if soc is None or not start:
+                raise
+            device = manager.start(name, soc)
+        if soc is not None and device.soc != soc:
+            raise VirtualDeviceChangeError(name, "SoC", device.soc, soc)
+        if device.state != "running":
+            if not start:
+                reason = f"it is {device.state}; `qnnfarm device start {name}` starts it"
+                raise DeviceConnectError(name, reason)
+            device = manager.start(name, device.soc)
+        if server.state(device.serial) != "device":
+            server.connect(device.serial)
+        return AdbDevice(server, device.serial, type="virtual")
+
+    def check(self, devices: "Devices", spec: DeviceSpec) -> None:  # noqa: ARG002
+        """Raise if there is no virtual device of that name, or its record cannot be read."""
+        from harness.virtual_device import manager
+
+        manager.get(spec.identifier)
+
+    def discover(self, devices: "Devices", host: str | None) -> Sequence[DeviceSpec]:  # noqa: ARG002
+        """List the virtual devices of this user."""
+        from harness.virtual_device import manager
+
+        return [DeviceSpec("virtual", device.name) for device in manager.list_devices()]
+
+    def preview(self, spec: DeviceSpec) -> Preview:
+        """Read the device's record."""
+        from harness.errors import UnknownVirtualDeviceError, VirtualDeviceError
+        from harness.virtual_device import manager
+
+        try:
+            device = manager.get(spec.identifier)
+        except UnknownVirtualDeviceError:
+            return Preview(exists=False, obstacle="not there", adb_serial="")
+        except VirtualDeviceError:
+            return Preview(exists=False, obstacle="damaged", adb_serial="")
+        obstacle = "" if device.state == "running" else device.state
+        return Preview(exists=True, obstacle=obstacle, soc=device.soc, adb_serial=device.serial)
+
+    def power_cycle(self, spec: DeviceSpec) -> None:
+        """Stop the device and start it again."""
+        from harness.virtual_device import manager
+
+        device = manager.stop(spec.identifier)
+        manager.start(device.name, device.soc)
+
+
+VIRTUAL = VirtualType()
