@@ -94,20 +94,22 @@ def first_contact(serials: Sequence[str]) -> float:
 
 def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary", TimedPool]:
     """All commands as cells of one plan."""
+    from contextlib import closing
+
     from harness.devices.spec import DeviceSpec
     from harness.plans.cells import make_cell
     from harness.plans.device_runner import Containers, DeviceCellRunner
     from harness.plans.journal import Journal
-    from harness.plans.plan_file import CommandWork
+    from harness.plans.results import ResultsLater
     from harness.plans.scheduler import run_matrix
     from harness.pool.pool import Pool
     from harness.pool.requirement import Requirement
-    from harness.results.store import ResultsStore
+    from harness.workloads.command import Command
 
     cells = [
         make_cell(
             f"cell-{number}",
-            CommandWork(kind="command", command=("sleep", f"{seconds:.3f}"), label=f"c{number}"),
+            Command(command=("sleep", f"{seconds:.3f}")),
             Requirement(),
             session=number,
         )
@@ -116,13 +118,13 @@ def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary
     began = time.monotonic()
     with (
         Pool.of([DeviceSpec("android", serial) for serial in serials]) as pool,
-        ResultsStore.open(folder / "results.db") as store,
+        closing(ResultsLater(str(folder / "results.db"))) as store,
         Journal(folder / "journal.jsonl") as journal,
     ):
         print(f"  pool of {len(serials)} devices opened in {time.monotonic() - began:.1f} s")
         journal.begin("farm", "0" * 32, fresh=True)
         timed = TimedPool(pool)
-        runner = DeviceCellRunner(store, Containers(), journal.campaign, Path)
+        runner = DeviceCellRunner(store, Containers(), journal.campaign)
         return run_matrix(cells, timed, runner, journal), timed
 
 

@@ -25,16 +25,17 @@ from harness.errors import HarnessError, WrongUseError
 from harness.paths import state_dir
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationResult
+from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.windows import cut_windows
 from harness.virtual_device import manager
-from harness.workloads.bench import BenchPlan, run_bench
-from harness.workloads.bench_prompt import cut_prompt
-from harness.workloads.perplexity import run_perplexity
+from harness.workloads.base import Recording
+from harness.workloads.bench import Bench
+from harness.workloads.perplexity import score_text
 from suites.models import tiny_llama
 
 AR, CL, SPLITS = (1, 32), 192, 2
 WINDOWS = 8
-PLAN = BenchPlan(prompt_tokens=64, new_tokens=16, repetitions=3, warmup=1)
+BENCH = Bench(prompt_tokens=64, new_tokens=16, repetitions=3, warmup=1)
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,8 @@ def host_references(built: Built, say: Narrator) -> Mapping[str, float]:
     windows = cut_windows(
         tiny_llama.heldout_text(),
         built.container.files["tokenizer.json"],
-        context=CL,
-        ar=max(AR),
-        most=WINDOWS,
+        ContextLimit(CL, max(AR)),
+        WINDOWS,
     )
     scored = [window.scored for window in windows]
     outputs = built.outputs
@@ -191,25 +191,24 @@ def measure(
 ) -> None:
     """Deploy, bench and score one container on one device, into the store."""
     say.step(f"deploy to {serial}, prefill and decode, perplexity")
-    with open_session(container.path, serial, wait_s=WAIT_S) as session:
+
+    def show(number: int, total: int, result: GenerationResult) -> None:
+        rate = result.metrics["prefill_tokens_per_s"]
+        say.detail(f"repetition {number + 1}/{total}: prefill {rate:.1f} tokens/s")
+
+    with open_session(container.path, serial, wait_s=WAIT_S, on_repetition=show) as session:
         deployment = session.runtime.prepare()
         pushed, reused = deployment.pushed_bytes / 2**20, deployment.reused_bytes / 2**20
         say.detail(f"pushed {pushed:.1f} MiB, {reused:.1f} MiB were there already")
-
-        def show(number: int, total: int, result: GenerationResult) -> None:
-            rate = result.metrics["prefill_tokens_per_s"]
-            say.detail(f"repetition {number + 1}/{total}: prefill {rate:.1f} tokens/s")
-
-        prompt = cut_prompt(container.files["tokenizer.json"], PLAN.prompt_tokens - 1)
-        run_bench(session.runtime, PLAN, prompt, session.records(), store, show)
-        result = run_perplexity(
-            session.runtime,
+        recording = Recording(lambda: store)
+        BENCH.run(session, recording)
+        result = score_text(
+            session,
             tiny_llama.heldout_text(),
-            session.records(),
-            store,
-            max_windows=WINDOWS,
+            recording,
+            windows=WINDOWS,
             references=references,
-        )
+        ).output
         say.detail(
             f"perplexity {result.perplexity:.3f} on the device, "
             f"{references['perplexity_float']:.3f} in float on the host"

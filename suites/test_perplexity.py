@@ -5,8 +5,8 @@ import pytest
 from harness.pytest_plugin.measuring import MeasurementRecorder
 from harness.pytest_plugin.running import ContainerRunner
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, perplexity_faults
-from harness.workloads.bench_prompt import passage
-from harness.workloads.float_reference import float_perplexity
+from harness.workloads.bench_prompt import bench_text
+from harness.workloads.perplexity import float_perplexity
 from suites.models import tiny_llama
 from suites.parameters import SuiteParameters
 from suites.reference import known_checkpoint
@@ -26,7 +26,7 @@ def test_perplexity(
     if asked.text is not None:
         text = asked.text.read_text(encoding="utf-8")
     else:
-        text = tiny_llama.heldout_text() if known_checkpoint(container) else passage()
+        text = tiny_llama.heldout_text() if known_checkpoint(container) else bench_text()
     references = {}
     if checkpoint is not None:
         windows = run_container.runtime.windows(text, asked.windows)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.results.records import Run
-    from harness.workloads.target import Target
+    from harness.workloads.session import Session
 
 
 def bench(
@@ -58,50 +58,50 @@ def bench(
     output is a failed run.
     """
     from buildlib.container.container import GenAIContainer
-    from harness.cli.measuring import conditioning, open_spread, wanted
-    from harness.workloads.bench import BenchPlan, run_sessions
+    from harness.cli.measuring import bench_workload, conditioning, open_series
 
-    plan = BenchPlan(prompt_tokens, new_tokens, repetitions, warmup, max_warmup)
-    plan.check()
-    expected = wanted(reference_tokens, max_perplexity)
-    around = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
+    workload = bench_workload(
+        prompt_tokens, new_tokens, repetitions, warmup, max_warmup, reference_tokens, max_perplexity
+    )
+    prepare = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
     container = GenAIContainer.load(container_dir)
-    with open_spread(
-        device, pool, container, db, wait_s=wait, expected=expected, new_tokens=new_tokens,
-        around=around, on_session=partial(_announce, sessions) if sessions > 1 else _nothing,
-    ) as spread:  # fmt: skip
-        runs = run_sessions(spread, container, plan.session_of(container), sessions=sessions)
+    workload.check(container)
+    with open_series(
+        workload, device, pool, container, db, wait_s=wait, prepare=prepare,
+        on_session=partial(_announce, sessions) if sessions > 1 else _nothing,
+    ) as series:  # fmt: skip
+        runs = series.run(container, sessions=sessions)
     if json:
         print_json(_document(runs))
         return
-    _show(runs, spread.store.location)
+    _show(runs, series.store.location)
 
 
-def _nothing(_number: int, _label: str, _target: "Target") -> None:
+def _nothing(_number: int, _label: str, _session: "Session") -> None:
     return
 
 
-def _announce(sessions: int, number: int, _label: str, target: "Target") -> None:
-    tell(f"session {number + 1} of {sessions} on {target.where_in_words}")
+def _announce(sessions: int, number: int, _label: str, session: "Session") -> None:
+    tell(f"session {number + 1} of {sessions} on {session.device_label}")
 
 
 def _document(runs: "Sequence[Run]") -> dict[str, object]:
     from dataclasses import asdict
 
     from harness.results.stability import grade_runs
-    from harness.workloads.session import WATCHED
+    from harness.workloads.bench import STEADY_METRICS
 
     return {
         "group_id": runs[0].group_id,
         "sessions": [run.model_dump(mode="json") for run in runs],
-        "stability": {key: asdict(grade_runs(runs, key)) for key in WATCHED},
+        "stability": {key: asdict(grade_runs(runs, key)) for key in STEADY_METRICS},
     }
 
 
 def _show(runs: "Sequence[Run]", db: str) -> None:
     from harness.results.metrics import find_metric
     from harness.results.stability import grade_runs
-    from harness.workloads.session import WATCHED
+    from harness.workloads.bench import STEADY_METRICS
 
     console = answers()
     first = runs[0]
@@ -110,7 +110,7 @@ def _show(runs: "Sequence[Run]", db: str) -> None:
     console.print(f"{first.container.model} on {where}", markup=False)
     _print_means(runs)
     if len(runs) > 1:
-        for key in WATCHED:
+        for key in STEADY_METRICS:
             found = grade_runs(runs, key)
             told = f"{find_metric(key).label}: stability {found.grade}, {'; '.join(found.reasons)}"
             console.print(told, markup=False)

@@ -27,7 +27,7 @@ from harness.exit_codes import BAD, GOOD, NO_ANSWER
 
 if TYPE_CHECKING:
     from harness.results.comparison import Comparison, ComparisonGroup, Verdict
-    from harness.workloads.target import Target
+    from harness.workloads.session import Session
 
 _NOTHING = "\N{EN DASH}"
 _PAIRS = 6
@@ -73,32 +73,29 @@ def compare(
     Exits 1 where B is slower, or where a container answers wrongly; 2 where there is no verdict.
     """
     from buildlib.container.container import GenAIContainer
-    from harness.cli.measuring import conditioning, open_spread, wanted
+    from harness.cli.measuring import bench_workload, conditioning, open_series
     from harness.results.comparison import GATED, check_gated, check_pairs, judge_runs, pairs_needed
-    from harness.workloads.bench import BenchPlan
-    from harness.workloads.comparison import Side, run_comparison
 
-    plan = BenchPlan(prompt_tokens, new_tokens, repetitions, warmup, max_warmup)
-    plan.check()
+    workload = bench_workload(
+        prompt_tokens, new_tokens, repetitions, warmup, max_warmup, reference_tokens, max_perplexity
+    )
     gated = check_gated(metric or GATED)
     pairs = max(_PAIRS, pairs_needed(len(gated))) if sessions is None else sessions
     check_pairs(pairs, len(gated))
-    expected = wanted(reference_tokens, max_perplexity)
-    around = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
-    sides = [
-        Side(container, plan.session_of(container))
-        for container in (GenAIContainer.load(a), GenAIContainer.load(b))
-    ]
-    with open_spread(
-        device, pool, sides[0].container, db, wait_s=wait, expected=expected,
-        new_tokens=new_tokens, around=around, on_session=partial(_announce, pairs),
-    ) as spread:  # fmt: skip
-        runs = run_comparison(spread, *sides, sessions=pairs)
+    prepare = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
+    containers = GenAIContainer.load(a), GenAIContainer.load(b)
+    for container in containers:
+        workload.check(container)
+    with open_series(
+        workload, device, pool, containers[0], db, wait_s=wait, prepare=prepare,
+        on_session=partial(_announce, pairs),
+    ) as series:  # fmt: skip
+        runs = series.compare(*containers, sessions=pairs)
     compared = judge_runs(runs, gated=gated, threshold=threshold)
     if json:
         print_json(_document(compared))
     else:
-        _show(compared, spread.store.location)
+        _show(compared, series.store.location)
     raise typer.Exit(exit_code(compared.verdict))
 
 
@@ -109,8 +106,8 @@ def exit_code(verdict: "Verdict") -> int:
     return {Verdict.REGRESSED: BAD, Verdict.NOT_ENOUGH_DATA: NO_ANSWER}.get(verdict, GOOD)
 
 
-def _announce(pairs: int, number: int, label: str, target: "Target") -> None:
-    tell(f"pair {number + 1} of {pairs}, {label} on {target.where_in_words}")
+def _announce(pairs: int, number: int, label: str, session: "Session") -> None:
+    tell(f"pair {number + 1} of {pairs}, {label} on {session.device_label}")
 
 
 def _show(compared: "ComparisonGroup", db: str) -> None:

@@ -20,18 +20,19 @@ def generate(
     """Generate text on a device, greedily, and say how fast it went there."""
     from harness.cli.session import open_session
     from harness.results.metrics import METRICS
-    from harness.runtimes.base import GenerationRequest
+    from harness.workloads.generate import Generate
 
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
         raise WrongUseError("the prompt is not UTF-8: give it in that encoding") from error
+    workload = Generate.of(prompt=prompt, max_tokens=max_tokens)
     with open_session(container_dir, device, wait_s=wait) as session:
-        result = session.runtime.generate(GenerationRequest(max_tokens, prompt=prompt))
+        result = workload.run(session).output
     if json:
         print_json(
             {
-                **session.where,
+                **session.device_fields,
                 "prompt": prompt,
                 "text": result.text,
                 "metrics": dict(result.metrics),
@@ -43,6 +44,6 @@ def generate(
         METRICS[key].label.lower() + " " + METRICS[key].show(value)
         for key, value in result.metrics.items()
     ]
-    tell(f"{session.where_in_words}: {', '.join(shown)}")
+    tell(f"{session.device_label}: {', '.join(shown)}")
     if session.properties.emulator:
         tell("emulator speed says nothing about hardware speed")

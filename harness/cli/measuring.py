@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from buildlib.container.container import GenAIContainer
     from harness.devices.base import Device
     from harness.runtimes.base import GenerationResult
-    from harness.workloads.bench import Around, OnSession, Spread
-    from harness.workloads.expectations import Wanted
-    from harness.workloads.target import DeviceSource
+    from harness.workloads.bench import Bench
+    from harness.workloads.bench_series import BenchSeries, DeviceSource, OnSession
+    from harness.workloads.session import Prepare
 
 _COOL_C, _STABLE_S, _MOST_WAIT_S = 45.0, 20.0, 180.0
 _ASKED_WAIT_S = 600.0
@@ -76,21 +76,37 @@ Charge = Annotated[
 NoGate = Annotated[bool, typer.Option("--no-gate", help="Measure the device as it is.")]
 
 
-def wanted(reference_tokens: Path | None, max_perplexity: float | None) -> "Wanted":
-    """What a right output is, by the options.
+def bench_workload(
+    prompt_tokens: int,
+    new_tokens: int,
+    repetitions: int,
+    warmup: int | None,
+    max_warmup: int,
+    reference_tokens: Path | None,
+    max_perplexity: float | None,
+) -> "Bench":
+    """Make the workload from the options.
 
     Raises:
-        WrongUseError: the file of tokens cannot be read, or holds something else.
+        WrongUseError: a number is out of range, or the file of tokens cannot be used.
     """
-    from harness.workloads.expectations import Wanted
+    from harness.workloads.bench import Bench
     from harness.workloads.output_check import read_tokens
 
-    if reference_tokens is None:
-        return Wanted(max_perplexity=max_perplexity)
-    return Wanted(read_tokens(reference_tokens), str(reference_tokens), max_perplexity)
+    if reference_tokens is not None:
+        read_tokens(reference_tokens)  # refused before a device is leased
+    return Bench.of(
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        repetitions=repetitions,
+        warmup="auto" if warmup is None else warmup,
+        most_warmups=max_warmup,
+        reference_tokens=None if reference_tokens is None else str(reference_tokens),
+        max_perplexity=max_perplexity,
+    )
 
 
-def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -> "Around | None":
+def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -> "Prepare | None":
     """What puts a device into its measuring conditions, by the options.
 
     What is asked for must come about, or the run fails. Without an option, heat is waited for all
@@ -102,7 +118,7 @@ def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -
     """
     from harness.telemetry.charge import ChargeWindow
     from harness.telemetry.conditions import Conditions
-    from harness.workloads.session import measured_under
+    from harness.workloads.session import meet_conditions
 
     if no_gate:
         if max_temp is not None or charge is not None:
@@ -117,7 +133,7 @@ def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -
         screen_off=True,
         policy="fail" if asked else "continue",
     )
-    return partial(measured_under, conditions, on_wait=tell)
+    return partial(meet_conditions, conditions, on_wait=tell)
 
 
 def _window(text: str) -> tuple[float, float]:
@@ -129,25 +145,23 @@ def _window(text: str) -> tuple[float, float]:
 
 
 @contextmanager
-def open_spread(
+def open_series(
+    workload: "Bench",
     names: Sequence[str] | None,
     pool: Path | None,
     container: "GenAIContainer",
     db: str,
     *,
     wait_s: float,
-    expected: "Wanted",
-    new_tokens: int,
-    around: "Around | None",
+    prepare: "Prepare | None",
     on_session: "OnSession",
-) -> "Iterator[Spread]":
-    """Where sessions run and what is told of them, with the store open while the block lasts.
+) -> "Iterator[BenchSeries]":
+    """Open the store and the source of devices for a series of sessions.
 
     Args:
         names, pool, wait_s: see `device_source`.
-        container: its SoC is what a device of the pool must have.
-        expected: of the output, `new_tokens` long.
-        around: see `conditioning`.
+        container: a device of the pool must have its SoC.
+        prepare: see `conditioning`.
 
     Raises:
         StoreError: the database cannot be used.
@@ -157,34 +171,33 @@ def open_spread(
     from harness.results.database import shown
     from harness.results.store import ResultsStore
     from harness.runtimes.files import target_of
-    from harness.workloads.bench import Spread
-    from harness.workloads.expectations import expecting
+    from harness.telemetry.sampler import DEFAULT_HZ
+    from harness.workloads.bench_series import BenchSeries
+    from harness.workloads.session import SessionOptions
 
     soc = target_of(container).soc.name
+    options = SessionOptions(
+        telemetry_hz=DEFAULT_HZ,
+        prepare=prepare,
+        shown=deploy_progress,
+        on_repetition=_tell_repetition,
+    )
     with (
         told_of_interrupts(shown(db)),
         device_source(names, pool, soc, wait_s=wait_s) as source,
         ResultsStore.open(db) as store,
     ):
-        yield Spread(
-            devices=source,
-            store=store,
-            expect=expecting(expected, new_tokens, store),
-            around=around,
-            on_session=on_session,
-            on_repetition=_tell_repetition,
-            shown=deploy_progress,
-        )
+        yield BenchSeries(workload, source, store, options, on_session)
 
 
 def _tell_repetition(number: int, total: int, result: "GenerationResult") -> None:
     """`total` is the most that there can be, warm-ups included."""
     from harness.results.metrics import find_metric
-    from harness.workloads.session import WATCHED
+    from harness.workloads.bench import STEADY_METRICS
 
     rates = [
         f"{find_metric(key).label.lower()} {find_metric(key).show(result.metrics[key])}"
-        for key in WATCHED
+        for key in STEADY_METRICS
         if key in result.metrics
     ]
     tell(f"repetition {number + 1}, at most {total}: {', '.join(rates)}")

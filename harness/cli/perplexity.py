@@ -1,6 +1,7 @@
 """`qnnfarm perplexity`: how well a container predicts a text, by Genie's accuracy API."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ from harness.words import counted
 
 if TYPE_CHECKING:
     from harness.runtimes.base import PerplexityResult
-    from harness.workloads.target import Target
+    from harness.workloads.session import Session
 
 
 def perplexity(
@@ -48,21 +49,20 @@ def perplexity(
     from harness.cli.session import open_session
     from harness.results.perplexity import PERPLEXITY, perplexity_faults
     from harness.results.store import ResultsStore
-    from harness.workloads.perplexity import run_perplexity
+    from harness.workloads.base import UNRECORDED, Recording
+    from harness.workloads.perplexity import score_text
 
     content = read_text(text)
     references = _references(reference, container_dir, content, windows)
-    with open_session(container_dir, device, wait_s=wait) as session:
-        if db is None:
-            result = session.runtime.score(session.runtime.windows(content, windows))
-        else:
-            with ResultsStore.open(db) as store:
-                result = run_perplexity(
-                    session.runtime, content, session.records(), store,
-                    max_windows=windows, references=references,
-                )  # fmt: skip
+    with (
+        open_session(container_dir, device, wait_s=wait) as session,
+        ResultsStore.open(db) if db is not None else nullcontext() as store,
+    ):
+        recording = UNRECORDED if store is None else Recording(lambda: store)
+        scored = score_text(session, content, recording, windows=windows, references=references)
+    result = scored.output
     if json:
-        print_json({**session.where, **_document(result), **references})
+        print_json({**session.device_fields, **_document(result), **references})
     else:
         _show(result, session, references)
     faults = perplexity_faults({PERPLEXITY: result.perplexity, **references})
@@ -80,18 +80,13 @@ def _references(
         return {}
     from buildlib.container.container import GenAIContainer
     from harness.results.perplexity import PERPLEXITY_FLOAT
+    from harness.runtimes.context_limit import ContextLimit
     from harness.runtimes.windows import cut_windows
-    from harness.workloads.float_reference import float_perplexity
+    from harness.workloads.perplexity import float_perplexity
 
     container = GenAIContainer.load(container_dir)
-    graphs = container.metadata.graphs
-    windows = cut_windows(
-        text,
-        container.files["tokenizer.json"],
-        context=graphs.context_length,
-        ar=max(graphs.auto_regression_numbers),
-        most=most,
-    )
+    tokenizer = container.files["tokenizer.json"]
+    windows = cut_windows(text, tokenizer, ContextLimit.of(container), most)
     tell(f"scoring {counted(len(windows), 'window')} in float on this host")
     return {PERPLEXITY_FLOAT: float_perplexity(checkpoint, container, windows)}
 
@@ -106,10 +101,10 @@ def _document(result: "PerplexityResult") -> dict[str, object]:
     }
 
 
-def _show(result: "PerplexityResult", session: "Target", references: Mapping[str, float]) -> None:
+def _show(result: "PerplexityResult", session: "Session", references: Mapping[str, float]) -> None:
     answers().print(
         f"perplexity {result.perplexity:.3f} over {counted(result.tokens, 'token')} in "
-        f"{counted(len(result.windows), 'window')}, on {session.where_in_words}",
+        f"{counted(len(result.windows), 'window')}, on {session.device_label}",
         markup=False,
     )
     for value in references.values():

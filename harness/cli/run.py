@@ -86,7 +86,7 @@ def _show_cells(campaign: "Campaign", *, as_json: bool) -> None:
     rows = []
     for cell in campaign.cells:
         done = "done" if campaign.is_done(cell) else ""
-        rows.append(Row([cell.label, str(cell.requirement), cell.work.kind, done]))
+        rows.append(Row([cell.label, str(cell.requirement), cell.workload.kind, done]))
     print_rows(("cell", "device", "work", ""), rows)
     answers().print(f"{counted(len(campaign.cells), 'cell')}, {campaign.done_before} of them done")
 

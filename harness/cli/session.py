@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.workloads.target import Target
+    from harness.workloads.session import OnRepetition, Session
 
 
 @contextmanager
 def open_session(
-    container_dir: Path, name: str | None, *, wait_s: float = 0.0
-) -> Iterator["Target"]:
+    container_dir: Path,
+    name: str | None,
+    *,
+    wait_s: float = 0.0,
+    on_repetition: "OnRepetition | None" = None,
+) -> Iterator["Session"]:
     """Load the container, lease the device, and leave nothing of the run on it at the end.
 
     Raises:
@@ -23,11 +27,12 @@ def open_session(
     from buildlib.container.container import GenAIContainer
     from harness.cli.leasing import leased
     from harness.cli.progress import deploy_progress
-    from harness.workloads.target import target_on
+    from harness.workloads.session import Session, SessionOptions
 
     container = GenAIContainer.load(container_dir)
+    options = SessionOptions(shown=deploy_progress, on_repetition=on_repetition)
     with (
         leased(name, wait_s=wait_s, purpose=f"running {container.metadata.model.name}") as device,
-        target_on(device, container, shown=deploy_progress) as target,
+        Session(device, container, options) as session,
     ):
-        yield target
+        yield session

@@ -12,15 +12,13 @@ from harness.plans.device_runner import Containers, DeviceCellRunner
 from harness.plans.journal import Journal, journal_path
 from harness.plans.matrix import expand, resolve, select
 from harness.plans.outcome import CellResult, Summary
-from harness.plans.plan_file import CommandWork, Plan, load_plan
+from harness.plans.plan_file import Plan, load_plan
 from harness.plans.results import ResultsLater, file_of
-from harness.plans.room import too_long
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.plans.seams import Observer
 from harness.pool.pool import Pool, config_in_use
 from harness.pool.status import Tell, silent
 from harness.results.records import new_run_id
-from harness.results.store import ResultsStore
 from harness.telemetry.sampler import DEFAULT_HZ
 
 
@@ -128,17 +126,15 @@ def open_campaign(
             plan,
             plan_file,
             identify=lambda path: containers.load(path).metadata.container_sha256,
-            too_long=lambda path, work: too_long(containers.load(path).metadata.graphs, work),
+            check=lambda path, workload: workload.check(containers.load(path)),
             members=lambda: pool.members() if pool is not None else (),
         )
         cells = select(cells, only)
         if not cells:
             raise WrongUseError(f"no cell of {plan_file} matches {' or '.join(only)}")
         try:
-            store = (
-                stack.enter_context(contextlib.closing(ResultsLater(location)))
-                if begin
-                else stack.enter_context(ResultsStore.open(location, create=False))
+            store = stack.enter_context(
+                contextlib.closing(ResultsLater(location, must_exist=not begin))
             )
         except MissingStoreError as error:
             location = error.location  # without its password
@@ -153,7 +149,6 @@ def open_campaign(
             store,
             containers,
             journal.campaign,
-            resolve=lambda path: resolve(plan_file, path),
             runner_s=plan.timeouts.runner_s,
             conditions=None if plan.conditions == "none" else plan.conditions.conditions(),
             telemetry_hz=DEFAULT_HZ if plan.telemetry else None,
@@ -171,9 +166,9 @@ def _finished(cell: Cell, journal: Journal, runner: DeviceCellRunner) -> CellRes
     known = journal.remembered(cell.key)
     if known is None:
         return None
-    if isinstance(cell.work, CommandWork):
-        return known.result if known.status == "done" else None
-    return runner.finished(cell)
+    if cell.workload.needs_container:
+        return runner.finished(cell)
+    return known.result if known.status == "done" else None
 
 
 def _check_folder(location: str, plan_file: Path, *, by_option: bool) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from harness.plans.plan_file import Retries, Work
+from harness.plans.plan_file import Retries
 from harness.pool.requirement import Requirement
+from harness.workloads.registry import AnyWorkload
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,9 @@ class Cell:
         group: the same for all sessions of a cell, and for no other.
         label: for people: `CONTAINER/DEVICES/WORKLOAD`, and session and replica where there are
             several. Unique in its plan.
-        work: what is to be done.
+        workload: what is to be done.
         requirement: which devices will do; asks for one.
+        folder: what the workload's relative paths are relative to.
         container: its folder; `None` for a plain command.
         affinity: cells with the same affinity share what lies on a device: the container's hash.
         spread: cells with the same spread go onto different devices; empty for no such wish.
@@ -30,8 +32,9 @@ class Cell:
     key: str
     group: str
     label: str
-    work: Work
+    workload: AnyWorkload
     requirement: Requirement
+    folder: Path = Path()
     container: Path | None = None
     affinity: str = ""
     spread: str = ""
@@ -42,9 +45,10 @@ class Cell:
 
 def make_cell(
     label: str,
-    work: Work,
+    workload: AnyWorkload,
     requirement: Requirement,
     *,
+    folder: Path = Path(),
     container: Path | None = None,
     container_sha256: str = "",
     content: str = "",
@@ -58,14 +62,14 @@ def make_cell(
     """A cell with its key.
 
     Args:
-        content: SHA-256 of the files that the work reads on this host.
+        content: SHA-256 of the files that the workload reads on this host.
         conditions: that its measurement begins under.
         replica: which of several devices of the same requirement.
         spread: whether its replicas go onto different devices.
     """
     what = {
         "container": container_sha256,
-        "work": work.model_dump(mode="json", exclude={"label", "sessions"}),
+        "work": workload.model_dump(mode="json"),
         "content": content,
         "conditions": dict(conditions or {}),
         "requirement": asdict(requirement) | {"tags": sorted(requirement.tags)},
@@ -76,8 +80,9 @@ def make_cell(
         key=_digest({"group": group, "session": session}),
         group=group,
         label=label,
-        work=work,
+        workload=workload,
         requirement=requirement,
+        folder=folder,
         container=container,
         affinity=container_sha256,
         spread=_digest(what | {"replica": None, "session": session}) if spread else "",

@@ -56,4 +56,4 @@ class Durations:
 
 def _likenesses(cell: Cell) -> tuple[object, ...]:
     """What it has in common with others, closest first."""
-    return cell.group, cell.work, cell.work.kind
+    return cell.group, cell.workload, cell.workload.kind

@@ -9,19 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from buildlib.errors import BuildError
-from harness.errors import PlanFileError
+from harness.errors import PlanFileError, PromptTooLongError
 from harness.plans.cells import Cell, copy_of, make_cell
 from harness.plans.eligibility import meets
-from harness.plans.plan_file import (
-    BenchWork,
-    CommandWork,
-    DeviceEntry,
-    PerplexityWork,
-    Plan,
-    Work,
-)
+from harness.plans.plan_file import DeviceEntry, Plan, WorkloadEntry
 from harness.pool.requirement import Requirement
 from harness.pool.status import MemberStatus
+from harness.workloads.registry import AnyWorkload
 
 MOST_CELLS = 100_000
 _LARGEST_TEXT = 256 << 20
@@ -49,7 +43,7 @@ def expand(
     *,
     identify: Callable[[Path], str],
     members: Callable[[], Sequence[MemberStatus]],
-    too_long: Callable[[Path, Work], tuple[str, Exception] | None] = lambda *_: None,
+    check: Callable[[Path, AnyWorkload], None] = lambda *_: None,
 ) -> tuple[Cell, ...]:
     """All cells of a plan, in the order in which it names them.
 
@@ -57,14 +51,14 @@ def expand(
         path: the plan's file; paths in the plan are relative to its folder.
         identify: gives a container's content hash.
         members: the pool's devices; asked only where a plan wants each of them (`count: all`).
-        too_long: the key of a workload that a container has no room for, and what is wrong.
+        check: raises `PromptTooLongError` if a container cannot run a workload.
 
     Raises:
         PlanFileError: a label is there twice, a file cannot be read, a container is not whole or
             has no room for a workload, a match matches nothing, or there are no cells, or far too
             many.
     """
-    return tuple(_Expansion(plan, path, identify, members, too_long).cells())
+    return tuple(_Expansion(plan, path, identify, members, check).cells())
 
 
 def select(cells: Sequence[Cell], patterns: Sequence[str]) -> tuple[Cell, ...]:
@@ -85,9 +79,9 @@ class _Expansion:
         path: Path,
         identify: Callable[[Path], str],
         members: Callable[[], Sequence[MemberStatus]],
-        too_long: Callable[[Path, Work], tuple[str, Exception] | None],
+        check: Callable[[Path, AnyWorkload], None],
     ) -> None:
-        self._too_long = too_long
+        self._check = check
         self._plan = plan
         self._path = path
         self._identify = identify
@@ -95,33 +89,33 @@ class _Expansion:
 
     def cells(self) -> Iterator[Cell]:
         plan = self._plan
-        works = self._labelled("workloads", [w.label or w.kind for w in plan.workloads])
+        workloads = [entry.workload for entry in plan.workloads]
+        labels = self._labelled("workloads", [e.label or e.workload.kind for e in plan.workloads])
         devices = self._labelled("devices", [d.label or _device_label(d) for d in plan.devices])
         paths = [self._resolve(c.path) for c in plan.containers]
         containers = self._labelled(
             "containers",
             [c.label or p.name for c, p in zip(plan.containers, paths, strict=True)],
         )
-        if not paths and any(not isinstance(work, CommandWork) for work in plan.workloads):
+        runs_model = any(workload.needs_container for workload in workloads)
+        if not paths and runs_model:
             raise self._error("containers", "a plan whose workloads run a model names containers")
         identities = [
-            self._identity(number, path)
-            for number, path in enumerate(paths)
-            if any(not isinstance(work, CommandWork) for work in plan.workloads)
+            self._identity(number, path) for number, path in enumerate(paths) if runs_model
         ]
-        contents = [self._content(i, work) for i, work in enumerate(plan.workloads)]
+        contents = [self._content(i, workload) for i, workload in enumerate(workloads)]
         places = [
             list(self._places(i, label, entry))
             for i, (label, entry) in enumerate(zip(devices, plan.devices, strict=True))
         ]
         combinations = [
             (c, d, w)
-            for w, work in enumerate(plan.workloads)
-            for c in ([-1] if isinstance(work, CommandWork) else range(len(paths)))
+            for w, workload in enumerate(workloads)
+            for c in (range(len(paths)) if workload.needs_container else [-1])
             for d in range(len(devices))
         ]
         names = [
-            (containers[c] if c >= 0 else "", devices[d], works[w]) for c, d, w in combinations
+            (containers[c] if c >= 0 else "", devices[d], labels[w]) for c, d, w in combinations
         ]
         kept = self._kept(names)
         total = sum(
@@ -132,7 +126,7 @@ class _Expansion:
         if not 0 < total <= MOST_CELLS:
             amount = "no cell" if not total else f"{total:,} cells, more than {MOST_CELLS:,}"
             raise self._error("", f"the plan comes to {amount}")
-        self._check_room(
+        self._check_context(
             paths, {(c, w) for (c, _, w), keep in zip(combinations, kept, strict=True) if keep}
         )
         asked: Counter[str] = Counter()
@@ -154,33 +148,38 @@ class _Expansion:
         except BuildError as error:
             raise self._error(f"containers[{number}].path", str(error)) from error
 
-    def _check_room(self, paths: Sequence[Path], pairs: AbstractSet[tuple[int, int]]) -> None:
+    def _check_context(self, paths: Sequence[Path], pairs: AbstractSet[tuple[int, int]]) -> None:
         for c, w in sorted(pairs):
-            wrong = None if c < 0 else self._too_long(paths[c], self._plan.workloads[w])
-            if wrong is not None:
-                key, error = wrong
-                raise self._error(f"workloads[{w}].{key}", f"{paths[c].name}: {error}")
+            if c < 0:
+                continue
+            workload = self._plan.workloads[w].workload
+            try:
+                self._check(paths[c], workload)
+            except PromptTooLongError as error:
+                where = f"workloads[{w}].{workload.length_key}"
+                raise self._error(where, f"{paths[c].name}: {error}") from error
 
     def _sessions(
         self,
         name: tuple[str, str, str],
-        work: Work,
+        entry: WorkloadEntry,
         content: str,
         container: ContainerIdentity | None,
         places: Sequence[_Place],
     ) -> Iterator[Cell]:
-        for session in range(work.sessions):
+        for session in range(entry.sessions):
             for place in places:
                 words = [name[0], place.label, name[2]]
                 label = "/".join(word for word in words if word)
                 yield make_cell(
-                    f"{label}#{session + 1}" if work.sessions > 1 else label,
-                    work,
+                    f"{label}#{session + 1}" if entry.sessions > 1 else label,
+                    entry.workload,
                     place.requirement,
+                    folder=self._path.parent,
                     container=container.path if container else None,
                     container_sha256=container.sha256 if container else "",
                     content=content,
-                    conditions=self._conditions(work),
+                    conditions=self._conditions(entry.workload),
                     session=session,
                     replica=place.replica,
                     spread=place.spread,
@@ -188,12 +187,11 @@ class _Expansion:
                     timeout_s=self._plan.timeouts.cell_s,
                 )
 
-    def _conditions(self, work: Work) -> Mapping[str, object]:
-        """What a benchmark's number depends on; nothing else is measured under conditions."""
-        asked = self._plan.conditions
-        if asked == "none" or not isinstance(work, BenchWork):
+    def _conditions(self, workload: AnyWorkload) -> Mapping[str, object]:
+        conditions = self._plan.conditions
+        if conditions == "none" or not workload.under_conditions:
             return {}
-        return asked.model_dump(mode="json")
+        return conditions.model_dump(mode="json")
 
     def _places(self, number: int, label: str, entry: DeviceEntry) -> Iterator[_Place]:
         requirement = Requirement(
@@ -228,13 +226,10 @@ class _Expansion:
             for name in names
         ]
 
-    def _content(self, number: int, work: Work) -> str:
-        """Hash of the file that a workload reads; empty where it reads none."""
-        key, name = "", None
-        if isinstance(work, PerplexityWork):
-            key, name = "text", work.text
-        elif isinstance(work, BenchWork):
-            key, name = "reference_tokens", work.reference_tokens
+    def _content(self, number: int, workload: AnyWorkload) -> str:
+        """Hash of the file that a workload reads; empty if it reads none."""
+        key = workload.input_key
+        name = getattr(workload, key) if key else None
         if name is None:
             return ""
         where = f"workloads[{number}].{key}"
@@ -277,7 +272,7 @@ def cell_as_mapping(cell: Cell) -> Mapping[str, object]:
     return {
         "cell": cell.label,
         "key": cell.key,
-        "kind": cell.work.kind,
+        "kind": cell.workload.kind,
         "container": str(cell.container) if cell.container else None,
         "container_sha256": cell.affinity or None,
         "requirement": str(cell.requirement),

@@ -8,12 +8,12 @@ from typing import Literal
 from harness.errors import DeviceCommandError, FailureClass, HarnessError, one_line
 from harness.exit_codes import BAD, GOOD, INTERRUPTED, NO_ANSWER
 from harness.plans.cells import Cell
-from harness.plans.plan_file import CommandWork, Work
+from harness.workloads.registry import AnyWorkload
 
 
-def classify(error: Exception, work: Work) -> FailureClass:
+def classify(error: Exception, workload: AnyWorkload) -> FailureClass:
     """Say whose fault an error raised on purpose is."""
-    if isinstance(error, DeviceCommandError) and isinstance(work, CommandWork):
+    if isinstance(error, DeviceCommandError) and not workload.needs_container:
         return FailureClass.OUTPUT  # the plan's own command failed, not one that deploys, say
     return error.failure_class if isinstance(error, HarnessError) else FailureClass.USE
 
@@ -32,9 +32,9 @@ class Failure:
     reason: str
 
     @classmethod
-    def of(cls, error: Exception, work: Work) -> "Failure":
+    def of(cls, error: Exception, workload: AnyWorkload) -> "Failure":
         """From an error raised on purpose."""
-        return cls(classify(error, work), type(error).__name__, one_line(str(error), 1000))
+        return cls(classify(error, workload), type(error).__name__, one_line(str(error), 1000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class CellOutcome:
         return {
             "cell": self.cell.label,
             "key": self.cell.key,
-            "kind": self.cell.work.kind,
+            "kind": self.cell.workload.kind,
             "status": self.status,
             "resumed": self.resumed,
             "device": self.device or None,

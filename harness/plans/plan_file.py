@@ -12,12 +12,13 @@ from harness.errors import ConditionsError, FailureClass, PlanFileError
 from harness.pool.wording import reason, together
 from harness.telemetry.charge import ChargeWindow
 from harness.telemetry.conditions import Conditions
+from harness.workloads.base import NonEmpty
+from harness.workloads.registry import AnyWorkload
 
 _LARGEST_FILE = 1 << 20
 _OF_TEXTS = {"tags", "command", "zones"}
 Label = Annotated[str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,63}\Z")]
 Word = Annotated[str, Field(min_length=1, max_length=128, pattern=r"\A[^\x00-\x20\x7f]+\Z")]
-NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\Z")]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
 Sessions = Annotated[int, Field(ge=1, le=1000)]
 
@@ -50,83 +51,25 @@ class DeviceEntry(_Part):
     count: Annotated[int, Field(ge=1, le=10_000)] | Literal["all"] = 1
 
 
-class BenchWork(_Part):
-    """Repetitions of one prompt, as `qnnfarm bench` does them.
+class WorkloadEntry(_Part):
+    """A workload of the matrix; its own keys stand beside these two.
 
     Attributes:
-        warmup: so many repetitions before; `auto`: until the values are steady, at most
-            `most_warmups`.
-        reference_tokens: a file of the token ids that a right output begins with.
-        max_perplexity: a container of a higher perplexity has no speed. It is taken from the
-            database, or measured first.
+        label: left out, the kind is the label.
+        sessions: how often it is run.
     """
 
-    kind: Literal["bench"]
     label: Label | None = None
-    prompt_tokens: Annotated[int, Field(ge=2)] = 64
-    new_tokens: Annotated[int, Field(ge=1)] = 16
-    repetitions: Annotated[int, Field(ge=1, le=10_000)] = 3
-    warmup: Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] = "auto"
-    most_warmups: Annotated[int, Field(ge=0, le=10_000)] = 3
-    reference_tokens: NonEmpty | None = None
-    max_perplexity: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     sessions: Sessions = 1
+    workload: AnyWorkload
 
-
-class PerplexityWork(_Part):
-    """The perplexity of a text file.
-
-    Attributes:
-        windows: only the first so many windows of the context length.
-        max: the bound above which the container counts as broken.
-    """
-
-    kind: Literal["perplexity"]
-    label: Label | None = None
-    text: NonEmpty
-    windows: Annotated[int, Field(ge=1)] | None = None
-    max: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    sessions: Sessions = 1
-
-
-class GenerateWork(_Part):
-    """One prompt, answered greedily.
-
-    Attributes:
-        expect: a text that the answer must hold.
-    """
-
-    kind: Literal["generate"]
-    label: Label | None = None
-    prompt: NonEmpty
-    max_tokens: Annotated[int, Field(ge=1)] = 32
-    expect: NonEmpty | None = None
-    sessions: Sessions = 1
-
-
-class CommandWork(_Part):
-    """A plain command on the device, without a container.
-
-    Attributes:
-        command: its words; no shell reads them unless they name one.
-    """
-
-    kind: Literal["command"]
-    label: Label | None = None
-    command: Annotated[tuple[NonEmpty, ...], Field(min_length=1, strict=False)]
-    sessions: Sessions = 1
-
-    @model_validator(mode="after")
-    def _is_a_program(self) -> Self:
-        first = self.command[0]
-        if first.startswith("-") or "=" in first:
-            raise ValueError(f"the first word names a program, not {first[:80]!r}")
-        return self
-
-
-Work = Annotated[
-    BenchWork | PerplexityWork | GenerateWork | CommandWork, Field(discriminator="kind")
-]
+    @model_validator(mode="before")
+    @classmethod
+    def _split(cls, keys: object) -> object:
+        if not isinstance(keys, dict):
+            return keys
+        own = {key: keys[key] for key in ("label", "sessions") if key in keys}
+        return {**own, "workload": {key: v for key, v in keys.items() if key not in own}}
 
 
 class Retries(_Part):
@@ -234,7 +177,7 @@ class Plan(_Part):
     devices: Annotated[tuple[DeviceEntry, ...], Field(min_length=1, strict=False)] = (
         DeviceEntry(tags=()),
     )
-    workloads: Annotated[tuple[Work, ...], Field(min_length=1, strict=False)]
+    workloads: Annotated[tuple[WorkloadEntry, ...], Field(min_length=1, strict=False)]
     exclude: tuple[Match, ...] = Field((), strict=False)
     include: tuple[Match, ...] = Field((), strict=False)
     retries: Retries = Retries()
@@ -285,7 +228,9 @@ def load_plan(path: Path) -> Plan:
 def _key(location: tuple[int | str, ...]) -> str:
     """`("workloads", 1, "bench", "new_tokens")` as a user finds it: `workloads[1].new_tokens`."""
     # Between the keys pydantic names the variant of a union: `workloads.1.bench.warmup.int`.
-    variants = {("workloads", 2), ("workloads", 4), ("conditions", 1), ("devices", 3)}
+    variants = {
+        ("workloads", 2), ("workloads", 3), ("workloads", 5), ("conditions", 1), ("devices", 3)
+    }  # fmt: skip
     words: list[str] = []
     for place, part in enumerate(location):
         if isinstance(part, int) and words:

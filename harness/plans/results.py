@@ -10,19 +10,21 @@ class ResultsLater:
     """A results database that is made when it is first written to. For several threads.
 
     Args:
-        location: as `ResultsStore.open` has it. A database that is there is opened at once.
+        location: as `ResultsStore.open` has it. A database that exists is opened at once.
+        must_exist: only read what an earlier run stored.
 
     Raises:
-        StoreError: what is there cannot be used.
+        MissingStoreError: it must exist, and does not.
+        StoreError: it exists, and cannot be used.
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, *, must_exist: bool = False) -> None:
         self._location = location
         self._lock = threading.Lock()
         self._store: ResultsStore | None = None
         self._path = file_of(location)
-        if self._path is None or self._path.exists():
-            self._store = ResultsStore.open(location)
+        if must_exist or self._path is None or self._path.exists():
+            self._store = ResultsStore.open(location, create=not must_exist)
 
     @property
     def location(self) -> str:

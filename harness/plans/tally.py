@@ -77,7 +77,7 @@ class Tally:
 
     def _failed(self, cell: Cell, member: str, error: Exception) -> CellOutcome:
         known = self._known(cell)
-        failures = (*known.failures, (member, Failure.of(error, cell.work)))
+        failures = (*known.failures, (member, Failure.of(error, cell.workload)))
         return replace(known, status="failed", device=member, failures=failures)
 
     def _end(self, outcome: CellOutcome) -> None:

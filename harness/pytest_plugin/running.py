@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from harness.deploy.deployment import Deployment
 from harness.errors import HarnessError
 from harness.results.records import ContainerInfo, DeviceInfo, Provenance, Run, TelemetrySeries
-from harness.runtimes.base import GenerationRequest, GenerationResult, PerplexityResult
-from harness.runtimes.genie import GenieRuntime
+from harness.runtimes.base import GenerationRequest, GenerationResult, PerplexityResult, Runtime
+from harness.runtimes.context_limit import ContextLimit
 from harness.telemetry.sampler import DEFAULT_HZ
-from harness.workloads.bench_prompt import cut_prompt
-from harness.workloads.dialog import DialogResult, converse
-from harness.workloads.perplexity import run_perplexity
-from harness.workloads.session import SessionPlan, run_session
-from harness.workloads.target import Target
+from harness.workloads.base import Recording
+from harness.workloads.bench import Bench
+from harness.workloads.dialog import Dialog, DialogResult
+from harness.workloads.perplexity import score_text
+from harness.workloads.session import Session, SessionOptions
 
 if TYPE_CHECKING:
     from buildlib.container.container import GenAIContainer
@@ -62,18 +62,18 @@ class ContainerRunner:
         on_run: Callable[[Run], None] = lambda _run: None,
         timeout_s: float = 300.0,
     ) -> None:
-        self.runtime = GenieRuntime(
-            device, properties, container, timeout_s=timeout_s, telemetry_hz=DEFAULT_HZ
+        options = SessionOptions(
+            runner_timeout_s=timeout_s, telemetry_hz=DEFAULT_HZ, on_repetition=self._keep_telemetry
         )
+        self.target = Session(device, container, options, properties=properties)
+        self.runtime: Runtime = self.target.runtime
         self.telemetry: tuple[TelemetrySeries, ...] = ()
         self.deployment: Deployment | None = None
-        self.target = Target(container, device, properties, self.runtime)
         self._open_store = open_store
         self.session = session
         self.case = case
         self.label = label
         self._on_run = on_run
-        self._timeout_s = timeout_s
         self._run_uid = run_uid
         self._benchmarks = 0
 
@@ -115,12 +115,12 @@ class ContainerRunner:
     @property
     def context_length(self) -> int:
         """Tokens that prompt and answer may have together."""
-        return self.container.metadata.graphs.context_length
+        return ContextLimit.of(self.container).context_length
 
     @property
     def longest_prompt(self) -> int:
         """Tokens that a prompt may have, with bos."""
-        return self.context_length - max(self.container.metadata.graphs.auto_regression_numbers) + 1
+        return ContextLimit.of(self.container).longest_prompt
 
     def benchmark(
         self,
@@ -141,28 +141,21 @@ class ContainerRunner:
         Raises:
             HarnessError: what went wrong; the run is in the store as failed.
         """
-        self.runtime.check_room(prompt_tokens, new_tokens)
-        plan = SessionPlan(
-            prompt=cut_prompt(self.target.tokenizer, prompt_tokens - 1),
+        bench = Bench.of(
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
             repetitions=repetitions,
-            warmup=warmup,
+            warmup="auto" if warmup is None else warmup,
         )
+        bench.check(self.container)
         self._deploy()
         self._benchmarks += 1
         workload = (label or self.label, prompt_tokens, new_tokens, self._benchmarks)
         with self._open_store() as store:
-            run = run_session(
-                self.runtime,
-                plan,
-                self.records(),
-                store,
-                group_id=self.group(*workload),
-                session=self.session,
-                label=label or self.label,
-                on_repetition=self._keep_telemetry,
+            recording = Recording(
+                lambda: store, self.group(*workload), self.session, label or self.label
             )
+            run = bench.run(self.target, recording).output
         self._on_run(run)
         return run
 
@@ -184,25 +177,22 @@ class ContainerRunner:
         """
         self._deploy()
         with self._open_store() as store:
-            return run_perplexity(
-                self.runtime,
+            return score_text(
+                self.target,
                 text,
-                self.records(),
-                store,
-                max_windows=max_windows,
+                Recording(lambda: store),
+                windows=max_windows,
                 references=references,
-            )
+            ).output
 
     def dialogs(
         self, dialogs: Sequence[Sequence[str]], *, max_new_tokens: int = 16
     ) -> DialogResult:
-        """Hold conversations of several turns; see `harness.workloads.dialog.converse`."""
-        return converse(
-            self.target,
-            dialogs,
-            max_new_tokens=max_new_tokens,
-            timeout_s=self._timeout_s,
+        """Hold conversations of several turns; see `harness.workloads.dialog`."""
+        workload = Dialog.of(
+            dialogs=tuple(tuple(turns) for turns in dialogs), max_tokens=max_new_tokens
         )
+        return workload.run(self.target).output
 
     def records(self) -> tuple[ContainerInfo, DeviceInfo, Provenance]:
         """What the results store keeps of container and device, and where its numbers come from."""

@@ -96,10 +96,6 @@ class Runtime(Protocol):
         """What runs on the device; deploys if that has not happened."""
         ...
 
-    def check_room(self, prompt_tokens: int, new_tokens: int) -> None:
-        """Refuse a prompt (counted with bos) and an answer that do not fit into the context."""
-        ...
-
     def generate(self, request: GenerationRequest) -> GenerationResult:
         """Run one query in a process of its own on the device."""
         ...

@@ -15,12 +15,12 @@ from harness.deploy.pipeline import Progress, Shown
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import (
     HarnessError,
-    PromptTooLongError,
     RuntimeChoiceError,
     RuntimeOutputError,
 )
 from harness.results.records import Positions, Runner
 from harness.runtimes.base import GenerationRequest, GenerationResult, PerplexityResult, Window
+from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.files import check_fit, device_files, target_of
 from harness.runtimes.genie_output import generated_text
 from harness.runtimes.genie_profile import parse_profile
@@ -78,6 +78,7 @@ class GenieRuntime:
         check_fit(container, properties)
         self._device = device
         self._container = container
+        self._limit = ContextLimit.of(container)
         genie = find_genie(properties.abi, target_of(container).soc)
         self._origin = genie.origin
         self._has_python = not genie.programs
@@ -134,7 +135,7 @@ class GenieRuntime:
             RunnerError: the runner crashed, hung or refused.
             RuntimeOutputError: it answered what cannot be an answer.
         """
-        self.check_room(self._count_tokens(request), request.max_new_tokens)
+        self._limit.check(self._count_tokens(request), request.max_new_tokens)
         config = self._container.genie_config.with_dialog(max_num_tokens=request.max_new_tokens)
         inputs = {"query_config.json": config.to_json()}
         if request.prompt is not None:
@@ -159,20 +160,6 @@ class GenieRuntime:
             text = self._decode(text)
         return GenerationResult(text, metrics, samples.series)
 
-    def check_room(self, prompt_tokens: int, new_tokens: int) -> None:
-        """Refuse what Genie would refuse: it fills no prefill call's past beyond CL - AR tokens.
-
-        Args:
-            prompt_tokens: with bos.
-            new_tokens: to be generated.
-
-        Raises:
-            PromptTooLongError: the prompt, or prompt and answer together, are too long.
-        """
-        most_prompt = self._context - self._prefill_ar + 1
-        if prompt_tokens > most_prompt or prompt_tokens + new_tokens > self._context:
-            raise PromptTooLongError(prompt_tokens, new_tokens, most_prompt, self._context)
-
     def windows(self, text: str, most: int | None = None) -> list[Window]:
         """Cut a text into windows of the container's context length.
 
@@ -180,7 +167,7 @@ class GenieRuntime:
             WrongUseError: the text is shorter than one window.
         """
         tokenizer = self._container.files["tokenizer.json"]
-        return cut_windows(text, tokenizer, context=self._context, ar=self._prefill_ar, most=most)
+        return cut_windows(text, tokenizer, self._limit, most)
 
     def score(self, windows: Sequence[Window]) -> PerplexityResult:
         """Score windows by Genie's accuracy API, a fresh process for each.
@@ -198,18 +185,10 @@ class GenieRuntime:
         inputs = {name: window.text for name, window in zip(names, windows, strict=True)}
         self._send({**inputs, "query_config.json": self._container.genie_config.to_json()})
         command = [*starting(self.perplexity_runner), "-c", "query_config.json"]
-        command += ["--ar", str(self._prefill_ar)]
+        command += ["--ar", str(self._limit.prefill_ar)]
         command += ["--out", "perplexity.json", "--window-files", *names]
         self._run(self.perplexity_runner, command, self._timeout_s * len(windows))
         return parse_perplexity(self._fetch("perplexity.json"), windows, self._device.serial)
-
-    @property
-    def _prefill_ar(self) -> int:
-        return max(self._container.metadata.graphs.auto_regression_numbers)
-
-    @property
-    def _context(self) -> int:
-        return self._container.metadata.graphs.context_length
 
     def _count_tokens(self, request: GenerationRequest) -> int:
         """Tokens that the prompt takes in the context: Genie puts bos before them."""

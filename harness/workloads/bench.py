@@ -1,192 +1,231 @@
-"""The benchmark of a container: one workload, repeated in one session or spread over several."""
+"""The `bench` workload: one prompt repeated in a session, with warm-up and an output check."""
 
-import functools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from buildlib.container.container import GenAIContainer
-from harness.deploy.deployment import Deployment
-from harness.deploy.pipeline import Shown
-from harness.devices.base import Device
-from harness.errors import WrongUseError
-from harness.results.records import Condition, Run, new_run_id
-from harness.results.store import ResultsStore
-from harness.runtimes.base import Runtime
-from harness.telemetry.sampler import DEFAULT_HZ
-from harness.workloads.bench_prompt import BenchPrompt, cut_prompt
-from harness.workloads.output_check import Expectation, ReferenceText
-from harness.workloads.session import OnRepetition, Records, SessionPlan, run_session
-from harness.workloads.target import DeviceSource, Target, target_on
+from harness.results.records import OutputCheck, Run, TelemetrySeries
+from harness.results.records import Workload as WorkloadRecord
+from harness.results.stability import THROTTLING
+from harness.results.store import ResultsStore, RunRecorder
+from harness.results.warmup import FEWEST, Warmup, detect_warmup
+from harness.runtimes.base import GenerationRequest
+from harness.runtimes.context_limit import ContextLimit
+from harness.telemetry.throttling import judge_throttling
+from harness.workloads.base import (
+    UNRECORDED,
+    NonEmpty,
+    Recording,
+    WorkloadModel,
+    WorkloadResult,
+    require_passed,
+    stored_result,
+)
+from harness.workloads.bench_prompt import BenchPrompt, bench_text, cut_prompt
+from harness.workloads.output_check import (
+    Expectation,
+    KnownQuality,
+    ReferenceText,
+    ReferenceTokens,
+    bounded_quality,
+    judge,
+    read_tokens,
+    stored_quality,
+)
+from harness.workloads.perplexity import score_text
+from harness.workloads.session import Session
 
-Expect = Callable[[Target], tuple[Expectation, ...]]
-"""What the output of a container on a device is checked against; may ask the device."""
-Around = Callable[[Device, Deployment], AbstractContextManager[Sequence[Condition]]]
-"""Puts a device into its measuring conditions for a block; gives what came of them."""
-OnSession = Callable[[int, str, Target], None]
-"""Called when a session begins, with its number from 0 and its label."""
+STEADY_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s")
+"""Warm-up ends when these are steady."""
+_CHARACTERS_PER_TOKEN = 2
+"""Fewer than any tokenizer takes of English text, so that a text is never too short."""
 
 
-@dataclass(frozen=True)
-class BenchPlan:
-    """How much to run, as in llama-bench: `-p` prompt tokens, `-n` new tokens, `-r` repetitions.
+class Bench(WorkloadModel):
+    """Repetitions of one prompt, as `qnnfarm bench` does them; parameters as in llama-bench.
+
+    Sampling is greedy: if a repetition answers differently, the run fails.
 
     Attributes:
         prompt_tokens: with the bos that Genie puts before them.
-        warmup: repetitions that are kept, shown apart, and left out of every mean; None: as many
-            as it takes until the values are steady.
-        most_warmups: the most of them, where their number is detected.
+        repetitions: measured ones; exactly this many are stored as such.
+        warmup: number of repetitions before the measured ones, kept but left out of every mean;
+            `auto`: until the values are steady, at most `most_warmups`.
+        reference_tokens: a file of the token ids that a right output begins with.
+        max_perplexity: a container of a higher perplexity has no speed. It is taken from the
+            results store, or measured first.
     """
 
-    prompt_tokens: int = 64
-    new_tokens: int = 16
-    repetitions: int = 3
-    warmup: int | None = None
-    most_warmups: int = 3
+    kind: Literal["bench"] = "bench"
+    prompt_tokens: Annotated[int, Field(ge=2)] = 64
+    new_tokens: Annotated[int, Field(ge=1)] = 16
+    repetitions: Annotated[int, Field(ge=1, le=10_000)] = 3
+    warmup: Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] = "auto"
+    most_warmups: Annotated[int, Field(ge=0, le=10_000)] = 3
+    reference_tokens: NonEmpty | None = None
+    max_perplexity: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
-    def check(self) -> None:
-        """Refuse numbers that make no sense.
+    length_key: ClassVar[str] = "prompt_tokens"
+    input_key: ClassVar[str] = "reference_tokens"
+    under_conditions: ClassVar[bool] = True
 
-        Raises:
-            WrongUseError: names the number.
-        """
-        least = {"prompt_tokens": 2, "new_tokens": 1, "repetitions": 1, "most_warmups": 0}
-        if self.warmup is not None:
-            least["warmup"] = 0
-        for name, minimum in least.items():
-            if getattr(self, name) < minimum:
-                raise WrongUseError(f"{name} must be at least {minimum}, not {getattr(self, name)}")
+    @property
+    def warmup_limit(self) -> int:
+        """Most repetitions before the measured ones."""
+        return self.most_warmups if self.warmup == "auto" else self.warmup
 
-    def session(self, prompt: BenchPrompt) -> SessionPlan:
-        """The same for one session."""
-        return SessionPlan(
-            prompt=prompt,
+    @property
+    def most_repetitions(self) -> int:
+        """Most repetitions, warm-ups and measured ones together."""
+        return self.warmup_limit + self.repetitions
+
+    def check(self, container: GenAIContainer) -> None:
+        """See `Workload.check`."""
+        ContextLimit.of(container).check(self.prompt_tokens, self.new_tokens)
+
+    def run(self, session: Session, recording: Recording = UNRECORDED) -> WorkloadResult[Run]:
+        """Run one session, and store every repetition as it comes."""
+        self.check(session.container)
+        runtime, store = session.runtime, recording.store
+        prompt = cut_prompt(session.tokenizer, self.prompt_tokens - 1)
+        expectations = tuple(self._expectations(session, recording))
+        record = WorkloadRecord(
+            runner=runtime.runner,
             prompt_tokens=self.prompt_tokens,
-            new_tokens=self.new_tokens,
+            max_new_tokens=self.new_tokens,
             repetitions=self.repetitions,
-            warmup=self.warmup,
-            most_warmups=self.most_warmups,
+            warmup=self.warmup_limit,
+            sampler={"greedy": True},
+            prompt=prompt.text,
         )
+        with recording.start(session, "bench", record) as recorder, ExitStack() as stack:
+            deployment = runtime.prepare()
+            recorder.add_values(
+                {
+                    "push_s": deployment.elapsed_s,
+                    "push_bytes": deployment.pushed_bytes,
+                    "reused_bytes": deployment.reused_bytes,
+                }
+            )
+            if session.options.prepare is not None:
+                conditions = session.options.prepare(session.device, deployment)
+                recorder.add_conditions(stack.enter_context(conditions))
+            self._repeat(session, recorder, prompt, expectations)
+        return stored_result(store.get_run(recorder.run.id))
 
-    def session_of(self, container: GenAIContainer) -> SessionPlan:
-        """The same for one session, with a prompt for the container's tokenizer.
+    def _expectations(self, session: Session, recording: Recording) -> Iterator[Expectation]:
+        """What the output is checked against.
 
-        Raises:
-            WrongUseError: the tokenizer cannot be read, or makes no tokens of the passage.
+        A stored perplexity counts without being asked for. If there is a bound and nothing is
+        stored, the device scores one window of the benchmark's text first.
         """
-        return self.session(cut_prompt(container.files["tokenizer.json"], self.prompt_tokens - 1))
+        if self.reference_tokens is not None:
+            token_ids = read_tokens(session.resolve(self.reference_tokens))[: self.new_tokens]
+            yield ReferenceTokens.of(token_ids, session.tokenizer, self.reference_tokens)
+        quality = self._quality(session, recording.store)
+        if quality is not None:
+            yield quality
+        first = recording.first
+        if first is not None and first.generated_text is not None:
+            yield ReferenceText(first.generated_text, first.check)
 
+    def _quality(self, session: Session, store: ResultsStore) -> KnownQuality | None:
+        bound = self.max_perplexity
+        container, device = session.container_info, session.device_info
+        quality = stored_quality(store, container, device, max_perplexity=bound)
+        if quality is not None or bound is None:
+            return quality
+        characters = container.cl * 2 * _CHARACTERS_PER_TOKEN * 4
+        text = bench_text() * (characters // len(bench_text()) + 1)
+        scored = score_text(session, text, Recording(lambda: store), windows=1)
+        return bounded_quality(scored.output.perplexity, bound)
 
-def run_bench(
-    runtime: Runtime,
-    plan: BenchPlan,
-    prompt: BenchPrompt,
-    records: Records,
-    store: ResultsStore,
-    on_repetition: OnRepetition | None = None,
-) -> Run:
-    """Run the plan in one session; gives the run as the store has it.
-
-    Raises:
-        HarnessError: what went wrong on the device; the run is in the store as failed, with that
-            error.
-    """
-    return run_session(runtime, plan.session(prompt), records, store, on_repetition=on_repetition)
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Where and how often a plan runs, and what is told meanwhile.
-
-    Attributes:
-        devices: gives the device of each session.
-        expect: what outputs are checked against, besides those of the group's first session.
-        around: puts a device into its measuring conditions; None: it is measured as it is.
-        telemetry_hz: samples a second of each repetition; None: no telemetry.
-        shown: shows deployments; None: they go on in silence.
-    """
-
-    devices: DeviceSource
-    store: ResultsStore
-    expect: Expect = lambda _target: ()
-    around: Around | None = None
-    telemetry_hz: float | None = DEFAULT_HZ
-    shown: Shown | None = None
-    on_session: OnSession = lambda _number, _label, _target: None
-    on_repetition: OnRepetition | None = None
-
-    def run(
+    def _repeat(
         self,
-        device: Device,
-        container: GenAIContainer,
-        plan: SessionPlan,
-        *,
-        group_id: str,
-        session: int,
-        label: str = "",
-        first: Run | None = None,
-    ) -> Run:
-        """Run one session on a device that the caller holds.
-
-        Args:
-            first: the first session of the same container in the group, once there is one.
-
-        Raises:
-            HarnessError: it failed; if it had begun, it is in the store as failed.
-        """
-        with target_on(
-            device, container, telemetry_hz=self.telemetry_hz, shown=self.shown
-        ) as target:
-            target.runtime.check_room(plan.prompt_tokens, plan.new_tokens)
-            self.on_session(session, label, target)
-            expectations = plan.expectations + self.expect(target)
-            if first is not None and first.generated_text is not None:
-                expectations += (ReferenceText(first.generated_text, first.check),)
-            bound = replace(plan, expectations=expectations)
-            if self.around is not None:
-                bound = replace(bound, around=functools.partial(self.around, device))
-            return run_session(
-                target.runtime,
-                bound,
-                target.records(),
-                self.store,
-                group_id=group_id,
-                session=session,
-                label=label,
-                on_repetition=self.on_repetition,
-            )
+        session: Session,
+        recorder: RunRecorder,
+        prompt: BenchPrompt,
+        expectations: Sequence[Expectation],
+    ) -> None:
+        request = GenerationRequest(self.new_tokens, token_ids=prompt.token_ids)
+        steadiness, throttled = _Steadiness(self), False
+        while not steadiness.is_enough:
+            number = steadiness.count
+            is_warmup = self.warmup == "auto" or number < self.warmup
+            repetition = number if self.warmup == "auto" or is_warmup else number - self.warmup
+            result = session.runtime.generate(request)
+            _check_output(recorder, expectations, result.text)
+            recorder.add_values(result.metrics, repetition=repetition, is_warmup=is_warmup)
+            recorder.add_telemetry(result.telemetry, repetition=repetition, is_warmup=is_warmup)
+            if not throttled:
+                throttled = _record_throttling(recorder, number, result.telemetry)
+            steadiness.add(result.metrics)
+            if session.options.on_repetition is not None:
+                session.options.on_repetition(number, self.most_repetitions, result)
+        steadiness.settle(recorder)
 
 
-def run_sessions(
-    spread: Spread,
-    container: GenAIContainer,
-    plan: SessionPlan,
-    *,
-    sessions: int,
-    label: str = "",
-    group_id: str | None = None,
-) -> tuple[Run, ...]:
-    """Run a plan in several sessions of one group, each on the device that comes next.
+@dataclass(slots=True)
+class _Steadiness:
+    """Decides after each repetition whether there are enough, and how many were warm-ups."""
 
-    Raises:
-        WrongUseError: no session is asked for.
-        HarnessError: a session failed; those before it are in the store, and so is it if it had
-            begun.
-    """
-    if sessions < 1:
-        raise WrongUseError(f"sessions must be at least 1, not {sessions}")
-    group = group_id or new_run_id()
-    runs: list[Run] = []
-    for number in range(sessions):
-        with spread.devices(number) as device:
-            run = spread.run(
-                device,
-                container,
-                plan,
-                group_id=group,
-                session=number,
-                label=label,
-                first=runs[0] if runs else None,
-            )
-        runs.append(run)
-    return tuple(runs)
+    bench: Bench
+    values: dict[str, list[float]] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        self.count += 1
+        for key in STEADY_METRICS:
+            if key in metrics:
+                self.values.setdefault(key, []).append(metrics[key])
+
+    @property
+    def is_enough(self) -> bool:
+        if self.count >= self.bench.most_repetitions:
+            return True
+        return self.count >= self.bench.repetitions and self._warmup() is not None
+
+    def _warmup(self) -> int | None:
+        """Repetitions before all metrics are steady, if enough steady ones came after."""
+        warmups = [self._detect(values) for values in self.values.values()]
+        if self.bench.warmup != "auto" or not all(warmup.reached for warmup in warmups):
+            return None
+        count = max((warmup.count for warmup in warmups), default=0)
+        return count if count <= self.count - self.bench.repetitions else None
+
+    def _detect(self, values: Sequence[float]) -> Warmup:
+        if len(values) < self.count:  # a repetition without a second token has no decode rate
+            return Warmup(0, reached=True, reason="it is not always there")
+        return detect_warmup(values, fewest=FEWEST)
+
+    def settle(self, recorder: RunRecorder) -> None:
+        if self.bench.warmup == "auto":
+            detected = self._warmup() is not None
+            recorder.settle_warmup(self.count - self.bench.repetitions, detected=detected)
+
+
+def _record_throttling(
+    recorder: RunRecorder, number: int, series: Sequence[TelemetrySeries]
+) -> bool:
+    throttling = judge_throttling(series)
+    if throttling.throttled:
+        reason = f"repetition {number + 1}: {'; '.join(throttling.reasons[:4])}"
+        recorder.add_conditions([{"name": THROTTLING, "outcome": "seen", "reason": reason}])
+    return bool(throttling.throttled)
+
+
+def _check_output(recorder: RunRecorder, expectations: Sequence[Expectation], text: str) -> None:
+    """Fail the run on a wrong output before its speed is stored."""
+    if recorder.generated_text is None:
+        recorder.generated_text = text
+        check = judge(expectations, text)
+    elif recorder.generated_text == text:
+        return
+    else:
+        reason = "the same greedy query gave two different texts"
+        check = OutputCheck(outcome="failed", reason=reason)
+    require_passed(check, recorder, recorder.run.device.serial)

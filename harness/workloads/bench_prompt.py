@@ -1,4 +1,4 @@
-"""What benchmark prompts are cut from: the opening of Genesis (King James, public domain)."""
+"""Benchmark prompts, cut from the opening of Genesis (King James, public domain)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +20,19 @@ class BenchPrompt:
     text: str
 
 
-def passage() -> str:
-    """The whole text, about 10,000 characters."""
+def bench_text() -> str:
+    """Read the whole text, about 10,000 characters."""
     return (Path(__file__).parent / "bench_prompt.txt").read_text(encoding="utf-8")
 
 
 def cut_prompt(tokenizer: Path, n_tokens: int) -> BenchPrompt:
-    """The first tokens of the passage, which is repeated when it is too short.
+    """Cut a prompt from the first tokens of the text, which is repeated if it is too short.
 
     Raises:
         WrongUseError: the tokenizer cannot be read, or makes no tokens of it.
     """
     encoder = load_tokenizer(tokenizer)
-    ids = encode(encoder, passage())
+    ids = encode(encoder, bench_text())
     if not ids:
         raise WrongUseError(f"the tokenizer {tokenizer} makes no tokens of English text")
     cut = (ids * (n_tokens // len(ids) + 1))[:n_tokens]

@@ -1,61 +1,44 @@
-"""One session of a benchmark on one device: conditions, warm-up, repetitions, check, all kept.
+"""A session: one container on one leased device, with a run folder of its own.
 
-A session is the unit of sampling. It begins with a device prepared anew and a run folder of its
-own, and every repetition is a process of its own.
+A session is the unit of sampling. It begins with a device prepared afresh, and every query in it
+is a process of its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
+from buildlib.container.container import GenAIContainer
+from harness.deploy.deploy import DEPLOY_TIMEOUT_S
 from harness.deploy.deployment import Deployment
-from harness.devices.base import Device
-from harness.errors import OutputCheckError
-from harness.results.records import (
-    Condition,
-    ContainerInfo,
-    DeviceInfo,
-    Provenance,
-    Run,
-    TelemetrySeries,
-    Workload,
-    new_run_id,
-)
-from harness.results.stability import THROTTLING
-from harness.results.store import ResultsStore, RunRecorder
-from harness.results.warmup import FEWEST, Warmup, detect_warmup
-from harness.runtimes.base import GenerationRequest, GenerationResult, Runtime
+from harness.deploy.pipeline import Shown
+from harness.devices.base import Device, DeviceProperties
+from harness.results import provenance
+from harness.results.records import Condition, ContainerInfo, DeviceInfo, Provenance
+from harness.runtimes.base import GenerationResult, Runtime
+from harness.runtimes.genie import GenieRuntime
 from harness.telemetry.conditions import Conditions, prepared
 from harness.telemetry.gate import OnWait
-from harness.telemetry.throttling import judge_throttling
-from harness.workloads.bench_prompt import BenchPrompt
-from harness.workloads.output_check import Expectation, judge
+from harness.words import soc_in_words
 
 OnRepetition = Callable[[int, int, GenerationResult], None]
-"""Called with the repetition's number from 0, the most that there can be, and its result."""
-Records = tuple[ContainerInfo, DeviceInfo, Provenance]
-WATCHED = ("prefill_tokens_per_s", "decode_tokens_per_s")
-"""The metrics that are to be steady for warm-up to have ended."""
-
-
-Conditioning = Callable[[Deployment], AbstractContextManager[Sequence[Condition]]]
-"""Brings the device into its measuring conditions, tells what it took, undoes it at the end."""
-
-
-def unconditioned(_deployment: Deployment) -> AbstractContextManager[Sequence[Condition]]:
-    """Measure the device as it is."""
-    return nullcontext(())
+"""Called with the repetition's number from 0, the highest possible count, and its result."""
+Prepare = Callable[[Device, Deployment], AbstractContextManager[Sequence[Condition]]]
+"""Brings a device into its measuring conditions for a block, and records how that went."""
 
 
 @contextmanager
-def measured_under(
+def meet_conditions(
     conditions: Conditions,
     device: Device,
     deployment: Deployment,
     *,
     on_wait: OnWait | None = None,
 ) -> Iterator[Sequence[Condition]]:
-    """Prepare a device by our scripts on it; with the first two arguments bound, a `Conditioning`.
+    """Prepare a device by our scripts on it; with the first argument bound, a `Prepare`.
 
     Raises:
         ConditionsNotMetError: see `prepared`.
@@ -65,181 +48,157 @@ def measured_under(
 
 
 @dataclass(frozen=True, slots=True)
-class SessionPlan:
-    """What a session does.
+class SessionOptions:
+    """How a session runs, and what it reports meanwhile.
 
     Attributes:
-        prompt_tokens: with the bos that Genie puts before them.
-        repetitions: measured ones; exactly so many are kept as such.
-        warmup: a fixed number of repetitions before them; None: until they are steady.
-        most_warmups: the most repetitions before the measured ones, where that is detected.
-        expectations: what the output is checked against.
-        around: puts the device into its measuring conditions for the whole session.
+        timeout_s: for deploying the container, and for a plain command.
+        runner_timeout_s: for one process of the runner on the device.
+        telemetry_hz: samples a second while the device generates; None for no telemetry.
+        prepare: brings the device into its measuring conditions; None measures it as it is.
+        folder: what a workload's relative paths are relative to.
+        shown: shows the deployment; None deploys silently.
+        on_repetition: called after each repetition of a benchmark.
     """
 
-    prompt: BenchPrompt
-    prompt_tokens: int
-    new_tokens: int
-    repetitions: int
-    warmup: int | None = None
-    most_warmups: int = 3
-    expectations: tuple[Expectation, ...] = ()
-    around: Conditioning = unconditioned
-
-    @property
-    def most_repetitions(self) -> int:
-        """Warm-ups and measured repetitions together, at most."""
-        before = self.most_warmups if self.warmup is None else self.warmup
-        return before + self.repetitions
+    timeout_s: float = DEPLOY_TIMEOUT_S
+    runner_timeout_s: float = 300.0
+    telemetry_hz: float | None = None
+    prepare: Prepare | None = None
+    folder: Path = Path()
+    shown: Shown | None = None
+    on_repetition: OnRepetition | None = None
 
 
-@dataclass(slots=True)
-class _Steadiness:
-    """Decides after each repetition whether there are enough, and how many were warm-ups."""
+class Session:
+    """One container on one leased device; a context manager that cleans up at the end.
 
-    plan: SessionPlan
-    values: dict[str, list[float]] = field(default_factory=dict)
-    count: int = 0
+    Nothing is asked of the device before it is needed.
 
-    def add(self, metrics: Mapping[str, float]) -> None:
-        self.count += 1
-        for key in WATCHED:
-            if key in metrics:
-                self.values.setdefault(key, []).append(metrics[key])
-
-    @property
-    def enough(self) -> bool:
-        if self.count >= self.plan.most_repetitions:
-            return True
-        return self.count >= self.plan.repetitions and self._warmup() is not None
-
-    def _warmup(self) -> int | None:
-        """Repetitions before all watched metrics are steady, if enough steady ones came after."""
-        found = [self._detect(values) for values in self.values.values()]
-        if self.plan.warmup is not None or not all(warmup.reached for warmup in found):
-            return None
-        count = max((warmup.count for warmup in found), default=0)
-        return count if count <= self.count - self.plan.repetitions else None
-
-    def _detect(self, values: Sequence[float]) -> Warmup:
-        if len(values) < self.count:  # a repetition without a second token has no decode rate
-            return Warmup(0, reached=True, reason="it is not always there")
-        return detect_warmup(values, fewest=FEWEST)
-
-    def settle(self, recorder: RunRecorder) -> None:
-        if self.plan.warmup is None:
-            detected = self._warmup() is not None
-            recorder.settle_warmup(self.count - self.plan.repetitions, detected=detected)
-
-
-def run_session(
-    runtime: Runtime,
-    plan: SessionPlan,
-    records: Records,
-    store: ResultsStore,
-    *,
-    group_id: str | None = None,
-    session: int = 0,
-    label: str = "",
-    on_repetition: OnRepetition | None = None,
-) -> Run:
-    """Run one session and keep every repetition as it comes; gives the run as the store has it.
-
-    Sampling is greedy: a repetition that answers differently means that what was measured is not
-    one thing, and the run fails.
-
-    Raises:
-        OutputCheckError: the output is not what was expected; the run is in the store as failed.
-        HarnessError: what went wrong on the device; the run is in the store as failed, with that
-            error.
+    Args:
+        container: None for a plain command.
+        properties: of the device, if they are known.
+        runtime: runs the container; Genie by default.
     """
-    container, device, provenance = records
-    run = Run(
-        kind="bench",
-        group_id=group_id or new_run_id(),
-        session=session,
-        label=label,
-        container=container,
-        device=device,
-        provenance=provenance,
-        workload=Workload(
-            runner=runtime.runner,
-            prompt_tokens=plan.prompt_tokens,
-            max_new_tokens=plan.new_tokens,
-            repetitions=plan.repetitions,
-            warmup=plan.most_warmups if plan.warmup is None else plan.warmup,
-            sampler={"greedy": True},
-            prompt=plan.prompt.text,
-        ),
-    )
-    with store.recording(run) as recorder, ExitStack() as prepared:
-        deployment = _record_deployment(recorder, runtime)
-        recorder.add_conditions(prepared.enter_context(plan.around(deployment)))
-        _repeat(runtime, plan, recorder, on_repetition)
-    return store.get_run(run.id)
 
+    def __init__(
+        self,
+        device: Device,
+        container: GenAIContainer | None = None,
+        options: SessionOptions | None = None,
+        *,
+        properties: DeviceProperties | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self.device = device
+        self.options = options or SessionOptions()
+        self._container = container
+        self._properties = properties
+        self._runtime = runtime
 
-def _repeat(
-    runtime: Runtime,
-    plan: SessionPlan,
-    recorder: RunRecorder,
-    on_repetition: OnRepetition | None,
-) -> None:
-    request = GenerationRequest(plan.new_tokens, token_ids=plan.prompt.token_ids)
-    device = recorder.run.device.serial
-    steadiness, throttled = _Steadiness(plan), False
-    while not steadiness.enough:
-        number = steadiness.count
-        is_warmup = plan.warmup is None or number < plan.warmup
-        repetition = number if is_warmup else number - (plan.warmup or 0)
-        result = runtime.generate(request)
-        _check(recorder, plan, result, device)
-        recorder.add_values(result.metrics, repetition=repetition, is_warmup=is_warmup)
-        recorder.add_telemetry(result.telemetry, repetition=repetition, is_warmup=is_warmup)
-        if not throttled:
-            throttled = _record_throttling(recorder, number, result.telemetry)
-        steadiness.add(result.metrics)
-        if on_repetition is not None:
-            on_repetition(number, plan.most_repetitions, result)
-    steadiness.settle(recorder)
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
-def _record_deployment(recorder: RunRecorder, runtime: Runtime) -> Deployment:
-    deployment = runtime.prepare()
-    recorder.add_library_versions(runtime.versions())
-    recorder.add_values(
-        {
-            "push_s": deployment.elapsed_s,
-            "push_bytes": deployment.pushed_bytes,
-            "reused_bytes": deployment.reused_bytes,
-        }
-    )
-    return deployment
+    def close(self) -> None:
+        """Remove the run folder; the content store on the device stays."""
+        if self._runtime is not None:
+            self._runtime.clean()
 
+    @property
+    def container(self) -> GenAIContainer:
+        """The container."""
+        if self._container is None:
+            raise ValueError("this session has no container")
+        return self._container
 
-def _record_throttling(
-    recorder: RunRecorder, number: int, series: Sequence[TelemetrySeries]
-) -> bool:
-    found = judge_throttling(series)
-    if found.throttled:
-        reason = f"repetition {number + 1}: {'; '.join(found.reasons[:4])}"
-        recorder.add_conditions([{"name": THROTTLING, "outcome": "seen", "reason": reason}])
-    return bool(found.throttled)
+    @property
+    def properties(self) -> DeviceProperties:
+        """Properties of the device, read once."""
+        if self._properties is None:
+            self._properties = self.device.properties()
+        return self._properties
 
+    @property
+    def runtime(self) -> Runtime:
+        """What runs the container on the device.
 
-def _check(recorder: RunRecorder, plan: SessionPlan, result: GenerationResult, device: str) -> None:
-    """Fail the run on a wrong output before its speed is stored."""
-    if recorder.generated_text is not None:
-        if recorder.generated_text != result.text:
-            _fail(recorder, device, "the same greedy query gave two different texts")
-        return
-    recorder.generated_text = result.text
-    check = judge(plan.expectations, result.text)
-    if check.outcome == "failed":
-        _fail(recorder, device, check.reason)
-    recorder.set_check(check.outcome, check.reason)
+        Raises:
+            RuntimeChoiceError: the container is not for this device.
+            GenieMissingError: this machine has no Genie for it.
+        """
+        if self._runtime is None:
+            self._runtime = GenieRuntime(
+                self.device,
+                self.properties,
+                self.container,
+                timeout_s=self.options.runner_timeout_s,
+                deploy_timeout_s=self.options.timeout_s,
+                telemetry_hz=self.options.telemetry_hz,
+                shown=self.options.shown,
+            )
+        return self._runtime
 
+    @property
+    def tokenizer(self) -> Path:
+        """The container's `tokenizer.json`."""
+        return self.container.files["tokenizer.json"]
 
-def _fail(recorder: RunRecorder, device: str, reason: str) -> None:
-    recorder.set_check("failed", reason)
-    raise OutputCheckError(device, reason)
+    def resolve(self, path: str) -> Path:
+        """Resolve a path of a workload."""
+        return self.options.folder / Path(path).expanduser()
+
+    @property
+    def device_fields(self) -> Mapping[str, object]:
+        """The device in JSON answers."""
+        device = self.properties
+        return {"device": device.serial, "soc": device.soc, "emulator": device.emulator}
+
+    @property
+    def device_label(self) -> str:
+        """The device in answers for people: `127.0.0.1:5555 (SM8750 emulator)`."""
+        device = self.properties
+        kind = soc_in_words(device.soc, emulator=device.emulator)
+        return f"{device.serial} ({kind})" if kind else device.serial
+
+    def records(self) -> tuple[ContainerInfo, DeviceInfo, Provenance]:
+        """Describe container, device and host for the results store; asks git."""
+        versions = dict(self.container.metadata.toolchain)
+        name = versions.pop("toolchain", "unknown")
+        return self.container_info, self.device_info, provenance.capture(name, versions)
+
+    @property
+    def container_info(self) -> ContainerInfo:
+        """The container in the results store."""
+        metadata = self.container.metadata
+        return ContainerInfo(
+            model=metadata.model.name,
+            sha256=metadata.container_sha256,
+            target=metadata.target.name,
+            ars=metadata.graphs.auto_regression_numbers,
+            cl=metadata.graphs.context_length,
+            n_splits=metadata.graphs.splits,
+            precision=self.container.precision,
+        )
+
+    @property
+    def device_info(self) -> DeviceInfo:
+        """The device in the results store."""
+        device = self.properties
+        return DeviceInfo(
+            serial=device.serial,
+            soc=device.soc,
+            emulator=device.emulator,
+            model=device.model,
+            manufacturer=device.manufacturer,
+            dsp_arch=device.hexagon,
+            abi=device.abi,
+            android_version=device.android_version,
+        )

@@ -5,23 +5,30 @@ In the scene `run` cells are plain commands, in `genie` a container answers quer
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
 from harness.plans.cells import Cell, make_cell
 from harness.plans.device_runner import Containers, DeviceCellRunner
 from harness.plans.journal import Journal
 from harness.plans.outcome import CellResult, Summary
-from harness.plans.plan_file import BenchWork, CommandWork, GenerateWork, Retries, Work
+from harness.plans.plan_file import Retries
+from harness.plans.results import ResultsLater
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.results.records import Run
-from harness.results.store import ResultsStore, RunFilter
+from harness.results.store import RunFilter
+from harness.workloads.bench import Bench
+from harness.workloads.command import Command
+from harness.workloads.generate import Generate
 from tests.chaos.actors import Actor, Tell, conduct
 from tests.chaos.drawing import TOKEN, Case
 from tests.chaos.ends import End, end_of
 from tests.chaos.lab import Farm, Lab, patient
+
+if TYPE_CHECKING:
+    from harness.workloads.registry import AnyWorkload
 
 _LEASE_S = 20.0
 _CELL_S = 8.0
@@ -45,14 +52,12 @@ def cells_of(lab: Lab, case: Case) -> list[Cell]:
     cells: list[Cell] = []
     for number in range(chance.randint(1, 2) if genie else chance.randint(1, 4)):
         label = f"{case.name}/{number}"
-        work: Work
+        work: AnyWorkload
         if genie:
             prompt = chance.choice(_PROMPTS)
-            queries: list[Work] = [
-                GenerateWork(kind="generate", prompt=prompt, max_tokens=_TOKENS),
-                BenchWork(
-                    kind="bench", prompt_tokens=16, new_tokens=_TOKENS, repetitions=2, warmup=0
-                ),
+            queries: list[AnyWorkload] = [
+                Generate(prompt=prompt, max_tokens=_TOKENS),
+                Bench(prompt_tokens=16, new_tokens=_TOKENS, repetitions=2, warmup=0),
             ]
             work = chance.choice(queries)
         else:
@@ -77,14 +82,14 @@ def _word(label: str) -> str:
     return f"{TOKEN}-{label.rpartition('-')[2].replace('/', '.')}"
 
 
-def _command(kind: int, word: str) -> CommandWork:
+def _command(kind: int, word: str) -> Command:
     scripts = {1: _DAEMON, 2: _STUBBORN, 3: _NOISY, 4: _HEAT}
     command: tuple[str, ...] = ("python3", "-c", _SLEEP, word)
     if kind == 0:
         command = ("echo", word)
     elif kind in scripts:
         command = ("sh", "-c", scripts[kind], word)
-    return CommandWork(kind="command", command=command)
+    return Command(command=command)
 
 
 def begin(lab: Lab, farm: Farm, case: Case) -> list[Actor]:
@@ -98,7 +103,7 @@ def _runner(lab: Lab, farm: Farm, case: Case, cells: list[Cell], name: str) -> A
         with _open(lab, case) as (store, journal):
             journal.begin("chaos", "c" * 32, fresh=False)
             runner = DeviceCellRunner(
-                store, Containers(), journal.campaign, resolve=Path, runner_s=patient(_RUNNER_S)
+                store, Containers(), journal.campaign, runner_s=patient(_RUNNER_S)
             )
             options = MatrixOptions(lease_s=patient(_LEASE_S), purpose=case.name)
 
@@ -134,11 +139,11 @@ def _tell(tell: Tell, summary: Summary) -> None:
 
 
 @contextmanager
-def _open(lab: Lab, case: Case) -> Iterator[tuple[ResultsStore, Journal]]:
+def _open(lab: Lab, case: Case) -> Iterator[tuple[ResultsLater, Journal]]:
     folder = lab.folder / "results"
     folder.mkdir(exist_ok=True)
     with (
-        ResultsStore.open(folder / f"{case.name}.db") as store,
+        closing(ResultsLater(str(folder / f"{case.name}.db"))) as store,
         Journal(folder / f"{case.name}.jsonl") as journal,
     ):
         yield store, journal
@@ -191,7 +196,7 @@ def _complaints(lab: Lab, case: Case, ends: list[End]) -> list[str]:
     cells = {cell.label: cell for cell in cells_of(lab, case)}
     final = {end.who.removeprefix("again: "): end for end in ends if not end.who.endswith("a try")}
     with _open(lab, case) as (store, journal):
-        runs = store.list_runs(RunFilter())
+        runs = store.made().list_runs(RunFilter())
         for label, cell in cells.items():
             end = final.get(f"cell {label}")
             known = journal.remembered(cell.key)
@@ -234,12 +239,8 @@ def learn(lab: Lab) -> None:
     """Ask every prompt once while nothing is wrong: what is right is known from then on."""
     if lab.texts:
         return
-    works: list[Work] = [
-        GenerateWork(kind="generate", prompt=prompt, max_tokens=_TOKENS) for prompt in _PROMPTS
-    ]
-    works.append(
-        BenchWork(kind="bench", prompt_tokens=16, new_tokens=_TOKENS, repetitions=1, warmup=0)
-    )
+    works: list[AnyWorkload] = [Generate(prompt=prompt, max_tokens=_TOKENS) for prompt in _PROMPTS]
+    works.append(Bench(prompt_tokens=16, new_tokens=_TOKENS, repetitions=1, warmup=0))
     cells = [
         make_cell(f"learn/{n}", work, Requirement(), container=lab.container, replica=n)
         for n, work in enumerate(works)
@@ -249,6 +250,6 @@ def learn(lab: Lab) -> None:
     conduct([actor], [], patient(300.0))
     assert actor.end["end"] == "well", actor.end
     with _open(lab, case) as (store, _):
-        for run in store.list_runs(RunFilter(status="done")):
+        for run in store.made().list_runs(RunFilter(status="done")):
             lab.texts[key_of(run)] = run.generated_text or ""
     assert len(lab.texts) == len(works), actor.told

@@ -17,7 +17,7 @@ def shown(*, terminal: bool) -> str:
     progress = RunProgress(console, todo, done_before=1)
     progress.cell_begun(first, "pixel")
     progress.cell_begun(second, "board")
-    failure = Failure.of(DeviceLostError("s", "[red]push", "off\x1b[2J"), first.work)
+    failure = Failure.of(DeviceLostError("s", "[red]push", "off\x1b[2J"), first.workload)
     progress.cell_retried(first, "pixel", failure)
     done = CellOutcome(
         second, "done", device="board", result=CellResult(summary="fast"), duration_s=8.0
@@ -51,7 +51,7 @@ def waited_for(*, terminal: bool) -> str:
     progress.waiting("soc=SM8750", "pixel is held by ann: nightly since 21:00:00")
     progress.waiting("tag=hot", "board is draining (swollen) since 20:00:00")
     progress.waiting("soc=SM8750", "")
-    failure = Failure.of(RequirementError("tag=old", "none has the tag old"), todo[0].work)
+    failure = Failure.of(RequirementError("tag=old", "none has the tag old"), todo[0].workload)
     progress.without_device(
         [CellOutcome(cell, "failed", failures=(("", failure),)) for cell in todo[:11]]
     )

@@ -13,11 +13,12 @@ from harness.plans.cells import Cell, make_cell
 from harness.plans.eligibility import meets
 from harness.plans.guard import Guard
 from harness.plans.outcome import CellResult
-from harness.plans.plan_file import CommandWork, Retries
+from harness.plans.plan_file import Retries
 from harness.plans.seams import LeasedDevice
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.pool.status import MemberStatus
+from harness.workloads.command import Command
 
 
 class LookingClock:
@@ -150,7 +151,7 @@ def cells(
     return [
         make_cell(
             f"cell-{container}{number}",
-            CommandWork(kind="command", command=("echo", str(number))),
+            Command(command=("echo", str(number))),
             requirement or Requirement(),
             container_sha256=container,
             retries=retries,

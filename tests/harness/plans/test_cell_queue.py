@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from harness.plans.cell_queue import CellQueue
 from harness.plans.cells import Cell, make_cell
 from harness.plans.durations import Durations
-from harness.plans.plan_file import CommandWork
 from harness.pool.requirement import Requirement
+from harness.workloads.command import Command
 from tests.harness.plans.farm import cells
 
 
@@ -91,7 +91,7 @@ def test_they_do_so_too_where_nothing_is_known_at_first(
     ):
         cell = make_cell(
             f"{container}/{work}#{session}",
-            CommandWork(kind="command", command=("run", str(work))),
+            Command(command=("run", str(work))),
             Requirement(),
             container_sha256=str(container),
             session=session,
@@ -170,7 +170,7 @@ def test_the_longest_goes_first_by_what_earlier_ones_took() -> None:
 
 def test_the_closest_that_is_known_is_expected() -> None:
     def cell(work: str, container: str = "c", session: int = 0) -> Cell:
-        command = CommandWork(kind="command", command=(work,))
+        command = Command(command=(work,))
         return make_cell(
             "label", command, Requirement(), container_sha256=container, session=session
         )

@@ -30,7 +30,7 @@ def outcome(cell: Cell, duration_s: float = 2.5) -> CellOutcome:
 def write(path: Path) -> list[Cell]:
     """A journal of three cells: done, failed, and cut off."""
     done, failed, _ = todo = cells(3)
-    failure = Failure.of(DeviceLostError("s", "a push", "closed"), failed.work)
+    failure = Failure.of(DeviceLostError("s", "a push", "closed"), failed.workload)
     with Journal(path) as journal:
         journal.begin("plan", ONE, fresh=False)
         for cell in todo:

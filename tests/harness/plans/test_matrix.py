@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -12,8 +13,10 @@ from harness.errors import PlanFileError
 from harness.plans.cells import Cell
 from harness.plans.matrix import cell_as_mapping, expand, select
 from harness.plans.plan_file import Plan
-from harness.plans.room import too_long
 from tests.harness.plans.farm import members
+
+if TYPE_CHECKING:
+    from buildlib.container.container import GenAIContainer
 
 Expand = Callable[..., tuple[Cell, ...]]
 BENCH = {"kind": "bench"}
@@ -52,7 +55,7 @@ def test_it_is_the_product_of_containers_devices_and_workloads(cells_of: Expand)
         + ["SM8750/command", "old/command"]
     )
     assert len({cell.key for cell in cells}) == len(cells)
-    groups = {cell.group for cell in cells if cell.work.kind == "bench"}
+    groups = {cell.group for cell in cells if cell.workload.kind == "bench"}
     assert len(groups) == 4
 
 
@@ -173,6 +176,8 @@ def test_a_workload_that_no_context_holds_is_refused(
     tmp_path: Path, work: dict[str, Any], key: str
 ) -> None:
     graphs = GraphsRecord(auto_regression_numbers=(1, 32), context_length=192, splits=1)
+    metadata = SimpleNamespace(graphs=graphs)
+    container = cast("GenAIContainer", SimpleNamespace(metadata=metadata))
 
     def cells(*works: dict[str, Any]) -> tuple[Cell, ...]:
         content = {"name": "p", "containers": [{"path": "one"}], "workloads": works}
@@ -181,7 +186,7 @@ def test_a_workload_that_no_context_holds_is_refused(
             tmp_path / "plan.yaml",
             identify=lambda _: "a" * 64,
             members=list,
-            too_long=lambda _, work: too_long(graphs, work),
+            check=lambda _, workload: workload.check(container),
         )
 
     fits = {**BENCH, "prompt_tokens": 161, "new_tokens": 31}

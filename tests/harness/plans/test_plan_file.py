@@ -8,8 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import PlanFileError
-from harness.plans.plan_file import BenchWork, CommandWork, Plan, load_plan
+from harness.plans.plan_file import Plan, load_plan
 from harness.telemetry.conditions import Conditions
+from harness.workloads.bench import Bench
+from harness.workloads.command import Command
 
 
 def load(folder: Path, text: str) -> Plan:
@@ -20,7 +22,8 @@ def load(folder: Path, text: str) -> Plan:
 
 def test_what_a_plan_leaves_out_has_a_default(tmp_path: Path) -> None:
     plan = load(tmp_path, "name: nightly\nworkloads: [{kind: bench}]\n")
-    assert plan.workloads == (BenchWork(kind="bench"),)
+    (entry,) = plan.workloads
+    assert (entry.workload, entry.label, entry.sessions) == (Bench(), None, 1)
     assert (plan.retries.device, plan.retries.runner, plan.retries.output) == (2, 1, 0)
     assert [device.count for device in plan.devices] == [1]
     assert plan.conditions != "none"
@@ -55,7 +58,7 @@ telemetry: false
     )
     assert plan.devices[0].tags == ("lab-a", "rack-2")
     assert plan.timeouts.cell_s == 60
-    assert plan.workloads[3] == CommandWork(kind="command", command=("sh", "-c", "echo $(id)"))
+    assert plan.workloads[3].workload == Command(command=("sh", "-c", "echo $(id)"))
     assert plan.conditions != "none"
     charge = plan.conditions.conditions().charge
     assert charge is not None
@@ -126,7 +129,7 @@ def test_a_file_of_any_size_is_refused_before_it_is_parsed(tmp_path: Path) -> No
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates()
-KEYS = st.sampled_from([*Plan.model_fields, *BenchWork.model_fields, "command", "path"]) | SCALARS
+KEYS = st.sampled_from([*Plan.model_fields, *Bench.model_fields, "command", "path"]) | SCALARS
 TREES = st.recursive(
     SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=20
 )

@@ -25,9 +25,10 @@ from harness.plans.cells import Cell, make_cell
 from harness.plans.guard import Guard
 from harness.plans.journal import Journal
 from harness.plans.outcome import CellResult, Summary
-from harness.plans.plan_file import CommandWork, Retries
+from harness.plans.plan_file import Retries
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.requirement import Requirement
+from harness.workloads.command import Command
 from tests.harness.plans.farm import HandPool, HandRunner, LookingClock, cells, members
 from tests.harness.pool.interrupts import Interrupter
 
@@ -178,7 +179,7 @@ def test_a_cell_that_waits_again_begins_to_wait_then(
 
 
 def spread(count: int) -> list[Cell]:
-    work = CommandWork(kind="command", command=("true",))
+    work = Command(command=("true",))
     return [
         make_cell(f"r@{n}", work, Requirement(soc="SM8750"), replica=n, spread=True)
         for n in range(count)

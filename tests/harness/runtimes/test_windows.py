@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from harness.errors import WrongUseError
+from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.windows import cut_windows
 from suites.models import tiny_llama
 
@@ -13,7 +14,7 @@ TOKENIZER = tiny_llama.folder() / "tokenizer.json"
 
 
 def test_windows_score_a_text_once_and_in_order() -> None:
-    windows = cut_windows(tiny_llama.heldout_text(), TOKENIZER, context=192, ar=32)
+    windows = cut_windows(tiny_llama.heldout_text(), TOKENIZER, ContextLimit(192, 32))
     text = tiny_llama.heldout_text()
     ids = Tokenizer.from_file(str(TOKENIZER)).encode(text, add_special_tokens=False).ids
     assert all(len(window.scored) == 160 for window in windows)
@@ -29,7 +30,7 @@ def test_windows_score_a_text_once_and_in_order() -> None:
 def test_every_window_holds_what_genie_insists_on(text: str) -> None:
     encoder = Tokenizer.from_file(str(TOKENIZER))
     try:
-        windows = cut_windows(text, TOKENIZER, context=64, ar=16)
+        windows = cut_windows(text, TOKENIZER, ContextLimit(64, 16))
     except WrongUseError:
         return
     for window in windows:
@@ -40,15 +41,15 @@ def test_every_window_holds_what_genie_insists_on(text: str) -> None:
 
 
 def test_no_more_windows_than_asked_for() -> None:
-    windows = cut_windows(tiny_llama.heldout_text(), TOKENIZER, context=192, ar=32, most=3)
+    windows = cut_windows(tiny_llama.heldout_text(), TOKENIZER, ContextLimit(192, 32), 3)
     assert len(windows) == 3
 
 
 def test_a_short_text_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(WrongUseError, match="longer text") as caught:
-        cut_windows("too short", TOKENIZER, context=192, ar=32)
+        cut_windows("too short", TOKENIZER, ContextLimit(192, 32))
     assert caught.value.exit_code == 2
     broken = tmp_path / "tokenizer.json"
     broken.write_text("{}")
     with pytest.raises(WrongUseError, match=r"tokenizer\.json"):
-        cut_windows("text", broken, context=192, ar=32)
+        cut_windows("text", broken, ContextLimit(192, 32))

@@ -4,12 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.measuring import conditioning, device_source, wanted
+from harness.cli.measuring import bench_workload, conditioning, device_source
 from harness.errors import HarnessError, WrongUseError
-from harness.workloads.bench import BenchPlan
-from harness.workloads.bench_prompt import BenchPrompt
-
-PROMPT = BenchPrompt((1, 2), "a b")
+from harness.workloads.bench import Bench
 
 
 @pytest.mark.parametrize(
@@ -23,15 +20,15 @@ PROMPT = BenchPrompt((1, 2), "a b")
     ],
 )
 def test_numbers_that_make_no_sense_are_named(name: str, value: int) -> None:
-    with pytest.raises(WrongUseError, match=name):
-        BenchPlan(**{name: value}).check()
-    BenchPlan().check()
+    with pytest.raises(WrongUseError, match=f"{name} must be greater than or equal to") as caught:
+        Bench.of(**{name: value})
+    assert "\n" not in str(caught.value)
 
 
 def test_a_session_is_never_longer_than_it_says() -> None:
-    assert BenchPlan(repetitions=3).session(PROMPT).most_repetitions == 6
-    assert BenchPlan(repetitions=3, warmup=1).session(PROMPT).most_repetitions == 4
-    assert BenchPlan(repetitions=3, most_warmups=0).session(PROMPT).most_repetitions == 3
+    assert Bench(repetitions=3).most_repetitions == 6
+    assert Bench(repetitions=3, warmup=1).most_repetitions == 4
+    assert Bench(repetitions=3, most_warmups=0).most_repetitions == 3
 
 
 def test_no_gate_is_no_condition_and_goes_with_none() -> None:
@@ -56,9 +53,12 @@ def test_a_temperature_that_no_device_has_is_refused() -> None:
 def test_reference_tokens_come_from_their_file(tmp_path: Path) -> None:
     path = tmp_path / "reference.json"
     path.write_text("[5, 6]")
-    found = wanted(path, 20.0)
-    assert (found.token_ids, found.source, found.max_perplexity) == ((5, 6), str(path), 20.0)
-    assert wanted(None, None).token_ids is None
+    bench = bench_workload(64, 16, 3, None, 3, path, 20.0)
+    assert (bench.reference_tokens, bench.max_perplexity) == (str(path), 20.0)
+    assert bench.warmup == "auto"
+    path.write_text("[5, x]")
+    with pytest.raises(WrongUseError, match="no token id"):
+        bench_workload(64, 16, 3, None, 3, path, None)
 
 
 def test_named_devices_take_turns() -> None:

@@ -11,8 +11,8 @@ from harness.devices.adb.device import AdbDevice
 from harness.errors import UnknownMetricError, WrongUseError
 from harness.results.comparison import JUDGED, Verdict, check_gated, check_pairs, judge_runs
 from harness.results.store import ResultsStore, RunFilter
-from harness.workloads.bench import BenchPlan, Spread
-from harness.workloads.comparison import Side, run_comparison
+from harness.workloads.bench import Bench
+from harness.workloads.bench_series import BenchSeries
 
 
 def test_sides_take_turns_on_the_same_device(
@@ -26,13 +26,12 @@ def test_sides_take_turns_on_the_same_device(
         yield virtual_device
 
     container = GenAIContainer.load(tiny_bundle)
-    plan = BenchPlan(prompt_tokens=4, new_tokens=2, repetitions=1, warmup=0)
-    side = Side(container, plan.session_of(container))
+    bench = Bench(prompt_tokens=4, new_tokens=2, repetitions=1, warmup=0)
     with ResultsStore.open(tmp_path / "results.db") as store:
-        spread = Spread(devices=devices, store=store, telemetry_hz=None)
+        series = BenchSeries(bench, devices, store)
         with pytest.raises(WrongUseError, match="at least 1"):
-            run_comparison(spread, side, side, sessions=0)
-        runs = run_comparison(spread, side, side, sessions=2)
+            series.compare(container, container, sessions=0)
+        runs = series.compare(container, container, sessions=2)
         stored = store.list_runs(RunFilter(group_id=runs[0].group_id))
     assert held == [0, 1]
     assert [(run.session, run.label) for run in runs] == [(0, "A"), (0, "B"), (1, "B"), (1, "A")]

@@ -1,6 +1,6 @@
 """A session on a real virtual device: warm-up, check, conditions, telemetry, all of it kept."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,22 +11,24 @@ from buildlib.container.container import GenAIContainer
 from harness.deploy.deployment import Deployment
 from harness.devices.adb.device import AdbDevice
 from harness.errors import OutputCheckError
-from harness.results.records import Condition, TelemetrySeries
+from harness.results.records import Condition, Run, TelemetrySeries
 from harness.results.store import ResultsStore
-from harness.runtimes.base import GenerationRequest, GenerationResult
-from harness.workloads.bench import BenchPlan, Spread, run_sessions
-from harness.workloads.expectations import Wanted, expecting
-from harness.workloads.session import SessionPlan, run_session
-from harness.workloads.target import Target, target_on
+from harness.runtimes.base import GenerationRequest, GenerationResult, Runtime
+from harness.telemetry.sampler import DEFAULT_HZ
+from harness.workloads.base import Recording
+from harness.workloads.bench import Bench
+from harness.workloads.bench_prompt import cut_prompt
+from harness.workloads.bench_series import BenchSeries
+from harness.workloads.session import Session, SessionOptions
 
-Change = Callable[[int, GenerationResult], GenerationResult]
+BENCH = Bench(prompt_tokens=16, new_tokens=4)
 
 
 @pytest.fixture(scope="module")
-def target(virtual_device: AdbDevice, tiny_bundle: Path) -> Iterator[Target]:
-    with target_on(virtual_device, GenAIContainer.load(tiny_bundle)) as found:
-        found.runtime.prepare()
-        yield found
+def session(virtual_device: AdbDevice, tiny_bundle: Path) -> Iterator[Session]:
+    with Session(virtual_device, GenAIContainer.load(tiny_bundle)) as opened:
+        opened.runtime.prepare()
+        yield opened
 
 
 @pytest.fixture
@@ -36,17 +38,23 @@ def store(tmp_path: Path) -> Iterator[ResultsStore]:
 
 
 @pytest.fixture(scope="module")
-def answer(target: Target) -> GenerationResult:
+def answer(session: Session) -> GenerationResult:
     """What the device really answers to the benchmark's query."""
-    plan = plan_for(target)
-    return target.runtime.generate(
-        GenerationRequest(plan.new_tokens, token_ids=plan.prompt.token_ids)
-    )
+    prompt = cut_prompt(session.tokenizer, BENCH.prompt_tokens - 1)
+    return session.runtime.generate(GenerationRequest(BENCH.new_tokens, token_ids=prompt.token_ids))
 
 
-def plan_for(target: Target, **changes: object) -> SessionPlan:
-    plan = BenchPlan(prompt_tokens=16, new_tokens=4).session_of(target.container)
-    return replace(plan, **changes)  # type: ignore[arg-type]
+def run_bench(
+    session: Session,
+    store: ResultsStore,
+    bench: Bench = BENCH,
+    *,
+    runtime: Runtime | None = None,
+    options: SessionOptions | None = None,
+) -> Run:
+    """Run a benchmark in the session, or in one that differs in runtime or options."""
+    other = Session(session.device, session.container, options, runtime=runtime or session.runtime)
+    return bench.run(other, Recording(lambda: store)).output
 
 
 class Scripted:
@@ -56,19 +64,18 @@ class Scripted:
     (steady ones, drifting ones) are put in.
     """
 
-    def __init__(self, target: Target, answer: GenerationResult, speeds: Sequence[float]) -> None:
-        self._runtime = target.runtime
+    def __init__(self, session: Session, answer: GenerationResult, speeds: Sequence[float]) -> None:
+        self._runtime = session.runtime
         self._answer = answer
         self._speeds = iter(speeds)
-        self.runner = target.runtime.runner
-        self.perplexity_runner = target.runtime.perplexity_runner
-        self.positions = target.runtime.positions
-        self.prepare = target.runtime.prepare
-        self.versions = target.runtime.versions
-        self.check_room = target.runtime.check_room
-        self.windows = target.runtime.windows
-        self.score = target.runtime.score
-        self.clean = target.runtime.clean
+        self.runner = session.runtime.runner
+        self.perplexity_runner = session.runtime.perplexity_runner
+        self.positions = session.runtime.positions
+        self.prepare = session.runtime.prepare
+        self.versions = session.runtime.versions
+        self.windows = session.runtime.windows
+        self.score = session.runtime.score
+        self.clean = session.runtime.clean
 
     def generate(self, request: GenerationRequest) -> GenerationResult:
         del request
@@ -87,7 +94,7 @@ class Scripted:
     ],
 )
 def test_warmup_is_as_long_as_it_takes(
-    target: Target,
+    session: Session,
     store: ResultsStore,
     answer: GenerationResult,
     speeds: list[float],
@@ -95,30 +102,30 @@ def test_warmup_is_as_long_as_it_takes(
     *,
     detected: bool,
 ) -> None:
-    runtime = Scripted(target, answer, speeds)
-    run = run_session(runtime, plan_for(target), target.records(), store)
+    runtime = Scripted(session, answer, speeds)
+    run = run_bench(session, store, runtime=runtime)
     assert run.values("prefill_tokens_per_s") == tuple(speeds[len(warmups) :])
     assert run.values("prefill_tokens_per_s", warmup=True) == tuple(warmups)
     assert (run.warmup_detected, run.workload.warmup) == (detected, len(warmups))
 
 
 def test_a_given_warmup_is_kept_to(
-    target: Target, store: ResultsStore, answer: GenerationResult
+    session: Session, store: ResultsStore, answer: GenerationResult
 ) -> None:
-    runtime = Scripted(target, answer, [10, 20, 40])
-    plan = plan_for(target, warmup=2, repetitions=1)
-    run = run_session(runtime, plan, target.records(), store)
+    runtime = Scripted(session, answer, [10, 20, 40])
+    bench = BENCH.model_copy(update={"warmup": 2, "repetitions": 1})
+    run = run_bench(session, store, bench, runtime=runtime)
     assert run.values("prefill_tokens_per_s") == (40,)
     assert (run.warmup_detected, run.workload.warmup) == (None, 2)
 
 
 def test_conditions_and_telemetry_are_kept_with_the_run(
-    target: Target, store: ResultsStore, answer: GenerationResult
+    session: Session, store: ResultsStore, answer: GenerationResult
 ) -> None:
     seen: list[str] = []
 
     @contextmanager
-    def around(deployment: Deployment) -> Iterator[Sequence[Condition]]:
+    def prepare(_device: object, deployment: Deployment) -> Iterator[Sequence[Condition]]:
         seen.append(deployment.run_dir)
         yield [{"name": "thermal_gate", "outcome": "met", "waited_s": 1.5, "reason": "31 < 35"}]
         seen.append("restored")
@@ -127,9 +134,8 @@ def test_conditions_and_telemetry_are_kept_with_the_run(
     clock = tuple(2e9 if n < 15 else 1e9 for n in range(30))
     series = TelemetrySeries("cpu_cap_hz:7", "Hz", times, clock)
     answer = replace(answer, telemetry=(series,))
-    runtime = Scripted(target, answer, [100] * 3)
-    plan = plan_for(target, around=around)
-    run = run_session(runtime, plan, target.records(), store)
+    runtime = Scripted(session, answer, [100] * 3)
+    run = run_bench(session, store, runtime=runtime, options=SessionOptions(prepare=prepare))
     assert seen[1:] == ["restored"]
     assert run.conditions[0]["waited_s"] == 1.5
     assert run.conditions[1] == {
@@ -141,74 +147,74 @@ def test_conditions_and_telemetry_are_kept_with_the_run(
     assert [(one.repetition, one.is_warmup) for one in kept] == [(0, False), (1, False), (2, False)]
 
 
-def failing(target: Target, store: ResultsStore, plan: SessionPlan) -> tuple[str, str]:
+def reference_file(folder: Path, token_ids: Sequence[int]) -> SessionOptions:
+    (folder / "reference.txt").write_text(" ".join(map(str, token_ids)))
+    return SessionOptions(folder=folder)
+
+
+def test_fast_garbage_is_a_failure(session: Session, store: ResultsStore, tmp_path: Path) -> None:
+    """The reference tokens are others than this model generates, from the second on."""
+    options = reference_file(tmp_path, (17, 300, 300, 300))
+    bench = BENCH.model_copy(update={"reference_tokens": "reference.txt"})
     with pytest.raises(OutputCheckError) as caught:
-        run_session(target.runtime, plan, target.records(), store)
+        run_bench(session, store, bench, options=options)
     (run,) = store.list_runs()
     assert run.status == "failed"
     assert run.check.outcome == "failed"
     assert run.values("prefill_tokens_per_s") == ()
     assert run.values("prefill_tokens_per_s", warmup=True) == ()
-    return run.error or "", str(caught.value)
-
-
-def test_fast_garbage_is_a_failure(target: Target, store: ResultsStore) -> None:
-    """The reference tokens are others than this model generates, from the second on."""
-    wanted = Wanted((17, 300, 300, 300), "reference.txt")
-    expectations = expecting(wanted, 4, store)(target)
-    error, shown = failing(target, store, plan_for(target, expectations=expectations))
-    assert error == shown
-    assert "differs from reference.txt at token" in error
+    assert run.error == str(caught.value)
+    assert "differs from reference.txt at token" in run.error
 
 
 def test_the_right_tokens_pass(
-    target: Target, store: ResultsStore, answer: GenerationResult
+    session: Session, store: ResultsStore, answer: GenerationResult, tmp_path: Path
 ) -> None:
     from harness.runtimes.tokenizer import encode, load_tokenizer
 
-    ids = encode(load_tokenizer(target.tokenizer), answer.text)
-    expectations = expecting(Wanted(ids, "reference.txt"), 4, store)(target)
-    plan = plan_for(target, repetitions=1, warmup=0, expectations=expectations)
-    run = run_session(target.runtime, plan, target.records(), store)
+    options = reference_file(tmp_path, encode(load_tokenizer(session.tokenizer), answer.text))
+    bench = BENCH.model_copy(
+        update={"reference_tokens": "reference.txt", "repetitions": 1, "warmup": 0}
+    )
+    run = run_bench(session, store, bench, options=options)
     assert (run.check.outcome, run.check.reason) == ("passed", "the tokens of reference.txt")
 
 
 def test_a_perplexity_bound_is_measured_once_and_then_taken_from_the_store(
-    target: Target, store: ResultsStore, answer: GenerationResult
+    session: Session, store: ResultsStore, answer: GenerationResult
 ) -> None:
-    good = expecting(Wanted(max_perplexity=1e6), 4, store)(target)
-    assert [run.kind for run in store.list_runs()] == ["perplexity"]
-    runtime = Scripted(target, answer, [100] * 4)
-    plan = plan_for(target, expectations=good)
-    run = run_session(runtime, plan, target.records(), store)
+    runtime = Scripted(session, answer, [100] * 4)
+    good = BENCH.model_copy(update={"max_perplexity": 1e6})
+    run = run_bench(session, store, good, runtime=runtime)
     assert run.check.outcome == "passed"
-    bad = expecting(Wanted(max_perplexity=1.01), 4, store)(target)
-    assert len([run for run in store.list_runs() if run.kind == "perplexity"]) == 1
+    assert [run.kind for run in store.list_runs()] == ["perplexity", "bench"]
+    bad = BENCH.model_copy(update={"max_perplexity": 1.01})
     with pytest.raises(OutputCheckError, match=r"above the bound of 1\.01"):
-        run_session(runtime, replace(plan, expectations=bad), target.records(), store)
+        run_bench(session, store, bad, runtime=runtime)
+    assert len([run for run in store.list_runs() if run.kind == "perplexity"]) == 1
 
 
 def test_sessions_are_prepared_anew_and_agree(
     virtual_device: AdbDevice, tiny_bundle: Path, store: ResultsStore
 ) -> None:
     folders: list[str] = []
-    asked: list[int] = []
+    numbers: list[int] = []
 
     @contextmanager
     def devices(number: int) -> Iterator[AdbDevice]:
-        asked.append(number)
+        numbers.append(number)
         yield virtual_device
 
     @contextmanager
-    def around(_device: object, deployment: Deployment) -> Iterator[Sequence[Condition]]:
+    def prepare(_device: object, deployment: Deployment) -> Iterator[Sequence[Condition]]:
         folders.append(deployment.run_dir)
         yield ()
 
-    container = GenAIContainer.load(tiny_bundle)
-    plan = BenchPlan(prompt_tokens=8, new_tokens=2, repetitions=1, warmup=0).session_of(container)
-    spread = Spread(devices=devices, store=store, around=around)
-    runs = run_sessions(spread, container, plan, sessions=2)
-    assert asked == [0, 1]
+    bench = Bench(prompt_tokens=8, new_tokens=2, repetitions=1, warmup=0)
+    options = SessionOptions(telemetry_hz=DEFAULT_HZ, prepare=prepare)
+    series = BenchSeries(bench, devices, store, options)
+    runs = series.run(GenAIContainer.load(tiny_bundle), sessions=2)
+    assert numbers == [0, 1]
     assert len(set(folders)) == 2
     assert [(run.session, run.group_id) for run in runs] == [
         (0, runs[0].group_id),

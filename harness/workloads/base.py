@@ -1,0 +1,191 @@
+"""The `Workload` protocol, and what its variants share."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Annotated, ClassVar, Generic, Protocol, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from buildlib.container.container import GenAIContainer
+from harness.errors import OutputCheckError, WrongUseError, one_line
+from harness.results.metrics import METRICS
+from harness.results.records import OutputCheck, Run, RunKind, new_run_id
+from harness.results.records import Workload as WorkloadRecord
+from harness.results.store import ResultsStore, RunRecorder
+from harness.workloads.session import Session
+
+NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\Z")]
+Output = TypeVar("Output", covariant=True)  # noqa: PLC0105
+_SUMMARY_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s", "perplexity")
+_SUMMARY_LENGTH = 60
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadResult(Generic[Output]):
+    """Result of a workload on a device.
+
+    Attributes:
+        output: what this kind of workload gives.
+        values: mean over the measured repetitions, by metric.
+        summary: a few words for people: `prefill 12.3 tokens/s`.
+        run: the run as stored; None if nothing was stored.
+    """
+
+    output: Output
+    values: Mapping[str, float]
+    summary: str
+    run: Run | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Where a workload's run is stored, and what ties it to other runs.
+
+    Attributes:
+        open_store: gives the store once there is something to keep; None stores nothing.
+        group_id: shared by runs that belong together; empty for a group of its own.
+        session: number of the session in its group, from 0.
+        label: what tells the members of a group apart.
+        first: the group's first session of the same container, whose text a benchmark must repeat.
+    """
+
+    open_store: Callable[[], ResultsStore] | None = None
+    group_id: str = ""
+    session: int = 0
+    label: str = ""
+    first: Run | None = None
+
+    @property
+    def store(self) -> ResultsStore:
+        """The store; made now if there is none yet."""
+        if self.open_store is None:
+            raise ValueError("this workload needs a results store")
+        return self.open_store()
+
+    @contextmanager
+    def start(
+        self, session: Session, kind: RunKind, workload: WorkloadRecord
+    ) -> Iterator[RunRecorder]:
+        """Record a run while the block lasts; it is stored as failed if the block raises."""
+        container, device, provenance = session.records()
+        run = Run(
+            kind=kind,
+            group_id=self.group_id or new_run_id(),
+            session=self.session,
+            label=self.label,
+            container=container,
+            device=device,
+            provenance=provenance,
+            workload=workload,
+        )
+        with self.store.recording(run) as recorder:
+            recorder.add_library_versions(session.runtime.versions())
+            yield recorder
+
+    def start_if_stored(
+        self, session: Session, kind: RunKind, workload: WorkloadRecord
+    ) -> AbstractContextManager[RunRecorder | None]:
+        """Record a run as `start` does, or nothing if there is no store."""
+        return nullcontext() if self.open_store is None else self.start(session, kind, workload)
+
+    def stored_run(self, recorder: RunRecorder | None) -> Run | None:
+        """Read back the run of an ended recording."""
+        return None if recorder is None else self.store.get_run(recorder.run.id)
+
+
+UNRECORDED = Recording()
+
+
+class Workload(Protocol[Output]):
+    """One thing to do on a leased device. Values of it pickle and go to JSON (`registry`).
+
+    Attributes:
+        kind: its type tag in plans, journals and JSON.
+        needs_container: False for a plain command.
+        length_key: field that sets how much context is needed; empty if none does.
+        input_key: field that names a file on this host; empty if none does.
+        under_conditions: whether its values depend on the conditions that it begins under.
+    """
+
+    needs_container: ClassVar[bool]
+    length_key: ClassVar[str]
+    input_key: ClassVar[str]
+    under_conditions: ClassVar[bool]
+
+    @property
+    def kind(self) -> str:
+        """See the class."""
+        ...
+
+    def check(self, container: GenAIContainer) -> None:
+        """Refuse a container that cannot run it, before any device is involved.
+
+        Raises:
+            PromptTooLongError: it needs more context than the container has.
+        """
+        ...
+
+    def run(self, session: Session, recording: Recording = UNRECORDED) -> WorkloadResult[Output]:
+        """Run it on the session's device.
+
+        Raises:
+            OutputCheckError: the output is wrong; the run is stored as failed.
+            HarnessError: what else went wrong; the run is stored as failed, with that error.
+        """
+        ...
+
+
+class WorkloadModel(BaseModel):
+    """Base of the workloads: frozen, and checked when made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, regex_engine="python-re")
+
+    needs_container: ClassVar[bool] = True
+    length_key: ClassVar[str] = ""
+    input_key: ClassVar[str] = ""
+    under_conditions: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, **fields: object) -> Self:
+        """Make one from values that a user gave.
+
+        Raises:
+            WrongUseError: names the first wrong field.
+        """
+        try:
+            return cls.model_validate({"kind": cls.model_fields["kind"].default, **fields})
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            field = first["loc"][0] if first["loc"] else cls.__name__
+            reason = first["msg"].removeprefix("Value error, ").replace("Input should", "must")
+            raise WrongUseError(f"{field} {reason}") from error
+
+    def check(self, container: GenAIContainer) -> None:
+        """See `Workload.check`."""
+
+
+def require_passed(check: OutputCheck, recorder: RunRecorder | None, serial: str) -> None:
+    """Record an output check, and raise if it failed."""
+    if recorder is not None:
+        recorder.set_check(check.outcome, check.reason)
+    if check.outcome == "failed":
+        raise OutputCheckError(serial, check.reason)
+
+
+def stored_result(run: Run) -> WorkloadResult[Run]:
+    """Result of a workload that was stored as a run."""
+    values = {key: fmean(found) for key in METRICS if (found := run.values(key))}
+    text = run.generated_text if run.kind == "generate" else None
+    return WorkloadResult(run, values, summarize(values, text), run)
+
+
+def summarize(values: Mapping[str, float], text: str | None = None) -> str:
+    """Summarize an answer by its beginning, other results by their main metrics."""
+    shown = [
+        f"{METRICS[key].label} {METRICS[key].show(values[key])}"
+        for key in _SUMMARY_METRICS
+        if key in values
+    ]
+    return one_line(text or "", _SUMMARY_LENGTH) or ", ".join(shown)

@@ -1,0 +1,97 @@
+"""Sessions of a benchmark in a series: of one container, or of two that take turns.
+
+For a comparison, each pair of sessions runs on one device, one after the other: A B, B A, A B, ...
+so that slow drift (heat, charge, background work) favours neither.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from buildlib.container.container import GenAIContainer
+from harness.devices.base import Device
+from harness.errors import WrongUseError
+from harness.results.records import Run, new_run_id
+from harness.results.store import ResultsStore
+from harness.runtimes.files import check_fit
+from harness.workloads.base import Recording
+from harness.workloads.bench import Bench
+from harness.workloads.session import Session, SessionOptions
+
+DeviceSource = Callable[[int], AbstractContextManager[Device]]
+"""Leases the device of a session, by the session's number, for a block."""
+OnSession = Callable[[int, str, Session], None]
+"""Called when a session begins, with its number from 0 and its label."""
+Label = Literal["A", "B"]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSeries:
+    """Runs a benchmark in several sessions, all stored under one group.
+
+    Attributes:
+        devices: leases the device of each session, or pair of sessions.
+    """
+
+    bench: Bench
+    devices: DeviceSource
+    store: ResultsStore
+    options: SessionOptions = field(default_factory=SessionOptions)
+    on_session: OnSession = lambda _number, _label, _session: None
+
+    def run(self, container: GenAIContainer, *, sessions: int) -> tuple[Run, ...]:
+        """Run sessions of one container.
+
+        Raises:
+            WrongUseError: fewer than one session.
+            HarnessError: a session failed; those before it are in the store, and so is it if it
+                had begun.
+        """
+        _require_one(sessions)
+        recording = Recording(lambda: self.store, new_run_id())
+        runs: list[Run] = []
+        for number in range(sessions):
+            with self.devices(number) as device:
+                runs.append(self._run(device, container, replace(recording, session=number)))
+            recording = replace(recording, first=runs[0])
+        return tuple(runs)
+
+    def compare(self, a: GenAIContainer, b: GenAIContainer, *, sessions: int) -> tuple[Run, ...]:
+        """Run sessions of two containers in turns, labelled A and B.
+
+        Raises:
+            WrongUseError: fewer than one session.
+            RuntimeChoiceError: a container is not for the device.
+            HarnessError: a session failed; those before it are in the store.
+        """
+        _require_one(sessions)
+        group_id = new_run_id()
+        containers: dict[Label, GenAIContainer] = {"A": a, "B": b}
+        first: dict[Label, Run] = {}
+        runs = []
+        for number in range(sessions):
+            order: tuple[Label, Label] = ("B", "A") if number % 2 else ("A", "B")
+            with self.devices(number) as device:
+                properties = device.properties()
+                for container in (a, b):
+                    check_fit(container, properties)  # before the other is measured for nothing
+                for label in order:
+                    recording = Recording(
+                        lambda: self.store, group_id, number, label, first.get(label)
+                    )
+                    run = self._run(device, containers[label], recording)
+                    first.setdefault(label, run)
+                    runs.append(run)
+        return tuple(runs)
+
+    def _run(self, device: Device, container: GenAIContainer, recording: Recording) -> Run:
+        with Session(device, container, self.options) as session:
+            self.bench.check(container)
+            self.on_session(recording.session, recording.label, session)
+            return self.bench.run(session, recording).output
+
+
+def _require_one(sessions: int) -> None:
+    if sessions < 1:
+        raise WrongUseError(f"sessions must be at least 1, not {sessions}")

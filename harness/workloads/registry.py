@@ -1,0 +1,31 @@
+"""The registry of workload types, and their JSON form, tagged by `kind`."""
+
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
+
+from harness.workloads.bench import Bench
+from harness.workloads.command import Command
+from harness.workloads.dialog import Dialog
+from harness.workloads.generate import Generate
+from harness.workloads.perplexity import Perplexity
+
+AnyWorkload = Annotated[
+    Bench | Perplexity | Generate | Dialog | Command, Field(discriminator="kind")
+]
+"""Each type of workload. Implement `Workload` and add the type here to have another one."""
+_ADAPTER: TypeAdapter[AnyWorkload] = TypeAdapter(AnyWorkload)
+
+
+def to_json(workload: AnyWorkload) -> str:
+    """Write a workload as JSON."""
+    return _ADAPTER.dump_json(workload).decode()
+
+
+def from_json(text: str) -> AnyWorkload:
+    """Read a workload from JSON.
+
+    Raises:
+        ValueError: it is no workload of a known type.
+    """
+    return _ADAPTER.validate_json(text)
