@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from buildlib.encodings.files import save_encodings
-from buildlib.encodings.model import Encoding, Encodings, covering, symmetric
+from buildlib.encodings.model import Encoding, Encodings, asymmetric_encoding, symmetric_encoding
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.values import is_parameter, is_real, source_of
@@ -38,7 +38,9 @@ def write_random_encodings(model_path: Path, weight_bits: int = 8) -> Path:
         low, high = next((ranges[name] for name in names if name in ranges), (-12.0, 12.0))
         for name in names:
             activations[name] = (
-                symmetric(name, 12.0, 8) if cached else covering(name, low, high, 16)
+                symmetric_encoding(name, 12.0, 8)
+                if cached
+                else asymmetric_encoding(name, low, high, 16)
             )
     params: dict[str, Encoding] = {}
     for node in graph:
@@ -48,7 +50,9 @@ def write_random_encodings(model_path: Path, weight_bits: int = 8) -> Path:
             source = source_of(value)
             name, tensor = str(source.name), source.const_value
             if tensor is None or node.op_type != "Gemm":
-                params.setdefault(name, activations.pop(name, covering(name, -2.0, 2.0, 16)))
+                params.setdefault(
+                    name, activations.pop(name, asymmetric_encoding(name, -2.0, 2.0, 16))
+                )
                 continue
             rows, width = (int(dim) for dim in tensor.shape.numpy())
             largest = _DEVIATIONS / np.sqrt(width) * rng.uniform(0.8, 1.0, rows)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from buildlib.container.dlc import DlcGraph
-from buildlib.toolchains.base import Encoding, TensorInfo
+from buildlib.toolchains.base import ScaleOffset, TensorInfo
 from buildlib.toolchains.child_process import RefusedError, serve
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from buildlib.toolchains.qnn.api import (
@@ -163,7 +163,7 @@ def _describe(tensor: Tensor) -> TensorInfo:
         name=_text(tensor.name),
         shape=tuple(tensor.dimensions[i] for i in range(min(tensor.rank, _MAX_RANK))),
         dtype=DATA_TYPES.get(tensor.data_type, f"unknown 0x{tensor.data_type:04x}"),
-        encoding=Encoding(params.scale, params.offset) if per_tensor else None,
+        encoding=ScaleOffset(params.scale, params.offset) if per_tensor else None,
     )
 
 

@@ -14,7 +14,7 @@ from buildlib.encodings.attachment import encoding_of
 from buildlib.errors import EncodingsError, ModelFileError
 from buildlib.graph.files import appearing
 from buildlib.graph.values import static_shape
-from buildlib.passes.base import read
+from buildlib.passes.base import load_with_encodings
 
 _CHUNK_BYTES = 8 << 20
 
@@ -34,7 +34,7 @@ def write_table(model_path: Path, out_path: Path, datatype: EmbedDatatype) -> Em
         ModelFileError: the model looks nothing up.
         EncodingsError: the table holds what is not finite.
     """
-    model = read(model_path)
+    model = load_with_encodings(model_path)
     lookup = find_lookup(model)
     if lookup is None:
         raise ModelFileError(model_path, "it looks token ids up in no table")

@@ -155,7 +155,7 @@ class Encodings(BaseModel):
         return {e.name: e for e in (*self.activation_encodings, *self.param_encodings)}
 
 
-def covering(name: str, low: float, high: float, bits: int) -> Encoding:
+def asymmetric_encoding(name: str, low: float, high: float, bits: int) -> Encoding:
     """The asymmetric grid that covers [low, high] and holds zero exactly."""
     low, high = min(low, 0.0), max(high, 0.0)
     steps = (1 << bits) - 1
@@ -166,7 +166,7 @@ def covering(name: str, low: float, high: float, bits: int) -> Encoding:
     return _per_tensor(name, bits, scale, offset, is_sym=False)
 
 
-def symmetric(name: str, magnitude: float, bits: int) -> Encoding:
+def symmetric_encoding(name: str, magnitude: float, bits: int) -> Encoding:
     """The grid around 2^(bits-1) that covers [-magnitude, magnitude]."""
     half = 1 << (bits - 1)
     scale = max(magnitude / (half - 1), _SMALLEST_SCALE)

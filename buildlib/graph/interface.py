@@ -8,10 +8,13 @@ Per layer i: `past_key_{i}_in` [n_kv, 1, head_dim, CL-AR], `past_value_{i}_in`
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import onnx_ir as ir
 
 from buildlib.checkpoint.config import DecoderConfig
+from buildlib.errors import ModelFileError
+from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
 
@@ -38,6 +41,16 @@ def past_key(layer: int, end: str) -> str:
 def past_value(layer: int, end: str) -> str:
     """`end` is `in` or `out`."""
     return f"past_value_{layer}_{end}"
+
+
+def kv_output(name: str) -> str:
+    """The output whose values are fed back as key/value input `name`."""
+    return f"{name.removesuffix('_in')}_out"
+
+
+def token_axis(name: str) -> int:
+    """The axis of a key/value tensor that counts tokens."""
+    return 3 if name.startswith("past_key") else 2
 
 
 def is_kv(name: str) -> bool:
@@ -79,12 +92,24 @@ def model_shape(model: ir.Model) -> GraphShape | None:
     return shape_of({name: dims for name, dims in inputs.items() if dims is not None})
 
 
+def require_shape(path: Path) -> GraphShape:
+    """The (AR, CL) of the model in a file.
+
+    Raises:
+        ModelFileError: the model cannot be read, or has no attention mask.
+    """
+    shape = model_shape(load_model(path))
+    if shape is None:
+        raise ModelFileError(path, "it has no attention mask to tell AR and CL from")
+    return shape
+
+
 def reshaped(name: str, dims: Sequence[int], shape: GraphShape) -> tuple[int, ...]:
     """The dimensions that input or output `name`, now `dims`, has at another (AR, CL)."""
     kv = _KV.fullmatch(name)
     if kv:
         length = shape.past if kv[3] == "in" else shape.ar
-        axis = 3 if kv[1] == "key" else 2
+        axis = token_axis(name)
         return (*dims[:axis], length, *dims[axis + 1 :])
     if name == ATTENTION_MASK:
         return (*dims[:2], shape.ar, shape.cl)

@@ -19,7 +19,7 @@ from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.graph import interface
 from buildlib.graph.builder import GraphBuilder
 from buildlib.graph.files import save_model
-from buildlib.graph.shape import GraphShape, check_reach
+from buildlib.graph.shape import GraphShape, check_sliding_window
 from buildlib.graph.values import infer_shapes
 
 
@@ -37,7 +37,7 @@ def build_llama(checkpoint: Checkpoint, shape: GraphShape) -> ir.Model:
         InvalidShapeError: the context is longer than attention reaches (`sliding_window`).
     """
     config = checkpoint.config
-    check_reach(shape, config.sliding_window)
+    check_sliding_window(shape, config.sliding_window)
     builder = GraphBuilder()
     inputs = {
         name: builder.input(

@@ -51,7 +51,7 @@ def _near_divisors(ar: int, cl: int) -> str:
     return ", ".join(map(str, dict.fromkeys((below, above))))
 
 
-def check_reach(shape: GraphShape, sliding_window: int | None) -> None:
+def check_sliding_window(shape: GraphShape, sliding_window: int | None) -> None:
     """Refuse a context in which full attention is not what the model was trained with.
 
     Raises:

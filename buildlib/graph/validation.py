@@ -62,7 +62,7 @@ def check_model(model: ir.Model, path: Path) -> None:
             raise ModelFileError(path, f"tensor {str(value.name)!r} {fault}")
 
 
-def check_ends(model: ir.Model, path: Path) -> None:
+def check_cache_pairs(model: ir.Model, path: Path) -> None:
     """A canonical model gives logits, and a new key and value for each cache that it takes.
 
     Raises:
@@ -131,7 +131,7 @@ def check_types(model: ir.Model, path: Path) -> None:
             sizes = f"the mask says AR {shape.ar} and CL {shape.cl}"
             raise ModelFileError(path, f"{name} is {value.shape}, {sizes}")
     for value in model.graph.inputs:
-        wanted = _own_dims(str(value.name), shape)
+        wanted = _leading_dims(str(value.name), shape)
         if wanted is not None and (ends[value] or ())[: len(wanted)] != wanted:
             reason = f"{value.name} is {value.shape}, it must begin with {list(wanted)}"
             raise ModelFileError(path, reason)
@@ -147,7 +147,7 @@ def check_types(model: ir.Model, path: Path) -> None:
         _check_bias(node, path)
 
 
-def _own_dims(name: str, shape: GraphShape) -> tuple[int, ...] | None:
+def _leading_dims(name: str, shape: GraphShape) -> tuple[int, ...] | None:
     """What the dimensions of an input begin with; None for those that `interface.is_kv`."""
     if name in {interface.INPUT_IDS, interface.INPUTS_EMBEDS}:
         return 1, shape.ar

@@ -14,12 +14,12 @@ _LARGEST = 1 << 29
 """Elements of the largest tensor: 64 heads of 128, repeated, over 65,536 slots."""
 
 Array = npt.NDArray[Any]
-Mover = Callable[[Array], Array]
+ArrayFunction = Callable[[Array], Array]
 
-PASSING = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
+PASS_THROUGH = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
 """Operators that leave numbers as they are, up to their type."""
 
-MOVING = frozenset({
+LAYOUT = frozenset({
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Gather", "Expand", "Tile",
 })  # fmt: skip
 """Operators with one tensor to move, and one result."""
@@ -27,7 +27,9 @@ MOVING = frozenset({
 LAST_AXIS_SAFE = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand"})
 
 
-def mover(node: ir.Node, rank: int, parameters: Sequence[Array | None], opset: int) -> Mover:
+def array_function(
+    node: ir.Node, rank: int, parameters: Sequence[Array | None], opset: int
+) -> ArrayFunction:
     """What `node` does to its first input, as a function of arrays.
 
     Args:
@@ -40,7 +42,7 @@ def mover(node: ir.Node, rank: int, parameters: Sequence[Array | None], opset: i
 
 def split(node: ir.Node, array: Array, sizes: Array | None) -> list[Array]:
     """The pieces of a Split."""
-    axis = _integer(node, "axis", 0)
+    axis = node.attributes.get_int("axis", 0)
     parts: Sequence[int] | None = sizes.tolist() if sizes is not None else None
     if parts is None and "split" in node.attributes:
         parts = list(node.attributes["split"].as_ints())
@@ -61,7 +63,7 @@ def check_size(node: ir.Node, size: int) -> None:
 
 def axis_of(node: ir.Node, default: int = 0) -> int:
     """The attribute `axis`."""
-    return _integer(node, "axis", default)
+    return node.attributes.get_int("axis", default)
 
 
 class _Call:
@@ -85,11 +87,11 @@ class _Call:
         return None
 
 
-def _reshape(call: _Call) -> Mover:
+def _reshape(call: _Call) -> ArrayFunction:
     target = call.ints(0, "shape")
     if target is None:
         raise Refusal("has no target shape", call.node)
-    keep_zero = _integer(call.node, "allowzero", 0)
+    keep_zero = call.node.attributes.get_int("allowzero", 0)
 
     def move(array: Array) -> Array:
         dims = [
@@ -101,27 +103,27 @@ def _reshape(call: _Call) -> Mover:
     return move
 
 
-def _transpose(call: _Call) -> Mover:
+def _transpose(call: _Call) -> ArrayFunction:
     perm = call.node.attributes.get("perm")
     return lambda array: np.transpose(array, perm.as_ints() if perm is not None else None)
 
 
-def _squeeze(call: _Call) -> Mover:
+def _squeeze(call: _Call) -> ArrayFunction:
     axes = call.ints(0, "axes")
     return lambda array: np.squeeze(array, tuple(axes) if axes is not None else None)
 
 
-def _unsqueeze(call: _Call) -> Mover:
+def _unsqueeze(call: _Call) -> ArrayFunction:
     axes = tuple(call.ints(0, "axes") or ())
     return lambda array: np.expand_dims(array, axes)
 
 
-def _flatten(call: _Call) -> Mover:
-    axis = _integer(call.node, "axis", 1) % (call.rank + 1)
+def _flatten(call: _Call) -> ArrayFunction:
+    axis = call.node.attributes.get_int("axis", 1) % (call.rank + 1)
     return lambda array: array.reshape(math.prod(array.shape[:axis]), -1)
 
 
-def _slice(call: _Call) -> Mover:
+def _slice(call: _Call) -> ArrayFunction:
     starts, ends = call.ints(0, "starts"), call.ints(1, "ends")
     if starts is None or ends is None:
         raise Refusal("has no bounds", call.node)
@@ -134,15 +136,15 @@ def _slice(call: _Call) -> Mover:
     return lambda array: array[tuple(where)]
 
 
-def _gather(call: _Call) -> Mover:
+def _gather(call: _Call) -> ArrayFunction:
     indices = call.parameters[0]
     if indices is None:
         raise Refusal("has no indices", call.node)
-    axis = _integer(call.node, "axis", 0)
+    axis = call.node.attributes.get_int("axis", 0)
     return lambda array: np.take(array, indices.astype(np.int64), axis=axis)
 
 
-def _expand(call: _Call) -> Mover:
+def _expand(call: _Call) -> ArrayFunction:
     target = tuple(call.ints(0, "shape") or ())
 
     def move(array: Array) -> Array:
@@ -153,7 +155,7 @@ def _expand(call: _Call) -> Mover:
     return move
 
 
-def _tile(call: _Call) -> Mover:
+def _tile(call: _Call) -> ArrayFunction:
     repeats = call.ints(0, "repeats") or []
 
     def move(array: Array) -> Array:
@@ -163,11 +165,7 @@ def _tile(call: _Call) -> Mover:
     return move
 
 
-def _integer(node: ir.Node, name: str, default: int) -> int:
-    return node.attributes[name].as_int() if name in node.attributes else default
-
-
-_MOVERS: dict[str, Callable[[_Call], Mover]] = {
+_MOVERS: dict[str, Callable[[_Call], ArrayFunction]] = {
     "Reshape": _reshape,
     "Transpose": _transpose,
     "Squeeze": _squeeze,

@@ -10,12 +10,12 @@ from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import infer_shapes, remove_unused
 from buildlib.importing.interpreter import Interpreter
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.resolver import Placed
-from buildlib.importing.root_tensors import Cache
-from buildlib.importing.values import Form
+from buildlib.importing.resolver import Placement
+from buildlib.importing.root_tensors import PastCache
+from buildlib.importing.values import LinearForm
 
 
-def assembled(model: ir.Model, reading: Interpreter, shape: GraphShape) -> ir.Model:
+def assemble(model: ir.Model, reading: Interpreter, shape: GraphShape) -> ir.Model:
     """The model of what a reading has written."""
     logits = _logits(model, reading)
     layers, builder = reading.layers, reading.writer.builder
@@ -29,7 +29,7 @@ def assembled(model: ir.Model, reading: Interpreter, shape: GraphShape) -> ir.Mo
     for layer in range(n_layers):
         for name in (interface.past_key(layer, "in"), interface.past_value(layer, "in")):
             inputs.append(layers.caches[name])
-            outputs.append(layers.outputs[f"{name.removesuffix('_in')}_out"])
+            outputs.append(layers.outputs[interface.kv_output(name)])
     for value in inputs:
         value.shape = ir.Shape(_dims(value, reading.attention.width, shape))
     result = builder.model(inputs, outputs, str(model.graph.name))
@@ -58,10 +58,10 @@ def _dims(value: ir.Value, width: int, shape: GraphShape) -> tuple[int, ...]:
 
 def _logits(model: ir.Model, reading: Interpreter) -> ir.Value:
     """The canonical logits; the source's other outputs must be keys and values."""
-    found: list[tuple[ir.Value, Form]] = []
+    found: list[tuple[ir.Value, LinearForm]] = []
     for output in model.graph.outputs:
         form = reading.values.get(output)
-        if not isinstance(form, Form):
+        if not isinstance(form, LinearForm):
             raise Refusal(f"output {output.name} does not depend on the text")
         if not _is_cache(reading, form):
             found.append((output, form))
@@ -70,7 +70,7 @@ def _logits(model: ir.Model, reading: Interpreter) -> ir.Value:
         names = [str(output.name) for output, _ in found]
         raise Refusal(f"no single output holds logits; besides keys and values there are {names}")
     output, form = named[0]
-    placed = reading.gather.placed(form, output)
+    placed = reading.resolver.resolve(form, output)
     if not _is_by_token(placed):
         reason = "does not hold the scores of the vocabulary in order, token by token"
         raise Refusal(f"output {output.name} {reason}")
@@ -83,7 +83,7 @@ def _logits(model: ir.Model, reading: Interpreter) -> ir.Value:
     return inherit(logits, output)
 
 
-def _is_by_token(placed: Placed) -> bool:
+def _is_by_token(placed: Placement) -> bool:
     """Whether tokens follow each other, and along some axis the features of each."""
     n_features = placed.rows.features
     for axis in (axis for axis, size in enumerate(placed.feature.shape) if size == n_features):
@@ -94,13 +94,13 @@ def _is_by_token(placed: Placed) -> bool:
     return False
 
 
-def _is_cache(reading: Interpreter, form: Form) -> bool:
+def _is_cache(reading: Interpreter, form: LinearForm) -> bool:
     """Whether an output is of keys or values: the past with the new ones, or these alone."""
-    bases, layers = reading.bases, reading.layers
+    roots, layers = reading.roots, reading.layers
     if form.varies:
         return True
     ids = form.ids[0].reshape(-1)
-    base = bases.of(int(ids[0]))
-    return isinstance(base, Cache) or any(
+    base = roots.owner(int(ids[0]))
+    return isinstance(base, PastCache) or any(
         start <= int(ids[0]) < stop for start, stop in layers.value_ranges
     )

@@ -20,8 +20,8 @@ from buildlib.importing.head_rows import (
 )
 from buildlib.importing.probe import Probe
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.root_tensors import Attended, Bases, Rows
-from buildlib.importing.values import Floats, Form, Ids, Known, Numbers, Scores
+from buildlib.importing.root_tensors import Activation, AttentionOutput, RootTensors
+from buildlib.importing.values import Concrete, Floats, Ids, LinearForm, Numbers, Scores
 
 _SEEN = 1e-3
 _HIDDEN = -30.0
@@ -32,7 +32,7 @@ _HIDDEN = -30.0
 class Source:
     """Where a head lies: features [start, start + head_dim) of an activation."""
 
-    rows: Rows
+    rows: Activation
     start: int
 
 
@@ -90,9 +90,9 @@ class Attention:
     """
 
     def __init__(
-        self, bases: Bases, probe: Probe, fed: tuple[Floats, Floats] | None = None
+        self, roots: RootTensors, probe: Probe, fed: tuple[Floats, Floats] | None = None
     ) -> None:
-        self.bases = bases
+        self.roots = roots
         self.probe = probe
         self.fed = fed
         self.tables: tuple[Floats, Floats] | None = None
@@ -101,7 +101,7 @@ class Attention:
         self._offsets: list[int] = []
         self._end = 0
 
-    def product(self, node: ir.Node, queries: Form, keys: Form) -> Scores:
+    def score(self, node: ir.Node, queries: LinearForm, keys: LinearForm) -> Scores:
         """Scores of queries [..., rows, head_dim] and keys [..., head_dim, CL]."""
         dim, length = keys.shape[-2:]
         if queries.shape[-1] != dim:
@@ -114,10 +114,10 @@ class Attention:
             np.arange(n_keys).reshape(*keys.shape[:-2], 1), (*lead, queries.shape[-2])
         )
         flat = _reshaped(queries, (*lead, *queries.shape[-2:]), (-1, dim))
-        query_rows = head_rows(self.bases, flat)
+        query_rows = head_rows(self.roots, flat)
         self._check_tables(query_rows.rotation, query_rows.token)
         turned = _transposed(keys, n_keys)
-        key_rows = cache_rows(self.bases, turned, self.probe.past)
+        key_rows = cache_rows(self.roots, turned, self.probe.past)
         self._check_tables(key_rows.new.rotation, key_rows.new.token)
         product = _Product(self._end, query_rows, key_rows, batch.reshape(-1), dim)
         self._products.append(product)
@@ -129,24 +129,24 @@ class Attention:
         origins = (("query", left), ("keys", right), ("scores", node.outputs[0]))
         return Scores(rows, length, origins=origins)
 
-    def masked(self, node: ir.Node, scores: Scores, mask: Known) -> Scores:
+    def add_mask(self, node: ir.Node, scores: Scores, mask: Concrete) -> Scores:
         """Scores plus a mask, which must be the causal one."""
         if not mask.varies and mask.array.size == 1 and float(mask.array.reshape(())) == 0.0:
             return scores
-        seen, numbers = self._under(scores, mask.array)
+        seen, numbers = self._visible_and_mask(scores, mask.array)
         ok = np.where(seen, np.abs(numbers) < _SEEN, numbers <= _HIDDEN)
         if scores.masked or not ok.all():
             raise Refusal("adds a mask that is not the causal one (a sliding window?)", node)
         return replace(scores, masked=True, origins=(*scores.origins, ("masked", node.outputs[0])))
 
-    def selected(self, node: ir.Node, scores: Scores, keep: Known, other: Known) -> Scores:
+    def select(self, node: ir.Node, scores: Scores, keep: Concrete, other: Concrete) -> Scores:
         """Scores where `keep`, else `other`, which must hide what the causal mask hides."""
-        seen, kept = self._under(scores, keep.array.astype(bool))
+        seen, kept = self._visible_and_mask(scores, keep.array.astype(bool))
         if not np.array_equal(kept, seen) or float(other.array.max()) > _HIDDEN:
             raise Refusal("selects scores by a mask that is not the causal one", node)
         return replace(scores, masked=True, origins=(*scores.origins, ("masked", node.outputs[0])))
 
-    def attended(self, node: ir.Node, weights: Scores, values: Form) -> Form:
+    def attend_values(self, node: ir.Node, weights: Scores, values: LinearForm) -> LinearForm:
         """Products of probabilities and values [..., CL, head_dim]."""
         if weights.stage != "probabilities":
             raise Refusal("multiplies scores that went through no Softmax with values", node)
@@ -158,21 +158,21 @@ class Attention:
             np.arange(n_values).reshape(*values.shape[:-2], 1), rows.shape
         ).reshape(-1)
         flat = _reshaped(values, values.shape, (n_values, length, dim))
-        value_rows = cache_rows(self.bases, flat, self.probe.past)
-        if value_rows.new.rotation.width or _apart(
+        value_rows = cache_rows(self.roots, flat, self.probe.past)
+        if value_rows.new.rotation.width or _differs_from_one(
             value_rows.new.rotation.scale * value_rows.scale
         ):
             raise Refusal("rotates or scales values", node)
         heads, head, token = self._heads(node, weights, rows.reshape(-1), batch, value_rows)
         if any(spec.dim != dim for spec in heads):
             raise Refusal(f"has values of {dim} elements and keys of {heads[0].dim}", node)
-        n_tokens = self.bases.ar
+        n_tokens = self.roots.ar
         if not np.array_equal(np.sort(head * n_tokens + token), np.arange(len(heads) * n_tokens)):
             raise Refusal("does not have each head of each token once", node)
         features = len(heads) * dim
-        base = self.bases.add(
-            Attended(
-                self.bases.end,
+        base = self.roots.add(
+            AttentionOutput(
+                self.roots.end,
                 n_tokens * features,
                 node.outputs[0],
                 features,
@@ -181,7 +181,7 @@ class Attention:
             )
         )
         first = base.offset + token * features + head * dim
-        return Form(((first[:, None] + np.arange(dim)).reshape(*rows.shape, dim),))
+        return LinearForm(((first[:, None] + np.arange(dim)).reshape(*rows.shape, dim),))
 
     def _heads(
         self, node: ir.Node, weights: Scores, rows: Ids, batch: Ids, values: CacheRows
@@ -221,7 +221,7 @@ class Attention:
                 )
         return tuple(specs), head, token
 
-    def _under(self, scores: Scores, mask: Numbers) -> tuple[Numbers, Numbers]:
+    def _visible_and_mask(self, scores: Scores, mask: Numbers) -> tuple[Numbers, Numbers]:
         """What each row may see, and the mask for it; where a mask repeats, but once."""
         tokens = self._tokens(scores.rows)
         if np.broadcast_shapes(mask.shape, scores.shape) != scores.shape:
@@ -248,7 +248,7 @@ class Attention:
         if not rotation.width:
             return
         if self.tables is None:
-            first = [int(np.flatnonzero(token == t)[0]) for t in range(self.bases.ar)]
+            first = [int(np.flatnonzero(token == t)[0]) for t in range(self.roots.ar)]
             self.tables = (rotation.cos[first], rotation.sin[first])
             self._check_fed(*self.tables)
         cos, sin = self.tables
@@ -272,7 +272,7 @@ class Attention:
 
     def _are_near(self, tables: tuple[Floats, Floats], others: tuple[Floats, Floats]) -> bool:
         pairs = zip(tables, others, strict=True)
-        tolerance = self.bases.precision.tolerance
+        tolerance = self.roots.precision.tolerance
         return all(np.allclose(one, other, atol=tolerance) for one, other in pairs)
 
 
@@ -317,22 +317,22 @@ def _new(rows: HeadRows, batch: int, n_batch: int) -> Source:
     return Source(rows.owners[int(rows.owner[row])], int(rows.start[row]))
 
 
-def _reshaped(form: Form, full: tuple[int, ...], dims: tuple[int, ...]) -> Form:
+def _reshaped(form: LinearForm, full: tuple[int, ...], dims: tuple[int, ...]) -> LinearForm:
     ids = tuple(np.broadcast_to(part, full).reshape(dims) for part in form.ids)
     coefs = tuple(
         coef if isinstance(coef, float) else np.broadcast_to(coef, full).reshape(dims)
         for coef in form.coefs
     )
-    return Form(ids, coefs, form.varies)
+    return LinearForm(ids, coefs, form.varies)
 
 
-def _transposed(form: Form, n_batch: int) -> Form:
+def _transposed(form: LinearForm, n_batch: int) -> LinearForm:
     dim, length = form.shape[-2:]
     ids = tuple(np.swapaxes(part.reshape(n_batch, dim, length), 1, 2) for part in form.ids)
-    return Form(ids, form.coefs, form.varies)
+    return LinearForm(ids, form.coefs, form.varies)
 
 
-def _apart(scale: float) -> bool:
+def _differs_from_one(scale: float) -> bool:
     return abs(scale - 1.0) > 1e-5
 
 

@@ -11,10 +11,10 @@ import onnx_ir as ir
 
 from buildlib.importing import array_layout as layout
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.values import Abstract, Known, Numbers, Weight
+from buildlib.importing.values import AbstractValue, Concrete, Numbers, Weight
 
 _LARGE_RANK = 2
-_LAZY = layout.PASSING | {"Transpose", "Reshape", "Squeeze", "Unsqueeze"}
+_LAZY = layout.PASS_THROUGH | {"Transpose", "Reshape", "Squeeze", "Unsqueeze"}
 
 
 class Constants:
@@ -23,50 +23,46 @@ class Constants:
     def __init__(self, opset: int) -> None:
         self.opset = opset
 
-    def computed(self, node: ir.Node, inputs: list[Abstract | None]) -> list[Abstract]:
+    def computed(self, node: ir.Node, inputs: list[AbstractValue | None]) -> list[AbstractValue]:
         """The outputs of a node whose inputs are all numbers or weights."""
         first = inputs[0] if inputs else None
         if isinstance(first, Weight) and node.op_type in _LAZY:
             lazy = self._lazy(node, first, inputs[1:])
             if lazy is not None:
                 return [lazy]
-        known = [part.known if isinstance(part, Weight) else part for part in inputs]
-        varies = any(isinstance(part, Known) and part.varies for part in known)
+        known = [part.concrete if isinstance(part, Weight) else part for part in inputs]
+        varies = any(isinstance(part, Concrete) and part.varies for part in known)
         source = None
-        if node.op_type in _LAZY and isinstance(known[0], Known):
+        if node.op_type in _LAZY and isinstance(known[0], Concrete):
             source = known[0].source if node.op_type != "Transpose" else None
-        arrays = [part.array if isinstance(part, Known) else None for part in known]
-        if node.op_type in layout.MOVING and arrays[0] is not None:
-            move = layout.mover(node, arrays[0].ndim, arrays[1:], self.opset)
-            return [Known(np.asarray(move(arrays[0])), varies, source)]
-        return [Known(array, varies, source) for array in fold(node, arrays, self.opset)]
+        arrays = [part.array if isinstance(part, Concrete) else None for part in known]
+        if node.op_type in layout.LAYOUT and arrays[0] is not None:
+            move = layout.array_function(node, arrays[0].ndim, arrays[1:], self.opset)
+            return [Concrete(np.asarray(move(arrays[0])), varies, source)]
+        return [Concrete(array, varies, source) for array in fold(node, arrays, self.opset)]
 
     def _lazy(
-        self, node: ir.Node, weight: Weight, parameters: list[Abstract | None]
+        self, node: ir.Node, weight: Weight, parameters: list[AbstractValue | None]
     ) -> Weight | None:
         """A weight seen through an operator that keeps its two dimensions apart."""
-        if node.op_type in layout.PASSING:
-            to = node.attributes["to"].as_int() if "to" in node.attributes else None
+        if node.op_type in layout.PASS_THROUGH:
+            to = node.attributes.get_int("to", None)
             floating = to is None or ir.DataType(to).is_floating_point()
             return weight if floating else None
         shape = arrays_of(parameters)
-        move = layout.mover(node, len(weight.dims), shape, self.opset)
+        move = layout.array_function(node, len(weight.dims), shape, self.opset)
         seen = move(np.broadcast_to(np.int8(0), weight.dims))
         dims = tuple(int(dim) for dim in seen.shape)
         if node.op_type == "Transpose":
             if len(weight.dims) != 2:
                 return None
-            swapped = (
-                tuple(node.attributes["perm"].as_ints()) == (1, 0)
-                if ("perm" in node.attributes)
-                else True
-            )
+            swapped = tuple(node.attributes.get_ints("perm", (1, 0))) == (1, 0)
             return Weight(weight.source, dims, weight.transposed != swapped)
         true, was = ([dim for dim in some if dim != 1] for some in (dims, weight.dims))
         return Weight(weight.source, dims, weight.transposed) if true == was else None
 
 
-def initializer(value: ir.Value) -> Abstract:
+def initializer(value: ir.Value) -> AbstractValue:
     """A weight, or at once the numbers of what is small or no weight."""
     tensor = value.const_value
     if tensor is None:
@@ -75,10 +71,10 @@ def initializer(value: ir.Value) -> Abstract:
     weight = Weight(value, dims)
     if len(dims) >= _LARGE_RANK and tensor.dtype.is_floating_point():
         return weight
-    return weight.known
+    return weight.concrete
 
 
-def constant(node: ir.Node) -> Abstract:
+def constant(node: ir.Node) -> AbstractValue:
     """The numbers of a Constant; one that holds a tensor is as good as an initializer."""
     for name in ("value", "value_float", "value_int", "value_floats", "value_ints"):
         if name not in node.attributes:
@@ -89,21 +85,21 @@ def constant(node: ir.Node) -> Abstract:
             value.const_value = given.as_tensor()
             return initializer(value)
         kind = np.float32 if "float" in name else np.int64
-        return Known(np.array(given.value, dtype=kind))
+        return Concrete(np.array(given.value, dtype=kind))
     raise Refusal("has a constant of an unknown kind", node)
 
 
-def shape_of(node: ir.Node, value: Abstract) -> Known:
+def shape_of(node: ir.Node, value: AbstractValue) -> Concrete:
     """The result of a Shape."""
-    start = node.attributes["start"].as_int() if "start" in node.attributes else 0
-    end = node.attributes["end"].as_int() if "end" in node.attributes else None
-    return Known(np.array(value.shape[start:end], dtype=np.int64))
+    start = node.attributes.get_int("start", 0)
+    end = node.attributes.get_int("end", None)
+    return Concrete(np.array(value.shape[start:end], dtype=np.int64))
 
 
-def arrays_of(values: list[Abstract | None]) -> list[Numbers | None]:
+def arrays_of(values: list[AbstractValue | None]) -> list[Numbers | None]:
     """The numbers of parameters such as shapes and axes; None for one that has none."""
-    known = [part.known if isinstance(part, Weight) else part for part in values]
-    return [part.array if isinstance(part, Known) else None for part in known]
+    known = [part.concrete if isinstance(part, Weight) else part for part in values]
+    return [part.array if isinstance(part, Concrete) else None for part in known]
 
 
 _LARGEST = 1 << 26

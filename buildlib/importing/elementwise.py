@@ -10,9 +10,17 @@ from buildlib.importing.attention import Attention
 from buildlib.importing.normalisation import Normalisations, operand, same_form
 from buildlib.importing.projections import Projections, vector_value
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.resolver import Gatherer, Placed, feature_vector
-from buildlib.importing.root_tensors import Normed
-from buildlib.importing.values import Abstract, Form, Known, Numbers, Scores, Stat, Weight
+from buildlib.importing.resolver import ActivationResolver, Placement, feature_vector
+from buildlib.importing.root_tensors import NormedActivation
+from buildlib.importing.values import (
+    AbstractValue,
+    Concrete,
+    LinearForm,
+    NormStep,
+    Numbers,
+    Scores,
+    Weight,
+)
 from buildlib.importing.writer import Writer
 
 _UNARY = frozenset({
@@ -20,20 +28,24 @@ _UNARY = frozenset({
     "LeakyRelu", "Elu", "Abs", "Softsign", "Mish", "Selu", "Celu", "Sqrt", "Reciprocal",
 })  # fmt: skip
 
-Handler = Callable[[ir.Node, list[Abstract | None]], Abstract]
+Handler = Callable[[ir.Node, list[AbstractValue | None]], AbstractValue]
 
 
 class Elementwise:
     """Everything that computes each element from those in the same place."""
 
     def __init__(
-        self, writer: Writer, gather: Gatherer, projections: Projections, attention: Attention
+        self,
+        writer: Writer,
+        resolver: ActivationResolver,
+        projections: Projections,
+        attention: Attention,
     ) -> None:
         self.writer = writer
-        self.gather = gather
+        self.resolver = resolver
         self.projections = projections
         self.attention = attention
-        self.norms = Normalisations(writer, gather)
+        self.norms = Normalisations(writer, resolver)
         self._handlers: dict[str, Handler] = {
             "Add": self._add,
             "Sub": self._sub,
@@ -50,7 +62,7 @@ class Elementwise:
             "RMSNormalization": self.norms.operator,
         }
 
-    def apply(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def apply(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         """The result of `node`.
 
         Raises:
@@ -59,172 +71,198 @@ class Elementwise:
         first = inputs[0]
         handler = self._handlers.get(node.op_type)
         if handler is not None:
-            known = [part.known if isinstance(part, Weight) else part for part in inputs]
-            return handler(node, list(known))
-        if isinstance(first, Stat) and node.op_type in {"Sqrt", "Reciprocal"}:
+            concrete = [part.concrete if isinstance(part, Weight) else part for part in inputs]
+            return handler(node, list(concrete))
+        if isinstance(first, NormStep) and node.op_type in {"Sqrt", "Reciprocal"}:
             return self.norms.root(node, first)
-        if node.op_type in _UNARY and isinstance(first, Form):
-            placed = self.gather.placed(first, operand(node, 0))
+        if node.op_type in _UNARY and isinstance(first, LinearForm):
+            placed = self.resolver.resolve(first, operand(node, 0))
             given = {name: attribute.value for name, attribute in node.attributes.items()}
-            return placed.onto(
-                self.writer.new([placed.rows], node.op_type, node.outputs[0], **given), node
+            return placed.move_to(
+                self.writer.elementwise([placed.rows], node.op_type, node.outputs[0], **given), node
             )
         raise Refusal("is not supported", node)
 
-    def _add(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def _add(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         first, second = inputs
         index = 0
-        if isinstance(first, Known):
+        if isinstance(first, Concrete):
             first, second, index = second, first, 1
-        if isinstance(first, Form) and isinstance(second, Form):
+        if isinstance(first, LinearForm) and isinstance(second, LinearForm):
             return self._sum(node, first, second, "Add")
-        if isinstance(first, Scores) and isinstance(second, Known):
-            return self.attention.masked(node, first, second)
-        if isinstance(first, Stat) and isinstance(second, Known) and first.stage == "mean":
+        if isinstance(first, Scores) and isinstance(second, Concrete):
+            return self.attention.add_mask(node, first, second)
+        if isinstance(first, NormStep) and isinstance(second, Concrete) and first.stage == "mean":
             if second.array.size != 1:
                 raise Refusal("adds several numbers to a mean square", node)
             return first.at("mean", epsilon=first.epsilon + float(second.array.reshape(())))
-        if isinstance(first, Form) and isinstance(second, Known):
+        if isinstance(first, LinearForm) and isinstance(second, Concrete):
             return self._plus(node, first, second, index)
         raise Refusal("is not supported on these inputs", node)
 
-    def _plus(self, node: ir.Node, form: Form, known: Known, index: int = 0) -> Form:
-        if known.varies:
+    def _plus(
+        self, node: ir.Node, form: LinearForm, concrete: Concrete, index: int = 0
+    ) -> LinearForm:
+        if concrete.varies:
             raise Refusal("adds numbers that depend on positions (learned positions?)", node)
         origin = node.outputs[0]
-        placed = self.gather.placed(form, operand(node, index))
-        vector = self._vector(node, placed, known, placed.rows.features)
-        biased = self.projections.bias(placed.rows, vector, known, origin)
+        placed = self.resolver.resolve(form, operand(node, index))
+        vector = self._vector(node, placed, concrete, placed.rows.features)
+        biased = self.projections.bias(placed.rows, vector, concrete, origin)
         if biased is not None:
-            return placed.onto(biased, node)
-        value = vector_value(self.writer, vector, known, f"{origin.name}_added")
-        return placed.onto(self.writer.new([placed.rows], "Add", origin, constants=[value]), node)
+            return placed.move_to(biased, node)
+        value = vector_value(self.writer, vector, concrete, f"{origin.name}_added")
+        return placed.move_to(
+            self.writer.elementwise([placed.rows], "Add", origin, constants=[value]), node
+        )
 
-    def _sub(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def _sub(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         first, second = inputs
-        if isinstance(first, Form) and isinstance(second, Form):
+        if isinstance(first, LinearForm) and isinstance(second, LinearForm):
             return self._sum(node, first, second, "Sub")
-        if isinstance(first, Form) and isinstance(second, Known):
-            return self._plus(node, first, Known(-second.array, second.varies))
+        if isinstance(first, LinearForm) and isinstance(second, Concrete):
+            return self._plus(node, first, Concrete(-second.array, second.varies))
         raise Refusal("is not supported on these inputs", node)
 
-    def _sum(self, node: ir.Node, first: Form, second: Form, kind: str) -> Form:
+    def _sum(self, node: ir.Node, first: LinearForm, second: LinearForm, kind: str) -> LinearForm:
         if first.varies or second.varies:
             return first.plus(second, 1.0 if kind == "Add" else -1.0)
         return self._joined(node, first, second, kind)
 
-    def _joined(self, node: ir.Node, first: Form, second: Form, kind: str) -> Form:
+    def _joined(
+        self, node: ir.Node, first: LinearForm, second: LinearForm, kind: str
+    ) -> LinearForm:
         """Two activations, element by element."""
         left, right = (
-            self.gather.placed(first, operand(node, 0)),
-            self.gather.placed(second, operand(node, 1)),
+            self.resolver.resolve(first, operand(node, 0)),
+            self.resolver.resolve(second, operand(node, 1)),
         )
         if first.shape != second.shape or not np.array_equal(left.local, right.local):
             raise Refusal(
                 f"joins tensors {first.shape} and {second.shape} in different order", node
             )
-        rows = self.writer.new([left.rows, right.rows], kind, node.outputs[0])
-        return left.onto(rows, node)
+        rows = self.writer.elementwise([left.rows, right.rows], kind, node.outputs[0])
+        return left.move_to(rows, node)
 
-    def _mul(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def _mul(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         first, second = inputs
         index = 0
-        if isinstance(first, Known | Stat) and not isinstance(second, Known):
+        if isinstance(first, Concrete | NormStep) and not isinstance(second, Concrete):
             first, second, index = second, first, 1
-        if isinstance(first, Form) and isinstance(second, Known):
+        if isinstance(first, LinearForm) and isinstance(second, Concrete):
             return self._times(node, first, second, index)
-        if isinstance(first, Form) and isinstance(second, Stat) and second.stage == "inverse":
+        if (
+            isinstance(first, LinearForm)
+            and isinstance(second, NormStep)
+            and second.stage == "inverse"
+        ):
             return self.norms.normed(node, first, second, index)
-        if isinstance(first, Form) and isinstance(second, Form):
+        if isinstance(first, LinearForm) and isinstance(second, LinearForm):
             if not first.varies and same_form(first, second):
-                return Stat(first, first.shape, "square")
+                return NormStep(first, first.shape, "square")
             return self._joined(node, first, second, "Mul")
-        if isinstance(first, Scores) and isinstance(second, Known):
+        if isinstance(first, Scores) and isinstance(second, Concrete):
             return self._scaled_scores(node, first, second.array)
         raise Refusal("is not supported on these inputs", node)
 
-    def _times(self, node: ir.Node, form: Form, known: Known, index: int = 0) -> Form:
-        base = self.gather.bases.only(form.ids[0]) if form.is_plain else None
-        if isinstance(base, Normed) and base.gain is None and not known.varies:
-            return self.norms.with_gain(node, form, base, known, index)
-        return form.scaled(known.array, varies=known.varies)
+    def _times(
+        self, node: ir.Node, form: LinearForm, concrete: Concrete, index: int = 0
+    ) -> LinearForm:
+        base = self.resolver.roots.single_owner(form.ids[0]) if form.is_plain else None
+        if isinstance(base, NormedActivation) and base.gain is None and not concrete.varies:
+            return self.norms.with_gain(node, form, base, concrete, index)
+        return form.scaled(concrete.array, varies=concrete.varies)
 
-    def _div(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def _div(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         first, second = inputs
-        if isinstance(first, Form) and isinstance(second, Known):
-            return self._times(node, first, Known(_inverse(node, second), second.varies))
-        if isinstance(first, Form) and isinstance(second, Stat) and second.stage == "root":
+        if isinstance(first, LinearForm) and isinstance(second, Concrete):
+            return self._times(node, first, Concrete(_inverse(node, second), second.varies))
+        if (
+            isinstance(first, LinearForm)
+            and isinstance(second, NormStep)
+            and second.stage == "root"
+        ):
             return self.norms.normed(node, first, second, 0)
-        if isinstance(first, Known) and isinstance(second, Stat) and _is_one(first):
+        if isinstance(first, Concrete) and isinstance(second, NormStep) and _is_one(first):
             return self.norms.root(node, second, "Reciprocal")
-        if isinstance(first, Scores) and isinstance(second, Known):
+        if isinstance(first, Scores) and isinstance(second, Concrete):
             return self._scaled_scores(node, first, _inverse(node, second))
-        if isinstance(first, Form) and isinstance(second, Form):
+        if isinstance(first, LinearForm) and isinstance(second, LinearForm):
             return self._joined(node, first, second, "Div")
         raise Refusal("is not supported on these inputs", node)
 
-    def _neg(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def _neg(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         (first,) = inputs
-        if isinstance(first, Form):
+        if isinstance(first, LinearForm):
             return first.scaled(np.asarray(-1.0), varies=False)
         raise Refusal("is not supported on these inputs", node)
 
-    def _pow(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def _pow(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         first, second = inputs
-        if not isinstance(second, Known) or second.array.size != 1 or second.varies:
+        if not isinstance(second, Concrete) or second.array.size != 1 or second.varies:
             raise Refusal("raises to a power that is no constant", node)
         power = float(second.array.reshape(()))
-        if isinstance(first, Stat):
+        if isinstance(first, NormStep):
             if power == 0.5:
                 return self.norms.root(node, first, "Sqrt")
             if power == -0.5 and first.stage == "mean":
                 return first.at("inverse")
             raise Refusal("is not supported in a normalisation", node)
-        if not isinstance(first, Form):
+        if not isinstance(first, LinearForm):
             raise Refusal("is not supported on these inputs", node)
         if power == 2.0 and not first.varies:
-            return Stat(first, first.shape, "square")
-        placed = self.gather.placed(first, operand(node, 0))
+            return NormStep(first, first.shape, "square")
+        placed = self.resolver.resolve(first, operand(node, 0))
         exponent = self.writer.constant(f"factor_{power:.9g}", np.array(power))
-        rows = self.writer.new([placed.rows], "Pow", node.outputs[0], constants=[exponent])
-        return placed.onto(rows, node)
+        rows = self.writer.elementwise([placed.rows], "Pow", node.outputs[0], constants=[exponent])
+        return placed.move_to(rows, node)
 
-    def _softmax(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def _softmax(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         scores = inputs[0]
         if not isinstance(scores, Scores) or scores.stage != "scores":
             raise Refusal("is not of attention scores", node)
-        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
+        axis = node.attributes.get_int("axis", -1)
         if axis not in {-1, len(scores.shape) - 1}:
             raise Refusal(f"is over axis {axis} of attention scores", node)
         origins = (*scores.origins, ("weights", node.outputs[0]))
         return replace(scores, stage="probabilities", origins=origins)
 
-    def _where(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def _where(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         keep, first, second = inputs
         if isinstance(keep, Scores) and keep.stage == "nan" and isinstance(second, Scores):
             return second
-        if isinstance(keep, Known) and isinstance(first, Scores) and isinstance(second, Known):
-            return self.attention.selected(node, first, keep, second)
-        if isinstance(keep, Known) and isinstance(first, Known) and isinstance(second, Scores):
-            shown = Known(~keep.array.astype(bool), keep.varies)
-            return self.attention.selected(node, second, shown, first)
+        if (
+            isinstance(keep, Concrete)
+            and isinstance(first, Scores)
+            and isinstance(second, Concrete)
+        ):
+            return self.attention.select(node, first, keep, second)
+        if (
+            isinstance(keep, Concrete)
+            and isinstance(first, Concrete)
+            and isinstance(second, Scores)
+        ):
+            shown = Concrete(~keep.array.astype(bool), keep.varies)
+            return self.attention.select(node, second, shown, first)
         raise Refusal("selects by something that depends on the text", node)
 
-    def _is_nan(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def _is_nan(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         scores = inputs[0]
         if isinstance(scores, Scores):
             return replace(scores, stage="nan")
         raise Refusal("is not supported on these inputs", node)
 
-    def _swish(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def _swish(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         """X * sigmoid(x), which has no operator in this opset."""
-        alpha = node.attributes["alpha"].as_float() if "alpha" in node.attributes else 1.0
-        if not isinstance(inputs[0], Form) or alpha != 1.0:
+        alpha = node.attributes.get_float("alpha", 1.0)
+        if not isinstance(inputs[0], LinearForm) or alpha != 1.0:
             raise Refusal("is not supported on these inputs", node)
-        placed = self.gather.placed(inputs[0], operand(node, 0))
+        placed = self.resolver.resolve(inputs[0], operand(node, 0))
         origin = node.outputs[0]
-        gate = self.writer.new([placed.rows], "Sigmoid", ir.Value(name=f"{origin.name}_sigmoid"))
-        return placed.onto(self.writer.new([placed.rows, gate], "Mul", origin), node)
+        gate = self.writer.elementwise(
+            [placed.rows], "Sigmoid", ir.Value(name=f"{origin.name}_sigmoid")
+        )
+        return placed.move_to(self.writer.elementwise([placed.rows, gate], "Mul", origin), node)
 
     def _scaled_scores(self, node: ir.Node, scores: Scores, factor: Numbers) -> Scores:
         if factor.size != 1 or scores.stage != "scores" or scores.masked:
@@ -233,22 +271,22 @@ class Elementwise:
         scale = scores.scale * float(factor.reshape(()))
         return replace(scores, scale=scale, origins=origins)
 
-    def _vector(self, node: ir.Node, placed: Placed, known: Known, period: int) -> Numbers:
+    def _vector(self, node: ir.Node, placed: Placement, concrete: Concrete, period: int) -> Numbers:
         shape = placed.feature.shape
-        if np.broadcast_shapes(shape, known.shape) != shape:
-            raise Refusal(f"broadcasts an activation {shape} to {known.shape}", node)
-        vector = feature_vector(placed, np.broadcast_to(known.array, shape), period)
+        if np.broadcast_shapes(shape, concrete.shape) != shape:
+            raise Refusal(f"broadcasts an activation {shape} to {concrete.shape}", node)
+        vector = feature_vector(placed, np.broadcast_to(concrete.array, shape), period)
         if vector is None:
             raise Refusal("adds other numbers to other tokens", node)
         return vector
 
 
-def _inverse(node: ir.Node, known: Known) -> Numbers:
-    if not known.array.all():
+def _inverse(node: ir.Node, concrete: Concrete) -> Numbers:
+    if not concrete.array.all():
         raise Refusal("divides by zero", node)
-    inverse: Numbers = 1.0 / known.array.astype(np.float64)
+    inverse: Numbers = 1.0 / concrete.array.astype(np.float64)
     return inverse
 
 
-def _is_one(known: Known) -> bool:
-    return known.array.size == 1 and float(known.array.reshape(())) == 1.0
+def _is_one(concrete: Concrete) -> bool:
+    return concrete.array.size == 1 and float(concrete.array.reshape(())) == 1.0

@@ -13,7 +13,9 @@ from buildlib.importing.values import Weight, dims_in_file
 _SAME = 1e-6  # of scales that files round
 
 
-def follow(value: ir.Value, sources: Iterable[ir.Value], factor: float = 1.0) -> ir.Value:
+def transfer_encoding(
+    value: ir.Value, sources: Iterable[ir.Value], factor: float = 1.0
+) -> ir.Value:
     """Give `value`, which has `factor` times the numbers of `sources`, an encoding for them all.
 
     It keeps what it has when one of them has none, or theirs cannot be joined.
@@ -21,20 +23,20 @@ def follow(value: ir.Value, sources: Iterable[ir.Value], factor: float = 1.0) ->
     found = [encoding_of(source) for source in {id(source): source for source in sources}.values()]
     known = [encoding for encoding in found if encoding is not None]
     if known and len(known) == len(found):
-        joined = union([times(encoding, factor) for encoding in known])
+        joined = union_encoding([scale_encoding(encoding, factor) for encoding in known])
         if joined is not None:
             set_encoding(value, joined)
     return value
 
 
-def follow_view(weight: Weight, view: ir.Value) -> None:
+def transfer_from_view(weight: Weight, view: ir.Value) -> None:
     """Give a weight that has no encoding that of its cast, transpose or reshape `view`."""
     given = encoding_of(view)
     if given is None or weight.source is view or encoding_of(weight.source) is not None:
         return
     in_file = dims_in_file(weight.source)
     kept = in_file[::-1] if weight.transposed else in_file
-    moved = reshaped(given, weight.dims, kept)
+    moved = reshape_encoding(given, weight.dims, kept)
     if weight.transposed:
         last = len(kept) - 1
         axes = {"axis": moved.axis, "block_axis": moved.block_axis}
@@ -43,7 +45,9 @@ def follow_view(weight: Weight, view: ir.Value) -> None:
     set_encoding(weight.source, moved)
 
 
-def reshaped(encoding: Encoding, before: tuple[int, ...], after: tuple[int, ...]) -> Encoding:
+def reshape_encoding(
+    encoding: Encoding, before: tuple[int, ...], after: tuple[int, ...]
+) -> Encoding:
     """The encoding of a tensor that gained or lost dimensions of 1.
 
     An axis of size 1 is none that could be found again: it becomes the operator's own.
@@ -95,7 +99,7 @@ def _in_words(encoding: Encoding) -> str:
     return f"{encoding.bw} bits, {encoding.scale[0]:.6g} ({encoding.offset[0]})"
 
 
-def union(encodings: list[Encoding]) -> Encoding | None:
+def union_encoding(encodings: list[Encoding]) -> Encoding | None:
     """The per-tensor grid that covers all of these; None when they differ in kind."""
     first = encodings[0]
     if all(_grid(encoding) == _grid(first) for encoding in encodings):
@@ -113,7 +117,7 @@ def union(encodings: list[Encoding]) -> Encoding | None:
     return first.model_copy(update={"scale": (scale,), "offset": (offset,), "is_sym": False})
 
 
-def times(encoding: Encoding, factor: float) -> Encoding:
+def scale_encoding(encoding: Encoding, factor: float) -> Encoding:
     """The encoding of `factor` times the numbers; a negative factor mirrors the range."""
     if encoding.dtype != "INT" or factor == 1.0:
         return encoding

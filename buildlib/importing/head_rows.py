@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.root_tensors import Bases, Cache, Frozen, Rows
-from buildlib.importing.values import ABSENT, Floats, Form, Ids
+from buildlib.importing.root_tensors import Activation, JoinedForm, PastCache, RootTensors
+from buildlib.importing.values import NO_TERM, Floats, Ids, LinearForm
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class HeadRows:
         start: by row, the first feature of the head.
     """
 
-    owners: tuple[Rows, ...]
+    owners: tuple[Activation, ...]
     owner: Ids
     token: Ids
     start: Ids
@@ -54,20 +54,20 @@ class CacheRows:
         scale: of past and new alike, after they were joined.
     """
 
-    caches: tuple[Cache, ...]
+    caches: tuple[PastCache, ...]
     head: Ids
     new: HeadRows
     scale: float
 
 
-def head_rows(bases: Bases, form: Form) -> HeadRows:
+def head_rows(roots: RootTensors, form: LinearForm) -> HeadRows:
     """Understand a form [rows, head_dim].
 
     Raises:
         Refusal: it is no head, or turned in a way that hosts have no tables for.
     """
     n_rows, dim = form.shape
-    present = [part != ABSENT for part in form.ids]
+    present = [part != NO_TERM for part in form.ids]
     low = np.min(
         [
             np.where(here, part, np.iinfo(np.int64).max)
@@ -91,18 +91,18 @@ def head_rows(bases: Bases, form: Form) -> HeadRows:
             raise Refusal("a head's elements mix more than two features each")
         turned += np.where(other, coef, 0.0)
         partner = np.where(other, relative, partner)
-    found, owner = bases.owners(low)
+    found, owner = roots.owners(low)
     owners = tuple(_rows(base) for base in found)
     features = np.array([rows.features for rows in owners])[owner]
     local = low - np.array([rows.offset for rows in owners])[owner]
     start = local % features
     if (start + dim > features).any():
         raise Refusal("a head crosses from one token to the next")
-    rotation = _rotation(own, turned, partner, bases.precision.tolerance)
+    rotation = _rotation(own, turned, partner, roots.precision.tolerance)
     return HeadRows(owners, owner, local // features, start, rotation)
 
 
-def cache_rows(bases: Bases, form: Form, past: int) -> CacheRows:
+def cache_rows(roots: RootTensors, form: LinearForm, past: int) -> CacheRows:
     """Understand keys or values [batch, CL, head_dim].
 
     Raises:
@@ -114,17 +114,17 @@ def cache_rows(bases: Bases, form: Form, past: int) -> CacheRows:
     n_batch, length, dim = ids.shape
     if length <= past:
         raise Refusal(f"attends to {length} tokens, with a past of {past}")
-    found, owner = bases.owners(np.ascontiguousarray(ids[:, 0, 0]))
-    caches = tuple(base for base in found if isinstance(base, Cache))
+    found, owner = roots.owners(np.ascontiguousarray(ids[:, 0, 0]))
+    caches = tuple(base for base in found if isinstance(base, PastCache))
     if len(caches) != len(found):
         raise Refusal("attends to keys or values that do not begin with a cache")
     heads = np.zeros(n_batch, dtype=np.int64)
     for index, cache in enumerate(caches):
         mine = owner == index
         heads[mine] = _cache_heads(cache, ids[mine][:, :past])
-    new = Form((ids[:, past:].reshape(-1, dim),))
-    new = _thawed(bases, new)
-    rows = head_rows(bases, new)
+    new = LinearForm((ids[:, past:].reshape(-1, dim),))
+    new = _expand_joined(roots, new)
+    rows = head_rows(roots, new)
     expected = np.tile(np.arange(length - past), n_batch)
     if not np.array_equal(rows.token, expected):
         raise Refusal("new keys or values do not follow the cache in the order of tokens")
@@ -135,7 +135,7 @@ def cache_rows(bases: Bases, form: Form, past: int) -> CacheRows:
     return CacheRows(ordered, heads, rows, form.coefs[0])
 
 
-def _cache_heads(cache: Cache, ids: Ids) -> Ids:
+def _cache_heads(cache: PastCache, ids: Ids) -> Ids:
     """Which heads of the cache [batch, past, head_dim] are, having checked that they are heads."""
     _, past, dim = ids.shape
     first = ids[:, 0, 0] - cache.offset
@@ -158,37 +158,37 @@ def _cache_heads(cache: Cache, ids: Ids) -> Ids:
     return first // stride
 
 
-def _thawed(bases: Bases, form: Form) -> Form:
+def _expand_joined(roots: RootTensors, form: LinearForm) -> LinearForm:
     """A form of elements of frozen forms as what those are made of."""
     ids = form.ids[0]
-    base = bases.only(ids)
-    if isinstance(base, Frozen):
-        return _taken(base.form, ids - base.offset)
+    base = roots.single_owner(ids)
+    if isinstance(base, JoinedForm):
+        return _elements(base.form, ids - base.offset)
     if base is not None:
         return form
-    owners, owner = bases.owners(ids)
-    if not any(isinstance(base, Frozen) for base in owners):
+    owners, owner = roots.owners(ids)
+    if not any(isinstance(base, JoinedForm) for base in owners):
         return form
-    n_terms = max(len(base.form.ids) for base in owners if isinstance(base, Frozen))
-    parts = [np.full_like(ids, ABSENT) for _ in range(n_terms)]
+    n_terms = max(len(base.form.ids) for base in owners if isinstance(base, JoinedForm))
+    parts = [np.full_like(ids, NO_TERM) for _ in range(n_terms)]
     coefs = [np.zeros(ids.shape) for _ in range(n_terms)]
     for index, base in enumerate(owners):
-        if not isinstance(base, Frozen):
+        if not isinstance(base, JoinedForm):
             raise Refusal("joins keys that are rotated with others that are not")
         mine = owner == index
-        taken = _taken(base.form, ids[mine] - base.offset)
+        taken = _elements(base.form, ids[mine] - base.offset)
         for term, part in enumerate(taken.ids):
             parts[term][mine] = part
             coefs[term][mine] = taken.dense(term)
-    return Form(tuple(parts), tuple(coefs), varies=True)
+    return LinearForm(tuple(parts), tuple(coefs), varies=True)
 
 
-def _taken(form: Form, where: Ids) -> Form:
+def _elements(form: LinearForm, where: Ids) -> LinearForm:
     ids = tuple(part.reshape(-1)[where] for part in form.ids)
     coefs = tuple(
         coef if isinstance(coef, float) else coef.reshape(-1)[where] for coef in form.coefs
     )
-    return Form(ids, coefs, form.varies)
+    return LinearForm(ids, coefs, form.varies)
 
 
 def _rotation(own: Floats, turned: Floats, partner: npt.NDArray[Any], tolerance: float) -> Rotation:
@@ -241,7 +241,7 @@ def _strides(dims: tuple[int, ...]) -> list[int]:
     return strides[::-1]
 
 
-def _rows(base: object) -> Rows:
-    if not isinstance(base, Rows):
+def _rows(base: object) -> Activation:
+    if not isinstance(base, Activation):
         raise Refusal("a head is made of token ids or of a cache")
     return base

@@ -17,7 +17,7 @@ from buildlib.graph.builder import OPSET
 from buildlib.graph.rope import rope_tables
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
-from buildlib.importing.assembly import assembled
+from buildlib.importing.assembly import assemble
 from buildlib.importing.encoding_transfer import check_caches
 from buildlib.importing.head_rows import UnequalHalvesRefusal
 from buildlib.importing.interpreter import Interpreter
@@ -60,7 +60,7 @@ class ImportModel(Pass):
     """
 
     name = "import"
-    takes_any_order = True  # some tools append what they insert, and ONNX Runtime does not mind
+    sorts_nodes = True  # some tools append what they insert, and ONNX Runtime does not mind
     requires = (SORTED,)
     ensures = (SORTED, STATIC)
 
@@ -90,25 +90,25 @@ class ImportModel(Pass):
         try:
             return self._imported(model)
         except Refusal as refusal:
-            raise _error(self._path, model, refusal) from refusal
+            raise _unsupported_error(self._path, model, refusal) from refusal
 
     def _imported(self, model: ir.Model) -> ir.Model:
         _check_opset(model)
-        _inline(model)
+        _inline_functions(model)
         roles = find_roles(model)
         check_caches(model, roles)
         probe = find_probe(roles)
         try:
-            reading = _read(model, roles, probe)
+            reading = _interpret(model, roles, probe)
         except UnequalHalvesRefusal:
-            reading = _read(model, roles, replace(probe, full_tables=True))
+            reading = _interpret(model, roles, replace(probe, full_tables=True))
         keep = self.shape is None or (self.fixed_keep_theirs and probe.is_fixed)
         shape = _own_shape(probe) if self.shape is None or keep else self.shape
         tables = reading.attention.tables
         if tables is not None and not any(role.kind == "cos" for role in roles):
-            tolerance = reading.bases.precision.tolerance
+            tolerance = reading.roots.precision.tolerance
             self.rope = RopeTables(probe.past, *tables, tolerance=tolerance)
-        return assembled(model, reading, shape)
+        return assemble(model, reading, shape)
 
 
 _OPERATORS: Mapping[str, Mapping[str, frozenset[object]]] = MappingProxyType(
@@ -180,7 +180,7 @@ def _is_weight(value: ir.Value | None) -> bool:
     return value is not None and value.is_initializer()
 
 
-def _read(model: ir.Model, roles: list[Role], probe: Probe) -> Interpreter:
+def _interpret(model: ir.Model, roles: list[Role], probe: Probe) -> Interpreter:
     reading = Interpreter(model, roles, probe)
     reading.run()
     return reading
@@ -196,7 +196,7 @@ def _check_opset(model: ir.Model) -> None:
             raise Refusal(f"is over axis 1 and all behind it in opset {opset}", node)
 
 
-def _inline(model: ir.Model) -> None:
+def _inline_functions(model: ir.Model) -> None:
     if model.functions:
         InlinePass()(model)
 
@@ -207,7 +207,7 @@ def _own_shape(probe: Probe) -> GraphShape:
     return GraphShape(probe.ar, probe.cl)
 
 
-def _error(path: Path, model: ir.Model, refusal: Refusal) -> UnsupportedGraphError:
+def _unsupported_error(path: Path, model: ir.Model, refusal: Refusal) -> UnsupportedGraphError:
     node = refusal.node
     if node is None:
         return UnsupportedGraphError(path, refusal.reason)

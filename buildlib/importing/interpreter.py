@@ -9,20 +9,20 @@ from buildlib.encodings.attachment import encoding_of, inherit
 from buildlib.graph import interface
 from buildlib.importing import array_layout as layout
 from buildlib.importing.attention import Attention
+from buildlib.importing.attention_writer import AttentionWriter
 from buildlib.importing.constants import Constants, constant, initializer, shape_of
 from buildlib.importing.elementwise import Elementwise
-from buildlib.importing.encoding_transfer import follow_view
-from buildlib.importing.layer_writer import LayerWriter
+from buildlib.importing.encoding_transfer import transfer_from_view
 from buildlib.importing.precision import precision_of
 from buildlib.importing.probe import Probe
 from buildlib.importing.projections import Projections
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.resolver import Gatherer
+from buildlib.importing.resolver import ActivationResolver
 from buildlib.importing.roles import Role
-from buildlib.importing.root_tensors import Bases, Cache, Tokens
-from buildlib.importing.rotation_encodings import follow_steps
-from buildlib.importing.symbolic_layout import Moving, words
-from buildlib.importing.values import Abstract, Form, Known, Scores, Weight
+from buildlib.importing.root_tensors import PastCache, RootTensors, TokenIds
+from buildlib.importing.rotation_encodings import transfer_rotation_encodings
+from buildlib.importing.symbolic_layout import SymbolicLayout, describe
+from buildlib.importing.values import AbstractValue, Concrete, LinearForm, Scores, Weight
 from buildlib.importing.writer import Writer
 
 _HOLD_ALL = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
@@ -45,23 +45,23 @@ class Interpreter:
     def __init__(self, model: ir.Model, roles: list[Role], probe: Probe) -> None:
         self.model = model
         self.probe = probe
-        self.bases = Bases(probe.ar, precision_of(model))
-        self.writer = Writer(self.bases)
-        self.layers = LayerWriter(self.writer)
-        self.gather = Gatherer(self.bases, self.writer, self.layers.attend)
-        self.layers.gather = self.gather
-        self.attention = Attention(self.bases, probe, probe.fed_tables(roles))
-        self.projections = Projections(self.writer, self.gather)
-        self.elementwise = Elementwise(self.writer, self.gather, self.projections, self.attention)
-        self.values: dict[ir.Value, Abstract] = {}
-        self.marks: list[tuple[Form, ir.Value]] = []
+        self.roots = RootTensors(probe.ar, precision_of(model))
+        self.writer = Writer(self.roots)
+        self.layers = AttentionWriter(self.writer)
+        self.resolver = ActivationResolver(self.roots, self.writer, self.layers.write_attention)
+        self.layers.resolver = self.resolver
+        self.attention = Attention(self.roots, probe, probe.fed_tables(roles))
+        self.projections = Projections(self.writer, self.resolver)
+        self.elementwise = Elementwise(self.writer, self.resolver, self.projections, self.attention)
+        self.values: dict[ir.Value, AbstractValue] = {}
+        self.marks: list[tuple[LinearForm, ir.Value]] = []
         self.tokens: ir.Value | None = None
         opset = model.opset_imports.get("", 0)
         self._constants = Constants(opset)
-        self._moving = Moving(self.bases, opset)
+        self._symbolic_layout = SymbolicLayout(self.roots, opset)
         for value in model.graph.initializers.values():
             self.values[value] = initializer(value)
-        self._caches: dict[ir.Value, Cache] = {}
+        self._caches: dict[ir.Value, PastCache] = {}
         for role in roles:
             known = self._input(role)
             if known is not None:
@@ -87,7 +87,7 @@ class Interpreter:
                 if used is not None and not left[used] and used not in outputs:
                     del self.values[used]
 
-    def _results(self, node: ir.Node, inputs: list[Abstract | None]) -> list[Abstract]:
+    def _results(self, node: ir.Node, inputs: list[AbstractValue | None]) -> list[AbstractValue]:
         """What is known of a node's outputs; refusals name the node."""
         try:
             return self._read(node, inputs)
@@ -100,35 +100,35 @@ class Interpreter:
             reason = f"does not fit its inputs ({type(error).__name__}: {text})"
             raise Refusal(reason, node) from error
 
-    def _read(self, node: ir.Node, inputs: list[Abstract | None]) -> list[Abstract]:
+    def _read(self, node: ir.Node, inputs: list[AbstractValue | None]) -> list[AbstractValue]:
         kind = node.op_type
         first = inputs[0] if inputs else None
         if kind == "Constant":
             return [constant(node)]
         if kind == "Shape" and first is not None:
             return [shape_of(node, first)]
-        if all(part is None or isinstance(part, Known | Weight) for part in inputs):
+        if all(part is None or isinstance(part, Concrete | Weight) for part in inputs):
             return self._constants.computed(node, inputs)
         if node.domain not in {"", "ai.onnx"} and kind != "SimplifiedLayerNormalization":
             raise Refusal(f"is an operator of {node.domain}", node)
         if kind == "Split":
-            return self._moving.split(node, inputs)
+            return self._symbolic_layout.split(node, inputs)
         return [self._one(node, inputs)]
 
-    def _one(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def _one(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         kind, first = node.op_type, inputs[0]
-        if kind in layout.PASSING and first is not None:
+        if kind in layout.PASS_THROUGH and first is not None:
             self._check_cast(node, first)
             return first
         if kind == "Concat":
-            return self._moving.joined(node, inputs)
-        if kind == "Gather" and isinstance(first, Weight) and isinstance(inputs[1], Form):
+            return self._symbolic_layout.concatenated(node, inputs)
+        if kind == "Gather" and isinstance(first, Weight) and isinstance(inputs[1], LinearForm):
             return self._embedding(node, first, inputs[1])
-        if kind in layout.MOVING and first is not None:
-            return self._moving.moved(node, first, inputs[1:])
+        if kind in layout.LAYOUT and first is not None:
+            return self._symbolic_layout.rearranged(node, first, inputs[1:])
         return self._computed(node, inputs)
 
-    def _check_cast(self, node: ir.Node, value: Abstract) -> None:
+    def _check_cast(self, node: ir.Node, value: AbstractValue) -> None:
         """A cast leaves numbers as they are only to a type that can hold them."""
         if node.op_type == "Cast":
             to = ir.DataType(node.attributes["to"].as_int())
@@ -138,42 +138,42 @@ class Interpreter:
             return
         if to in _HOLD_ALL:
             return
-        base = self.bases.only(value.ids[0]) if isinstance(value, Form) else None
-        held = _HOLD_TOKENS if isinstance(base, Tokens) else _HOLD_ACTIVATIONS
+        base = self.roots.single_owner(value.ids[0]) if isinstance(value, LinearForm) else None
+        held = _HOLD_TOKENS if isinstance(base, TokenIds) else _HOLD_ACTIVATIONS
         if to not in held:
-            raise Refusal(f"turns {words(value)} into {to.name}", node)
+            raise Refusal(f"turns {describe(value)} into {to.name}", node)
 
-    def _value(self, value: ir.Value) -> Abstract:
+    def _value(self, value: ir.Value) -> AbstractValue:
         """What is known of a value; ids of caches are large, and made when they are needed."""
         cache = self._caches.pop(value, None)
         if cache is not None:
-            self.values[value] = self.bases.form_of(cache, cache.dims)
+            self.values[value] = self.roots.form_of(cache, cache.dims)
         return self.values[value]
 
-    def _input(self, role: Role) -> Abstract | None:
+    def _input(self, role: Role) -> AbstractValue | None:
         dims = self.probe.dims(role)
         size = int(np.prod(dims))
         if role.kind in {"key", "value"}:
-            cache = self.bases.add(Cache(self.bases.end, size, role.value, role, dims))
+            cache = self.roots.add(PastCache(self.roots.end, size, role.value, role, dims))
             self._caches[role.value] = cache
             return None
         if role.kind == "ids":
             self.tokens = ir.Value(name=interface.INPUT_IDS, type=ir.TensorType(ir.DataType.INT32))
-            ids = self.bases.add(Tokens(self.bases.end, size, role.value))
-            return self.bases.form_of(ids, dims)
+            ids = self.roots.add(TokenIds(self.roots.end, size, role.value))
+            return self.roots.form_of(ids, dims)
         if role.kind == "embeds":
             real = ir.TensorType(ir.DataType.FLOAT)
             self.tokens = ir.Value(name=interface.INPUTS_EMBEDS, type=real)
-            rows = self.writer.written(self.tokens, role.value, dims[-1], stacked=True)
-            return self.bases.form_of(rows, dims)
+            rows = self.writer.activation(self.tokens, role.value, dims[-1], stacked=True)
+            return self.roots.form_of(rows, dims)
         table = {"mask": self.layers.mask, "cos": self.layers.cos, "sin": self.layers.sin}
         if role.kind in table and len(dims) == 4:
             inherit(table[role.kind], role.value)
-        return Known(self.probe.numbers(role), varies=True)
+        return Concrete(self.probe.numbers(role), varies=True)
 
-    def _embedding(self, node: ir.Node, table: Weight, ids: Form) -> Form:
-        base = self.bases.only(ids.ids[0])
-        if not ids.is_plain or not isinstance(base, Tokens):
+    def _embedding(self, node: ir.Node, table: Weight, ids: LinearForm) -> LinearForm:
+        base = self.roots.single_owner(ids.ids[0])
+        if not ids.is_plain or not isinstance(base, TokenIds):
             raise Refusal("looks up something other than token ids", node)
         if layout.axis_of(node) != 0 or len(table.dims) != 2 or table.transposed:
             raise Refusal("looks tokens up along another axis than the first", node)
@@ -181,18 +181,18 @@ class Interpreter:
         weight = self.writer.parameter(table.source, table.dims)
         value = self.writer.op("Gather", [weight, self.tokens], str(node.outputs[0].name), axis=0)
         width = table.dims[1]
-        rows = self.writer.written(value, node.outputs[0], width, stacked=True)
+        rows = self.writer.activation(value, node.outputs[0], width, stacked=True)
         token = ids.ids[0] - base.offset
-        return Form((rows.offset + token[..., None] * width + np.arange(width),))
+        return LinearForm((rows.offset + token[..., None] * width + np.arange(width),))
 
-    def _computed(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def _computed(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         kind = node.op_type
         first = inputs[0]
         second = inputs[1] if len(inputs) > 1 else None
         third = inputs[2] if len(inputs) > 2 else None
         if kind == "MatMul":
             return self._matmul(node, first, second)
-        if kind in {"Gemm", "Conv"} and isinstance(first, Form):
+        if kind in {"Gemm", "Conv"} and isinstance(first, LinearForm):
             weight = _weight(second)
             if weight is not None and kind == "Gemm":
                 return self.projections.gemm(node, first, weight, third)
@@ -200,32 +200,34 @@ class Interpreter:
                 return self.projections.conv(node, first, weight, third)
         return self.elementwise.apply(node, inputs)
 
-    def _matmul(self, node: ir.Node, first: Abstract | None, second: Abstract | None) -> Abstract:
-        if isinstance(first, Form) and isinstance(second, Form):
-            return self.attention.product(node, first, second)
-        if isinstance(first, Scores) and isinstance(second, Form):
-            return self.attention.attended(node, first, second)
+    def _matmul(
+        self, node: ir.Node, first: AbstractValue | None, second: AbstractValue | None
+    ) -> AbstractValue:
+        if isinstance(first, LinearForm) and isinstance(second, LinearForm):
+            return self.attention.score(node, first, second)
+        if isinstance(first, Scores) and isinstance(second, LinearForm):
+            return self.attention.attend_values(node, first, second)
         weight = _weight(second)
-        if isinstance(first, Form) and weight is not None:
+        if isinstance(first, LinearForm) and weight is not None:
             return self.projections.matmul(node, first, weight)
-        raise Refusal(f"multiplies {words(first)} with {words(second)}", node)
+        raise Refusal(f"multiplies {describe(first)} with {describe(second)}", node)
 
     def _follow_rotations(self) -> None:
         """What was marked is of the attention that was just written, or of one to come."""
-        if not self.layers.turned:
+        if not self.layers.rotations_written:
             return
         tables = self.attention.tables
-        for turned in self.layers.turned:
+        for turned in self.layers.rotations_written:
             if tables is not None:
-                follow_steps(self.bases, turned, tables, self.marks)
-        self.layers.turned.clear()
+                transfer_rotation_encodings(self.roots, turned, tables, self.marks)
+        self.layers.rotations_written.clear()
         self.marks.clear()
 
-    def _inherit(self, result: Abstract, value: ir.Value) -> None:
+    def _inherit(self, result: AbstractValue, value: ir.Value) -> None:
         """An encoding on a mere rearrangement is one of what it rearranges."""
         if isinstance(result, Weight):
-            follow_view(result, value)
-        if not isinstance(result, Form) or encoding_of(value) is None:
+            transfer_from_view(result, value)
+        if not isinstance(result, LinearForm) or encoding_of(value) is None:
             return
         if result.varies:
             self.marks.append((result, value))
@@ -234,10 +236,10 @@ class Interpreter:
         ids = result.ids[0]
         if not ids.size:
             return
-        base = self.bases.of(int(ids.reshape(-1)[0]))
+        base = self.roots.owner(int(ids.reshape(-1)[0]))
         if base.origin is not value and encoding_of(base.origin) is None and base.size == ids.size:
             inherit(base.origin, value)
 
 
-def _weight(value: Abstract | None) -> Weight | None:
+def _weight(value: AbstractValue | None) -> Weight | None:
     return value if isinstance(value, Weight) else None

@@ -5,38 +5,38 @@ import onnx_ir as ir
 
 from buildlib.importing.projections import vector_value
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.resolver import Gatherer, Placed, feature_vector
-from buildlib.importing.root_tensors import Normed
-from buildlib.importing.values import Abstract, Form, Known, Stat
+from buildlib.importing.resolver import ActivationResolver, Placement, feature_vector
+from buildlib.importing.root_tensors import NormedActivation
+from buildlib.importing.values import AbstractValue, Concrete, LinearForm, NormStep
 from buildlib.importing.writer import Writer
 
 
 class Normalisations:
     """Recognises each, and has it written once its gain is known."""
 
-    def __init__(self, writer: Writer, gather: Gatherer) -> None:
+    def __init__(self, writer: Writer, resolver: ActivationResolver) -> None:
         self.writer = writer
-        self.gather = gather
+        self.resolver = resolver
 
-    def mean(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def mean(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         """The mean of squares."""
         stat = inputs[0]
         axes: list[int] = []
-        if len(inputs) > 1 and isinstance(inputs[1], Known):
+        if len(inputs) > 1 and isinstance(inputs[1], Concrete):
             axes = [int(axis) for axis in inputs[1].array.reshape(-1)]
         elif "axes" in node.attributes:
             axes = list(node.attributes["axes"].as_ints())
-        if not isinstance(stat, Stat) or stat.stage != "square":
+        if not isinstance(stat, NormStep) or stat.stage != "square":
             raise Refusal("takes a mean that is not the mean square of an RMSNorm", node)
-        keep = node.attributes["keepdims"].as_int() if "keepdims" in node.attributes else 1
+        keep = node.attributes.get_int("keepdims", 1)
         if len(axes) != 1 or not keep:
             raise Refusal(f"takes a mean over axes {axes}", node)
         axis = axes[0] if axes[0] < 0 else axes[0] - len(stat.dims)
         dims = list(stat.dims)
         dims[axis] = 1
-        return Stat(stat.source, tuple(dims), "mean", axis)
+        return NormStep(stat.source, tuple(dims), "mean", axis)
 
-    def root(self, node: ir.Node, stat: Stat, kind: str | None = None) -> Stat:
+    def root(self, node: ir.Node, stat: NormStep, kind: str | None = None) -> NormStep:
         """The root of the mean, or what is one over it."""
         following = {("Sqrt", "mean"): "root", ("Reciprocal", "root"): "inverse"}
         stage = following.get((kind or node.op_type, stat.stage))
@@ -44,49 +44,56 @@ class Normalisations:
             raise Refusal("is not supported in a normalisation", node)
         return stat.at(stage)
 
-    def normed(self, node: ir.Node, form: Form, stat: Stat, index: int) -> Form:
+    def normed(self, node: ir.Node, form: LinearForm, stat: NormStep, index: int) -> LinearForm:
         """X / sqrt(mean(x^2) + eps), with a gain of one until it is multiplied."""
         if not same_form(form, stat.source):
             raise Refusal("divides a tensor by the size of another one", node)
-        placed = self.gather.placed(form, operand(node, index))
+        placed = self.resolver.resolve(form, operand(node, index))
         return self._normalised(node, form, placed, stat.axis, stat.epsilon)
 
-    def operator(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def operator(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         """A normalisation that is one operator."""
         form, gain = inputs[:2]
-        epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
-        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
-        if not isinstance(form, Form) or not isinstance(gain, Known):
+        epsilon = node.attributes.get_float("epsilon", 1e-5)
+        axis = node.attributes.get_int("axis", -1)
+        if not isinstance(form, LinearForm) or not isinstance(gain, Concrete):
             raise Refusal("is not supported on these inputs", node)
         if axis not in {-1, len(form.shape) - 1} or gain.array.size != form.shape[-1]:
             raise Refusal("normalises over several axes", node)
         value = vector_value(
             self.writer, gain.array.reshape(-1), gain, f"{node.outputs[0].name}_gain"
         )
-        placed = self.gather.placed(form, operand(node, 0))
+        placed = self.resolver.resolve(form, operand(node, 0))
         return self._normalised(node, form, placed, -1, epsilon, value)
 
-    def with_gain(self, node: ir.Node, form: Form, base: Normed, known: Known, index: int) -> Form:
+    def with_gain(
+        self,
+        node: ir.Node,
+        form: LinearForm,
+        base: NormedActivation,
+        concrete: Concrete,
+        index: int,
+    ) -> LinearForm:
         """What was normalised, times a number for each of its features."""
-        placed = self.gather.placed(form, operand(node, index))
-        numbers = np.broadcast_to(known.array, form.shape)
+        placed = self.resolver.resolve(form, operand(node, index))
+        numbers = np.broadcast_to(concrete.array, form.shape)
         vector = feature_vector(placed, numbers, base.group)
         if vector is None or placed.rows is not base or base.parent is None:
-            return form.scaled(known.array, varies=False)
+            return form.scaled(concrete.array, varies=False)
         origin = node.outputs[0]
-        gain = vector_value(self.writer, vector, known, f"{origin.name}_gain")
-        rows = self.writer.normed(base.parent, base.group, base.epsilon, origin, gain)
-        return placed.onto(rows, node)
+        gain = vector_value(self.writer, vector, concrete, f"{origin.name}_gain")
+        rows = self.writer.norm(base.parent, base.group, base.epsilon, origin, gain)
+        return placed.move_to(rows, node)
 
     def _normalised(
         self,
         node: ir.Node,
-        form: Form,
-        placed: Placed,
+        form: LinearForm,
+        placed: Placement,
         axis: int,
         epsilon: float,
         gain: ir.Value | None = None,
-    ) -> Form:
+    ) -> LinearForm:
         group = form.shape[axis]
         feature = np.moveaxis(placed.feature, axis, -1)
         steps = np.broadcast_to(np.arange(group), feature.shape)
@@ -94,8 +101,8 @@ class Normalisations:
             raise Refusal("normalises over something else than a token's or head's features", node)
         if (feature // group != feature[..., :1] // group).any():
             raise Refusal("normalises over features of several heads", node)
-        rows = self.writer.normed(placed.rows, group, epsilon, node.outputs[0], gain)
-        return placed.onto(rows, node)
+        rows = self.writer.norm(placed.rows, group, epsilon, node.outputs[0], gain)
+        return placed.move_to(rows, node)
 
 
 def operand(node: ir.Node, index: int) -> ir.Value:
@@ -105,7 +112,7 @@ def operand(node: ir.Node, index: int) -> ir.Value:
     return value
 
 
-def same_form(first: Form, second: Form) -> bool:
+def same_form(first: LinearForm, second: LinearForm) -> bool:
     """Whether both are the same elements, unchanged."""
     if first is second:
         return True

@@ -16,7 +16,7 @@ _AR, _PAST = 11, 62
 """Sizes for symbolic dimensions, unlike what models have: else a transposed tensor might fit."""
 
 _THETA = 10000.0
-_HOLE = 3  # every third slot of the past is hidden, where a host can
+_HIDDEN_STEP = 3  # every third slot of the past is hidden, where a host can
 _MOST_NUMBERS = 1 << 30  # in one input: AR 8192 at CL 131072 has as many in its mask
 
 
@@ -45,7 +45,7 @@ class Probe:
         """The shape of an input, symbols bound."""
         shape = role.value.shape
         assert shape is not None  # noqa: S101  (a role needs a rank)
-        wanted = _wanted(role, len(shape), self)
+        wanted = _required_sizes(role, len(shape), self)
         dims = tuple(
             dim if isinstance(dim, int) else wanted.get(axis, 1) for axis, dim in enumerate(shape)
         )
@@ -90,7 +90,7 @@ class Probe:
         slots = np.arange(self.cl)
         seen = slots[None] <= self.past + np.arange(self.ar)[:, None]
         if self.holes:
-            seen &= (slots >= self.past) | (slots % _HOLE != 0)
+            seen &= (slots >= self.past) | (slots % _HIDDEN_STEP != 0)
         return seen
 
     def _mask(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -138,7 +138,7 @@ def cache_axis(role: Role, past: int) -> int | None:
     return same[0] if len(same) == 1 else None
 
 
-def _wanted(role: Role, rank: int, probe: Probe) -> dict[int, int]:
+def _required_sizes(role: Role, rank: int, probe: Probe) -> dict[int, int]:
     """Sizes that some axes must have."""
     if role.kind == "mask":
         return {0: 1, rank - 1: probe.cl} | ({rank - 2: probe.ar} if rank > 3 else {})

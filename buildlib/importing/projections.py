@@ -4,41 +4,39 @@ import numpy as np
 import onnx_ir as ir
 
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.resolver import Gatherer, without_bias
-from buildlib.importing.root_tensors import Rows
-from buildlib.importing.values import Abstract, Form, Known, Numbers, Weight
+from buildlib.importing.resolver import ActivationResolver, unbiased_projection
+from buildlib.importing.root_tensors import Activation
+from buildlib.importing.values import AbstractValue, Concrete, LinearForm, Numbers, Weight
 from buildlib.importing.writer import Writer
 
 
 class Projections:
     """Writes each as a Gemm on the weight's own bytes."""
 
-    def __init__(self, writer: Writer, gather: Gatherer) -> None:
+    def __init__(self, writer: Writer, resolver: ActivationResolver) -> None:
         self.writer = writer
-        self.gather = gather
+        self.resolver = resolver
 
-    def matmul(self, node: ir.Node, form: Form, weight: Weight) -> Form:
+    def matmul(self, node: ir.Node, form: LinearForm, weight: Weight) -> LinearForm:
         """[..., in] times [in, out]."""
         if len(weight.dims) != 2:
             raise Refusal(f"multiplies with a weight of shape {list(weight.dims)}", node)
         return self._project(node, form, weight, transposed=weight.transposed)
 
-    def gemm(self, node: ir.Node, form: Form, weight: Weight, bias: Abstract | None) -> Form:
+    def gemm(
+        self, node: ir.Node, form: LinearForm, weight: Weight, bias: AbstractValue | None
+    ) -> LinearForm:
         """[rows, in] times [in, out], or [out, in] with transB."""
-        numbers = {
-            name: node.attributes[name].as_float() if name in node.attributes else 1.0
-            for name in ("alpha", "beta")
-        }
-        flags = {
-            name: bool(node.attributes[name].as_int()) if name in node.attributes else False
-            for name in ("transA", "transB")
-        }
+        numbers = {name: node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")}
+        flags = {name: bool(node.attributes.get_int(name, 0)) for name in ("transA", "transB")}
         if flags["transA"] or set(numbers.values()) != {1.0}:
             raise Refusal("transposes or scales its inputs", node)
         transposed = weight.transposed != flags["transB"]
         return self._project(node, form, weight, transposed=transposed, bias=bias)
 
-    def conv(self, node: ir.Node, form: Form, weight: Weight, bias: Abstract | None) -> Form:
+    def conv(
+        self, node: ir.Node, form: LinearForm, weight: Weight, bias: AbstractValue | None
+    ) -> LinearForm:
         """[1, in, ...] with a kernel [out, in, 1, ...] in the place of a Linear."""
         dims = weight.dims
         plain = all(
@@ -46,38 +44,42 @@ class Projections:
             for name, neutral in (("strides", 1), ("dilations", 1), ("pads", 0))
             if name in node.attributes
         )
-        group = node.attributes["group"].as_int() if "group" in node.attributes else 1
+        group = node.attributes.get_int("group", 1)
         if set(dims[2:]) - {1} or not plain or group != 1:
             raise Refusal(f"is a convolution with kernel {list(dims)}, not a Linear", node)
-        moved = Form(tuple(np.moveaxis(part, 1, -1) for part in form.ids), form.coefs, form.varies)
+        moved = LinearForm(
+            tuple(np.moveaxis(part, 1, -1) for part in form.ids), form.coefs, form.varies
+        )
         flat = Weight(weight.source, dims[:2], weight.transposed)
         result = self._project(node, moved, flat, transposed=not weight.transposed, bias=bias)
-        return Form((np.moveaxis(result.ids[0], -1, 1),))
+        return LinearForm((np.moveaxis(result.ids[0], -1, 1),))
 
-    def bias(self, rows: Rows, numbers: Numbers, source: Known, origin: ir.Value) -> Rows | None:
+    def bias(
+        self, rows: Activation, numbers: Numbers, source: Concrete, origin: ir.Value
+    ) -> Activation | None:
         """The projection with a bias [out] added, or None when `rows` is not one without."""
-        projected = without_bias(rows)
+        projected = unbiased_projection(rows)
         if projected is None or projected.parent is None or projected.weight is None:
             return None
         value = vector_value(self.writer, numbers, source, f"{origin.name}_bias")
-        return self.writer.projected(
+        return self.writer.projection(
             projected.parent, projected.weight, origin, transposed=projected.transposed, bias=value
         )
 
     def _project(
         self,
         node: ir.Node,
-        form: Form,
+        form: LinearForm,
         weight: Weight,
         *,
         transposed: bool,
-        bias: Abstract | None = None,
-    ) -> Form:
+        bias: AbstractValue | None = None,
+    ) -> LinearForm:
         swapped = transposed != weight.transposed
         width_in, width_out = weight.dims[::-1] if swapped else weight.dims
         first = node.inputs[0]
         assert first is not None  # noqa: S101  (it has a form)
-        placed = self.gather.placed(form, first)
+        placed = self.resolver.resolve(form, first)
         rows, feature = placed.rows, placed.feature
         if form.shape[-1] != width_in or rows.features != width_in:
             sizes = f"{form.shape[-1]} of {rows.features}"
@@ -85,7 +87,7 @@ class Projections:
         if not np.array_equal(feature, np.broadcast_to(np.arange(width_in), feature.shape)):
             raise Refusal("projects features in another order than they were made", node)
         dims = (width_out, width_in) if transposed else (width_in, width_out)
-        base = self.writer.projected(
+        base = self.writer.projection(
             rows,
             self.writer.parameter(weight.source, dims),
             node.outputs[0],
@@ -93,16 +95,16 @@ class Projections:
             bias=None,
         )
         if bias is not None:
-            known = bias.known if isinstance(bias, Weight) else bias
-            if not isinstance(known, Known) or known.array.size != width_out:
+            concrete = bias.concrete if isinstance(bias, Weight) else bias
+            if not isinstance(concrete, Concrete) or concrete.array.size != width_out:
                 raise Refusal("has a bias that is no parameter of its width", node)
             name = f"{node.outputs[0].name}_bias"
-            base.bias = vector_value(self.writer, known.array.reshape(-1), known, name)
+            base.bias = vector_value(self.writer, concrete.array.reshape(-1), concrete, name)
         token = placed.token[..., :1]
-        return Form((base.offset + token * width_out + np.arange(width_out),))
+        return LinearForm((base.offset + token * width_out + np.arange(width_out),))
 
 
-def vector_value(writer: Writer, numbers: Numbers, source: Known, name: str) -> ir.Value:
+def vector_value(writer: Writer, numbers: Numbers, source: Concrete, name: str) -> ir.Value:
     """A vector in the canonical graph: the source's own initializer where it has these numbers."""
     if source.source is not None and np.array_equal(source.array.reshape(-1), numbers):
         return writer.parameter(source.source, (numbers.size,))

@@ -6,10 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.importing.encoding_transfer import follow
+from buildlib.importing.encoding_transfer import transfer_encoding
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.root_tensors import Attended, Bases, Projected, Rows, place
-from buildlib.importing.values import Floats, Form, Ids, Numbers
+from buildlib.importing.root_tensors import (
+    Activation,
+    AttentionOutput,
+    ProjectedActivation,
+    RootTensors,
+    token_and_feature,
+)
+from buildlib.importing.values import Floats, Ids, LinearForm, Numbers
 from buildlib.importing.writer import Writer
 
 _MOST_PIECES = 1024
@@ -19,7 +25,7 @@ _MOST_PIECES = 1024
 class Piece:
     """Features [start, stop) of an activation."""
 
-    rows: Rows
+    rows: Activation
     start: int
     stop: int
 
@@ -30,14 +36,14 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Placed:
+class Placement:
     """An activation, and where each element of a form lies in it.
 
     Attributes:
         token: of each element; a form need not have all tokens.
     """
 
-    rows: Rows
+    rows: Activation
     token: Ids
     feature: Ids
 
@@ -46,14 +52,14 @@ class Placed:
         """Index into the activation, row-major."""
         return np.asarray(self.token * self.rows.features + self.feature)
 
-    def onto(self, rows: Rows, node: ir.Node) -> Form:
+    def move_to(self, rows: Activation, node: ir.Node) -> LinearForm:
         """The same arrangement of another activation with as many features."""
         if rows.features != self.rows.features:
             raise Refusal("changes the number of features", node)
-        return Form((rows.offset + self.local,))
+        return LinearForm((rows.offset + self.local,))
 
 
-class Gatherer:
+class ActivationResolver:
     """Finds or writes the activation that holds just what a form refers to.
 
     Args:
@@ -61,14 +67,17 @@ class Gatherer:
     """
 
     def __init__(
-        self, bases: Bases, writer: Writer, attend: Callable[[tuple[Attended, ...]], Rows]
+        self,
+        roots: RootTensors,
+        writer: Writer,
+        attend: Callable[[tuple[AttentionOutput, ...]], Activation],
     ) -> None:
-        self.bases = bases
+        self.roots = roots
         self.writer = writer
         self._attend = attend
-        self._joined: dict[tuple[tuple[int, int, int], ...], Rows] = {}
+        self._joined: dict[tuple[tuple[int, int, int], ...], Activation] = {}
 
-    def placed(self, form: Form, origin: ir.Value) -> Placed:
+    def resolve(self, form: LinearForm, origin: ir.Value) -> Placement:
         """The activation that has the form's elements and no others.
 
         Raises:
@@ -78,19 +87,19 @@ class Gatherer:
             raise Refusal("uses position-dependent values outside a rotary embedding")
         pieces, token, feature = self._trace(form.ids[0])
         rows = self.join(pieces, origin)
-        placed = Placed(rows, token, feature)
+        placed = Placement(rows, token, feature)
         if form.is_plain:
             return placed
         factor = self._factor(form, placed)
-        scaled = self.writer.new([rows], "Mul", origin, constants=[factor])
-        return Placed(scaled, token, feature)
+        scaled = self.writer.elementwise([rows], "Mul", origin, constants=[factor])
+        return Placement(scaled, token, feature)
 
-    def join(self, pieces: Sequence[Piece], origin: ir.Value) -> Rows:
+    def join(self, pieces: Sequence[Piece], origin: ir.Value) -> Activation:
         """The activation made of these pieces, in order."""
         key = tuple((piece.rows.offset, piece.start, piece.stop) for piece in pieces)
         if key in self._joined:
             return self._joined[key]
-        attended = tuple(piece.rows for piece in pieces if isinstance(piece.rows, Attended))
+        attended = tuple(piece.rows for piece in pieces if isinstance(piece.rows, AttentionOutput))
         if attended:
             if len(attended) != len(pieces) or not all(piece.is_whole for piece in pieces):
                 raise Refusal("uses some heads of an attention only")
@@ -101,12 +110,12 @@ class Gatherer:
             values = [self.writer.value(self._cut(piece), stacked=False) for piece in pieces]
             joined = self.writer.op("Concat", values, f"{origin.name}_joined", axis=-1)
             features = sum(piece.stop - piece.start for piece in pieces)
-            rows = self.writer.written(joined, origin, features)
-            follow(joined, [piece.rows.origin for piece in pieces])
+            rows = self.writer.activation(joined, origin, features)
+            transfer_encoding(joined, [piece.rows.origin for piece in pieces])
         self._joined[key] = rows
         return rows
 
-    def _cut(self, piece: Piece) -> Rows:
+    def _cut(self, piece: Piece) -> Activation:
         if piece.is_whole:
             return piece.rows
         key = ((piece.rows.offset, piece.start, piece.stop),)
@@ -120,20 +129,20 @@ class Gatherer:
             name = f"{flat.name}_{piece.start}_to_{piece.stop}"
             cut = self.writer.op("Slice", [flat, *bounds], name)
             width = piece.stop - piece.start
-            self._joined[key] = self.writer.written(cut, piece.rows.origin, width)
+            self._joined[key] = self.writer.activation(cut, piece.rows.origin, width)
         return self._joined[key]
 
     def _trace(self, ids: Ids) -> tuple[list[Piece], Ids, Ids]:
         """Pieces in order of appearance, and token and feature (in their join) of each element."""
-        base = self.bases.only(ids)
-        if isinstance(base, Rows) and ids.size == base.size:
+        base = self.roots.single_owner(ids)
+        if isinstance(base, Activation) and ids.size == base.size:
             ordered = self._ordered(base, ids)
             if ordered is not None or _is_permutation(ids, base):
-                token, feature = ordered or place(base, ids)
+                token, feature = ordered or token_and_feature(base, ids)
                 return [Piece(base, 0, base.features)], token, feature
         if base is not None:
             owners = [_rows(base)]
-            token, feature = place(owners[0], ids)
+            token, feature = token_and_feature(owners[0], ids)
             owner = np.zeros_like(ids)
         else:
             owners, owner, token, feature = self._owners(ids)
@@ -162,24 +171,24 @@ class Gatherer:
             raise Refusal("has other features for other tokens")
         return pieces, token, result
 
-    def _ordered(self, base: Rows, ids: Ids) -> tuple[Ids, Ids] | None:
+    def _ordered(self, base: Activation, ids: Ids) -> tuple[Ids, Ids] | None:
         """Token and feature of a whole base in its own order, without computing them."""
-        ar, features = self.bases.ar, base.features
+        ar, features = self.roots.ar, base.features
         if ids.shape[-2:] != (ar, features) or (np.diff(ids.reshape(-1)) != 1).any():
             return None
         token = np.broadcast_to(np.arange(ar)[:, None], (ar, features))
         feature = np.broadcast_to(np.arange(features), (ar, features))
         return np.broadcast_to(token, ids.shape), np.broadcast_to(feature, ids.shape)
 
-    def _owners(self, ids: Ids) -> tuple[list[Rows], Ids, Ids, Ids]:
-        found, owner = self.bases.owners(ids)
+    def _owners(self, ids: Ids) -> tuple[list[Activation], Ids, Ids, Ids]:
+        found, owner = self.roots.owners(ids)
         owners = [_rows(one) for one in found]
         offsets = np.array([rows.offset for rows in owners])[owner]
         features = np.array([rows.features for rows in owners])[owner]
         local = ids - offsets
         return owners, owner, local // features, local % features
 
-    def _factor(self, form: Form, placed: Placed) -> ir.Value:
+    def _factor(self, form: LinearForm, placed: Placement) -> ir.Value:
         coef = form.coefs[0]
         if isinstance(coef, float):
             return self.writer.constant(f"factor_{coef:.9g}", np.array(coef))
@@ -190,7 +199,7 @@ class Gatherer:
         return self.writer.constant(self.writer.name("factors"), vector)
 
 
-def feature_vector(placed: Placed, numbers: Numbers, period: int) -> Floats | None:
+def feature_vector(placed: Placement, numbers: Numbers, period: int) -> Floats | None:
     """`numbers`, of the form's shape, by feature modulo `period`; None if that is not all."""
     vector = np.zeros(period, dtype=np.float64)
     where = placed.feature % period
@@ -198,19 +207,19 @@ def feature_vector(placed: Placed, numbers: Numbers, period: int) -> Floats | No
     return vector if np.array_equal(vector[where], numbers) else None
 
 
-def without_bias(rows: Rows) -> Projected | None:
+def unbiased_projection(rows: Activation) -> ProjectedActivation | None:
     """The projection that could still take a bias."""
-    if isinstance(rows, Projected) and rows.bias is None and rows.value is None:
+    if isinstance(rows, ProjectedActivation) and rows.bias is None and rows.value is None:
         return rows
     return None
 
 
-def _rows(base: object) -> Rows:
-    if not isinstance(base, Rows):
+def _rows(base: object) -> Activation:
+    if not isinstance(base, Activation):
         raise Refusal("treats token ids or a cache as an activation")
     return base
 
 
-def _is_permutation(ids: Ids, base: Rows) -> bool:
+def _is_permutation(ids: Ids, base: Activation) -> bool:
     counts = np.bincount((ids - base.offset).reshape(-1), minlength=base.size)
     return bool((counts == 1).all())

@@ -68,12 +68,15 @@ def cache_name(name: str) -> tuple[Literal["key", "value"], int, int | None] | N
             numbers.append(int(token))
     if not numbers:
         return None
-    words = set(tokens)
-    if words & _KEY:
+    describe = set(tokens)
+    if describe & _KEY:
         return "key", numbers[0], head
-    if words & _VALUE:
+    if describe & _VALUE:
         return "value", numbers[0], head
-    if "kv" in words or words & {"past", "present"}:  # a flat tuple: key, value, key, value ...
+    if "kv" in describe or describe & {
+        "past",
+        "present",
+    }:  # a flat tuple: key, value, key, value ...
         return ("value" if numbers[0] % 2 else "key"), numbers[0] // 2, head
     return None
 
@@ -85,17 +88,17 @@ def _role(value: ir.Value) -> Role:
     if dtype is None or not rank:
         raise Refusal(f"input {value.name} has no type or no rank")
     integral = dtype in {ir.DataType.INT32, ir.DataType.INT64}
-    words = set(re.findall(r"[a-z]+", name))
+    describe = set(re.findall(r"[a-z]+", name))
     cache = cache_name(name) if rank >= 3 and not integral else None
-    if "mask" in words or "bias" in words:
+    if "mask" in describe or "bias" in describe:
         return Role("mask", value)
     if cache is not None:
         return Role(cache[0], value, cache[1], cache[2])
-    if words & {"cos", "cosine"}:
+    if describe & {"cos", "cosine"}:
         return Role("cos", value)
-    if words & {"sin", "sine"}:
+    if describe & {"sin", "sine"}:
         return Role("sin", value)
-    if words & {"position", "positions", "pos"} and integral:
+    if describe & {"position", "positions", "pos"} and integral:
         return Role("positions", value)
     if integral and rank <= 2:
         return Role("ids", value)

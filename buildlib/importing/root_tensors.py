@@ -15,11 +15,11 @@ import onnx_ir as ir
 from buildlib.importing.precision import SINGLE, Precision
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.roles import Role
-from buildlib.importing.values import ABSENT, Form, Ids
+from buildlib.importing.values import NO_TERM, Ids, LinearForm
 
 
 @dataclass(eq=False)
-class Base:
+class RootTensor:
     """A tensor that others are made of.
 
     Attributes:
@@ -32,7 +32,7 @@ class Base:
 
 
 @dataclass(eq=False)
-class Rows(Base):
+class Activation(RootTensor):
     """An activation of `features` numbers a token.
 
     Attributes:
@@ -50,7 +50,7 @@ class Rows(Base):
 
 
 @dataclass(eq=False)
-class Normed(Rows):
+class NormedActivation(Activation):
     """x / sqrt(mean(x^2) + eps), by groups of features; written once its gain is known.
 
     Attributes:
@@ -59,14 +59,14 @@ class Normed(Rows):
         gain: by which each of the group is multiplied, [group].
     """
 
-    parent: Rows | None = None
+    parent: Activation | None = None
     group: int = 0
     epsilon: float = 0.0
     gain: ir.Value | None = None
 
 
 @dataclass(eq=False)
-class Projected(Rows):
+class ProjectedActivation(Activation):
     """x times a weight; a bias may follow.
 
     Attributes:
@@ -74,19 +74,19 @@ class Projected(Rows):
         weight: in the canonical graph, [out, in] if `transposed`, else [in, out].
     """
 
-    parent: Rows | None = None
+    parent: Activation | None = None
     weight: ir.Value | None = None
     transposed: bool = False
     bias: ir.Value | None = None
 
 
 @dataclass(eq=False)
-class Tokens(Base):
+class TokenIds(RootTensor):
     """The token ids, [AR]."""
 
 
 @dataclass(eq=False)
-class Cache(Base):
+class PastCache(RootTensor):
     """Past keys or values of a layer, or of one head of it.
 
     Attributes:
@@ -98,14 +98,14 @@ class Cache(Base):
 
 
 @dataclass(eq=False)
-class Frozen(Base):
+class JoinedForm(RootTensor):
     """A form that was joined with a cache; the ids are those of its elements, row-major."""
 
-    form: Form
+    form: LinearForm
 
 
 @dataclass(eq=False)
-class Attended(Rows):
+class AttentionOutput(Activation):
     """What the heads of one product of probabilities and values give.
 
     Attributes:
@@ -117,20 +117,20 @@ class Attended(Rows):
 
 _MOST_OWNERS = 1024
 
-AnyBase = TypeVar("AnyBase", bound=Base)
+AnyRoot = TypeVar("AnyRoot", bound=RootTensor)
 
 
 @dataclass
-class Bases:
+class RootTensors:
     """All bases of a model, by id."""
 
     ar: int
     precision: Precision = SINGLE
-    _all: list[Base] = field(default_factory=list)
+    _all: list[RootTensor] = field(default_factory=list)
     _offsets: list[int] = field(default_factory=list)
     _end: int = 0
 
-    def add(self, base: AnyBase) -> AnyBase:
+    def add(self, base: AnyRoot) -> AnyRoot:
         """Register a base made with `offset=end`."""
         self._all.append(base)
         self._offsets.append(base.offset)
@@ -142,36 +142,36 @@ class Bases:
         """Where the next base starts."""
         return self._end
 
-    def of(self, number: int) -> Base:
+    def owner(self, number: int) -> RootTensor:
         """The base that an id belongs to."""
         return self._all[bisect_right(self._offsets, number) - 1]
 
-    def only(self, ids: Ids) -> Base | None:
+    def single_owner(self, ids: Ids) -> RootTensor | None:
         """The base that all of the ids belong to, if it is one."""
-        present = ids if ids.size and int(ids.min()) != ABSENT else ids[ids != ABSENT]
+        present = ids if ids.size and int(ids.min()) != NO_TERM else ids[ids != NO_TERM]
         if not present.size:
             return None
-        base = self.of(int(present.min()))
+        base = self.owner(int(present.min()))
         return base if int(present.max()) < base.offset + base.size else None
 
-    def owners(self, ids: Ids) -> tuple[list[Base], Ids]:
+    def owners(self, ids: Ids) -> tuple[list[RootTensor], Ids]:
         """The bases that ids belong to, and by id the index of its own."""
-        owners: list[Base] = []
+        owners: list[RootTensor] = []
         owner = np.full_like(ids, -1)
         while (left := ids[owner < 0]).size:
-            base = self.of(int(left.min()))
+            base = self.owner(int(left.min()))
             if len(owners) >= _MOST_OWNERS:
                 raise Refusal("joins too many tensors")
             owner[(ids >= base.offset) & (ids < base.offset + base.size)] = len(owners)
             owners.append(base)
         return owners, owner
 
-    def form_of(self, base: Base, dims: tuple[int, ...]) -> Form:
+    def form_of(self, base: RootTensor, dims: tuple[int, ...]) -> LinearForm:
         """All of a base as a form of shape `dims`."""
-        return Form((np.arange(base.offset, base.offset + base.size).reshape(dims),))
+        return LinearForm((np.arange(base.offset, base.offset + base.size).reshape(dims),))
 
 
-def place(rows: Rows, ids: Ids) -> tuple[Ids, Ids]:
+def token_and_feature(rows: Activation, ids: Ids) -> tuple[Ids, Ids]:
     """Token and feature of each element."""
     local = ids - rows.offset
     return local // rows.features, local % rows.features

@@ -7,10 +7,10 @@ import numpy as np
 import onnx_ir as ir
 
 from buildlib.encodings.attachment import encoding_of
-from buildlib.importing.encoding_transfer import follow
+from buildlib.importing.encoding_transfer import transfer_encoding
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.root_tensors import Bases, Rows
-from buildlib.importing.values import ABSENT, Floats, Form, Ids
+from buildlib.importing.root_tensors import Activation, RootTensors
+from buildlib.importing.values import NO_TERM, Floats, Ids, LinearForm
 
 Step = tuple[str, str]
 """A half of the head, `first` or `second`, and `cos`, `sin` or `rotated`."""
@@ -19,7 +19,7 @@ WHOLE: Step = ("both", "rotated")
 
 
 @dataclass(frozen=True)
-class Turned:
+class RotationSteps:
     """The rotation of one layer's queries or keys in the canonical graph.
 
     Attributes:
@@ -28,18 +28,18 @@ class Turned:
         values: the steps.
     """
 
-    heads: Sequence[tuple[Rows, int]]
+    heads: Sequence[tuple[Activation, int]]
     width: int
     dim: int
     scale: float
     values: Mapping[Step, ir.Value]
 
 
-def follow_steps(
-    bases: Bases,
-    turned: Turned,
+def transfer_rotation_encodings(
+    roots: RootTensors,
+    turned: RotationSteps,
     tables: tuple[Floats, Floats],
-    marks: Sequence[tuple[Form, ir.Value]],
+    marks: Sequence[tuple[LinearForm, ir.Value]],
 ) -> None:
     """Give each step the encoding of what it is in the source.
 
@@ -49,30 +49,30 @@ def follow_steps(
     """
     found: dict[Step, list[tuple[ir.Value, float]]] = {}
     for form, value in marks:
-        for step, scale in _steps(bases, turned, tables, form).items():
+        for step, scale in _steps(roots, turned, tables, form).items():
             found.setdefault(step, []).append((value, turned.scale / scale))
     for step, sources in found.items():
         factors = {round(factor, 6) for _, factor in sources}
         if len(factors) == 1 and step in turned.values:
-            follow(turned.values[step], [value for value, _ in sources], sources[0][1])
+            transfer_encoding(turned.values[step], [value for value, _ in sources], sources[0][1])
     whole = turned.values[WHOLE]
     halves = [turned.values[half, "rotated"] for half in ("first", "second")]
     if encoding_of(whole) is None:
-        follow(whole, halves)
+        transfer_encoding(whole, halves)
     for half in halves:
         if encoding_of(half) is None:
-            follow(half, [whole])
+            transfer_encoding(half, [whole])
 
 
 def _steps(
-    bases: Bases, turned: Turned, tables: tuple[Floats, Floats], form: Form
+    roots: RootTensors, turned: RotationSteps, tables: tuple[Floats, Floats], form: LinearForm
 ) -> dict[Step, float]:
     """Which steps a form is, and by what scale; none when it is of other heads."""
     half = turned.width // 2
     parts: dict[Step, float] = {}
     for term, ids in enumerate(form.ids):
-        here = ids != ABSENT
-        placed = _relative(bases, turned, ids[here])
+        here = ids != NO_TERM
+        placed = _relative(roots, turned, ids[here])
         if placed is None:
             return {}
         token, relative = placed
@@ -97,23 +97,26 @@ def _steps(
     return {(half, "rotated"): scale for half in whole}
 
 
-def _relative(bases: Bases, turned: Turned, ids: Ids) -> tuple[Ids, Ids] | None:
+def _relative(roots: RootTensors, turned: RotationSteps, ids: Ids) -> tuple[Ids, Ids] | None:
     """Token of each id and its place in its head; None when one is of no head here."""
     try:
-        owners, owner = bases.owners(ids)
+        owners, owner = roots.owners(ids)
     except Refusal:
         return None
     token, relative = np.full_like(ids, -1), np.full_like(ids, -1)
     for index, rows in enumerate(owners):
         starts = [start for head, start in turned.heads if head is rows]
-        if not isinstance(rows, Rows) or not starts:
+        if not isinstance(rows, Activation) or not starts:
             return None
-        place = np.full(rows.features, -1)
+        token_and_feature = np.full(rows.features, -1)
         for start in starts:
-            place[start : start + turned.dim] = np.arange(turned.dim)
+            token_and_feature[start : start + turned.dim] = np.arange(turned.dim)
         mine = owner == index
         local = ids[mine] - rows.offset
-        token[mine], relative[mine] = local // rows.features, place[local % rows.features]
+        token[mine], relative[mine] = (
+            local // rows.features,
+            token_and_feature[local % rows.features],
+        )
     return (token, relative) if (relative >= 0).all() else None
 
 

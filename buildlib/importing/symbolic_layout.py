@@ -8,31 +8,42 @@ import onnx_ir as ir
 from buildlib.importing import array_layout as layout
 from buildlib.importing.constants import arrays_of
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.root_tensors import Bases, Cache, Frozen
-from buildlib.importing.values import ABSENT, Abstract, Form, Known, Numbers, Scores, Stat, Weight
+from buildlib.importing.root_tensors import JoinedForm, PastCache, RootTensors
+from buildlib.importing.values import (
+    NO_TERM,
+    AbstractValue,
+    Concrete,
+    LinearForm,
+    NormStep,
+    Numbers,
+    Scores,
+    Weight,
+)
 
 
-class Moving:
+class SymbolicLayout:
     """Moves ids and coefficients as the source moves numbers."""
 
-    def __init__(self, bases: Bases, opset: int) -> None:
-        self.bases = bases
+    def __init__(self, roots: RootTensors, opset: int) -> None:
+        self.roots = roots
         self.opset = opset
 
-    def moved(self, node: ir.Node, value: Abstract, parameters: list[Abstract | None]) -> Abstract:
+    def rearranged(
+        self, node: ir.Node, value: AbstractValue, parameters: list[AbstractValue | None]
+    ) -> AbstractValue:
         """The one result of an operator that only moves elements."""
-        if any(part is not None and not isinstance(part, Known | Weight) for part in parameters):
+        if any(part is not None and not isinstance(part, Concrete | Weight) for part in parameters):
             raise Refusal("takes shapes or indices that depend on the text", node)
         if isinstance(value, Scores):
             return self._moved_scores(node, value, parameters)
-        if not isinstance(value, Form):
-            raise Refusal(f"moves {words(value)}", node)
-        move = layout.mover(node, len(value.shape), arrays_of(parameters), self.opset)
+        if not isinstance(value, LinearForm):
+            raise Refusal(f"moves {describe(value)}", node)
+        move = layout.array_function(node, len(value.shape), arrays_of(parameters), self.opset)
         ids = tuple(move(part) for part in value.ids)
         coefs = tuple(coef if isinstance(coef, float) else move(coef) for coef in value.coefs)
-        return Form(ids, coefs, value.varies)
+        return LinearForm(ids, coefs, value.varies)
 
-    def split(self, node: ir.Node, inputs: list[Abstract | None]) -> list[Abstract]:
+    def split(self, node: ir.Node, inputs: list[AbstractValue | None]) -> list[AbstractValue]:
         """The pieces of a Split."""
         value = inputs[0]
         sizes = arrays_of(inputs[1:])
@@ -41,19 +52,21 @@ class Moving:
             if layout.axis_of(node) < 0:
                 raise Refusal("splits attention scores from behind", node)
             return [_with_rows(value, part) for part in layout.split(node, value.rows, given)]
-        if not isinstance(value, Form):
-            raise Refusal(f"splits {words(value)}", node)
+        if not isinstance(value, LinearForm):
+            raise Refusal(f"splits {describe(value)}", node)
         ids = [layout.split(node, part, given) for part in value.ids]
         coefs = [
             [coef] * len(ids[0]) if isinstance(coef, float) else layout.split(node, coef, given)
             for coef in value.coefs
         ]
         return [
-            Form(tuple(part[i] for part in ids), tuple(part[i] for part in coefs), value.varies)
+            LinearForm(
+                tuple(part[i] for part in ids), tuple(part[i] for part in coefs), value.varies
+            )
             for i in range(len(ids[0]))
         ]
 
-    def joined(self, node: ir.Node, inputs: list[Abstract | None]) -> Abstract:
+    def concatenated(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         """The result of a Concat."""
         axis = layout.axis_of(node)
         scores = [part for part in inputs if isinstance(part, Scores)]
@@ -61,7 +74,7 @@ class Moving:
             if axis in {-1, len(scores[0].shape) - 1}:
                 raise Refusal("joins attention scores along the context", node)
             return _joined_scores(node, scores, axis if axis >= 0 else axis + 1)
-        forms = [part for part in inputs if isinstance(part, Form)]
+        forms = [part for part in inputs if isinstance(part, LinearForm)]
         if len(forms) != len(inputs):
             raise Refusal("joins tensors that depend on the text with others", node)
         if any(self._is_cached(form) for form in forms):
@@ -79,41 +92,41 @@ class Moving:
             )
             parts = [_term_coefs(form, term) for form in forms] if not same else []
             coefs.append(first if same else np.concatenate(parts, axis))
-        return Form(ids, tuple(coefs), any(form.varies for form in forms))
+        return LinearForm(ids, tuple(coefs), any(form.varies for form in forms))
 
     def _moved_scores(
-        self, node: ir.Node, scores: Scores, parameters: list[Abstract | None]
+        self, node: ir.Node, scores: Scores, parameters: list[AbstractValue | None]
     ) -> Scores:
         axis = layout.axis_of(node)
         last = axis in {-1, len(scores.shape) - 1}
         if node.op_type not in layout.LAST_AXIS_SAFE and (node.op_type != "Gather" or last):
             raise Refusal("rearranges attention scores", node)
-        move = layout.mover(node, len(scores.shape), arrays_of(parameters), self.opset)
+        move = layout.array_function(node, len(scores.shape), arrays_of(parameters), self.opset)
         rows = move(np.broadcast_to(scores.rows[..., None], scores.shape))
         if rows.shape[-1] != scores.width or (rows != rows[..., :1]).any():
             raise Refusal("rearranges attention scores", node)
         return _with_rows(scores, rows[..., 0])
 
-    def _is_cached(self, form: Form) -> bool:
-        first = int(form.ids[0].reshape(-1)[0]) if form.ids[0].size else ABSENT
-        return first != ABSENT and isinstance(self.bases.of(first), Cache)
+    def _is_cached(self, form: LinearForm) -> bool:
+        first = int(form.ids[0].reshape(-1)[0]) if form.ids[0].size else NO_TERM
+        return first != NO_TERM and isinstance(self.roots.owner(first), PastCache)
 
-    def _frozen(self, node: ir.Node, form: Form) -> Form:
+    def _frozen(self, node: ir.Node, form: LinearForm) -> LinearForm:
         """A form of several terms under ids of its own, to be joined with a cache."""
         if form.is_plain:
             return form
         size = form.ids[0].size
-        base = self.bases.add(Frozen(self.bases.end, size, node.outputs[0], form))
-        return self.bases.form_of(base, form.shape)
+        base = self.roots.add(JoinedForm(self.roots.end, size, node.outputs[0], form))
+        return self.roots.form_of(base, form.shape)
 
 
-def words(value: Abstract | None) -> str:
+def describe(value: AbstractValue | None) -> str:
     """What a value is, for messages."""
     if isinstance(value, Scores):
         return "attention scores"
-    if isinstance(value, Stat):
+    if isinstance(value, NormStep):
         return "part of a normalisation"
-    return "an activation" if isinstance(value, Form) else "numbers"
+    return "an activation" if isinstance(value, LinearForm) else "numbers"
 
 
 def _joined_scores(node: ir.Node, scores: list[Scores], axis: int) -> Scores:
@@ -128,11 +141,11 @@ def _with_rows(scores: Scores, rows: layout.Array) -> Scores:
     return replace(scores, rows=rows)
 
 
-def _term_ids(form: Form, term: int) -> layout.Array:
-    return form.ids[term] if term < len(form.ids) else np.full(form.shape, ABSENT)
+def _term_ids(form: LinearForm, term: int) -> layout.Array:
+    return form.ids[term] if term < len(form.ids) else np.full(form.shape, NO_TERM)
 
 
-def _term_coefs(form: Form, term: int) -> layout.Array:
+def _term_coefs(form: LinearForm, term: int) -> layout.Array:
     return form.dense(term) if term < len(form.ids) else np.zeros(form.shape)
 
 

@@ -1,9 +1,9 @@
 """What the importer knows about a value of the source graph, at one (AR, CL).
 
-The importer runs the source on symbols instead of numbers. A token-dependent tensor is a `Form`: an
-array that says, for each of its elements, which elements of known tensors it is made of. Reshape,
-Transpose, Slice, Expand and the like only move these, in any spelling, so that what is left in the
-end is what the graph computes, not how it lays it out.
+The importer runs the source on symbols instead of numbers. A token-dependent tensor is a
+`LinearForm`: an array that says, for each of its elements, which elements of root tensors it is
+made of. Reshape, Transpose, Slice, Expand and the like only move these, in any spelling, so that
+the result is what the graph computes, not how it lays it out.
 """
 
 from dataclasses import dataclass, replace
@@ -20,12 +20,12 @@ Ids = npt.NDArray[np.int64]
 Numbers = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
-ABSENT = -1
+NO_TERM = -1
 """The id of a term that an element does not have."""
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class Concrete:
     """Numbers that are the same for every text.
 
     Attributes:
@@ -69,18 +69,18 @@ class Weight:
         return self.dims
 
     @cached_property
-    def known(self) -> Known:
+    def concrete(self) -> Concrete:
         """The numbers themselves."""
         tensor = self.source.const_value
         assert tensor is not None  # noqa: S101  (made from initializers alone)
         array = tensor_array(tensor)
         if self.transposed:
             array = array.reshape(_true_dims(array.shape)).T
-        return Known(array.reshape(self.dims), source=None if self.transposed else self.source)
+        return Concrete(array.reshape(self.dims), source=None if self.transposed else self.source)
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
+class LinearForm:
     """For each element, the sum of `coefs[k]` times the element `ids[k]` over all terms k.
 
     Attributes:
@@ -107,7 +107,7 @@ class Form:
         """The coefficients of a term as an array."""
         return np.broadcast_to(np.asarray(self.coefs[term], dtype=np.float64), self.shape)
 
-    def scaled(self, factor: Numbers, *, varies: bool) -> "Form":
+    def scaled(self, factor: Numbers, *, varies: bool) -> "LinearForm":
         """The product with numbers that broadcast with it."""
         shape = np.broadcast_shapes(self.shape, factor.shape)
         ids = tuple(np.broadcast_to(part, shape) for part in self.ids)
@@ -117,9 +117,9 @@ class Form:
             product = coef * by
             scalar = isinstance(product, float)
             coefs.append(product if scalar else np.broadcast_to(product, shape))
-        return Form(ids, tuple(coefs), self.varies or varies)
+        return LinearForm(ids, tuple(coefs), self.varies or varies)
 
-    def plus(self, other: "Form", sign: float) -> "Form":
+    def plus(self, other: "LinearForm", sign: float) -> "LinearForm":
         """The sum with another form of a shape that broadcasts with it."""
         shape = np.broadcast_shapes(self.shape, other.shape)
         other = other.scaled(np.asarray(sign), varies=False)
@@ -128,11 +128,11 @@ class Form:
             coef if isinstance(coef, float) else np.broadcast_to(coef, shape)
             for coef in (*self.coefs, *other.coefs)
         )
-        return Form(ids, coefs, self.varies or other.varies)
+        return LinearForm(ids, coefs, self.varies or other.varies)
 
 
 @dataclass(frozen=True, eq=False)
-class Stat:
+class NormStep:
     """A step on the way from x to 1/sqrt(mean(x^2) + eps).
 
     Attributes:
@@ -140,7 +140,7 @@ class Stat:
         axis: the one that the mean is over, counted from the end.
     """
 
-    source: Form
+    source: LinearForm
     dims: tuple[int, ...]
     stage: str
     axis: int = -1
@@ -151,7 +151,7 @@ class Stat:
         """Its dimensions in the source."""
         return self.dims
 
-    def at(self, stage: str, *, epsilon: float | None = None) -> "Stat":
+    def at(self, stage: str, *, epsilon: float | None = None) -> "NormStep":
         """The next step."""
         return replace(self, stage=stage, epsilon=self.epsilon if epsilon is None else epsilon)
 
@@ -181,7 +181,7 @@ class Scores:
         return (*self.rows.shape, self.width)
 
 
-Abstract = Known | Weight | Form | Stat | Scores
+AbstractValue = Concrete | Weight | LinearForm | NormStep | Scores
 
 
 def _true_dims(shape: tuple[int, ...]) -> tuple[int, ...]:

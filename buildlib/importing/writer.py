@@ -10,9 +10,14 @@ import onnx_ir as ir
 from buildlib.encodings.attachment import encoding_of, inherit, set_encoding
 from buildlib.graph import interface
 from buildlib.graph.builder import GraphBuilder
-from buildlib.importing.encoding_transfer import reshaped
+from buildlib.importing.encoding_transfer import reshape_encoding
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.root_tensors import Bases, Normed, Projected, Rows
+from buildlib.importing.root_tensors import (
+    Activation,
+    NormedActivation,
+    ProjectedActivation,
+    RootTensors,
+)
 from buildlib.importing.values import dims_in_file
 
 _RESERVED = {
@@ -31,9 +36,9 @@ class Writer:
     [AR, features].
     """
 
-    def __init__(self, bases: Bases) -> None:
+    def __init__(self, roots: RootTensors) -> None:
         self.builder = GraphBuilder()
-        self.bases = bases
+        self.roots = roots
         self._names: set[str] = set()
 
     def name(self, wanted: str) -> str:
@@ -49,7 +54,7 @@ class Writer:
         """A node with one output."""
         return self.builder.op(op_type, inputs, self.name(name), **attributes)
 
-    def value(self, rows: Rows, *, stacked: bool) -> ir.Value:
+    def value(self, rows: Activation, *, stacked: bool) -> ir.Value:
         """The canonical value of an activation, [1, AR, features] or [AR, features]."""
         if rows.value is None:
             rows.value = inherit(rows.write(), rows.origin)
@@ -62,27 +67,30 @@ class Writer:
             rows.twin = inherit(self.op("Reshape", [rows.value, shape], name), rows.value)
         return rows.twin
 
-    def new(self, inputs: Sequence[Rows], op_type: str, origin: ir.Value, **given: Any) -> Rows:  # noqa: ANN401
-        """An activation of an elementwise operator on others, and on constants after them.
-
-        Keyword `constants` are further inputs; all else are attributes.
-        """
-        constants: list[ir.Value] = given.pop("constants", [])
+    def elementwise(
+        self,
+        inputs: Sequence[Activation],
+        op_type: str,
+        origin: ir.Value,
+        constants: Sequence[ir.Value] = (),
+        **attributes: object,
+    ) -> Activation:
+        """Write an elementwise operator on activations, and on constants after them."""
         stacked = any(rows.stacked for rows in inputs)
         features = max(rows.features for rows in inputs)
         values = [self.value(rows, stacked=stacked) for rows in inputs]
-        result = self.op(op_type, [*values, *constants], str(origin.name), **given)
-        return self.written(result, origin, features, stacked=stacked)
+        result = self.op(op_type, [*values, *constants], str(origin.name), **attributes)
+        return self.activation(result, origin, features, stacked=stacked)
 
-    def written(
+    def activation(
         self, value: ir.Value, origin: ir.Value, features: int, *, stacked: bool = False
-    ) -> Rows:
-        """An activation that the canonical graph has already."""
+    ) -> Activation:
+        """Register a value that is already in the canonical graph."""
         inherit(value, origin)
-        return self.bases.add(
-            Rows(
-                self.bases.end,
-                self.bases.ar * features,
+        return self.roots.add(
+            Activation(
+                self.roots.end,
+                self.roots.ar * features,
                 origin,
                 features,
                 lambda: value,
@@ -91,21 +99,21 @@ class Writer:
             )
         )
 
-    def projected(
+    def projection(
         self,
-        parent: Rows,
+        parent: Activation,
         weight: ir.Value,
         origin: ir.Value,
         *,
         transposed: bool,
         bias: ir.Value | None = None,
-    ) -> Projected:
+    ) -> ProjectedActivation:
         """X times a weight, written when a consumer is known not to be its bias."""
         dims = _dims(weight)
         features = dims[0] if transposed else dims[1]
-        base = Projected(
-            self.bases.end,
-            self.bases.ar * features,
+        base = ProjectedActivation(
+            self.roots.end,
+            self.roots.ar * features,
             origin,
             features,
             lambda: self._write_projected(base),
@@ -115,14 +123,19 @@ class Writer:
             bias=bias,
         )
         self.value(parent, stacked=False)
-        return self.bases.add(base)
+        return self.roots.add(base)
 
-    def normed(
-        self, parent: Rows, group: int, epsilon: float, origin: ir.Value, gain: ir.Value | None
-    ) -> Normed:
+    def norm(
+        self,
+        parent: Activation,
+        group: int,
+        epsilon: float,
+        origin: ir.Value,
+        gain: ir.Value | None,
+    ) -> NormedActivation:
         """X normalised by groups of features, written when its gain is known."""
-        base = Normed(
-            self.bases.end,
+        base = NormedActivation(
+            self.roots.end,
             parent.size,
             origin,
             parent.features,
@@ -134,9 +147,9 @@ class Writer:
             gain=gain,
         )
         self.value(parent, stacked=parent.stacked)
-        return self.bases.add(base)
+        return self.roots.add(base)
 
-    def rms_norm(self, value: ir.Value, base: Normed, name: str) -> ir.Value:
+    def rms_norm(self, value: ir.Value, base: NormedActivation, name: str) -> ir.Value:
         """The normalisation itself, over the last dimension of `value`."""
         gain = base.gain or self.constant(f"ones_{base.group}", np.ones(base.group, np.float32))
         return self.op("RMSNormalization", [value, gain], name, axis=-1, epsilon=base.epsilon)
@@ -173,7 +186,7 @@ class Writer:
             self.builder.initializers[name] = held
         encoding = encoding_of(source)
         if encoding is not None:  # at a later use the source may have one that it had not before
-            set_encoding(held, reshaped(encoding, dims_in_file(source), dims))
+            set_encoding(held, reshape_encoding(encoding, dims_in_file(source), dims))
         assert held.const_value is not None  # noqa: S101  (initializers have numbers)
         dtype = held.const_value.dtype
         if dtype == ir.DataType.FLOAT:
@@ -184,14 +197,14 @@ class Writer:
             cast.shape = ir.Shape(dims)
         return cast
 
-    def _write_projected(self, base: Projected) -> ir.Value:
+    def _write_projected(self, base: ProjectedActivation) -> ir.Value:
         assert base.parent is not None and base.weight is not None  # noqa: S101, PT018
         inputs = [self.value(base.parent, stacked=False), base.weight]
         if base.bias is not None:
             inputs.append(base.bias)
         return self.op("Gemm", inputs, str(base.origin.name), transB=int(base.transposed))
 
-    def _write_normed(self, base: Normed) -> ir.Value:
+    def _write_normed(self, base: NormedActivation) -> ir.Value:
         assert base.parent is not None  # noqa: S101  (always given)
         name = str(base.origin.name)
         if base.group == base.features:

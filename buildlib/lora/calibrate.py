@@ -13,13 +13,13 @@ import numpy as np
 
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.files import load_encodings
-from buildlib.encodings.model import Encoding, Encodings, covering, symmetric
+from buildlib.encodings.model import Encoding, Encodings, asymmetric_encoding, symmetric_encoding
 from buildlib.errors import CalibrationError, EncodingsError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.lora.adapters import Adapters
 from buildlib.passes.base import ENCODINGS_SUFFIX
-from buildlib.quantize.calibration import Ranges, instrument
+from buildlib.quantize.calibration import RangeObserver, instrument_ranges
 from buildlib.quantize.structure import shared_grids
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner
@@ -81,7 +81,10 @@ def calibrate_adapters(
             ranges.high[tensor] = max(ranges.high.get(tensor, 0.0), float(values.max()))
     known = {encoding.name: encoding for encoding in given.activation_encodings}
     branches = _branch_values(model_path, known)
-    found = {name: covering(name, ranges.low[name], ranges.high[name], _BITS) for name in branches}
+    found = {
+        name: asymmetric_encoding(name, ranges.low[name], ranges.high[name], _BITS)
+        for name in branches
+    }
     if mode == "all":
         known = _widened(model_path, known, ranges)
     found[alpha_name] = alpha_encoding(alpha_name)
@@ -94,16 +97,16 @@ def _observe(
     alpha_name: str,
     config: DecoderConfig,
     token_windows: Sequence[Sequence[int]],
-) -> Ranges:
+) -> RangeObserver:
     """The ranges of all values, over all use cases and without any."""
     shape = interface.model_shape(load_model(model_path))
     windows = [w[: len(w) // shape.ar * shape.ar] for w in token_windows] if shape else []
     windows = [window for window in windows if window]
     if shape is None or not windows:
         raise CalibrationError(f"no text of at least {shape.ar if shape else 1} tokens")
-    ranges = Ranges()
+    ranges = RangeObserver()
     with tempfile.TemporaryDirectory(dir=model_path.parent, prefix=".calibrate.") as folder:
-        probed = instrument(model_path, Path(folder) / "model.onnx")
+        probed = instrument_ranges(model_path, Path(folder) / "model.onnx")
         for index, name in enumerate(adapters.names):
             tensors = adapters.tensors(name)
             for strength in (0.0, 1.0) if index == 0 else (1.0,):
@@ -128,7 +131,7 @@ def _branch_values(model_path: Path, known: Mapping[str, Encoding]) -> list[str]
 
 
 def _widened(
-    model_path: Path, known: Mapping[str, Encoding], ranges: Ranges
+    model_path: Path, known: Mapping[str, Encoding], ranges: RangeObserver
 ) -> dict[str, Encoding]:
     """Every integer encoding, wide enough for the ranges of all that share its grid."""
     widened = dict(known)
@@ -145,9 +148,9 @@ def _widened(
         for encoding in encodings:
             name, bits = encoding.name, encoding.bw
             widened[name] = (
-                symmetric(name, max(-low, high), bits)
+                symmetric_encoding(name, max(-low, high), bits)
                 if encoding.is_sym
-                else covering(name, low, high, bits)
+                else asymmetric_encoding(name, low, high, bits)
             )
     return widened
 

@@ -9,7 +9,7 @@ from buildlib.errors import InvalidShapeError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import infer_shapes, static_shape
-from buildlib.passes.base import SORTED, STATIC, Condition, Pass, Unfit
+from buildlib.passes.base import SORTED, STATIC, Condition, Pass, PreconditionError
 
 
 def convert_arcl(model_path: Path, shape: GraphShape, out_path: Path) -> Path:
@@ -32,8 +32,8 @@ class ArClConversion(Pass):
         self.requires = (
             SORTED,
             STATIC,
-            Condition("there is an attention mask", _maskless),
-            Condition("caches fit the attention mask", _contradiction),
+            Condition("there is an attention mask", _missing_mask),
+            Condition("caches fit the attention mask", _shape_conflict),
         )
         self.ensures = (STATIC,)
 
@@ -53,7 +53,7 @@ class ArClConversion(Pass):
         for value, dims in wanted.items():
             found = static_shape(value)
             if found != dims:
-                raise Unfit(f"{value.name} is {found} at {self.shape}, not {dims}")
+                raise PreconditionError(f"{value.name} is {found} at {self.shape}, not {dims}")
         return model
 
 
@@ -66,12 +66,12 @@ def _reshaped(value: ir.Value, source: GraphShape, shape: GraphShape) -> tuple[i
     return interface.reshaped(name, dims, shape)
 
 
-def _maskless(model: ir.Model) -> str | None:
+def _missing_mask(model: ir.Model) -> str | None:
     names = [value.name for value in model.graph.inputs]
     return None if interface.ATTENTION_MASK in names else f"inputs are {names[:5]}"
 
 
-def _contradiction(model: ir.Model) -> str | None:
+def _shape_conflict(model: ir.Model) -> str | None:
     """A mask or cache whose sizes do not belong to one (AR, CL)."""
     try:
         shape = interface.model_shape(model)

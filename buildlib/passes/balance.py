@@ -31,7 +31,7 @@ class ModelWeights:
 
 
 @dataclass(frozen=True)
-class Apart:
+class SplitEnds:
     """Whether the embedding is the first part alone, and the head the last."""
 
     embedding: bool = False
@@ -43,7 +43,7 @@ class Apart:
         return self.embedding + self.head
 
 
-def balance(weights: ModelWeights, n_parts: int, apart: Apart) -> list[range]:
+def balance_layers(weights: ModelWeights, n_parts: int, apart: SplitEnds) -> list[range]:
     """The layers of each part; `n_parts` counts an embedding and a head that are apart.
 
     The largest part is as small as possible; among such, sizes differ least.
@@ -54,13 +54,13 @@ def balance(weights: ModelWeights, n_parts: int, apart: Apart) -> list[range]:
     n_layers = len(weights.layers)
     check_part_count(n_parts, n_layers, apart.count)
     n_inner = n_parts - apart.count
-    sizes = _Sizes(_units(weights, apart))
-    low, high = 0, sizes.of(0, n_layers)
+    sizes = _RunSizes(_units(weights, apart))
+    low, high = 0, sizes.size(0, n_layers)
     while low < high:
         middle = (low + high) // 2
         count = sizes.fewest_parts(middle)
         low, high = (low, middle) if count and count <= n_inner else (middle + 1, high)
-    inner = sizes.evenest(n_inner, low)
+    inner = sizes.most_even(n_inner, low)
     empty = [range(0)] if apart.embedding else []
     return [*empty, *inner, *([range(n_layers, n_layers)] if apart.head else [])]
 
@@ -77,13 +77,13 @@ def check_part_count(n_parts: int, n_layers: int, n_apart: int) -> None:
         raise InvalidOptionError("split_model.num_splits", reason, ())
 
 
-def choose_splits(weights: ModelWeights, limit: int, apart: Apart | None = None) -> int:
+def choose_splits(weights: ModelWeights, limit: int, apart: SplitEnds | None = None) -> int:
     """The fewest parts of at most `limit` bytes of weights each.
 
     Raises:
         InvalidOptionError: a layer, or an embedding or head that is apart, is larger than that.
     """
-    apart = apart or Apart()
+    apart = apart or SplitEnds()
     alone = {"the embedding": weights.embedding if apart.embedding else {}}
     alone["the head"] = weights.head if apart.head else {}
     units = _units(weights, apart)
@@ -94,10 +94,10 @@ def choose_splits(weights: ModelWeights, limit: int, apart: Apart | None = None)
                 f"{name} alone has {_bytes([unit]):,} bytes of weights, a part at most {limit:,}"
             )
             raise InvalidOptionError("split_model.num_splits", reason, ())
-    return apart.count + _Sizes(units).fewest_parts(limit)
+    return apart.count + _RunSizes(units).fewest_parts(limit)
 
 
-def _units(weights: ModelWeights, apart: Apart) -> list[Weights]:
+def _units(weights: ModelWeights, apart: SplitEnds) -> list[Weights]:
     """What cannot be divided: layers, the first and last with the ends that are not apart."""
     units = list(weights.layers)
     if not apart.embedding:
@@ -107,7 +107,7 @@ def _units(weights: ModelWeights, apart: Apart) -> list[Weights]:
     return units
 
 
-class _Sizes:
+class _RunSizes:
     """Bytes of every run of units."""
 
     def __init__(self, units: Sequence[Weights]) -> None:
@@ -121,7 +121,7 @@ class _Sizes:
                     self._twice.append((users[name], index, size))
                 users[name] = index
 
-    def of(self, start: int, stop: int) -> int:
+    def size(self, start: int, stop: int) -> int:
         """Bytes of units [start, stop)."""
         saved = sum(size for a, b, size in self._twice if start <= a and b < stop)
         return self._sums[stop] - self._sums[start] - saved
@@ -131,21 +131,21 @@ class _Sizes:
         count = start = 0
         while start < self._n:
             stop = start
-            while stop < self._n and self.of(start, stop + 1) <= limit:
+            while stop < self._n and self.size(start, stop + 1) <= limit:
                 stop += 1
             if stop == start:
                 return 0
             count, start = count + 1, stop
         return count
 
-    def evenest(self, n_parts: int, limit: int) -> list[range]:
+    def most_even(self, n_parts: int, limit: int) -> list[range]:
         """Parts of at most `limit` with the smallest sum of squared sizes."""
         best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}  # by where the last part stops
         for _ in range(n_parts):
             after: dict[int, tuple[int, tuple[int, ...]]] = {}
             for start, (cost, starts) in best.items():
                 for stop in range(start + 1, self._n + 1):
-                    size = self.of(start, stop)
+                    size = self.size(start, stop)
                     if size > limit:
                         break
                     found = (cost + size**2, (*starts, start))

@@ -17,10 +17,10 @@ from buildlib.graph.values import static_shape
 
 ENCODINGS_SUFFIX = ".encodings"
 
-_ENCODED = "qnnfarm.encoded"
+_HAS_ENCODINGS = "qnnfarm.encoded"
 
 
-class Unfit(Exception):  # noqa: N818  (never leaves a pass: it becomes a PassError)
+class PreconditionError(Exception):
     """What a transformation met that it cannot take; one line of text."""
 
 
@@ -47,7 +47,7 @@ class Pass(ABC):
 
     name: str
     carries_encodings = True
-    takes_any_order = False
+    sorts_nodes = False
     requires: tuple[Condition, ...] = ()
     ensures: tuple[Condition, ...] = ()
 
@@ -67,36 +67,36 @@ class Pass(ABC):
             EncodingsError: the encodings beside it are not those of this model.
             PassError: a condition does not hold; nothing is written then.
         """
-        model = read(source, carries_encodings=self.carries_encodings)
-        if self.takes_any_order:
-            _put_in_order(model)
-        check(self.name, "precondition", self.requires, model, source)
+        model = load_with_encodings(source, carries_encodings=self.carries_encodings)
+        if self.sorts_nodes:
+            _sort_nodes(model)
+        check_conditions(self.name, "precondition", self.requires, model, source)
         try:
             result = self.transform(model)
-        except Unfit as error:
+        except PreconditionError as error:
             raise PassError(self.name, "precondition", source, str(error)) from error
-        check(self.name, "postcondition", self.ensures, result, source)
-        return write(result, target)
+        check_conditions(self.name, "postcondition", self.ensures, result, source)
+        return save_with_encodings(result, target)
 
 
-def read(path: Path, *, carries_encodings: bool = True) -> ir.Model:
+def load_with_encodings(path: Path, *, carries_encodings: bool = True) -> ir.Model:
     """A model with the encodings that lie beside it on its values."""
     model = load_model(path)
     encodings = path.with_suffix(ENCODINGS_SUFFIX)
     if carries_encodings and encodings.is_file():
         attach(model, load_encodings(encodings))
-        model.meta[_ENCODED] = True
+        model.meta[_HAS_ENCODINGS] = True
     return model
 
 
-def write(model: ir.Model, path: Path) -> Path:
+def save_with_encodings(model: ir.Model, path: Path) -> Path:
     """Save a model, and the encodings of its values if it was read with any."""
-    if model.meta.get(_ENCODED):
+    if model.meta.get(_HAS_ENCODINGS):
         save_encodings(collect(model), path.with_suffix(ENCODINGS_SUFFIX))
     return save_model(model, path)
 
 
-def check(
+def check_conditions(
     name: str, stage: str, conditions: tuple[Condition, ...], model: ir.Model, path: Path
 ) -> None:
     """Raise what is wrong with the model at `path`, for the pass `name`.
@@ -110,7 +110,7 @@ def check(
             raise PassError(name, stage, path, f"{condition.text}: {one_line(fault)}")
 
 
-def _put_in_order(model: ir.Model) -> None:
+def _sort_nodes(model: ir.Model) -> None:
     """Each node after those that it needs; a graph in a circle is left for `SORTED` to name."""
     if _unsorted(model) is not None:
         with contextlib.suppress(ValueError):
@@ -132,20 +132,20 @@ def _unsorted(model: ir.Model) -> str | None:
     return f"output {missing[0]} is never made" if missing else None
 
 
-def _dynamic(model: ir.Model) -> str | None:
+def _dynamic_shape(model: ir.Model) -> str | None:
     for value in (*model.graph.inputs, *model.graph.outputs):
         if static_shape(value) is None:
             return f"{value.name} is {value.shape}"
     return None
 
 
-def _quantized(model: ir.Model) -> str | None:
+def _quantized_node(model: ir.Model) -> str | None:
     for node in model.graph:
         if node.op_type in {"QuantizeLinear", "DequantizeLinear"}:
             return f"it has {node.op_type} {node.name}"
     return None
 
 
-FLOAT = Condition("it is a float model", _quantized)
+FLOAT = Condition("it is a float model", _quantized_node)
 SORTED = Condition("every value is made once, before its use", _unsorted)
-STATIC = Condition("inputs and outputs have static shapes", _dynamic)
+STATIC = Condition("inputs and outputs have static shapes", _dynamic_shape)

@@ -17,8 +17,8 @@ from buildlib.encodings.attachment import encoding_of, inherit, set_encoding
 from buildlib.graph import interface
 from buildlib.graph.files import tensor_array
 from buildlib.graph.values import static_shape
-from buildlib.passes.base import Unfit
-from buildlib.passes.projection_slices import Projections, constant_integers
+from buildlib.passes.base import PreconditionError
+from buildlib.passes.projection_slices import ProjectionSlicer, constant_integers
 
 Attribute = int | float | str | list[int]
 
@@ -58,7 +58,7 @@ class Heads:
         return len(self.grid[0])
 
     @property
-    def in_order(self) -> list[ir.Value]:
+    def replicas(self) -> list[ir.Value]:
         """All replicas, query heads that share keys and values side by side."""
         return [value for row in self.grid for value in row]
 
@@ -66,20 +66,20 @@ class Heads:
         """The replica that query head `query` of key/value head `kv` works with."""
         return self.grid[kv][query if self.group > 1 else 0]
 
-    def settle(self, maker: "Maker") -> "Heads":
+    def materialize(self, maker: "NodeFactory") -> "Heads":
         """Give the replicas the axes that `whole` has."""
         if self.stored != self.axes:
-            replicas = Replicas(self.whole, self.axes)
+            replicas = ReplicaFactory(self.whole, self.axes)
             moved = [
-                self._moved(value, replicas.make(head), maker)
-                for head, value in enumerate(self.in_order)
+                self._rearranged(value, replicas.make(head), maker)
+                for head, value in enumerate(self.replicas)
             ]
             starts = range(0, len(moved), self.group)
             self.grid = [moved[start : start + self.group] for start in starts]
             self.stored = self.axes
         return self
 
-    def _moved(self, value: ir.Value, output: ir.Value, maker: "Maker") -> ir.Value:
+    def _rearranged(self, value: ir.Value, output: ir.Value, maker: "NodeFactory") -> ir.Value:
         if self.stored is None:
             target = [1 if axis in self.axes else -1 for axis in range(4)]
             target[-1] = (static_shape(value) or (0,))[-1]
@@ -92,7 +92,7 @@ class Heads:
         return output
 
 
-class Maker(Protocol):
+class NodeFactory(Protocol):
     """What puts new nodes where they are needed."""
 
     def make(
@@ -108,7 +108,7 @@ class Maker(Protocol):
         """A small int64 initializer, one for all who ask for the same."""
 
 
-class Replicas:
+class ReplicaFactory:
     """Makes values for the heads of `whole`, alike but for their names, with its encoding."""
 
     def __init__(self, whole: ir.Value, axes: Axes) -> None:
@@ -149,7 +149,7 @@ class HeadSplitter:
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
         self.heads: dict[ir.Value, Heads] = {}
-        self._projections = Projections(graph)
+        self._projections = ProjectionSlicer(graph)
         self._node = next(iter(graph))
 
     def split(self) -> None:
@@ -160,16 +160,16 @@ class HeadSplitter:
         """
         for node in list(self.graph):
             self._node = node
-            if self._is_entrance(node):
-                self._enter(node)
+            if self._splits_heads(node):
+                self._split_projection(node)
             elif any(value is not None and self._has_heads(value) for value in node.inputs):
                 rule = self._RULES.get(node.op_type)
                 if rule is None or node.domain:
-                    raise Unfit(f"{_called(node)} cannot be split by head")
+                    raise PreconditionError(f"{_label(node)} cannot be split by head")
                 rule(self, node)
         for index, value in enumerate(self.graph.outputs):
             if value in self.heads:
-                self.graph.outputs[index] = self._merged(self.heads[value].settle(self))
+                self.graph.outputs[index] = self._merged_output(self.heads[value].materialize(self))
 
     def make(
         self,
@@ -200,31 +200,33 @@ class HeadSplitter:
 
     # --- where heads begin ---
 
-    def _is_entrance(self, node: ir.Node) -> bool:
+    def _splits_heads(self, node: ir.Node) -> bool:
         if node.op_type != "Reshape" or node.inputs[0] is None or node.inputs[0] in self.heads:
             return False
         target = constant_integers(node.inputs[1])
         dims = static_shape(node.inputs[0]) or (0,)
         return len(target) == 4 and target[0] == -1 and np.prod(target[1:]) == dims[-1]
 
-    def _enter(self, node: ir.Node) -> None:
+    def _split_projection(self, node: ir.Node) -> None:
         flat, whole = node.inputs[0], node.outputs[0]
         assert flat is not None  # noqa: S101  (an entrance)
         _, n_kv, group, _ = constant_integers(node.inputs[1])
-        pieces = self._projections.cut(flat, n_kv * group, node)
+        pieces = self._projections.slice_columns(flat, n_kv * group, node)
         grid = [pieces[kv * group : (kv + 1) * group] for kv in range(n_kv)]
         self.heads[whole] = Heads(whole, grid, TOKENS_FIRST, stored=None)
 
     def _has_heads(self, value: ir.Value) -> bool:
         return value in self.heads or (value.is_graph_input() and interface.is_kv(str(value.name)))
 
-    def _settled(self, value: ir.Value) -> Heads:
+    def _materialized(self, value: ir.Value) -> Heads:
         """The heads of a value, as an operator reads them; those of a cache are split from it."""
         if value not in self.heads:
             dims = static_shape(value)
             if dims is None or len(dims) != 4 or dims[1] != 1:
-                raise Unfit(f"cache {value.name} is {list(dims or ())}, not [n_kv, 1, .., ..]")
-            maker = Replicas(value, HEADS_FIRST)
+                raise PreconditionError(
+                    f"cache {value.name} is {list(dims or ())}, not [n_kv, 1, .., ..]"
+                )
+            maker = ReplicaFactory(value, HEADS_FIRST)
             replicas = [maker.make(head) for head in range(dims[0])]
             if len(replicas) > 1:
                 self.make("Split", [value], replicas, axis=0, num_outputs=len(replicas))
@@ -232,14 +234,14 @@ class HeadSplitter:
                 replicas = [value]
             grid = [[one] for one in replicas]
             self.heads[value] = Heads(value, grid, HEADS_FIRST, stored=HEADS_FIRST)
-        return self.heads[value].settle(self)
+        return self.heads[value].materialize(self)
 
     # --- while there are heads ---
 
-    def _repeat(self, node: ir.Node) -> Axes:
+    def _repeat_for_heads(self, node: ir.Node) -> Axes:
         """Repeat a node for each head; returns the axes that must not be touched."""
         taken = {
-            value: self._settled(value)
+            value: self._materialized(value)
             for value in node.inputs
             if value is not None and self._has_heads(value)
         }
@@ -247,13 +249,15 @@ class HeadSplitter:
         group = max(heads.group for heads in taken.values())
         for heads in taken.values():
             if heads.n_kv != first.n_kv or heads.group not in {1, group}:
-                raise Unfit(
-                    f"{_called(node)} joins {heads.n_kv * heads.group} heads with "
+                raise PreconditionError(
+                    f"{_label(node)} joins {heads.n_kv * heads.group} heads with "
                     f"{first.n_kv * first.group}: the head count does not divide"
                 )
             if heads.axes != first.axes:
-                raise Unfit(f"{_called(node)} joins values whose heads lie on other axes")
-        makers = [Replicas(value, first.axes) for value in node.outputs]
+                raise PreconditionError(
+                    f"{_label(node)} joins values whose heads lie on other axes"
+                )
+        makers = [ReplicaFactory(value, first.axes) for value in node.outputs]
         made: list[list[list[ir.Value]]] = [[] for _ in makers]
         for kv in range(first.n_kv):
             for grid in made:
@@ -263,7 +267,7 @@ class HeadSplitter:
                 inputs = [
                     taken[value].at(kv, query)
                     if value in taken
-                    else self._shared(value, first, kv, query)
+                    else self._operand_of_head(value, first, kv, query)
                     for value in node.inputs
                 ]
                 again = ir.Node(
@@ -276,20 +280,22 @@ class HeadSplitter:
             self.heads[value] = Heads(value, grid, first.axes, stored=first.axes)
         return first.axes
 
-    def _shared(self, value: ir.Value | None, heads: Heads, kv: int, query: int) -> ir.Value | None:
+    def _operand_of_head(
+        self, value: ir.Value | None, heads: Heads, kv: int, query: int
+    ) -> ir.Value | None:
         """An operand that has no heads, or the numbers that a constant has for one of them."""
         if value is None:
             return None
         dims = static_shape(value)
         if dims is None:
-            raise Unfit(f"{value.name} has no static shape")
+            raise PreconditionError(f"{value.name} has no static shape")
         places = [axis - 4 + len(dims) for axis in heads.axes]
         wanted = [(place, at) for place, at in zip(places, (kv, query), strict=True) if place >= 0]
         wanted = [(place, at) for place, at in wanted if dims[place] != 1]
         if not wanted or len(dims) > 4:
             return value
         if value.const_value is None:
-            raise Unfit(f"{value.name} {list(dims)} differs from head to head")
+            raise PreconditionError(f"{value.name} {list(dims)} differs from head to head")
         name = f"{value.name}_head_{kv}_{query}"
         if name not in self.graph.initializers:
             array = tensor_array(value.const_value)
@@ -299,7 +305,7 @@ class HeadSplitter:
         return self.graph.initializers[name]
 
     def _elementwise(self, node: ir.Node) -> None:
-        self._repeat(node)
+        self._repeat_for_heads(node)
 
     def _along_axis(self, node: ir.Node) -> None:
         """Softmax, Concat, Split: along one axis, which must not count heads."""
@@ -307,60 +313,62 @@ class HeadSplitter:
         if node.op_type == "Concat":
             loose = [v for v in node.inputs if v is not None and not self._has_heads(v)]
             if loose:
-                raise Unfit(f"{_called(node)} joins heads with {loose[0].name}, which has none")
-        self._refuse(node, self._repeat(node), [axis])
+                raise PreconditionError(
+                    f"{_label(node)} joins heads with {loose[0].name}, which has none"
+                )
+        self._reject_head_axes(node, self._repeat_for_heads(node), [axis])
 
-    def _to_last_axis(self, node: ir.Node) -> None:
+    def _normalization(self, node: ir.Node) -> None:
         axis = node.attributes.get_int("axis", -1)
-        self._refuse(node, self._repeat(node), list(range(axis % 4, 4)))
+        self._reject_head_axes(node, self._repeat_for_heads(node), list(range(axis % 4, 4)))
 
     def _reduce(self, node: ir.Node) -> None:
         axes = constant_integers(node.inputs[1] if len(node.inputs) > 1 else None)
         if not axes or node.attributes.get_int("keepdims", 1) != 1:
-            raise Unfit(f"{_called(node)} does away with the heads")
-        self._refuse(node, self._repeat(node), axes)
+            raise PreconditionError(f"{_label(node)} does away with the heads")
+        self._reject_head_axes(node, self._repeat_for_heads(node), axes)
 
     def _slice(self, node: ir.Node) -> None:
         axes = constant_integers(node.inputs[3] if len(node.inputs) > 3 else None)
-        self._refuse(node, self._repeat(node), axes or [0])
+        self._reject_head_axes(node, self._repeat_for_heads(node), axes or [0])
 
     def _matmul(self, node: ir.Node) -> None:
-        self._refuse(node, self._repeat(node), [2, 3])
+        self._reject_head_axes(node, self._repeat_for_heads(node), [2, 3])
 
-    def _refuse(self, node: ir.Node, heads: Axes, touched: list[int]) -> None:
+    def _reject_head_axes(self, node: ir.Node, heads: Axes, touched: list[int]) -> None:
         if any(axis % 4 in heads for axis in touched):
-            raise Unfit(f"{_called(node)} works across heads")
+            raise PreconditionError(f"{_label(node)} works across heads")
 
     def _transpose(self, node: ir.Node) -> None:
         value, whole = node.inputs[0], node.outputs[0]
         assert value is not None  # noqa: S101  (required)
         perm = node.attributes.get_ints("perm", ())
         if len(perm) != 4:
-            raise Unfit(f"{_called(node)} has no order of four axes")
-        source = self.heads.get(value) or self._settled(value)
+            raise PreconditionError(f"{_label(node)} has no order of four axes")
+        source = self.heads.get(value) or self._materialized(value)
         axes = (perm.index(source.axes[0]), perm.index(source.axes[1]))
         others = [axis for axis in perm if axis not in source.axes]
         if others == sorted(others) and axes in {HEADS_FIRST, TOKENS_FIRST}:
             self.heads[whole] = Heads(whole, source.grid, axes, source.stored)
             return
-        self._repeat(node)
+        self._repeat_for_heads(node)
         self.heads[whole].axes = self.heads[whole].stored = axes
 
     # --- where they end ---
 
-    def _merge(self, node: ir.Node) -> None:
+    def _merge_heads(self, node: ir.Node) -> None:
         """Reshape from [AR, n_kv, group, x] to tokens again."""
         value, target = node.inputs[0], constant_integers(node.inputs[1])
         assert value is not None  # noqa: S101  (required)
-        heads = self.heads.get(value) or self._settled(value)
-        dims = static_shape(heads.in_order[0]) or (0,)
+        heads = self.heads.get(value) or self._materialized(value)
+        dims = static_shape(heads.replicas[0]) or (0,)
         width = heads.n_kv * heads.group * dims[-1]
         if heads.axes != TOKENS_FIRST or target[-1:] != [width]:
-            raise Unfit(f"{_called(node)} reshapes heads to {target}")
-        node.replace_input_with(0, self._side_by_side(heads, dims, width))
+            raise PreconditionError(f"{_label(node)} reshapes heads to {target}")
+        node.replace_input_with(0, self._concatenated(heads, dims, width))
 
-    def _side_by_side(self, heads: Heads, dims: tuple[int, ...], width: int) -> ir.Value:
-        replicas = heads.in_order
+    def _concatenated(self, heads: Heads, dims: tuple[int, ...], width: int) -> ir.Value:
+        replicas = heads.replicas
         if len(replicas) == 1:
             return replicas[0]
         whole = heads.whole
@@ -370,31 +378,31 @@ class HeadSplitter:
         self.make("Concat", replicas, [inherit(output, whole)], axis=-1)
         return output
 
-    def _merged(self, heads: Heads) -> ir.Value:
+    def _merged_output(self, heads: Heads) -> ir.Value:
         """An output of the graph, put together again under its name."""
         whole = heads.whole
         if heads.axes != HEADS_FIRST or heads.group != 1:
-            raise Unfit(f"output {whole.name} is no cache of key/value heads")
+            raise PreconditionError(f"output {whole.name} is no cache of key/value heads")
         name, whole.name = whole.name, f"{whole.name}_whole"
         if heads.n_kv == 1:
-            heads.in_order[0].name = name
-            return heads.in_order[0]
+            heads.replicas[0].name = name
+            return heads.replicas[0]
         output = inherit(ir.Value(name=name, type=whole.type, shape=whole.shape), whole)
-        node = ir.node("Concat", heads.in_order, {"axis": 0}, outputs=[output], name=name)
+        node = ir.node("Concat", heads.replicas, {"axis": 0}, outputs=[output], name=name)
         self.graph.append(node)
         return output
 
     _RULES: ClassVar[dict[str, Callable[["HeadSplitter", ir.Node], None]]] = {
         **dict.fromkeys(_ELEMENTWISE, _elementwise),
         **dict.fromkeys(_ALONG_ONE_AXIS, _along_axis),
-        **dict.fromkeys(_TO_THE_LAST_AXIS, _to_last_axis),
+        **dict.fromkeys(_TO_THE_LAST_AXIS, _normalization),
         **dict.fromkeys(_REDUCTIONS, _reduce),
         "MatMul": _matmul,
-        "Reshape": _merge,
+        "Reshape": _merge_heads,
         "Slice": _slice,
         "Transpose": _transpose,
     }
 
 
-def _called(node: ir.Node) -> str:
+def _label(node: ir.Node) -> str:
     return f"{node.op_type} {node.name or node.outputs[0].name}"

@@ -15,14 +15,14 @@ Range = tuple[int, int]
 _ELEMENTWISE = frozenset({"Add", "Div", "Mul", "Sub"})
 
 
-class Projections:
+class ProjectionSlicer:
     """Cuts values of one graph along their last axis; what is made goes before `before`."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
         self._made: dict[str, ir.Value] = {}
 
-    def cut(self, value: ir.Value, count: int, before: ir.Node) -> list[ir.Value]:
+    def slice_columns(self, value: ir.Value, count: int, before: ir.Node) -> list[ir.Value]:
         """`count` equal pieces [AR, N / count] of `value`, in order.
 
         Where the weight cannot be cut by reference, as when it is stored by input channel, the
@@ -32,9 +32,9 @@ class Projections:
             return [value]
         size = _width(value) // count
         ranges = [(start, start + size) for start in range(0, count * size, size)]
-        if _is_cuttable(value):
-            return [self._piece(value, piece, before) for piece in ranges]
-        outputs = [_narrowed(value, piece) for piece in ranges]
+        if _is_sliceable(value):
+            return [self._sliced(value, piece, before) for piece in ranges]
+        outputs = [_column_value(value, piece) for piece in ranges]
         if str(outputs[0].name) not in self._made:
             name = f"{value.name}_heads"
             attributes = {"axis": -1, "num_outputs": count}
@@ -43,14 +43,14 @@ class Projections:
             self._made |= {str(output.name): output for output in outputs}
         return [self._made[str(output.name)] for output in outputs]
 
-    def _piece(self, value: ir.Value, piece: Range, before: ir.Node) -> ir.Value:
+    def _sliced(self, value: ir.Value, piece: Range, before: ir.Node) -> ir.Value:
         node = value.producer()
         assert node is not None  # noqa: S101  (it is cuttable)
         if node.op_type in {"Split", "Slice"}:
-            start = _start(value, node)
+            start = _slice_start(value, node)
             assert start is not None  # noqa: S101  (it is cuttable)
-            return self._piece(_input(node, 0), (start + piece[0], start + piece[1]), before)
-        output = _narrowed(value, piece)
+            return self._sliced(_input(node, 0), (start + piece[0], start + piece[1]), before)
+        output = _column_value(value, piece)
         if str(output.name) in self._made:
             return self._made[str(output.name)]
         if node.op_type == "Gemm":
@@ -62,7 +62,7 @@ class Projections:
             inputs = [
                 self._rows(operand, piece, before)
                 if is_parameter(operand)
-                else self._piece(operand, piece, before)
+                else self._sliced(operand, piece, before)
                 for operand in (_input(node, 0), _input(node, 1))
             ]
         return self._add(node, inputs, output, before)
@@ -74,7 +74,7 @@ class Projections:
             return value
         node = value.producer()
         if node is None:
-            return cut_rows(value, *piece, axis=axis % len(dims))
+            return slice_rows(value, *piece, axis=axis % len(dims))
         name = f"{value.name}_rows_{piece[0]}_{piece[1]}"
         if name in self._made:
             return self._made[name]
@@ -95,13 +95,13 @@ class Projections:
         return output
 
 
-def _is_cuttable(value: ir.Value) -> bool:
+def _is_sliceable(value: ir.Value) -> bool:
     """Whether every piece of `value` can be computed from rows of weights alone."""
     node = value.producer()
     if node is None or not _dims(value):
         return False
     if node.op_type in {"Split", "Slice"}:
-        return _start(value, node) is not None and _is_cuttable(_input(node, 0))
+        return _slice_start(value, node) is not None and _is_sliceable(_input(node, 0))
     constants = [v for v in node.inputs if v is not None and is_parameter(v)]
     others = [v for v in node.inputs if v is not None and not is_parameter(v)]
     if len(others) != 1 or not constants or node.domain:
@@ -114,7 +114,7 @@ def _is_cuttable(value: ir.Value) -> bool:
         node.op_type in _ELEMENTWISE
         and _is_row(constants[0], _width(value))
         and _dims(others[0])[-1:] == _dims(value)[-1:]
-        and _is_cuttable(others[0])
+        and _is_sliceable(others[0])
     )
 
 
@@ -124,7 +124,7 @@ def _is_row(value: ir.Value, width: int) -> bool:
     return all(dim == 1 for dim in dims[:-1]) and (not dims or dims[-1] in {1, width})
 
 
-def _start(output: ir.Value, node: ir.Node) -> int | None:
+def _slice_start(output: ir.Value, node: ir.Node) -> int | None:
     """Where along the last axis a Split or Slice begins to take `output`, if that can be told."""
     source = _dims(_input(node, 0))
     last = {-1, len(source) - 1}
@@ -146,7 +146,7 @@ def constant_integers(value: ir.Value | None) -> list[int]:
     return [int(number) for number in tensor_array(value.const_value).reshape(-1)]
 
 
-def _narrowed(value: ir.Value, piece: Range) -> ir.Value:
+def _column_value(value: ir.Value, piece: Range) -> ir.Value:
     """A new value for a piece of `value`, with its encoding."""
     name = f"{value.name}_columns_{piece[0]}_{piece[1]}"
     dims = (*_dims(value)[:-1], piece[1] - piece[0])
@@ -168,7 +168,7 @@ def _dims(value: ir.Value) -> tuple[int, ...]:
     return static_shape(value) or ()
 
 
-def cut_rows(value: ir.Value, start: int, stop: int, axis: int = 0) -> ir.Value:
+def slice_rows(value: ir.Value, start: int, stop: int, axis: int = 0) -> ir.Value:
     """An initializer that is entries [start, stop) of `value` along `axis`, made once a graph.
 
     All axes before `axis` have size 1, so that what is cut lies together in the file: a tensor
@@ -187,7 +187,7 @@ def cut_rows(value: ir.Value, start: int, stop: int, axis: int = 0) -> ir.Value:
     name = f"{value.name}_rows_{start}_{stop}"
     if name in graph.initializers:
         return graph.initializers[name]
-    cut = _cut_tensor(tensor, dims, axis, start, stop, name)
+    cut = _slice_tensor(tensor, dims, axis, start, stop, name)
     kept = ir.Shape(cut.shape.numpy())
     rows = ir.Value(name=name, type=value.type, shape=kept, const_value=cut)
     graph.register_initializer(rows)
@@ -207,7 +207,7 @@ def inherit_rows(rows: ir.Value, value: ir.Value, start: int, stop: int, axis: i
     return rows
 
 
-def _cut_tensor(
+def _slice_tensor(
     tensor: ir.TensorProtocol, dims: tuple[int, ...], axis: int, start: int, stop: int, name: str
 ) -> ir.TensorProtocol:
     kept = (*dims[:axis], stop - start, *dims[axis + 1 :])

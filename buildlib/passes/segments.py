@@ -13,7 +13,7 @@ from buildlib.encodings.attachment import encoding_of
 from buildlib.graph import interface
 from buildlib.graph.values import static_shape
 from buildlib.passes.balance import ModelWeights
-from buildlib.passes.base import Unfit
+from buildlib.passes.base import PreconditionError
 
 SOURCES = (interface.INPUT_IDS, interface.INPUTS_EMBEDS)
 
@@ -76,9 +76,9 @@ def find_segments(model: ir.Model) -> Segments:
             continue
         here = max(places)
         if min(places) != here:
-            ends = _called(min(places), layers), _called(here, layers)
+            ends = _segment_name(min(places), layers), _segment_name(here, layers)
             reason = f"more than one value connects {ends[0]} and {ends[1]}"
-            raise Unfit(f"{reason}: {places[min(places)].name}")
+            raise PreconditionError(f"{reason}: {places[min(places)].name}")
         members[here].append(node)
         for value in node.outputs:
             made[value] = here
@@ -89,7 +89,7 @@ def find_segments(model: ir.Model) -> Segments:
     return Segments(borders, tuple(map(tuple, members)), tuple(map(tuple, outputs)))
 
 
-def _called(segment: int, layers: list[int]) -> str:
+def _segment_name(segment: int, layers: list[int]) -> str:
     if segment == 0:
         return "the embedding"
     return f"layer {layers[segment - 1]}" if segment <= len(layers) else "the head"
@@ -99,7 +99,7 @@ def _layers(graph: ir.Graph) -> list[int]:
     layers = {interface.kv_layer(str(value.name)) for value in graph.inputs}
     found = sorted(layer for layer in layers if layer is not None)
     if not found:
-        raise Unfit("no layer has a key/value cache")
+        raise PreconditionError("no layer has a key/value cache")
     return found
 
 
@@ -107,17 +107,17 @@ def _borders(graph: ir.Graph, layers: list[int]) -> tuple[ir.Value, ...]:
     source = next((value for value in graph.inputs if value.name in SOURCES), None)
     sink = next((value for value in graph.outputs if value.name == interface.LOGITS), None)
     if source is None or sink is None:
-        raise Unfit(f"{SOURCES[0] if source is None else interface.LOGITS} is missing")
+        raise PreconditionError(f"{SOURCES[0] if source is None else interface.LOGITS} is missing")
     chain = dominator_chain(source, sink)
     if not chain:
-        raise Unfit(f"{sink.name} does not depend on {source.name}")
+        raise PreconditionError(f"{sink.name} does not depend on {source.name}")
     reached = _last_layers(graph)
     ends = {reached.get(value, -1): value for value in chain if not _is_dequantized(value)}
     ends[layers[-1]] = _last_sum(chain, static_shape(ends[-1])) or ends.get(layers[-1], sink)
     for index, before in enumerate((-1, *layers)):
         if reached.get(ends.get(before, source), -1) != before:
-            here, there = _called(index, layers), _called(index + 1, layers)
-            raise Unfit(f"no single value connects {here} and {there}")
+            here, there = _segment_name(index, layers), _segment_name(index + 1, layers)
+            raise PreconditionError(f"no single value connects {here} and {there}")
     return tuple(ends[layer] for layer in (-1, *layers))
 
 

@@ -11,8 +11,16 @@ import onnx_ir as ir
 from buildlib.encodings.attachment import inherit
 from buildlib.errors import PassError
 from buildlib.graph import interface
-from buildlib.passes.balance import Apart, ModelWeights, balance
-from buildlib.passes.base import SORTED, STATIC, Condition, Unfit, check, read, write
+from buildlib.passes.balance import ModelWeights, SplitEnds, balance_layers
+from buildlib.passes.base import (
+    SORTED,
+    STATIC,
+    Condition,
+    PreconditionError,
+    check_conditions,
+    load_with_encodings,
+    save_with_encodings,
+)
 from buildlib.passes.segments import Segments, find_segments
 
 _NAME = "split"
@@ -40,47 +48,49 @@ def split_model(
         PassError: it is no whole model, or more than one value connects two layers.
         InvalidOptionError: more parts than layers.
     """
-    model = read(model_path)
-    check(_NAME, "precondition", (SORTED, STATIC, _HAS_MASK), model, model_path)
+    model = load_with_encodings(model_path)
+    check_conditions(_NAME, "precondition", (SORTED, STATIC, _HAS_MASK), model, model_path)
     segments = _segments(model, model_path)
-    apart = Apart(embedding=split_embedding, head=split_lm_head)
+    apart = SplitEnds(embedding=split_embedding, head=split_lm_head)
     if split_embedding and not segments.members[0]:
         reason = "there is no embedding to split off: it takes embeddings"
         raise PassError(_NAME, "precondition", model_path, reason)
     if split_lm_head and not segments.members[-1]:
         reason = "there is no output projection to split off: no sum ends the last layer"
         raise PassError(_NAME, "precondition", model_path, reason)
-    layers = balance(segments.weights(), n_splits, apart)
+    layers = balance_layers(segments.weights(), n_splits, apart)
     shape = interface.model_shape(model)
     paths = []
-    for number, part in enumerate(_runs(layers, segments.n_layers), 1):
+    for number, part in enumerate(_segment_ranges(layers, segments.n_layers), 1):
         extracted = _extract(model, segments, part)
         extracted.graph.name = f"{model.graph.name}_part_{number}_of_{n_splits}"
-        check(_NAME, "postcondition", (SORTED, STATIC), extracted, model_path)
-        paths.append(write(extracted, out_dir / f"{shape}_{number}_of_{n_splits}.onnx"))
+        check_conditions(_NAME, "postcondition", (SORTED, STATIC), extracted, model_path)
+        paths.append(
+            save_with_encodings(extracted, out_dir / f"{shape}_{number}_of_{n_splits}.onnx")
+        )
     return paths
 
 
-def model_weights(model_path: Path) -> ModelWeights:
-    """What `balance.choose_splits` needs to know of a whole model.
+def weights_by_segment(model_path: Path) -> ModelWeights:
+    """What `balance_layers.choose_splits` needs to know of a whole model.
 
     Raises:
         ModelFileError: it is no sound model.
         PassError: it is no whole model, or more than one value connects two layers.
     """
-    model = read(model_path)
-    check(_NAME, "precondition", (SORTED, STATIC), model, model_path)
+    model = load_with_encodings(model_path)
+    check_conditions(_NAME, "precondition", (SORTED, STATIC), model, model_path)
     return _segments(model, model_path).weights()
 
 
 def _segments(model: ir.Model, path: Path) -> Segments:
     try:
         return find_segments(model)
-    except Unfit as error:
+    except PreconditionError as error:
         raise PassError(_NAME, "precondition", path, str(error)) from error
 
 
-def _runs(layers: list[range], n_layers: int) -> list[range]:
+def _segment_ranges(layers: list[range], n_layers: int) -> list[range]:
     """The segments of each part: the ends go with the outermost layers unless they are apart."""
     runs = []
     for index, part in enumerate(layers):
@@ -102,29 +112,33 @@ def _extract(model: ir.Model, segments: Segments, part: range) -> ir.Model:
     if part.stop < len(segments.members):
         outputs.insert(0, segments.borders[part.stop - 1])
     nodes = _with_constants(model.graph, members, first)
-    twins: dict[ir.Value, ir.Value] = {}
+    copied_values: dict[ir.Value, ir.Value] = {}
     initializers: list[ir.Value] = []
-    inputs = [_twin(first, twins)] if first is not None else []
+    inputs = [_copied_value(first, copied_values)] if first is not None else []
     used = {value for node in nodes for value in node.inputs if value is not None}
-    inputs += [_twin(value, twins) for value in model.graph.inputs if value in used - {first}]
+    inputs += [
+        _copied_value(value, copied_values)
+        for value in model.graph.inputs
+        if value in used - {first}
+    ]
     for name in model.graph.initializers:
         value = model.graph.initializers[name]
         if value in used:
-            initializers.append(_twin(value, twins))
+            initializers.append(_copied_value(value, copied_values))
     copies = [
         ir.Node(
             node.domain,
             node.op_type,
-            [None if value is None else twins[value] for value in node.inputs],
+            [None if value is None else copied_values[value] for value in node.inputs],
             node.attributes,
-            outputs=[_twin(value, twins) for value in node.outputs],
+            outputs=[_copied_value(value, copied_values) for value in node.outputs],
             name=node.name,
         )
         for node in nodes
     ]
     graph = ir.Graph(
         inputs,
-        [twins[value] for value in outputs],
+        [copied_values[value] for value in outputs],
         nodes=copies,
         initializers=initializers,
         opset_imports=model.graph.opset_imports,
@@ -150,19 +164,19 @@ def _with_constants(
     return [node for node in graph if node in found]
 
 
-def _twin(value: ir.Value, twins: dict[ir.Value, ir.Value]) -> ir.Value:
-    if value not in twins:
+def _copied_value(value: ir.Value, copied_values: dict[ir.Value, ir.Value]) -> ir.Value:
+    if value not in copied_values:
         twin = ir.Value(
             name=value.name, type=value.type, shape=value.shape, const_value=value.const_value
         )
-        twins[value] = inherit(twin, value)
-    return twins[value]
+        copied_values[value] = inherit(twin, value)
+    return copied_values[value]
 
 
-def _maskless(model: ir.Model) -> str | None:
+def _missing_mask(model: ir.Model) -> str | None:
     return (
         None if interface.model_shape(model) is not None else "it has none to tell AR and CL from"
     )
 
 
-_HAS_MASK = Condition("it has an attention mask", _maskless)
+_HAS_MASK = Condition("it has an attention mask", _missing_mask)

@@ -12,8 +12,8 @@ from buildlib.container.container import GenAIContainer
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import InvalidOptionError
 from buildlib.graph.shape import GraphShape
-from buildlib.passes.balance import Apart, choose_splits
-from buildlib.passes.split import model_weights
+from buildlib.passes.balance import SplitEnds, choose_splits
+from buildlib.passes.split import weights_by_segment
 from buildlib.pipeline.error_names import naming
 from buildlib.pipeline.memory import available_memory
 from buildlib.pipeline.package import Prepared, compose
@@ -27,9 +27,9 @@ from buildlib.pipeline.runner import (
 from buildlib.pipeline.scheduler import Task, run_bounded
 from buildlib.pipeline.sources import ModelSource, OnnxSource
 from buildlib.pipeline.stages import MULTI_HEAD
-from buildlib.quantize.grids import check_same_caches
-from buildlib.quantize.summary import decided_otherwise
-from buildlib.toolchains.base import Toolchain, compile_memory_of_weights
+from buildlib.quantize.grids import check_shared_caches
+from buildlib.quantize.summary import ignored_options
+from buildlib.toolchains.base import Toolchain, compile_memory_bytes
 
 
 class GivenEncodingsWarning(UserWarning):
@@ -191,7 +191,7 @@ class Build:
             ready[source] = Ready(entry, prepared, inputs[source])
             if isinstance(source, OnnxSource) and source.encodings is not None:
                 quantization = plan.conversion.quantization
-                for text in decided_otherwise(export.folder, quantization, source.encodings.name):
+                for text in ignored_options(export.folder, quantization, source.encodings.name):
                     warnings.warn(text, GivenEncodingsWarning, stacklevel=2)
         self._check_caches(ready)
         return plan, ready
@@ -203,7 +203,7 @@ class Build:
         names = {
             source: f"the model attached for AR {ar}" for ar, source in self.sources.by_ar.items()
         }
-        check_same_caches(
+        check_shared_caches(
             {
                 names.get(source, "the main model"): load_encodings(
                     one.prepared.model / ENCODINGS_FILE
@@ -257,14 +257,14 @@ class Build:
         shape = plan.shapes[0]
         weights = integer_bytes(parts_folder(split[shape], plan) / f"{part.graph(shape)}.onnx")
         sharing = plan.compilation.weight_sharing
-        return compile_memory_of_weights(weights, len(plan.shapes), weight_sharing=sharing)
+        return compile_memory_bytes(weights, len(plan.shapes), weight_sharing=sharing)
 
     def _count_parts(self, plan: BuildPlan, export: CacheEntry) -> int:
         options = plan.transformation.split_model
         if options.num_splits is not None:
             return options.num_splits
-        apart = Apart(embedding=options.split_embedding, head=options.split_lm_head)
-        return choose_splits(model_weights(export.folder / MODEL_FILE), MAX_PART_BYTES, apart)
+        apart = SplitEnds(embedding=options.split_embedding, head=options.split_lm_head)
+        return choose_splits(weights_by_segment(export.folder / MODEL_FILE), MAX_PART_BYTES, apart)
 
     def _stage_count(self, plan: BuildPlan, n_parts: int) -> int:
         shapes, sources = len(plan.shapes), self.sources.each()

@@ -15,7 +15,7 @@ from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.lora.adapters import LORA_FOLDER
 from buildlib.pipeline.plan import BuildPlan
 from buildlib.pipeline.stages import EMBEDDING_FILE, LORA_FILE
-from buildlib.quantize.summary import found_quantization
+from buildlib.quantize.summary import summarize_quantization
 from buildlib.speculative.config import Speaker, SsdBuilderConfig, speculate
 from buildlib.targets import Target
 
@@ -112,7 +112,7 @@ def package(
             name=model_name[:MAX_NAME],
             architecture=config.model_type,
             inputs=inputs,
-            quantization=found_quantization(quantized),
+            quantization=summarize_quantization(quantized),
         ),
         graphs=GraphsRecord(
             auto_regression_numbers=plan.ars,

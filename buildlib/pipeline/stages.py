@@ -56,7 +56,7 @@ def import_onnx(source: OnnxSource, shape: GraphShape | None, folder: Path) -> N
     from buildlib.checkpoint.config import load_config
     from buildlib.encodings.files import load_encodings, save_encodings
     from buildlib.graph.files import external_tensors, link_into, load_model, write_atomically
-    from buildlib.graph.validation import check_ends, check_model, check_sizes, check_types
+    from buildlib.graph.validation import check_cache_pairs, check_model, check_sizes, check_types
     from buildlib.importing.importer import ImportModel, check_rotation
     from buildlib.quantize.export import load_tokenizer
 
@@ -83,7 +83,7 @@ def import_onnx(source: OnnxSource, shape: GraphShape | None, folder: Path) -> N
         with naming(source, copies):
             importing.run(placed, folder / MODEL_FILE)
     imported = load_model(folder / MODEL_FILE)
-    check_ends(imported, source.model)
+    check_cache_pairs(imported, source.model)
     check_sizes(imported, config, source.config_file)
     check_types(imported, source.model)
     check_rotation(importing.rope, config, source.config_file)
@@ -174,10 +174,10 @@ def _windows(prepared: Path, text: str | None) -> list[list[int]]:
 def arcl(model: Path, shape: GraphShape, folder: Path) -> None:
     """Write the same model for another (AR, CL); weights stay shared."""
     from buildlib.checkpoint.config import load_config
-    from buildlib.graph.shape import check_reach
+    from buildlib.graph.shape import check_sliding_window
     from buildlib.passes.arcl import convert_arcl
 
-    check_reach(shape, load_config(model.with_name(CONFIG_FILE)).sliding_window)
+    check_sliding_window(shape, load_config(model.with_name(CONFIG_FILE)).sliding_window)
     convert_arcl(model, shape, folder / MODEL_FILE)
 
 

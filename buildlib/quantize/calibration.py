@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.grid import Grid
-from buildlib.errors import CalibrationError, ModelFileError
+from buildlib.errors import CalibrationError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.values import is_parameter, is_real
@@ -27,7 +27,7 @@ _LOW, _HIGH = "__low", "__high"
 
 
 @dataclass
-class Ranges:
+class RangeObserver:
     """What has been seen so far."""
 
     low: dict[str, float] = field(default_factory=dict)
@@ -44,12 +44,12 @@ class Ranges:
                 key = name.removesuffix(_HIGH)
                 self.high[key] = max(self.high.get(key, -np.inf), float(array))
 
-    def known(self) -> dict[str, tuple[float, float]]:
+    def ranges(self) -> dict[str, tuple[float, float]]:
         """(smallest, largest) by name."""
         return {name: (low, self.high[name]) for name, low in self.low.items()}
 
 
-def instrument(model_path: Path, out_path: Path) -> Path:
+def instrument_ranges(model_path: Path, out_path: Path) -> Path:
     """Write the model with the range of every activation as additional outputs."""
     model = load_model(model_path)
     graph = model.graph
@@ -119,7 +119,7 @@ def observe_ranges(
     config: DecoderConfig,
     token_windows: Sequence[Sequence[int]],
     progress: Callable[[int, int], None] | None = None,
-) -> Ranges:
+) -> RangeObserver:
     """The range of every activation of a whole model over windows of text.
 
     The windows go through the model call by call with its real caches, as prefill does. Decoding
@@ -129,18 +129,16 @@ def observe_ranges(
         CalibrationError: no window holds a whole call, or a token lies outside the vocabulary.
         ModelFileError: the model tells no AR and CL.
     """
-    shape = interface.model_shape(load_model(model_path))
-    if shape is None:
-        raise ModelFileError(model_path, "it has no attention mask to tell AR and CL from")
+    shape = interface.require_shape(model_path)
     windows = [list(window[: len(window) // shape.ar * shape.ar]) for window in token_windows]
     windows = [window for window in windows if window]
     if not windows:
         raise CalibrationError(f"no text of at least {shape.ar} tokens")
     if any(not 0 <= token < config.vocab_size for window in windows for token in window):
         raise CalibrationError(f"a token lies outside the vocabulary of {config.vocab_size}")
-    ranges = Ranges()
+    ranges = RangeObserver()
     with tempfile.TemporaryDirectory(dir=model_path.parent, prefix=".calibrate.") as folder:
-        probed = instrument(model_path, Path(folder) / "model.onnx")
+        probed = instrument_ranges(model_path, Path(folder) / "model.onnx")
         chain = {shape.ar: [OnnxRunner(probed)]}
         with HostLoop(chain, config, on_outputs=ranges.observe) as loop:
             for index, window in enumerate(windows):

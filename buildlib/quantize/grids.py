@@ -22,14 +22,14 @@ def activation_grids(graph: ir.Graph, encodings: Mapping[str, Encoding]) -> dict
     Raises:
         EncodingsError: values without encodings, and nothing to inherit from.
     """
-    grids = known_grids(graph, encodings)
+    grids = available_grids(graph, encodings)
     missing = [name for name in activation_names(graph) if name not in grids]
     if missing:
-        raise missing_encodings(missing)
+        raise missing_encodings_error(missing)
     return grids
 
 
-def missing_encodings(names: list[str]) -> EncodingsError:
+def missing_encodings_error(names: list[str]) -> EncodingsError:
     """The error that names what has no encoding."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     text = f"{', '.join(names[:_SHOWN])}{more}"
@@ -37,7 +37,7 @@ def missing_encodings(names: list[str]) -> EncodingsError:
     return EncodingsError(text, reason)
 
 
-def known_grids(graph: ir.Graph, encodings: Mapping[str, Encoding]) -> dict[str, Grid]:
+def available_grids(graph: ir.Graph, encodings: Mapping[str, Encoding]) -> dict[str, Grid]:
     """Grids of the activations that have an encoding or inherit one.
 
     Raises:
@@ -77,7 +77,7 @@ def _share_caches(graph: ir.Graph, grids: dict[str, Grid]) -> None:
     outputs = {str(value.name) for value in graph.outputs}
     for value in graph.inputs:
         name = str(value.name)
-        twin = f"{name.removesuffix('_in')}_out"
+        twin = interface.kv_output(name)
         if not interface.is_kv(name) or twin not in outputs:
             continue
         one, other = grids.get(name), grids.get(twin)
@@ -86,7 +86,7 @@ def _share_caches(graph: ir.Graph, grids: dict[str, Grid]) -> None:
         elif one is not None and other is None:
             grids[twin] = one
         elif one is not None and other is not None and not same_grid(one, other):
-            said = different_grids(one, other)
+            said = describe_grids(one, other)
             reason = f"it lies on another grid than {twin}, which is fed to it: {said}"
             raise EncodingsError(name, reason)
 
@@ -97,7 +97,7 @@ def same_grid(one: Grid, other: Grid) -> bool:
     return pair and all(abs(a - b) <= 1e-6 * a for a, b in zip(one.scale, other.scale, strict=True))
 
 
-def different_grids(one: Grid, other: Grid) -> str:
+def describe_grids(one: Grid, other: Grid) -> str:
     """Both in words: type, scale, and zero point."""
     return " and ".join(f"{g.dtype} {g.scale[0]:.6g} ({g.zero_point[0]})" for g in (one, other))
 
@@ -249,7 +249,7 @@ def _product_grid(
     return Grid(np.dtype(np.int32), product, (0,) * len(product))
 
 
-def check_same_caches(models: Mapping[str, Encodings]) -> None:
+def check_shared_caches(models: Mapping[str, Encodings]) -> None:
     """See that all models mean the same by the integers of their caches.
 
     Genie gives every graph the same key and value buffers: what the prefill graph writes, the
@@ -271,6 +271,6 @@ def check_same_caches(models: Mapping[str, Encodings]) -> None:
             if not same_grid(ours, theirs):
                 reason = (
                     f"{name} has it on another grid than {first}, and both feed one cache: "
-                    f"{different_grids(theirs, ours)}; export them with the same encodings of it"
+                    f"{describe_grids(theirs, ours)}; export them with the same encodings of it"
                 )
                 raise EncodingsError(cache, reason)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from buildlib.encodings.files import load_encodings
 from buildlib.encodings.grid import Grid, activation_grid
-from buildlib.encodings.model import Encoding, Encodings, covering
+from buildlib.encodings.model import Encoding, Encodings, asymmetric_encoding
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.values import infer_shapes, is_real, remove_unused, source_of
 from buildlib.passes.base import ENCODINGS_SUFFIX, FLOAT, SORTED, STATIC, Condition, Pass
@@ -45,9 +45,9 @@ def apply_encodings(
         PassError: the model is quantized already, or float values would remain.
     """
     if weights is not None:
-        return Quantization(encodings, SharedWeights(weights)).run(model_path, out_path)
+        return QdqPass(encodings, SharedWeights(weights)).run(model_path, out_path)
     with WeightFile(out_path.with_suffix(".weights")) as file:
-        return Quantization(encodings, file, file.finish).run(model_path, out_path)
+        return QdqPass(encodings, file, file.finish).run(model_path, out_path)
 
 
 def quantize_weights(model_path: Path, folder: Path, encodings: Encodings | None = None) -> Path:
@@ -68,7 +68,7 @@ def quantize_weights(model_path: Path, folder: Path, encodings: Encodings | None
         encodings = load_encodings(model_path.with_suffix(ENCODINGS_SUFFIX))
     model = load_model(model_path)
     with WeightFile(folder / weights_name(model_path)) as file:
-        quantization = Quantization(encodings, file, lambda: file.finish(index=True))
+        quantization = QdqPass(encodings, file, lambda: file.finish(index=True))
         quantization.transform(model)
     return file.path
 
@@ -79,7 +79,7 @@ def weights_name(model_path: Path) -> str:
     return f"{part[0] if part else model_path.stem}.weights"
 
 
-class Quantization(Pass):
+class QdqPass(Pass):
     """Puts every float value of a model on the grid that the encodings give it.
 
     Args:
@@ -116,7 +116,7 @@ class Quantization(Pass):
         """Change `model` in place."""
         encodings = dict(self.encodings)
         grids = activation_grids(model.graph, encodings)
-        transposed = unfold_block_products(model.graph, encodings, grids)
+        transposed = rewrite_block_gemms(model.graph, encodings, grids)
         uses = parameter_uses(model.graph, encodings, grids, transposed)
         work = QdqRewriter(model.graph, grids, self.weights)
         work.quantize_parameters(uses)
@@ -145,7 +145,7 @@ def _still_real(model: ir.Model) -> str | None:
     return None
 
 
-def unfold_block_products(
+def rewrite_block_gemms(
     graph: ir.Graph, encodings: dict[str, Encoding], grids: dict[str, Grid]
 ) -> set[ir.Node]:
     """Make each Gemm with weights in blocks a MatMul, and an Add if it has a bias.
@@ -160,14 +160,14 @@ def unfold_block_products(
     """
     transposed: set[ir.Node] = set()
     for node in list(graph):
-        if node.op_type == "Gemm" and _in_blocks(node, encodings):
-            product = _unfold(graph, node, encodings, grids)
+        if node.op_type == "Gemm" and _has_block_weights(node, encodings):
+            product = _gemm_to_matmul(graph, node, encodings, grids)
             if node.attributes.get_int("transB", 0):
                 transposed.add(product)
     return transposed
 
 
-def _in_blocks(node: ir.Node, encodings: Mapping[str, Encoding]) -> bool:
+def _has_block_weights(node: ir.Node, encodings: Mapping[str, Encoding]) -> bool:
     weight = node.inputs[1]
     encoding = None if weight is None else encodings.get(str(source_of(weight).name))
     scaled = any(node.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta"))
@@ -175,7 +175,7 @@ def _in_blocks(node: ir.Node, encodings: Mapping[str, Encoding]) -> bool:
     return plain and encoding is not None and encoding.block_size is not None
 
 
-def _unfold(
+def _gemm_to_matmul(
     graph: ir.Graph, node: ir.Node, encodings: dict[str, Encoding], grids: dict[str, Grid]
 ) -> ir.Node:
     data, weight = node.inputs[:2]
@@ -190,7 +190,7 @@ def _unfold(
     if bias is not None:
         nodes.append(ir.node("Add", [made, bias], outputs=[output], name=f"{node.name}_bias"))
         low, high = _bias_range(bias, encodings)
-        grids[f"{name}_product"] = _widened(f"{name}_product", grids[name], low, high)
+        grids[f"{name}_product"] = _product_grid_of(f"{name}_product", grids[name], low, high)
     end.replace_all_uses_with(output, replace_graph_outputs=True)
     for index in range(len(node.inputs)):
         node.replace_input_with(index, None)
@@ -207,11 +207,11 @@ def _bias_range(bias: ir.Value, encodings: dict[str, Encoding]) -> tuple[float, 
     low, high = value_range(name, tensor_array(source.const_value))
     given = encodings.get(name)
     if given is None or given.dtype != "INT" or given.bw > 16:
-        encodings[name] = covering(name, low, high, 16)
+        encodings[name] = asymmetric_encoding(name, low, high, 16)
     return low, high
 
 
-def _widened(name: str, grid: Grid, low: float, high: float) -> Grid:
+def _product_grid_of(name: str, grid: Grid, low: float, high: float) -> Grid:
     """The grid of values which, with [low, high] added, lie on `grid`."""
     bottom, top = ((limit - grid.zero_point[0]) * grid.scale[0] for limit in grid.limits)
-    return activation_grid(covering(name, bottom - high, top - low, grid.bits))
+    return activation_grid(asymmetric_encoding(name, bottom - high, top - low, grid.bits))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.attachment import attach
 from buildlib.encodings.grid import Grid
-from buildlib.encodings.model import Encoding, Encodings, covering, symmetric
+from buildlib.encodings.model import Encoding, Encodings, asymmetric_encoding, symmetric_encoding
 from buildlib.errors import EncodingsError, InvalidOptionError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, tensor_array
@@ -28,9 +28,9 @@ from buildlib.quantize.grids import (
     INPUT_STEP,
     ParameterUse,
     activation_names,
+    available_grids,
     is_bias,
-    known_grids,
-    missing_encodings,
+    missing_encodings_error,
     parameter_uses,
 )
 from buildlib.quantize.options import QuantizationOptions
@@ -41,7 +41,7 @@ _HEAD_BITS = 8
 _LPBQ_BITS = 4
 _BLOCK_KEY = "lpbq_block_size"
 _PREFIX = "quantization."
-_KNOWN_BITS = {"act_bitwidth": (8, 16), "bias_bitwidth": (32,), "param_bitwidth": (4, 8)}
+_ALLOWED_BITS = {"act_bitwidth": (8, 16), "bias_bitwidth": (32,), "param_bitwidth": (4, 8)}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Bitwidths:
         return cls(**options.model_dump())
 
     def __post_init__(self) -> None:
-        for key, known in _KNOWN_BITS.items():
+        for key, known in _ALLOWED_BITS.items():
             if getattr(self, key) not in known:
                 reason = f"{getattr(self, key)} bits cannot be built"
                 raise InvalidOptionError(_PREFIX + key, reason, tuple(map(str, known)))
@@ -110,9 +110,9 @@ def complete_encodings(
     model = load_model(model_path)
     attach(model, encodings)
     graph, given = model.graph, encodings.by_name()
-    grids = known_grids(graph, given)
+    grids = available_grids(graph, given)
     names = activation_names(graph)
-    uses = _uncovered(parameter_uses(graph, given, grids), given)
+    uses = _unencoded(parameter_uses(graph, given, grids), given)
     heads = head_weights(graph)
     _check_blocks([use for name, use in uses.items() if name not in heads], bits)
     ranges = fixed_ranges(graph)
@@ -120,15 +120,15 @@ def complete_encodings(
     if not token_windows:
         ranges = rotated_ranges(graph, grids) | ranges
     elif unknown or uses:
-        ranges = observe_ranges(model_path, config, token_windows, progress).known() | ranges
-    work = _Completion(grids, ranges, bits, heads)
+        ranges = observe_ranges(model_path, config, token_windows, progress).ranges() | ranges
+    work = _EncodingBuilder(grids, ranges, bits, heads)
     work.add_parameter_ranges(uses)
-    work.share(shared_grids(graph))
+    work.share_encodings(shared_grids(graph))
     missing = [name for name in unknown if name not in work.shared]
     if not token_windows:
         missing += [name for name, use in uses.items() if _is_matrix(use)]
     if missing:
-        raise missing_encodings(missing)
+        raise missing_encodings_error(missing)
     activations = [
         given[name] if name in given and given[name].dtype == "INT" else work.activation(name)
         for name in names
@@ -145,7 +145,7 @@ def complete_encodings(
     )
 
 
-def _uncovered(
+def _unencoded(
     uses: Sequence[ParameterUse], given: Mapping[str, Encoding]
 ) -> dict[str, ParameterUse]:
     """The first use of each constant that needs an encoding; a matrix's weight counts as that.
@@ -187,7 +187,7 @@ def _check_blocks(uses: Sequence[ParameterUse], bits: Bitwidths) -> None:
         raise InvalidOptionError(_PREFIX + _BLOCK_KEY, reason, ())
 
 
-class _Completion:
+class _EncodingBuilder:
     """What is known so far, and what follows from it."""
 
     def __init__(
@@ -209,7 +209,7 @@ class _Completion:
             if not _is_matrix(use) and use.source.const_value is not None:
                 self.ranges[name] = value_range(name, tensor_array(use.source.const_value))
 
-    def share(self, groups: Sequence[set[str]]) -> None:
+    def share_encodings(self, groups: Sequence[set[str]]) -> None:
         """One encoding for all values that must lie on one grid."""
         for names in groups:
             known = next((self.grids[name] for name in sorted(names) if name in self.grids), None)
@@ -220,16 +220,16 @@ class _Completion:
             high = max((highest for _, highest in seen), default=0.0)
             for name in names:
                 if known is not None:
-                    self.shared[name] = encoding_on(name, known)
+                    self.shared[name] = encoding_from_grid(name, known)
                 elif any(map(interface.is_kv, names)):
-                    self.shared[name] = symmetric(name, max(-low, high), _KV_BITS)
+                    self.shared[name] = symmetric_encoding(name, max(-low, high), _KV_BITS)
                 else:
-                    self.shared[name] = covering(name, low, high, self.bits.act_bitwidth)
+                    self.shared[name] = asymmetric_encoding(name, low, high, self.bits.act_bitwidth)
 
     def activation(self, name: str) -> Encoding:
         """Of a value that is computed or fed."""
         if name in self.grids:
-            return encoding_on(name, self.grids[name])
+            return encoding_from_grid(name, self.grids[name])
         return self.shared[name]
 
     def parameter(self, use: ParameterUse) -> Encoding:
@@ -239,16 +239,16 @@ class _Completion:
         if axis is not None:
             array = tensor_array(use.source.const_value)
             if use.name in self.heads:
-                return per_channel(use.name, array, axis, _HEAD_BITS)
+                return per_channel_encoding(use.name, array, axis, _HEAD_BITS)
             if self.bits.lpbq_block_size is not None:
-                return lpbq(use.name, array, axis, self.bits.lpbq_block_size)
-            return per_channel(use.name, array, axis, self.bits.param_bitwidth)
+                return lpbq_encoding(use.name, array, axis, self.bits.lpbq_block_size)
+            return per_channel_encoding(use.name, array, axis, self.bits.param_bitwidth)
         if use.name in self.shared:
             return self.shared[use.name]
-        return covering(use.name, *self.ranges[use.name], self.bits.act_bitwidth)
+        return asymmetric_encoding(use.name, *self.ranges[use.name], self.bits.act_bitwidth)
 
 
-def encoding_on(name: str, grid: Grid) -> Encoding:
+def encoding_from_grid(name: str, grid: Grid) -> Encoding:
     """The encoding whose grid is `grid`, of a whole tensor."""
     return Encoding(
         name=name,
@@ -279,7 +279,7 @@ def value_range(name: str, weights: npt.NDArray[Any]) -> tuple[float, float]:
     return low, high
 
 
-def per_channel(name: str, weights: npt.NDArray[Any], axis: int, bits: int) -> Encoding:
+def per_channel_encoding(name: str, weights: npt.NDArray[Any], axis: int, bits: int) -> Encoding:
     """The symmetric grids that cover each channel's largest magnitude.
 
     Raises:
@@ -303,7 +303,7 @@ def per_channel(name: str, weights: npt.NDArray[Any], axis: int, bits: int) -> E
     )
 
 
-def lpbq(name: str, weights: npt.NDArray[Any], axis: int, block_size: int) -> Encoding:
+def lpbq_encoding(name: str, weights: npt.NDArray[Any], axis: int, block_size: int) -> Encoding:
     """4 bits for each weight, 4 for the scale of each block along the other axis, one float each
     channel: the largest block scale of a channel is 16 of its steps.
 

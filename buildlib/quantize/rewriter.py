@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from buildlib.encodings.grid import Grid
 from buildlib.graph.values import static_shape
-from buildlib.quantize.grids import ParameterUse, missing_encodings
+from buildlib.quantize.grids import ParameterUse, missing_encodings_error
 from buildlib.quantize.structure import LAYOUT_OPS, moved_inputs
 from buildlib.quantize.weight_file import WeightStore
 
@@ -35,7 +35,7 @@ class QdqRewriter:
         """
         missing = sorted({use.name for use in uses if use.grid is None})
         if missing:
-            raise missing_encodings(missing)
+            raise missing_encodings_error(missing)
         for use in uses:
             if use.grid is not None:
                 real = self._parameter(use, use.grid)
@@ -73,7 +73,9 @@ class QdqRewriter:
             laid = block_scales(grid, static_shape(stored) or (), axis)
             scales = self.weights.block_scale(name, laid, grid)
             real = self._dequantize_blocks(stored, scales, grid, label, axis)
-        makers = [value.producer() for value in (*_maker(real).inputs, real) if value is not None]
+        makers = [
+            value.producer() for value in (*_producer(real).inputs, real) if value is not None
+        ]
         first = next(iter(self.graph))
         self.graph.insert_before(first, [maker for maker in makers if maker is not None])
         self.converted[key] = real
@@ -115,7 +117,7 @@ class QdqRewriter:
                 name = f"{value.name}_as_{target.dtype}_for_{node.outputs[0].name}"
                 stored = self._quantize(value, target, name)
                 real = self._dequantize(stored, target, f"{name}_dq")
-                self.graph.insert_before(node, [_maker(stored), _maker(real)])
+                self.graph.insert_before(node, [_producer(stored), _producer(real)])
                 self.converted[key] = real
             node.replace_input_with(index, self.converted[key])
 
@@ -126,7 +128,7 @@ class QdqRewriter:
         real = self._dequantize(value, grid, f"{value.name}_dq")
         for use in uses:
             use.node.replace_input_with(use.idx, real)
-        self.graph.insert_before(next(iter(self.graph)), _maker(real))
+        self.graph.insert_before(next(iter(self.graph)), _producer(real))
 
     def _quantize_output(self, value: ir.Value, node: ir.Node) -> None:
         name = str(value.name)
@@ -134,10 +136,10 @@ class QdqRewriter:
         uses = list(value.uses())
         value.name = f"{name}_real"
         stored = self._quantize(value, grid, name)
-        made = [_maker(stored)]
+        made = [_producer(stored)]
         if uses:
             real = self._dequantize(stored, grid, f"{name}_dq")
-            made.append(_maker(real))
+            made.append(_producer(real))
             for use in uses:
                 use.node.replace_input_with(use.idx, real)
         for index, output in enumerate(self.graph.outputs):
@@ -191,7 +193,7 @@ def block_scales(grid: Grid, shape: tuple[int, ...], axis: int) -> npt.NDArray[n
     return np.ascontiguousarray(factors if axis == 0 else factors.T)
 
 
-def _maker(value: ir.Value) -> ir.Node:
+def _producer(value: ir.Value) -> ir.Node:
     node = value.producer()
     assert node is not None  # noqa: S101  (made by a node of this pass)
     return node

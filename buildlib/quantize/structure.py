@@ -38,7 +38,7 @@ def shared_grids(graph: ir.Graph) -> list[set[str]]:
     for value in graph.inputs:
         if is_real(value):
             name = str(value.name)
-            twin = name.removesuffix("_in") + "_out" if interface.is_kv(name) else name
+            twin = interface.kv_output(name) if interface.is_kv(name) else name
             parent[root(name)] = root(twin)
     for node in graph:
         for output in node.outputs:

@@ -16,7 +16,7 @@ from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.structure import channel_axis, head_products
 
 
-def found_quantization(parts: Sequence[Path]) -> dict[str, str]:
+def summarize_quantization(parts: Sequence[Path]) -> dict[str, str]:
     """What the tensors of a model are stored as: `{"weights": "int4 per channel: 28"}`.
 
     Numbers are those of tensors, the most frequent type first; single-head attention has a weight
@@ -29,13 +29,13 @@ def found_quantization(parts: Sequence[Path]) -> dict[str, str]:
     Raises:
         ModelFileError: one is no sound model.
     """
-    found = _Found()
+    found = _StorageCounts()
     for part in parts:
-        found.take(load_model(part).graph)
-    return found.in_words()
+        found.add_part(load_model(part).graph)
+    return found.as_text()
 
 
-class _Found:
+class _StorageCounts:
     """Types of what has been seen so far, by what it is there for."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class _Found:
         self._weight_bits: set[int] = set()
         self._data_bits: set[int] = set()
 
-    def take(self, graph: ir.Graph) -> None:
+    def add_part(self, graph: ir.Graph) -> None:
         """Take in a part."""
         heads = head_products(graph)
         constants: dict[ir.Value, tuple[str, str]] = {}
@@ -74,8 +74,8 @@ class _Found:
             cache = interface.is_kv(str(stored.name))
             self._count("kv_cache" if cache else "activations", text)
 
-    def in_words(self) -> dict[str, str]:
-        """As `found_quantization` gives it."""
+    def as_text(self) -> dict[str, str]:
+        """As `summarize_quantization` gives it."""
         words = {
             group: ", ".join(f"{text}: {count}" for text, count in counts.most_common())
             for group, counts in self._groups.items()
@@ -123,7 +123,7 @@ def _joined(bits: Iterable[int]) -> str:
     return "/".join(map(str, sorted(bits)))
 
 
-def decided_otherwise(folder: Path, options: QuantizationOptions, file: str) -> list[str]:
+def ignored_options(folder: Path, options: QuantizationOptions, file: str) -> list[str]:
     """A line for each option that somebody set and that the encodings of a model do not follow.
 
     Options are of what has no encodings, so the encodings stay as they are.

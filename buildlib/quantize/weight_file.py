@@ -25,8 +25,8 @@ _ALIGNMENT = 64
 _CHUNK_VALUES = 1 << 18
 _INDEX_VERSION = 1
 _PACKED_BITS = 4
-_MOST_WEIGHT_BITS = 16
-_MOST_CLIPPED = 16.0  # a calibration may cut outliers off, but not so many times what it keeps
+_MAX_WEIGHT_BITS = 16
+_MAX_CLIPPING = 16.0  # a calibration may cut outliers off, but not so many times what it keeps
 
 BLOCK_SCALE = ".block_scale"
 
@@ -55,7 +55,7 @@ class WeightStore(Protocol):
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor in the file.
 
     Attributes:
@@ -91,7 +91,7 @@ class WeightFile(AbstractContextManager["WeightFile"]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.stored: list[Stored] = []
+        self.stored: list[StoredTensor] = []
         self._size = 0
 
     def __enter__(self) -> Self:
@@ -141,10 +141,10 @@ class WeightFile(AbstractContextManager["WeightFile"]):
             if grid.bits == _PACKED_BITS:
                 flat = np.concatenate([left, integers.reshape(-1).view(np.uint8)])
                 even = len(flat) // 2 * 2
-                left, integers = flat[even:], pack(flat[:even])
+                left, integers = flat[even:], pack_int4(flat[:even])
             self._write(np.ascontiguousarray(integers))
         if len(left):
-            self._write(pack(np.append(left, np.uint8(0))))
+            self._write(pack_int4(np.append(left, np.uint8(0))))
         _check_fit(name, grid, largest)
         dtype = ir.DataType.from_numpy(grid.dtype)
         return self._finish_tensor(name, grid.digest, dtype, values.shape, offset)
@@ -183,7 +183,7 @@ class WeightFile(AbstractContextManager["WeightFile"]):
     def _finish_tensor(
         self, name: str, digest: str, dtype: ir.DataType, shape: tuple[int, ...], offset: int
     ) -> ir.ExternalTensor:
-        stored = Stored(name, digest, dtype.name, tuple(shape), offset, self._size - offset)
+        stored = StoredTensor(name, digest, dtype.name, tuple(shape), offset, self._size - offset)
         self.stored.append(stored)
         return stored.tensor(self.path)
 
@@ -202,7 +202,8 @@ class SharedWeights:
             if data["version"] != _INDEX_VERSION:
                 raise ModelFileError(path, f"its index has version {data['version']}")
             tensors = [
-                Stored(**entry | {"shape": tuple(entry["shape"])}) for entry in data["tensors"]
+                StoredTensor(**entry | {"shape": tuple(entry["shape"])})
+                for entry in data["tensors"]
             ]
             whole = path.stat().st_size == data["size"]
         except OSError as error:
@@ -256,15 +257,15 @@ def _check_fit(name: str, grid: Grid, largest: float) -> None:
     """
     steps = max(abs(limit - grid.zero_point[0]) for limit in grid.limits)
     reach = max(grid.scale) * steps * max(grid.block_scale, default=1)
-    if largest > _MOST_CLIPPED * reach:
+    if largest > _MAX_CLIPPING * reach:
         reason = f"it reaches to {reach:.3g}, and the values to {largest:.3g}; it is of other ones"
         raise EncodingsError(name, reason)
-    if 0.0 < largest < min(grid.scale) / 2 and grid.bits <= _MOST_WEIGHT_BITS:
+    if 0.0 < largest < min(grid.scale) / 2 and grid.bits <= _MAX_WEIGHT_BITS:
         reason = f"its steps are {min(grid.scale):.3g}, and the values reach to {largest:.3g}"
         raise EncodingsError(name, reason)
 
 
-def pack(integers: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def pack_int4(integers: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """An even number of 4-bit integers, two in a byte, the first in the low half."""
     pairs = integers.reshape(-1, 2)
     packed = np.left_shift(pairs[:, 1], 4)

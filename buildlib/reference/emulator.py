@@ -129,14 +129,14 @@ class EmulatorProcess:
             "soc_model": soc_model,
         }
         try:
-            self._ask(header, {})
+            self._request(header, {})
         except BaseException:
             self.close()
             raise
 
     def run(self, index: int, feeds: Arrays) -> Arrays:
         """Run graph `index` of those loaded."""
-        return self._ask({"run": index}, feeds)
+        return self._request({"run": index}, feeds)
 
     def close(self) -> None:
         """Kill the child: it has nothing to save, and its libraries may crash on a clean exit."""
@@ -148,7 +148,7 @@ class EmulatorProcess:
                     pipe.close()
         self._log.close()
 
-    def _ask(self, header: dict[str, object], arrays: Arrays) -> Arrays:
+    def _request(self, header: dict[str, object], arrays: Arrays) -> Arrays:
         stdin, stdout = self._child.stdin, self._child.stdout
         if stdin is None or stdout is None or stdin.closed:
             raise RunnerDiedError(self._subject, "it was closed", "")
@@ -156,12 +156,12 @@ class EmulatorProcess:
             write_frame(stdin.fileno(), header, arrays)
             answer, results = read_frame(stdout.fileno(), self._timeout_s)
         except (BrokenFrameError, OSError) as error:
-            raise self._death(str(error)) from error
+            raise self._death_error(str(error)) from error
         if "error" in answer:
             raise RunnerDiedError(self._subject, str(answer["error"])[:300], "")
         return results
 
-    def _death(self, reason: str) -> RunnerDiedError:
+    def _death_error(self, reason: str) -> RunnerDiedError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self._child.wait(1.0)
             reason = f"{reason} (exit status {status})"

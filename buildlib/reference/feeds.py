@@ -86,7 +86,7 @@ class KvCache:
     def append(self, outputs: Mapping[str, npt.NDArray[Any]] | Arrays, n_tokens: int) -> None:
         """Keep the first `n_tokens` of the new keys and values among `outputs`."""
         for name, buffer in self._buffers.items():
-            new = outputs[name.removesuffix("_in") + "_out"][_slots(name, 0, n_tokens)]
+            new = outputs[interface.kv_output(name)][_slots(name, 0, n_tokens)]
             buffer[_slots(name, self.n_past, self.n_past + n_tokens)] = new
         self.n_past += n_tokens
 
@@ -98,16 +98,12 @@ class KvCache:
 
 
 def _slots(name: str, begin: int, end: int) -> tuple[slice, ...]:
-    kept = (slice(None),) * _axis(name)
+    kept = (slice(None),) * interface.token_axis(name)
     return (*kept, slice(begin, end))
-
-
-def _axis(name: str) -> int:
-    return 3 if name.startswith("past_key") else 2
 
 
 def _empty(port: Port, cl: int) -> npt.NDArray[Any]:
     shape = list(port.shape)
-    shape[_axis(port.name)] = cl
+    shape[interface.token_axis(port.name)] = cl
     zero = port.grid.zero_point[0] if port.grid is not None else 0
     return np.full(shape, zero, dtype=port.dtype)

@@ -69,7 +69,7 @@ class HostLoop(AbstractContextManager["HostLoop"]):
                 runner.close()
 
     @property
-    def room(self) -> int:
+    def free_positions(self) -> int:
         """How many more tokens can be fed; the last of them need a graph that still fits."""
         free = self.cl - self._cache.n_past
         return free if free >= min(self._chains) else 0
@@ -156,7 +156,7 @@ class HostLoop(AbstractContextManager["HostLoop"]):
             values |= outputs
         self._cache.append(values, len(tokens))
         port = self._chains[ar][-1].ports.outputs[interface.LOGITS]
-        return port.real(values[interface.LOGITS][0, : len(tokens)])
+        return port.dequantize(values[interface.LOGITS][0, : len(tokens)])
 
 
 def token_losses(logits: npt.NDArray[np.float32], tokens: Sequence[int]) -> npt.NDArray[np.float64]:

@@ -32,13 +32,13 @@ class Port:
     shape: tuple[int, ...]
     grid: Grid | None = None
 
-    def stored(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def quantize(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Quantize what is float and should not be; integers pass as they are."""
         if values.dtype == np.float32 and self.grid is not None:
             return self.grid.quantize(values)
         return values.astype(self.dtype, copy=False)
 
-    def real(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    def dequantize(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """What stored values mean."""
         if self.grid is not None:
             return self.grid.dequantize(values)
@@ -58,7 +58,7 @@ class Ports:
         Raises:
             KeyError: an input is not among them.
         """
-        return {name: port.stored(values[name]) for name, port in self.inputs.items()}
+        return {name: port.quantize(values[name]) for name, port in self.inputs.items()}
 
 
 class PartRunner(Protocol):

@@ -8,11 +8,11 @@ from typing import Protocol
 from buildlib.targets import Target
 from buildlib.toolchains.compile_config import CompileConfig
 
-__all__ = ["BinaryInfo", "CompileConfig", "Encoding", "GraphInfo", "TensorInfo", "Toolchain"]
+__all__ = ["BinaryInfo", "CompileConfig", "GraphInfo", "ScaleOffset", "TensorInfo", "Toolchain"]
 
 
 @dataclass(frozen=True, slots=True)
-class Encoding:
+class ScaleOffset:
     """Affine quantization of a tensor, as QNN means it: `real = (stored + offset) * scale`.
 
     `offset` is the negated zero point of ONNX.
@@ -34,7 +34,7 @@ class TensorInfo:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    encoding: Encoding | None
+    encoding: ScaleOffset | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ _GRAPH_COPIES = 2.15
 _BINARY_COPIES = 3.8
 
 
-def compile_memory_of_weights(weight_bytes: int, n_graphs: int, *, weight_sharing: bool) -> int:
+def compile_memory_bytes(weight_bytes: int, n_graphs: int, *, weight_sharing: bool) -> int:
     """Bytes that compiling graphs of equal weights into one binary takes.
 
     Args:

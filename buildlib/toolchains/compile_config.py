@@ -101,9 +101,9 @@ class CompileConfig(BaseModel):
             _check_device(device, target)
         return base.model_copy(
             update={
-                "context": _laid_over(base.context, contexts[0]) if contexts else base.context,
+                "context": _overridden(base.context, contexts[0]) if contexts else base.context,
                 "graphs": _merged(base.graphs, graphs),
-                "devices": tuple(_laid_over(base.devices[0], device) for device in devices)
+                "devices": tuple(_overridden(base.devices[0], device) for device in devices)
                 or base.devices,
                 "memory": memory or base.memory,
                 "group_context": group,
@@ -151,7 +151,7 @@ class CompileConfig(BaseModel):
         entries = {entry.name: entry for entry in self.graphs}
         merged = HtpGraphConfig(optimization_type=_DEFAULT_OPTIMIZATION)
         for key in (None, name):
-            merged = entries[key].over(merged) if key in entries else merged
+            merged = entries[key].with_defaults_from(merged) if key in entries else merged
         vtcm = merged.vtcm_size_in_mb or self.target.soc.vtcm_mb
         return merged.model_copy(update={"name": name, "vtcm_size_in_mb": vtcm})
 
@@ -240,7 +240,9 @@ def _merged(
     """One entry of each name; what is set in later ones holds."""
     entries: dict[str | None, HtpGraphConfig] = {}
     for entry in (*graphs, *more):
-        entries[entry.name] = entry.over(entries[entry.name]) if entry.name in entries else entry
+        entries[entry.name] = (
+            entry.with_defaults_from(entries[entry.name]) if entry.name in entries else entry
+        )
     return tuple(entries.values())
 
 
@@ -259,7 +261,7 @@ def _field(kind: type[HtpOptions], key: str) -> str:
     return name
 
 
-def _laid_over(base: _Config, over: _Config) -> _Config:
+def _overridden(base: _Config, over: _Config) -> _Config:
     values = {**base.model_dump(exclude_unset=True), **over.model_dump(exclude_unset=True)}
     return validated(type(base), values)
 

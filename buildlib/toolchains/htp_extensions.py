@@ -104,7 +104,7 @@ class HtpGraphConfig(HtpOptions):
     def _flag(self, value: bool | None) -> int | None:  # noqa: FBT001 - pydantic's protocol
         return None if value is None else int(value)
 
-    def over(self, other: "HtpGraphConfig") -> "HtpGraphConfig":
+    def with_defaults_from(self, other: "HtpGraphConfig") -> "HtpGraphConfig":
         """These options, and those of `other` where nothing is set here."""
         return HtpGraphConfig.model_validate(
             {**other.model_dump(exclude_none=True), **self.model_dump(exclude_none=True)}

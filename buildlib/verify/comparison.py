@@ -115,11 +115,13 @@ def compare(
     for name in before.caches.keys() & after.caches.keys():
         tensors[name] = (before.caches[name][positions], after.caches[name][positions])
     if not positions.size:
-        return _nothing(stage, subject, bound, "no position of the sample ran in this graph")
+        return _incomparable(stage, subject, bound, "no position of the sample ran in this graph")
     differing = sorted(before.caches.keys() ^ after.caches.keys())
     differing += [name for name, (a, b) in tensors.items() if a.shape != b.shape]
     if differing:
-        return _nothing(stage, subject, bound, f"{differing[0]} is not the same tensor on both")
+        return _incomparable(
+            stage, subject, bound, f"{differing[0]} is not the same tensor on both"
+        )
     absolute, relative = {}, {}
     for name, (a, b) in tensors.items():
         absolute[name] = float(np.abs(a - b).max())
@@ -137,7 +139,7 @@ def compare(
         greedy_agreement=float(np.mean(a.argmax(axis=-1) == b.argmax(axis=-1))),
         positions=int(positions.size),
         bound=str(bound),
-        passed=finite and _holds(bound, relative[worst], sqnr),
+        passed=finite and _meets(bound, relative[worst], sqnr),
         note="" if finite and relative[worst] == 0 else _note(worst, finite=finite),
     )
 
@@ -164,7 +166,7 @@ def relative_difference(reference: Floats, found: Floats) -> float:
     return difference / scale if scale else math.inf
 
 
-def _holds(bound: Bound, relative: float, sqnr: float) -> bool:
+def _meets(bound: Bound, relative: float, sqnr: float) -> bool:
     match bound.measure:
         case "bit-exact":
             return relative == 0
@@ -184,7 +186,7 @@ def _rank(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _nothing(stage: str, subject: str, bound: Bound, note: str) -> StageComparison:
+def _incomparable(stage: str, subject: str, bound: Bound, note: str) -> StageComparison:
     return StageComparison(
         stage, subject, math.nan, math.nan, math.nan, 0.0, 0, str(bound), passed=False, note=note
     )

@@ -58,7 +58,7 @@ class SourcePart:
         """The one runner that there is."""
         return {self.shape.ar: SourceRunner(self.path, self.config, self.shape)}
 
-    def is_coarse(self) -> bool:
+    def is_reduced_precision(self) -> bool:
         """Whether it computes in less than float32, as what is imported from it does not."""
         return precision_of(load_model(self.path)) != SINGLE
 
@@ -122,9 +122,9 @@ class SourceRunner:
         layouts = {(one.kind, one.layer): (one.layout, one.dtype) for one in self._past}
         self._new = []
         for value in model.graph.outputs:
-            told = cache_name(str(value.name))
-            if told is not None and told[:2] in layouts:
-                self._new.append(_Cache(str(value.name), *told, *layouts[told[:2]]))
+            cache_key = cache_name(str(value.name))
+            if cache_key is not None and cache_key[:2] in layouts:
+                self._new.append(_Cache(str(value.name), *cache_key, *layouts[cache_key[:2]]))
         names = [str(value.name) for value in model.graph.outputs]
         rest = [name for name in names if name not in {one.name for one in self._new}]
         named = [name for name in rest if "logit" in name.lower()] or rest
@@ -141,7 +141,7 @@ class SourceRunner:
     def run(self, feeds: Arrays) -> Arrays:
         """All outputs of the canonical model."""
         given: dict[str, Array] = {
-            str(role.value.name): self._fed(role, feeds) for role in self._others
+            str(role.value.name): self._array_for(role, feeds) for role in self._others
         }
         for cache in self._past:
             given[cache.name] = cache.from_canonical(feeds[cache.canonical("in")])
@@ -168,7 +168,7 @@ class SourceRunner:
         """Free the session."""
         self._session = None
 
-    def _fed(self, role: Role, feeds: Arrays) -> Array:
+    def _array_for(self, role: Role, feeds: Arrays) -> Array:
         """What an input that is no cache is given."""
         make: dict[str, Callable[[], Array]] = {
             "ids": lambda: feeds[interface.INPUT_IDS],
@@ -207,10 +207,10 @@ class SourceRunner:
 def _cache(
     path: Path,
     value: ir.Value,
-    told: tuple[Literal["key", "value"], int, int | None],
+    cache_key: tuple[Literal["key", "value"], int, int | None],
     sizes: Mapping[str, int],
 ) -> _Cache:
-    kind, layer, head = told
+    kind, layer, head = cache_key
     assert value.shape is not None  # noqa: S101  (a role needs a rank)
     own_heads = sizes if head is None else {**sizes, "head": 1}
     canonical = _KEY if kind == "key" else _VALUE
@@ -238,7 +238,7 @@ def _ports(config: DecoderConfig, shape: GraphShape, kinds: set[str]) -> Ports:
     outputs = {interface.LOGITS: logits}
     for name, dims in inputs.items():
         if interface.is_kv(name):
-            new = f"{name.removesuffix('_in')}_out"
+            new = interface.kv_output(name)
             outputs[new] = interface.reshaped(new, dims, shape)
     ids, real = np.dtype(np.int32), np.dtype(np.float32)
     made = {

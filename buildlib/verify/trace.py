@@ -34,21 +34,21 @@ class Call:
 Schedule = tuple[Call, ...]
 
 
-def alone(ar: int, cl: int, n_tokens: int) -> Schedule:
+def single_graph_schedule(ar: int, cl: int, n_tokens: int) -> Schedule:
     """One graph takes all tokens that fit, the last call padded if need be."""
-    schedule = _Filling(cl, n_tokens)
+    schedule = _ScheduleBuilder(cl, n_tokens)
     schedule.take(ar, n_tokens)
     return tuple(schedule.calls)
 
 
-def together(ars: Iterable[int], cl: int, n_tokens: int) -> Schedule:
+def alternating_schedule(ars: Iterable[int], cl: int, n_tokens: int) -> Schedule:
     """All graphs of a context length take turns, each going on from the caches of the others.
 
     The smallest takes the first tokens, from an empty context; the largest takes most; the others
     and the smallest again get some at the end, as in decoding after prefill.
     """
     smallest, *larger = sorted(ars)
-    schedule = _Filling(cl, n_tokens)
+    schedule = _ScheduleBuilder(cl, n_tokens)
     if larger:
         schedule.take(smallest, min(smallest, max(1, n_tokens // (2 * len(larger) + 2))))
         tail = min(_TAIL, schedule.left // (len(larger) + 1))
@@ -59,7 +59,7 @@ def together(ars: Iterable[int], cl: int, n_tokens: int) -> Schedule:
     return tuple(schedule.calls)
 
 
-class _Filling:
+class _ScheduleBuilder:
     """A schedule being made."""
 
     def __init__(self, cl: int, n_tokens: int) -> None:
@@ -110,7 +110,7 @@ class Trace:
         return np.flatnonzero(ars == ar)
 
 
-def run(
+def trace_model(
     parts: Sequence[OpenPart],
     inputs: CallInputs,
     cl: int,
@@ -163,12 +163,12 @@ class _Part:
         logits = None
         carried.clear()
         for name, array in outputs.items():
-            real = runner.ports.outputs[name].real
+            dequantize = runner.ports.outputs[name].dequantize
             if interface.is_kv(name):
-                rows = np.moveaxis(array, 3 if name.startswith("past_key") else 2, 0)
-                self._new.setdefault(name, []).append(real(rows[: call.n_tokens]))
+                rows = np.moveaxis(array, interface.token_axis(name), 0)
+                self._new.setdefault(name, []).append(dequantize(rows[: call.n_tokens]))
             elif name == interface.LOGITS:
-                logits = real(array[0, : call.n_tokens])
+                logits = dequantize(array[0, : call.n_tokens])
             else:
                 carried[name] = array
         return logits

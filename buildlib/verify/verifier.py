@@ -21,9 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from buildlib.checkpoint.config import DecoderConfig
-from buildlib.errors import CalibrationError, ModelFileError
+from buildlib.errors import CalibrationError
 from buildlib.graph import interface
-from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
 from buildlib.reference.feeds import CallInputs
 from buildlib.reference.host_loop import HostLoop
@@ -32,7 +31,14 @@ from buildlib.toolchains.base import Toolchain
 from buildlib.verify.comparison import Bound, StageComparison, VerificationReport, compare
 from buildlib.verify.source_runner import SourcePart
 from buildlib.verify.stage_models import Parts, StageModels, emulated_parts, onnx_parts
-from buildlib.verify.trace import OpenPart, Schedule, Trace, alone, run, together
+from buildlib.verify.trace import (
+    OpenPart,
+    Schedule,
+    Trace,
+    alternating_schedule,
+    single_graph_schedule,
+    trace_model,
+)
 
 OnComparison = Callable[[StageComparison], None]
 
@@ -114,7 +120,7 @@ class _Verification:
         self._options = options
         self._on_comparison = on_comparison
         self._lengths = sorted({shape.cl for shape in models.arcl})
-        self._imported = {path: _shape_of(path) for path in models.imported.values()}
+        self._imported = {path: interface.require_shape(path) for path in models.imported.values()}
 
     def run(self, tokens: Sequence[int] | None) -> None:
         sample = self._sample(tokens)
@@ -154,7 +160,7 @@ class _Verification:
         models = self._models
         with HostLoop(runners, config, embed=models.embed, constants=models.constants) as loop:
             logits = loop.feed(prompt)
-            while len(prompt) < length and loop.room:
+            while len(prompt) < length and loop.free_positions:
                 prompt.append(int(np.argmax(logits[-1])))
                 logits = loop.feed(prompt[-1:])
         return prompt
@@ -162,13 +168,13 @@ class _Verification:
     def _import(self, path: Path, sample: list[int]) -> Trace:
         """The imported model at its own shape, against the export it was made from."""
         shape = self._imported[path]
-        schedule = alone(shape.ar, shape.cl, len(sample))
+        schedule = single_graph_schedule(shape.ar, shape.cl, len(sample))
         parts = onnx_parts({shape.ar: [path]}, self._options.n_threads)
         trace = self._run(parts, shape.cl, schedule, sample)
         if path in self._models.sources:
             opened = self._models.sources[path]
             source = self._run([opened], shape.cl, schedule, sample)
-            coarse = isinstance(opened, SourcePart) and opened.is_coarse()
+            coarse = isinstance(opened, SourcePart) and opened.is_reduced_precision()
             self._compare("import", shape, SAME_HALF if coarse else SAME_FLOAT, source, trace)
         return trace
 
@@ -176,14 +182,14 @@ class _Verification:
         """The whole model at one context length, against the one it was converted from."""
         models = self._models
         shapes = models.at(cl)
-        schedule = together([shape.ar for shape in shapes], cl, len(sample))
+        schedule = alternating_schedule([shape.ar for shape in shapes], cl, len(sample))
         n_threads = self._options.n_threads
         parts = onnx_parts({shape.ar: [models.arcl[shape]] for shape in shapes}, n_threads)
         trace = self._run(parts, cl, schedule, sample)
         for shape in shapes:
             path = models.imported[shape]
             if shape == self._imported[path]:
-                own = alone(shape.ar, cl, len(sample))
+                own = single_graph_schedule(shape.ar, cl, len(sample))
                 files = onnx_parts({shape.ar: [models.arcl[shape]]}, n_threads)
                 same = trace if own == schedule else self._run(files, cl, own, sample)
                 self._compare("arcl", shape, EXACT, imported[path], same)
@@ -221,7 +227,7 @@ class _Verification:
     ) -> Trace:
         models = self._models
         inputs = CallInputs(models.config, cl, embed=models.embed, constants=models.constants)
-        return run(parts, inputs, cl, schedule, sample)
+        return trace_model(parts, inputs, cl, schedule, sample)
 
     def _compare(
         self, stage: str, shape: GraphShape, bound: Bound, before: Trace, after: Trace
@@ -231,10 +237,3 @@ class _Verification:
         self.comparisons.append(one)
         if self._on_comparison is not None:
             self._on_comparison(one)
-
-
-def _shape_of(path: Path) -> GraphShape:
-    shape = interface.model_shape(load_model(path))
-    if shape is None:
-        raise ModelFileError(path, "it has no attention mask to tell AR and CL from")
-    return shape

@@ -94,7 +94,7 @@ class OrtQnnToolchain:
         Raises:
             InvalidOptionError: it does not; names the option, and the toolchain that does.
         """
-        check_honoured(config)
+        check_options(config)
 
     def convert(self, onnx: Path, dlc: Path, target: Target) -> None:
         """ONNX in QDQ form to a DLC. Its bytes differ from run to run by a time stamp alone.
@@ -114,7 +114,7 @@ class OrtQnnToolchain:
             try:
                 name = self._run("convert", onnx, request, self.timeouts.convert_s)
             except ToolchainError as error:
-                raise diagnosed(error) from error
+                raise diagnose(error) from error
             written = Path(scratch) / str(name)
             written.chmod(0o644)
             _sync(written)
@@ -181,11 +181,11 @@ class OrtQnnToolchain:
             ToolchainError: the inputs do not fit, or the emulator refuses the binary or died.
         """
         with tempfile.TemporaryDirectory(prefix="qnnfarm-execute-") as scratch:
-            asked, answered = Path(scratch) / "inputs.npz", Path(scratch) / "outputs.npz"
-            np.savez(asked, **inputs)  # type: ignore[arg-type]
-            request = ExecuteRequest(binary.absolute(), graph, asked, answered, soc_model)
+            inputs_file, outputs_file = Path(scratch) / "inputs.npz", Path(scratch) / "outputs.npz"
+            np.savez(inputs_file, **inputs)  # type: ignore[arg-type]
+            request = ExecuteRequest(binary.absolute(), graph, inputs_file, outputs_file, soc_model)
             self._run("execute", binary, request, self.timeouts.execute_s)
-            with np.load(answered, allow_pickle=False) as outputs:
+            with np.load(outputs_file, allow_pickle=False) as outputs:
                 return dict(outputs)
 
     def _run(self, command: str, subject: Path, request: object, timeout_s: float) -> Any:  # noqa: ANN401 - JSON
@@ -227,7 +227,7 @@ _NEEDS_SDK = f"toolchain {TOOLCHAIN} does not know it; it needs the QAIRT SDK's 
 _EXTENDED_UDMA_ARCH = 81
 
 
-def check_honoured(config: CompileConfig) -> None:
+def check_options(config: CompileConfig) -> None:
     """Raise on the first option that would be ignored, or refused late.
 
     Raises:
@@ -275,7 +275,7 @@ _MAX_LOG_BYTES = 64 * 1024 * 1024
 _MAX_KINDS = 5
 
 
-def diagnosed(error: ToolchainError) -> ToolchainError:
+def diagnose(error: ToolchainError) -> ToolchainError:
     """The same error, or one that names the operators that the tensor processor does not have."""
     nodes = unsupported_nodes(Path(error.log_path))
     if not nodes:

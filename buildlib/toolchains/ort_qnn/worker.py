@@ -69,57 +69,61 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:500]
 
 
-def convert(request: bytes) -> object:
+def convert(body: bytes) -> object:
     """ONNX to DLC."""
     from buildlib.toolchains.ort_qnn.worker import write_dlc
 
-    ask = TypeAdapter(ConvertRequest).validate_json(request)
+    request = TypeAdapter(ConvertRequest).validate_json(body)
     written = write_dlc(
-        find_libraries(), ask.onnx, ask.folder, soc_model=ask.soc_model, htp_arch=ask.htp_arch
+        find_libraries(),
+        request.onnx,
+        request.folder,
+        soc_model=request.soc_model,
+        htp_arch=request.htp_arch,
     )
     return written.name
 
 
-def compile_(request: bytes) -> object:
+def compile_(body: bytes) -> object:
     """DLCs to a context binary."""
     from buildlib.toolchains.qnn.api import HtpSession, load_system
     from buildlib.toolchains.qnn.composition import compose_binary
 
-    ask = TypeAdapter(CompileRequest).validate_json(request)
+    request = TypeAdapter(CompileRequest).validate_json(body)
     libraries = find_libraries()
-    session = HtpSession(libraries.htp, ask.soc_model)
-    return compose_binary(session, load_system(libraries.system), ask)
+    session = HtpSession(libraries.htp, request.soc_model)
+    return compose_binary(session, load_system(libraries.system), request)
 
 
-def inspect(request: bytes) -> object:
+def inspect(body: bytes) -> object:
     """What is in a context binary."""
     from buildlib.toolchains.qnn.api import load_system
     from buildlib.toolchains.qnn.binary_info import read_binary_info
 
-    ask = TypeAdapter(InspectRequest).validate_json(request)
+    request = TypeAdapter(InspectRequest).validate_json(body)
     system = load_system(find_libraries().system)
-    return dataclasses.asdict(read_binary_info(system, ask.binary.read_bytes()))
+    return dataclasses.asdict(read_binary_info(system, request.binary.read_bytes()))
 
 
-def execute(request: bytes) -> object:
+def execute(body: bytes) -> object:
     """Runs a graph on the emulator for each set of inputs."""
     import numpy as np
 
     from buildlib.toolchains.qnn.api import HtpSession, load_system
     from buildlib.toolchains.qnn.execution import EmulatedGraph
 
-    ask = TypeAdapter(ExecuteRequest).validate_json(request)
+    request = TypeAdapter(ExecuteRequest).validate_json(body)
     libraries = find_libraries()
     system = load_system(libraries.system)
-    session = HtpSession(libraries.htp, ask.soc_model)
-    graph = EmulatedGraph(session, system, ask.binary.read_bytes(), ask.graph)
-    with np.load(ask.inputs, allow_pickle=False) as inputs:
+    session = HtpSession(libraries.htp, request.soc_model)
+    graph = EmulatedGraph(session, system, request.binary.read_bytes(), request.graph)
+    with np.load(request.inputs, allow_pickle=False) as inputs:
         outputs = graph.run(dict(inputs))
-    np.savez(ask.outputs, **outputs)  # type: ignore[arg-type]
+    np.savez(request.outputs, **outputs)  # type: ignore[arg-type]
     return list(outputs)
 
 
-def versions(_request: bytes) -> object:
+def versions(_body: bytes) -> object:
     """Versions that the libraries report of themselves."""
     from buildlib.toolchains.qnn.api import HtpSession, load_system
 

@@ -2,7 +2,7 @@
 
 import ctypes as c
 
-from buildlib.toolchains.base import BinaryInfo, Encoding, GraphInfo, TensorInfo
+from buildlib.toolchains.base import BinaryInfo, GraphInfo, ScaleOffset, TensorInfo
 from buildlib.toolchains.child_process import RefusedError
 from buildlib.toolchains.qnn import structures as qnn
 from buildlib.toolchains.qnn.api import FunctionTable, QnnCallError, SystemFunction
@@ -94,7 +94,7 @@ def _tensor(raw: qnn.Tensor) -> TensorInfo:
         name=_text(raw.name),
         shape=shape,
         dtype=qnn.DATA_TYPES.get(raw.data_type, f"unknown 0x{raw.data_type:04x}"),
-        encoding=Encoding(params.scale, params.offset) if per_tensor else None,
+        encoding=ScaleOffset(params.scale, params.offset) if per_tensor else None,
     )
 
 

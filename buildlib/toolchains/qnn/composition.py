@@ -25,7 +25,7 @@ _GRAPH_INFO_VERSION_1 = 1
 _QNN_ERROR_INVALID_ARGUMENT = 1003
 
 
-def compose_binary(session: HtpSession, system: FunctionTable, ask: CompileRequest) -> int:
+def compose_binary(session: HtpSession, system: FunctionTable, request: CompileRequest) -> int:
     """Compose all graphs into one context, compile them, and write the context's binary.
 
     A DLC must hold one graph; it gets the stem of the DLC as its name.
@@ -36,14 +36,14 @@ def compose_binary(session: HtpSession, system: FunctionTable, ask: CompileReque
     Raises:
         RefusedError: a DLC is not readable, holds more than one graph, or does not compile.
     """
-    context = session.new_context(_context_configs(ask))
-    for graph in ask.graphs:
+    context = session.new_context(_context_configs(request))
+    for graph in request.graphs:
         with _opened(system, graph.dlc) as handle:
             try:
                 _compile_graph(session, system, context, graph, handle)
             except QnnCallError as error:
                 raise RefusedError(f"graph {graph.dlc.stem} does not compile ({error})") from error
-    return _write_binary(session.qnn, context, ask.binary)
+    return _write_binary(session.qnn, context, request.binary)
 
 
 def _compile_graph(
@@ -61,11 +61,11 @@ def _compile_graph(
     )  # fmt: skip
 
 
-def _context_configs(ask: CompileRequest) -> HtpConfigs:
+def _context_configs(request: CompileRequest) -> HtpConfigs:
     flags = {
-        qnn_types.HTP_CONTEXT_WEIGHT_SHARING: ask.weight_sharing,
-        qnn_types.HTP_CONTEXT_LORA_WEIGHT_SHARING: ask.lora_weight_sharing,
-        qnn_types.HTP_CONTEXT_EXTENDED_UDMA: ask.extended_udma,
+        qnn_types.HTP_CONTEXT_WEIGHT_SHARING: request.weight_sharing,
+        qnn_types.HTP_CONTEXT_LORA_WEIGHT_SHARING: request.lora_weight_sharing,
+        qnn_types.HTP_CONTEXT_EXTENDED_UDMA: request.extended_udma,
     }
     return HtpConfigs(
         *(
@@ -76,14 +76,14 @@ def _context_configs(ask: CompileRequest) -> HtpConfigs:
     )
 
 
-def _graph_configs(ask: GraphRequest) -> HtpConfigs:
-    configs = [HtpConfig(option=qnn_types.HTP_GRAPH_VTCM_SIZE, value=ask.vtcm_mb)]
-    if ask.hvx_threads is not None:
-        configs.append(HtpConfig(option=qnn_types.HTP_GRAPH_HVX_THREADS, value=ask.hvx_threads))
+def _graph_configs(request: GraphRequest) -> HtpConfigs:
+    configs = [HtpConfig(option=qnn_types.HTP_GRAPH_VTCM_SIZE, value=request.vtcm_mb)]
+    if request.hvx_threads is not None:
+        configs.append(HtpConfig(option=qnn_types.HTP_GRAPH_HVX_THREADS, value=request.hvx_threads))
     numbers = {
-        qnn_types.HTP_OPTIMIZATION_FINALIZE_FLAG: ask.optimization_level,
-        qnn_types.HTP_OPTIMIZATION_DLBC: ask.dlbc,
-        qnn_types.HTP_OPTIMIZATION_DLBC_WEIGHTS: ask.dlbc_weights,
+        qnn_types.HTP_OPTIMIZATION_FINALIZE_FLAG: request.optimization_level,
+        qnn_types.HTP_OPTIMIZATION_DLBC: request.dlbc,
+        qnn_types.HTP_OPTIMIZATION_DLBC_WEIGHTS: request.dlbc_weights,
     }
     configs += [
         HtpConfig(option=qnn_types.HTP_GRAPH_OPTIMIZATION, value=kind, second=float(number))

@@ -5,9 +5,9 @@ import onnx_ir as ir
 import pytest
 
 from buildlib.encodings.attachment import attach, collect, encoding_of, inherit
-from buildlib.encodings.model import Encodings, covering
+from buildlib.encodings.model import Encodings, asymmetric_encoding
 from buildlib.errors import EncodingsError
-from buildlib.quantize.recipe import per_channel
+from buildlib.quantize.recipe import per_channel_encoding
 
 
 @pytest.fixture
@@ -20,7 +20,11 @@ def model() -> ir.Model:
 
 def test_an_encoding_follows_a_renamed_value_and_one_made_from_it(model: ir.Model) -> None:
     given = Encodings(
-        activation_encodings=(covering("x", 0, 1, 8), covering("y", 0, 2, 16)), param_encodings=()
+        activation_encodings=(
+            asymmetric_encoding("x", 0, 1, 8),
+            asymmetric_encoding("y", 0, 2, 16),
+        ),
+        param_encodings=(),
     )
     attach(model, given)
     assert collect(model) == given
@@ -37,7 +41,9 @@ def test_an_encoding_of_no_value_is_refused(model: ir.Model) -> None:
     with pytest.raises(EncodingsError, match="nothing"):
         attach(
             model,
-            Encodings(activation_encodings=(covering("nothing", 0, 1, 8),), param_encodings=()),
+            Encodings(
+                activation_encodings=(asymmetric_encoding("nothing", 0, 1, 8),), param_encodings=()
+            ),
         )
 
 
@@ -46,7 +52,7 @@ def test_axes_count_from_the_front_once_attached(model: ir.Model) -> None:
     numbers = np.ones((3, 2, 1, 1), np.float32)
     weight = ir.Value(name="w", shape=ir.Shape(numbers.shape), const_value=ir.tensor(numbers))
     model.graph.initializers["w"] = weight
-    given = per_channel("w", numbers, 0, 8)
+    given = per_channel_encoding("w", numbers, 0, 8)
     for axis in (-4, 0):
         behind = given.model_copy(update={"axis": axis})
         attach(model, Encodings(activation_encodings=(), param_encodings=(behind,)))

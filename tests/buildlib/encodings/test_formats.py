@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from buildlib.encodings.files import load_encodings, save_encodings
-from buildlib.encodings.model import Encoding, Encodings, EncType, covering
+from buildlib.encodings.model import Encoding, Encodings, EncType, asymmetric_encoding
 from buildlib.errors import EncodingsError
 
 LEGACY: dict[str, Any] = {
@@ -335,7 +335,7 @@ def test_half_a_million_channels_load_and_save_fast(tmp_path: Path) -> None:
         )
         for number in range(122)
     )  # fmt: skip
-    activations = tuple(covering(f"x{number}", -1, number, 16) for number in range(2000))
+    activations = tuple(asymmetric_encoding(f"x{number}", -1, number, 16) for number in range(2000))
     whole = Encodings(activation_encodings=activations, param_encodings=params)
     for version in ("1.0.0", "2.0.0"):
         start = time.process_time()

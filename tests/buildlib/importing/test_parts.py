@@ -11,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildlib.encodings.attachment import encoding_of, set_encoding
-from buildlib.encodings.model import Encoding, covering
-from buildlib.importing.array_layout import mover
+from buildlib.encodings.model import Encoding, asymmetric_encoding
+from buildlib.importing.array_layout import array_function
 from buildlib.importing.attention import Attention
 from buildlib.importing.constants import fold
 from buildlib.importing.elementwise import Elementwise
-from buildlib.importing.encoding_transfer import times, union
+from buildlib.importing.encoding_transfer import scale_encoding, union_encoding
 from buildlib.importing.head_rows import head_rows
 from buildlib.importing.probe import Probe
 from buildlib.importing.projections import Projections
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.resolver import Gatherer
+from buildlib.importing.resolver import ActivationResolver
 from buildlib.importing.roles import cache_name
-from buildlib.importing.root_tensors import Bases, Rows
-from buildlib.importing.symbolic_layout import Moving
-from buildlib.importing.values import Abstract, Form, Known, Scores
+from buildlib.importing.root_tensors import Activation, RootTensors
+from buildlib.importing.symbolic_layout import SymbolicLayout
+from buildlib.importing.values import AbstractValue, Concrete, LinearForm, Scores
 from buildlib.importing.writer import Writer
 
 OPSET = 18
@@ -88,7 +88,7 @@ def test_movers_do_what_onnx_says(
     case: tuple[ir.Node, npt.NDArray[Any], list[npt.NDArray[Any]]],
 ) -> None:
     node, array, parameters = case
-    moved = mover(node, array.ndim, parameters, OPSET)(array)
+    moved = array_function(node, array.ndim, parameters, OPSET)(array)
     (wanted,) = fold(node, [array, *parameters], OPSET)
     np.testing.assert_array_equal(moved, wanted)
 
@@ -98,8 +98,8 @@ ranges = st.tuples(st.floats(-100, 0), st.floats(0.01, 100))
 
 @given(st.lists(ranges, min_size=1, max_size=4))
 def test_a_union_of_grids_covers_each(bounds: list[tuple[float, float]]) -> None:
-    grids = [covering("x", low, high, 16) for low, high in bounds]
-    joined = union(grids)
+    grids = [asymmetric_encoding("x", low, high, 16) for low, high in bounds]
+    joined = union_encoding(grids)
     assert joined is not None
     low, high = _range(joined)
     for grid in grids:
@@ -109,31 +109,34 @@ def test_a_union_of_grids_covers_each(bounds: list[tuple[float, float]]) -> None
 
 @given(ranges, st.floats(0.01, 10))
 def test_a_negative_factor_mirrors_a_range(bounds: tuple[float, float], factor: float) -> None:
-    grid = covering("x", *bounds, 16)
+    grid = asymmetric_encoding("x", *bounds, 16)
     low, high = _range(grid)
-    assert _range(times(grid, -factor)) == pytest.approx((-factor * high, -factor * low))
+    assert _range(scale_encoding(grid, -factor)) == pytest.approx((-factor * high, -factor * low))
 
 
 def test_grids_of_other_widths_have_no_union() -> None:
-    assert union([covering("x", -1, 1, 8), covering("x", -1, 1, 16)]) is None
+    assert (
+        union_encoding([asymmetric_encoding("x", -1, 1, 8), asymmetric_encoding("x", -1, 1, 16)])
+        is None
+    )
 
 
 @pytest.mark.parametrize("half", [1, 4])
 def test_pairs_of_a_rotary_embedding(half: int) -> None:
     """Halves are what Genie has tables for; neighbours as pairs are refused by name."""
-    bases, dim = Bases(2), 8
-    rows = bases.add(Rows(0, 2 * dim, ir.Value(name="q"), dim, lambda: ir.Value(name="q")))
+    roots, dim = RootTensors(2), 8
+    rows = roots.add(Activation(0, 2 * dim, ir.Value(name="q"), dim, lambda: ir.Value(name="q")))
     own = np.arange(rows.size).reshape(2, dim)
-    place = np.arange(dim)
-    partner = place ^ 1 if half == 1 else (place + half) % dim
-    angle = np.outer([1.0, 2.0], 0.3 ** (np.minimum(place, partner) % dim))
-    sign = np.where(partner > place, -1.0, 1.0)
-    form = Form((own, own[:, partner]), (np.cos(angle), sign * np.sin(angle)), varies=True)
+    token_and_feature = np.arange(dim)
+    partner = token_and_feature ^ 1 if half == 1 else (token_and_feature + half) % dim
+    angle = np.outer([1.0, 2.0], 0.3 ** (np.minimum(token_and_feature, partner) % dim))
+    sign = np.where(partner > token_and_feature, -1.0, 1.0)
+    form = LinearForm((own, own[:, partner]), (np.cos(angle), sign * np.sin(angle)), varies=True)
     if half == 1:
         with pytest.raises(Refusal, match="interleaved"):
-            head_rows(bases, form)
+            head_rows(roots, form)
         return
-    rotation = head_rows(bases, form).rotation
+    rotation = head_rows(roots, form).rotation
     assert rotation.width == dim
     assert rotation.scale == pytest.approx(1.0)
     np.testing.assert_allclose(rotation.cos, np.cos(angle)[:, :half])
@@ -145,30 +148,30 @@ def test_scores_that_were_treated_differently_are_not_joined() -> None:
     node = ir.node("Concat", values, {"axis": 0})
     plain = Scores(np.arange(4), 16, origins=(("scores", values[0]),))
     other = Scores(np.arange(4, 8), 16, origins=(("scores", values[1]),))
-    moving = Moving(Bases(4), 18)
-    joined = moving.joined(node, [plain, other])
+    moving = SymbolicLayout(RootTensors(4), 18)
+    joined = moving.concatenated(node, [plain, other])
     assert isinstance(joined, Scores)
     assert [value for _, value in joined.origins] == values
     for wrong in (replace(other, masked=True), replace(other, scale=2.0)):
         with pytest.raises(Refusal, match="scaled or masked differently"):
-            moving.joined(node, [plain, wrong])
+            moving.concatenated(node, [plain, wrong])
 
 
 @pytest.mark.parametrize("constant_first", [False, True])
 def test_an_encoding_is_of_the_operand_that_it_belongs_to(constant_first: bool) -> None:
-    bases = Bases(4)
-    writer = Writer(bases)
-    gather = Gatherer(bases, writer, lambda _: pytest.fail("there is no attention"))
-    projections = Projections(writer, gather)
-    attention = Attention(bases, Probe(4, 12, is_fixed=True))
-    elementwise = Elementwise(writer, gather, projections, attention)
+    roots = RootTensors(4)
+    writer = Writer(roots)
+    resolver = ActivationResolver(roots, writer, lambda _: pytest.fail("there is no attention"))
+    projections = Projections(writer, resolver)
+    attention = Attention(roots, Probe(4, 12, is_fixed=True))
+    elementwise = Elementwise(writer, resolver, projections, attention)
     source = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT))
     scaled, shift = ir.Value(name="scaled"), ir.Value(name="shift")
-    set_encoding(scaled, covering("scaled", -4.0, 4.0, 16))
-    set_encoding(shift, covering("shift", 0.0, 1.0, 8))
-    rows = writer.written(source, source, 8)
-    form = bases.form_of(rows, (4, 8)).scaled(np.asarray(2.0), varies=False)
-    pairs: list[tuple[ir.Value, Abstract]] = [(scaled, form), (shift, Known(np.ones(8)))]
+    set_encoding(scaled, asymmetric_encoding("scaled", -4.0, 4.0, 16))
+    set_encoding(shift, asymmetric_encoding("shift", 0.0, 1.0, 8))
+    rows = writer.activation(source, source, 8)
+    form = roots.form_of(rows, (4, 8)).scaled(np.asarray(2.0), varies=False)
+    pairs: list[tuple[ir.Value, AbstractValue]] = [(scaled, form), (shift, Concrete(np.ones(8)))]
     if constant_first:
         pairs.reverse()
     node = ir.node("Add", [value for value, _ in pairs], name="sum")

@@ -16,7 +16,7 @@ from buildlib.encodings.files import load_encodings
 from buildlib.encodings.model import Encoding
 from buildlib.errors import PassError, UnsupportedGraphError
 from buildlib.graph.shape import GraphShape
-from buildlib.quantize.recipe import lpbq, per_channel
+from buildlib.quantize.recipe import lpbq_encoding, per_channel_encoding
 
 Change = Callable[[onnx.ModelProto], None]
 ImportChanged = Callable[..., Path]
@@ -160,7 +160,7 @@ def test_an_encoding_of_what_is_made_of_a_weight_is_the_weights(
         model.graph.node.insert(0, node)
         product.input[1] = "seen"
 
-    grid = per_channel("seen", _FILE.T, 1, 4) if kind == "per_channel" else _lpbq("seen")
+    grid = per_channel_encoding("seen", _FILE.T, 1, 4) if kind == "per_channel" else _lpbq("seen")
     path = import_changed(_SYMBOLIC, seen, SHAPE, grid)
     (found,) = load_encodings(path.with_suffix(".encodings")).param_encodings
     blocks = None if grid.block_axis is None else 1 - axis
@@ -168,7 +168,7 @@ def test_an_encoding_of_what_is_made_of_a_weight_is_the_weights(
 
 
 def _lpbq(name: str) -> Encoding:
-    return lpbq(name, _FILE.T, 1, 16)
+    return lpbq_encoding(name, _FILE.T, 1, 16)
 
 
 # --- what an import must not read over ---

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildlib.errors import InvalidOptionError
-from buildlib.passes.balance import Apart, ModelWeights, balance, choose_splits
+from buildlib.passes.balance import ModelWeights, SplitEnds, balance_layers, choose_splits
 
 SIZES = st.integers(0, 50)
 MODELS = st.builds(
@@ -21,10 +21,10 @@ MODELS = st.builds(
     SIZES,
     tied=st.booleans(),
 )
-APARTS = st.builds(Apart, embedding=st.booleans(), head=st.booleans())
+APARTS = st.builds(SplitEnds, embedding=st.booleans(), head=st.booleans())
 
 
-def part_sizes(weights: ModelWeights, parts: list[range], apart: Apart) -> list[int]:
+def part_sizes(weights: ModelWeights, parts: list[range], apart: SplitEnds) -> list[int]:
     """Bytes of each part with layers, each weight counted once."""
     sizes = []
     for part in parts:
@@ -50,11 +50,11 @@ def all_ways(n_layers: int, n_parts: int) -> list[list[range]]:
 
 @given(weights=MODELS, apart=APARTS, data=st.data())
 def test_no_other_way_has_a_smaller_largest_part(
-    weights: ModelWeights, apart: Apart, data: st.DataObject
+    weights: ModelWeights, apart: SplitEnds, data: st.DataObject
 ) -> None:
     n_layers = len(weights.layers)
     n_inner = data.draw(st.integers(1, n_layers))
-    parts = balance(weights, n_inner + apart.count, apart)
+    parts = balance_layers(weights, n_inner + apart.count, apart)
     inner = [part for part in parts if len(part)]
     assert [layer for part in inner for layer in part] == list(range(n_layers))
     assert len(parts) == n_inner + apart.count
@@ -70,9 +70,9 @@ def test_no_other_way_has_a_smaller_largest_part(
 
 @given(weights=MODELS, apart=APARTS, limit=st.integers(0, 200))
 def test_the_fewest_parts_that_fit_are_chosen(
-    weights: ModelWeights, apart: Apart, limit: int
+    weights: ModelWeights, apart: SplitEnds, limit: int
 ) -> None:
-    each = balance(weights, len(weights.layers) + apart.count, apart)
+    each = balance_layers(weights, len(weights.layers) + apart.count, apart)
     ends = [weights.embedding] * apart.embedding + [weights.head] * apart.head
     alone = [*part_sizes(weights, each, apart), *(sum(end.values()) for end in ends)]
     if max(alone) > limit:
@@ -80,26 +80,26 @@ def test_the_fewest_parts_that_fit_are_chosen(
             choose_splits(weights, limit, apart)
         return
     count = choose_splits(weights, limit, apart)
-    assert max(part_sizes(weights, balance(weights, count, apart), apart)) <= limit
+    assert max(part_sizes(weights, balance_layers(weights, count, apart), apart)) <= limit
     if count - 1 - apart.count >= 1:
-        fewer = part_sizes(weights, balance(weights, count - 1, apart), apart)
+        fewer = part_sizes(weights, balance_layers(weights, count - 1, apart), apart)
         assert max(fewer) > limit
 
 
 def test_a_heavy_head_gets_fewer_layers() -> None:
     layers = tuple({f"layer_{index}": 10} for index in range(6))
     weights = ModelWeights({"table": 0}, layers, {"head": 30})
-    assert balance(weights, 2, Apart()) == [range(4), range(4, 6)]
-    assert balance(weights, 3, Apart()) == [range(2), range(2, 5), range(5, 6)]
+    assert balance_layers(weights, 2, SplitEnds()) == [range(4), range(4, 6)]
+    assert balance_layers(weights, 3, SplitEnds()) == [range(2), range(2, 5), range(5, 6)]
     assert weights.total == 90
 
 
 def test_impossible_counts_are_one_line() -> None:
     weights = ModelWeights({"table": 5}, ({"a": 10}, {"b": 20}), {"head": 5})
     with pytest.raises(InvalidOptionError, match="4 parts cannot be made of 2 layers besides 1"):
-        balance(weights, 4, Apart(head=True))
+        balance_layers(weights, 4, SplitEnds(head=True))
     with pytest.raises(InvalidOptionError, match="1 parts cannot be made"):
-        balance(weights, 1, Apart(embedding=True))
+        balance_layers(weights, 1, SplitEnds(embedding=True))
     with pytest.raises(
         InvalidOptionError, match="layer 1 alone has 25 bytes of weights, a part at"
     ):

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from buildlib.encodings.files import load_encodings, save_encodings
-from buildlib.encodings.model import Encoding, Encodings, covering
+from buildlib.encodings.model import Encoding, Encodings, asymmetric_encoding
 from buildlib.errors import EncodingsError, PassError
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.shape import GraphShape
@@ -191,7 +191,7 @@ def test_channels_keep_their_grids(*, blocks: int, fused: bool, tmp_path: Path) 
     name = "layer_1_qkv.weight" if fused else "layer_1_q.weight"
     rows = 8 * kind.n_kv * (kind.group + 2 * fused)
     whole = lpbq(rows, blocks) if blocks else per_channel(rows)
-    with_encodings(model, {name: whole, "layer_1_q_scaled": covering("x", -1, 1, 16)})
+    with_encodings(model, {name: whole, "layer_1_q_scaled": asymmetric_encoding("x", -1, 1, 16)})
     apart = convert_mha2sha(model, tmp_path / "out.onnx")
     found = load_encodings(apart.with_suffix(".encodings")).by_name()
     pieces = [found[f"{name}_rows_{start}_{start + 8}"] for start in range(0, rows, 8)]
@@ -201,7 +201,7 @@ def test_channels_keep_their_grids(*, blocks: int, fused: bool, tmp_path: Path) 
         (whole.enc_type, whole.block_size)
     }
     heads = [found[f"layer_1_q_scaled_head_{head}"] for head in range(kind.n_kv * kind.group)]
-    assert {encoding.scale for encoding in heads} == {covering("x", -1, 1, 16).scale}
+    assert {encoding.scale for encoding in heads} == {asymmetric_encoding("x", -1, 1, 16).scale}
     assert len(found) == len(heads) + len(pieces)
 
 

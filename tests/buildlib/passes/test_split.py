@@ -11,8 +11,8 @@ import pytest
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import ModelFileError, PassError
 from buildlib.graph.files import load_model, save_model
-from buildlib.passes.balance import Apart, choose_splits
-from buildlib.passes.split import model_weights, split_model
+from buildlib.passes.balance import SplitEnds, choose_splits
+from buildlib.passes.split import split_model, weights_by_segment
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.reference.runners import read_ports
 from tests.buildlib.passes.decoders import Kind, make_decoder, run_once
@@ -85,14 +85,14 @@ def test_encodings_go_with_their_tensors(tiny_export: Path, tmp_path: Path) -> N
 
 
 def test_sizes_are_those_of_the_encodings(tiny_export: Path) -> None:
-    weights = model_weights(tiny_export / "model.onnx")
+    weights = weights_by_segment(tiny_export / "model.onnx")
     assert sum(weights.layers[0].values()) == pytest.approx(
         40 * (72 + 24 * 2 + 72 + 3 * 72), rel=0.05
     )
     assert weights.embedding["model.embed_tokens.weight"] == 300 * 40 * 2
     assert sum(weights.head.values()) == pytest.approx(300 * 40, rel=0.05)
     assert choose_splits(weights, 1 << 20) == 1
-    assert choose_splits(weights, 24_500, Apart(embedding=True, head=True)) == 4
+    assert choose_splits(weights, 24_500, SplitEnds(embedding=True, head=True)) == 4
 
 
 def test_parts_and_wrong_models_are_refused(tmp_path: Path) -> None:

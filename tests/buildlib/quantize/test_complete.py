@@ -10,7 +10,7 @@ from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.encodings.files import load_encodings
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import EncodingsError, InvalidOptionError
-from buildlib.quantize.grids import check_same_caches
+from buildlib.quantize.grids import check_shared_caches
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.recipe import Bitwidths, complete_encodings
 from buildlib.reference.host_loop import HostLoop
@@ -146,10 +146,10 @@ def test_contradictory_caches_are_refused_by_name(
 
 
 def test_models_that_share_caches_must_mean_the_same_by_them(whole: Encodings) -> None:
-    check_same_caches({"the model": whole, "ar1": whole})
+    check_shared_caches({"the model": whole, "ar1": whole})
     wrong = changed(whole, "past_value_0_out", offset=(-3,))
     with pytest.raises(EncodingsError, match=r"past_value_0_out: ar1 .* than the model") as caught:
-        check_same_caches({"the model": whole, "ar1": wrong})
+        check_shared_caches({"the model": whole, "ar1": wrong})
     assert "uint8" in str(caught.value)
 
 

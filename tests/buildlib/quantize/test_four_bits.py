@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from buildlib.encodings.model import Encoding, Encodings, covering
+from buildlib.encodings.model import Encoding, Encodings, asymmetric_encoding
 from buildlib.errors import EncodingsError
 from buildlib.quantize.qdq import apply_encodings
-from buildlib.quantize.recipe import lpbq, per_channel
+from buildlib.quantize.recipe import lpbq_encoding, per_channel_encoding
 from buildlib.reference.emulator import EmulatorProcess
 from buildlib.reference.runners import Arrays, OnnxRunner
 from buildlib.targets import parse_target
@@ -55,15 +55,15 @@ def write_model(path: Path) -> dict[str, Weights]:
 
 
 GRIDS: dict[str, Callable[[str, Weights, int], Encoding]] = {
-    "per_channel": lambda name, weights, axis: per_channel(name, weights, axis, 4),
-    "lpbq": lambda name, weights, axis: lpbq(name, weights, axis, BLOCK),
+    "per_channel": lambda name, weights, axis: per_channel_encoding(name, weights, axis, 4),
+    "lpbq": lambda name, weights, axis: lpbq_encoding(name, weights, axis, BLOCK),
 }
 
 
 @pytest.mark.parametrize("kind", GRIDS)
 def test_four_bits_on_the_emulator_are_those_on_the_cpu(kind: str, tmp_path: Path) -> None:
     constants = write_model(tmp_path / "float.onnx")
-    params, activations = [], [covering("x", -1, 1, 16)]
+    params, activations = [], [asymmetric_encoding("x", -1, 1, 16)]
     x = np.random.default_rng(6).uniform(-1, 1, (TOKENS, WIDTH_IN)).astype(np.float32)
     real = {}
     for form in FORMS:
@@ -71,7 +71,9 @@ def test_four_bits_on_the_emulator_are_those_on_the_cpu(kind: str, tmp_path: Pat
         params.append(GRIDS[kind](f"{form}_w", weights, 1 if form == "matmul" else 0))
         real[form] = x @ (weights if form == "matmul" else weights.T)
         real[form] += constants["bias"] if "bias" in form else 0.0
-        activations.append(covering(form, float(real[form].min()), float(real[form].max()), 16))
+        activations.append(
+            asymmetric_encoding(form, float(real[form].min()), float(real[form].max()), 16)
+        )
     encodings = Encodings(activation_encodings=tuple(activations), param_encodings=tuple(params))
     qdq = apply_encodings(tmp_path / "float.onnx", encodings, tmp_path / "q.onnx")
     n_weights = len(FORMS) * WIDTH_IN * WIDTH_OUT
@@ -86,7 +88,7 @@ def test_four_bits_on_the_emulator_are_those_on_the_cpu(kind: str, tmp_path: Pat
     toolchain.compile([dlc], binary, CompileConfig.for_target(target))
     compiled = on_emulator(binary, toolchain, feeds)
     for form in FORMS:
-        expected, found = (ports.outputs[form].real(a[form]) for a in (on_cpu, compiled))
+        expected, found = (ports.outputs[form].dequantize(a[form]) for a in (on_cpu, compiled))
         assert sqnr_db(real[form], expected) > 15.0, form
         assert sqnr_db(expected, found) > 60.0, form
 
@@ -121,21 +123,21 @@ def test_a_tied_table_is_looked_up_on_the_grid_of_its_rows(kind: str, tmp_path: 
     real = table[ids] @ table.T
     encodings = Encodings(
         activation_encodings=(
-            covering("rows", float(table.min()), float(table.max()), 16),
-            covering("scores", float(real.min()), float(real.max()), 16),
+            asymmetric_encoding("rows", float(table.min()), float(table.max()), 16),
+            asymmetric_encoding("scores", float(real.min()), float(real.max()), 16),
         ),
         param_encodings=(GRIDS[kind]("table", table, 0),),
     )
     qdq = apply_encodings(tmp_path / "float.onnx", encodings, tmp_path / "q.onnx")
     runner = OnnxRunner(qdq)
     port = runner.ports.outputs["scores"]
-    expected = port.real(runner.run({"ids": ids})["scores"])
+    expected = port.dequantize(runner.run({"ids": ids})["scores"])
     assert sqnr_db(real, expected) > 15.0
     toolchain, target = OrtQnnToolchain(), parse_target("SM8750:emulator")
     dlc, binary = tmp_path / "q.dlc", tmp_path / "q.bin"
     toolchain.convert(qdq, dlc, target)
     toolchain.compile([dlc], binary, CompileConfig.for_target(target))
-    compiled = port.real(on_emulator(binary, toolchain, {"ids": ids})["scores"])
+    compiled = port.dequantize(on_emulator(binary, toolchain, {"ids": ids})["scores"])
     assert sqnr_db(expected, compiled) > 60.0
 
 
@@ -155,13 +157,13 @@ def one_product(path: Path, shape: tuple[int, int]) -> Weights:
 
 
 def encoded(weights: Encoding) -> Encodings:
-    activations = (covering("x", -1, 1, 16), covering("y", -50, 50, 16))
+    activations = (asymmetric_encoding("x", -1, 1, 16), asymmetric_encoding("y", -50, 50, 16))
     return Encodings(activation_encodings=activations, param_encodings=(weights,))
 
 
 def test_what_htp_computes_wrongly_is_refused(tmp_path: Path) -> None:
     weights = one_product(tmp_path / "m.onnx", (96, 144))
-    good = lpbq("w", weights, 0, 16)
+    good = lpbq_encoding("w", weights, 0, 16)
     with pytest.raises(EncodingsError, match=r"w: LPBQ .* 32 must divide the inputs"):
         apply_encodings(tmp_path / "m.onnx", encoded(good), tmp_path / "q.onnx")
     blocks = {"enc_type": "PER_BLOCK", "bw": 4, "compressed_bw": None, "per_block_int_scale": b""}
@@ -185,7 +187,7 @@ def test_blocks_that_do_not_fit_are_refused(
     changes: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     weights = one_product(tmp_path / "m.onnx", (96, 128))
-    wrong = lpbq("w", weights, 0, BLOCK).model_copy(update=changes)
+    wrong = lpbq_encoding("w", weights, 0, BLOCK).model_copy(update=changes)
     with pytest.raises(EncodingsError, match=said):
         apply_encodings(tmp_path / "m.onnx", encoded(wrong), tmp_path / "q.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]

@@ -19,8 +19,8 @@ from buildlib.errors import EncodingsError, ModelFileError
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.quantize.qdq import apply_encodings, quantize_weights, weights_name
-from buildlib.quantize.recipe import lpbq, per_channel
-from buildlib.quantize.weight_file import WeightFile, index_path, pack
+from buildlib.quantize.recipe import lpbq_encoding, per_channel_encoding
+from buildlib.quantize.weight_file import WeightFile, index_path, pack_int4
 from buildlib.reference.runners import OnnxRunner, read_ports
 
 ARS = (16, 1)
@@ -140,18 +140,18 @@ def test_what_is_stored_is_what_onnx_runtime_quantizes(
     shape = tuple(16 * int(n) for n in rng.integers(1, 5, 2))
     values = rng.normal(size=shape).astype(dtype)
     if kind == "lpbq":
-        grid = weight_grid(lpbq("w", values, axis, 16))
+        grid = weight_grid(lpbq_encoding("w", values, axis, 16))
     elif kind == "uint16":
         grid = Grid(np.dtype(np.uint16), (1e-4,), (32000,))
     else:
-        grid = weight_grid(per_channel("w", values, axis, int(kind[3:])))
+        grid = weight_grid(per_channel_encoding("w", values, axis, int(kind[3:])))
     stored_axis = 1 - axis if transposed else axis
     with WeightFile(folder / "w.weights") as file:
         file.weight("w", ir.tensor(values), grid, stored_axis, transposed=transposed)
         file.finish()
     integers = grid.quantize(values, axis)
     laid = np.ascontiguousarray(integers.T if transposed else integers).reshape(-1)
-    expected = pack(laid.astype(np.int8).view(np.uint8)) if grid.bits == 4 else laid
+    expected = pack_int4(laid.astype(np.int8).view(np.uint8)) if grid.bits == 4 else laid
     assert (folder / "w.weights").read_bytes() == expected.tobytes()
     reals = grid.dequantize(integers, axis)
     np.testing.assert_array_equal(reals, by_onnx_runtime(values, grid, axis))

@@ -18,7 +18,7 @@ from buildlib.errors import (
     UnsupportedOperatorsError,
 )
 from buildlib.targets import parse_target
-from buildlib.toolchains.base import CompileConfig, Encoding, Toolchain
+from buildlib.toolchains.base import CompileConfig, ScaleOffset, Toolchain
 from buildlib.toolchains.ort_qnn.requests import CompileRequest, GraphRequest
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain, Timeouts
 
@@ -55,8 +55,8 @@ def test_inspect_reads_tensors_and_encodings(
     taken, given = graph.tensor("x"), graph.tensor("y")
     assert (taken.shape, taken.dtype) == ((1, 32, 256), "uint16")
     assert (given.shape, given.dtype) == ((1, 32, 512), "uint16")
-    assert taken.encoding == Encoding(float(np.float32(1e-4)), -32768)
-    assert given.encoding == Encoding(float(np.float32(1e-3)), -32768)
+    assert taken.encoding == ScaleOffset(float(np.float32(1e-4)), -32768)
+    assert given.encoding == ScaleOffset(float(np.float32(1e-3)), -32768)
 
 
 def test_shared_weights_make_the_phone_binary_smaller(

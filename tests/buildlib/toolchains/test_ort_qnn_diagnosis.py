@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildlib.errors import ToolchainError, UnsupportedOperatorsError
-from buildlib.toolchains.base import compile_memory_of_weights
-from buildlib.toolchains.ort_qnn.toolchain import diagnosed, unsupported_nodes
+from buildlib.toolchains.base import compile_memory_bytes
+from buildlib.toolchains.ort_qnn.toolchain import diagnose, unsupported_nodes
 
 LINE = "[E:onnxruntime:, qnn_execution_provider.cc:2453] Unsupported nodes in QNN EP: "
 
@@ -23,7 +23,7 @@ def test_every_node_counts_once_and_kinds_are_few(tmp_path: Path) -> None:
     found = "".join(f"{{ name: {name}, type: {kind} }}" for name, kind in nodes)
     log = tmp_path / "a.log"
     log.write_text(f"{LINE}{found}\nnoise\n{LINE}{found}\n")
-    named = diagnosed(error(log))
+    named = diagnose(error(log))
     assert isinstance(named, UnsupportedOperatorsError)
     assert named.nodes == tuple(nodes)
     said = str(named)
@@ -38,7 +38,7 @@ def test_another_failure_stays_what_it_is(content: bytes | None, tmp_path: Path)
     if content is not None:
         log.write_bytes(content)
     before = error(log)
-    assert diagnosed(before) is before
+    assert diagnose(before) is before
 
 
 @given(st.text(max_size=60), st.text(max_size=30))
@@ -51,12 +51,12 @@ def test_any_log_can_be_read(before: str, after: str) -> None:
 
 
 def test_estimates_grow_with_what_is_compiled() -> None:
-    one = compile_memory_of_weights(1 << 30, 1, weight_sharing=True)
-    both = compile_memory_of_weights(1 << 30, 2, weight_sharing=True)
-    assert one < both < compile_memory_of_weights(1 << 30, 2, weight_sharing=False)
+    one = compile_memory_bytes(1 << 30, 1, weight_sharing=True)
+    both = compile_memory_bytes(1 << 30, 2, weight_sharing=True)
+    assert one < both < compile_memory_bytes(1 << 30, 2, weight_sharing=False)
 
 
 def test_estimates_come_near_what_was_measured() -> None:
     """Embedding, one layer and head of Llama-3.2-1B: 849 MB, 6.9 GB at the peak."""
-    estimate = compile_memory_of_weights(849 << 20, 2, weight_sharing=True)
+    estimate = compile_memory_bytes(849 << 20, 2, weight_sharing=True)
     assert 6.9 < estimate / (1 << 30) < 8.5

@@ -14,7 +14,7 @@ from buildlib.verify.comparison import (
     relative_difference,
     sqnr_db,
 )
-from buildlib.verify.trace import Trace, alone
+from buildlib.verify.trace import Trace, single_graph_schedule
 
 N, VOCAB = 6, 5
 
@@ -26,7 +26,7 @@ def trace(*, shift: float = 0.0, key: str = "k") -> Trace:
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(N, VOCAB)).astype(np.float32)
     cache = rng.normal(size=(N, 2, 1, 3)).astype(np.float32)
-    return Trace(logits, {key: cache + np.float32(shift)}, alone(4, 12, N))
+    return Trace(logits, {key: cache + np.float32(shift)}, single_graph_schedule(4, 12, N))
 
 
 def compared(before: Trace, after: Trace, bound: Bound = EXACT) -> StageComparison:
@@ -78,8 +78,8 @@ def test_values_that_are_not_finite_never_pass(which: str, value: float) -> None
 
 
 def test_positions_of_other_graphs_do_not_count() -> None:
-    schedule = alone(1, 12, N)[:2]
-    mixed = Trace(trace().logits, trace().caches, (*schedule, *alone(4, 12, 4)))
+    schedule = single_graph_schedule(1, 12, N)[:2]
+    mixed = Trace(trace().logits, trace().caches, (*schedule, *single_graph_schedule(4, 12, 4)))
     mixed.logits[0] += 1
     assert compared(trace(), mixed).passed
     assert compared(trace(), mixed).positions == 4

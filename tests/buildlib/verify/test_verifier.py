@@ -79,22 +79,22 @@ def failed(comparisons: tuple[StageComparison, ...]) -> set[tuple[str, str]]:
 
 
 def test_stages_that_are_right_pass(models: StageModels) -> None:
-    told: list[StageComparison] = []
-    report = verify_outputs(models, options=FEW, on_comparison=told.append)
+    reported: list[StageComparison] = []
+    report = verify_outputs(models, options=FEW, on_comparison=reported.append)
     assert report.passed, report.failures
-    assert tuple(told) == report.comparisons
-    assert [(one.stage, one.subject) for one in told] == [
+    assert tuple(reported) == report.comparisons
+    assert [(one.stage, one.subject) for one in reported] == [
         (stage, f"ar{ar}_cl{cl}")
         for cl in (48, 96)
         for stage in ("arcl", "split", "quantize")
         for ar in (1, 16)
     ]
-    by_key = {(one.stage, one.subject): one for one in told}
+    by_key = {(one.stage, one.subject): one for one in reported}
     own = by_key["arcl", str(OWN)]
     assert (own.bound, own.max_abs_diff, own.positions) == ("bit-exact", 0, 44)
     assert by_key["arcl", "ar1_cl48"].bound == "relative <= 1e-05"
     assert by_key["arcl", "ar1_cl48"].max_abs_diff > 0  # else AR 1 would not have been run at all
-    for one in told:
+    for one in reported:
         if one.stage == "split":
             assert (one.bound, one.max_abs_diff) == ("bit-exact", 0)
         if one.stage == "quantize":

@@ -8,15 +8,15 @@ import onnx_ir as ir
 from buildlib.encodings.attachment import inherit
 from buildlib.graph import interface
 from buildlib.importing.attention import Head, Source
-from buildlib.importing.encoding_transfer import follow
+from buildlib.importing.encoding_transfer import transfer_encoding
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.resolver import Gatherer, Piece
-from buildlib.importing.root_tensors import Attended, Normed, Rows
-from buildlib.importing.rotation_encodings import WHOLE, Step, Turned
+from buildlib.importing.resolver import ActivationResolver, Piece
+from buildlib.importing.root_tensors import Activation, AttentionOutput, NormedActivation
+from buildlib.importing.rotation_encodings import WHOLE, RotationSteps, Step
 from buildlib.importing.writer import Writer
 
 
-class LayerWriter:
+class AttentionWriter:
     """Writes each layer's attention once, and keeps its new keys and values.
 
     Attributes:
@@ -33,11 +33,11 @@ class LayerWriter:
         self.mask = _input(interface.ATTENTION_MASK)
         self.cos = _input(interface.COS)
         self.sin = _input(interface.SIN)
-        self.turned: list[Turned] = []
+        self.rotations_written: list[RotationSteps] = []
         self.value_ranges: list[tuple[int, int]] = []
-        self.gather: Gatherer | None = None
+        self.resolver: ActivationResolver | None = None
 
-    def attend(self, parts: tuple[Attended, ...]) -> Rows:
+    def write_attention(self, parts: tuple[AttentionOutput, ...]) -> Activation:
         """All heads of a layer, [AR, n_heads * head_dim].
 
         Raises:
@@ -57,18 +57,18 @@ class LayerWriter:
             raise Refusal(f"layer {first.layer}: its caches are read twice")
         if len({_settings(head) for head in heads}) > 1:
             raise Refusal(f"layer {first.layer}: heads differ in scale or rotation")
-        if not first.masked and self.writer.bases.ar > 1:
+        if not first.masked and self.writer.roots.ar > 1:
             raise Refusal(f"layer {first.layer}: no causal mask between scores and Softmax")
         return self._write(heads, group, len(kvs), parts[-1].origin)
 
-    def _write(self, heads: list[Head], group: int, n_kv: int, origin: ir.Value) -> Rows:
+    def _write(self, heads: list[Head], group: int, n_kv: int, origin: ir.Value) -> Activation:
         head, builder, op = heads[0], self.writer.builder, self._op
         layer, dim = head.layer, head.dim
         query_scale = self._snapped(head.query_scale * head.joined_scale, dim)
         query = self._heads([h.query for h in heads], (n_kv, group, dim), layer, "q")
         query = self._scaled(query, query_scale, layer, "q")
         query = self._rotated(query, heads, "q", query_scale)
-        follow(query, _origins(heads, "query"), head.joined_scale)
+        transfer_encoding(query, _origins(heads, "query"), head.joined_scale)
         own = heads[::group]
         key_scale = self._snapped(head.key_scale, dim)
         key = self._heads([h.key for h in own], (n_kv, 1, dim), layer, "k")
@@ -84,27 +84,29 @@ class LayerWriter:
         past_key = self._cache(interface.past_key(layer, "in"), (n_kv, 1, dim, -1), own)
         past_value = self._cache(interface.past_value(layer, "in"), (n_kv, 1, -1, dim), own)
         for new, past in ((key, past_key), (new_key, past_key), (new_value, past_value)):
-            follow(new, [past])
+            transfer_encoding(new, [past])
         keys = inherit(op(layer, "Concat", [past_key, new_key], "keys", axis=3), past_key)
         values = inherit(op(layer, "Concat", [past_value, new_value], "values", axis=2), past_value)
-        scores = follow(op(layer, "MatMul", [query, keys], "scores"), _origins(heads, "scores"))
+        scores = transfer_encoding(
+            op(layer, "MatMul", [query, keys], "scores"), _origins(heads, "scores")
+        )
         scale = self._snapped(head.score_scale, dim)
         if scale != 1.0:
             factor = self.writer.constant(f"factor_{scale:.9g}", np.array(scale))
             scores = op(layer, "Mul", [scores, factor], "scaled_scores")
-            follow(scores, _origins(heads, "scaled"))
+            transfer_encoding(scores, _origins(heads, "scaled"))
         scores = op(layer, "Add", [scores, self.mask], "masked_scores")
-        follow(scores, _origins(heads, "masked"))
+        transfer_encoding(scores, _origins(heads, "masked"))
         weights = op(layer, "Softmax", [scores], "attention_weights", axis=-1)
-        follow(weights, _origins(heads, "weights"))
+        transfer_encoding(weights, _origins(heads, "weights"))
         attended = op(layer, "MatMul", [weights, values], "attended")
-        follow(attended, _origins(heads, "attended"))
+        transfer_encoding(attended, _origins(heads, "attended"))
         by_token = op(layer, "Transpose", [attended], "attended_by_token", perm=[2, 0, 1, 3])
         inherit(by_token, attended)
         width = len(heads) * dim
         flat = op(layer, "Reshape", [by_token, builder.shape(-1, width)], "attended_flat")
         inherit(flat, attended)
-        rows = self.writer.written(flat, origin, width)
+        rows = self.writer.activation(flat, origin, width)
         inherit(flat, attended)
         return rows
 
@@ -121,7 +123,7 @@ class LayerWriter:
         norms = [
             source.rows
             for source in sources
-            if isinstance(source.rows, Normed) and source.rows.group == dim
+            if isinstance(source.rows, NormedActivation) and source.rows.group == dim
         ]
         flat = self._flat([_below(source, dim) for source in sources], dim)
         split = self._op(
@@ -146,7 +148,7 @@ class LayerWriter:
         return inherit(normed, norms[0].origin)
 
     def _flat(self, sources: Sequence[Source], dim: int) -> ir.Value:
-        assert self.gather is not None  # noqa: S101  (set when both are made)
+        assert self.resolver is not None  # noqa: S101  (set when both are made)
         pieces: list[Piece] = []
         for source in sources:
             last = pieces[-1] if pieces else None
@@ -154,7 +156,7 @@ class LayerWriter:
                 pieces[-1] = Piece(source.rows, last.start, source.start + dim)
             else:
                 pieces.append(Piece(source.rows, source.start, source.start + dim))
-        rows = self.gather.join(pieces, pieces[0].rows.origin)
+        rows = self.resolver.join(pieces, pieces[0].rows.origin)
         return self.writer.value(rows, stacked=False)
 
     def _rotated(
@@ -199,7 +201,7 @@ class LayerWriter:
         steps[WHOLE] = result
         sources = [spec.query if which == "q" else spec.key for spec in specs]
         below = [(source.rows, source.start) for source in sources]
-        self.turned.append(Turned(below, head.width, head.dim, scale, steps))
+        self.rotations_written.append(RotationSteps(below, head.width, head.dim, scale, steps))
         return result
 
     def _scaled(self, heads: ir.Value, scale: float, layer: int, which: str) -> ir.Value:
@@ -207,12 +209,12 @@ class LayerWriter:
             return heads
         factor = self.writer.constant(f"factor_{scale:.9g}", np.array(scale))
         scaled = self._op(layer, "Mul", [heads, factor], f"{which}_scaled")
-        return follow(scaled, [heads], scale)
+        return transfer_encoding(scaled, [heads], scale)
 
     def _snapped(self, scale: float, dim: int) -> float:
         """The number that a measured scale stands for."""
         for exact in (1.0, dim**-0.5):
-            if abs(scale - exact) <= self.writer.bases.precision.snap * exact:
+            if abs(scale - exact) <= self.writer.roots.precision.snap * exact:
                 return exact
         return scale
 
@@ -225,7 +227,7 @@ class LayerWriter:
         value.shape = ir.Shape([dim if dim > 0 else None for dim in dims])
         self.caches[name] = value
         which = "key_cache" if name.startswith("past_key") else "value_cache"
-        return follow(value, _origins(heads, which))
+        return transfer_encoding(value, _origins(heads, which))
 
     def _op(
         self, layer: int, op_type: str, inputs: list[ir.Value], name: str, **attributes: object
@@ -236,7 +238,7 @@ class LayerWriter:
 def _below(source: Source, dim: int) -> Source:
     """What a normalisation by head is of; other sources as they are."""
     rows = source.rows
-    if isinstance(rows, Normed) and rows.group == dim:
+    if isinstance(rows, NormedActivation) and rows.group == dim:
         assert rows.parent is not None  # noqa: S101  (always given)
         if source.start % dim:
             raise Refusal("normalises features across heads")
