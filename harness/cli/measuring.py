@@ -231,7 +231,7 @@ def device_source(
     if pool is None:
         yield lambda number: leased_alone(named(number), wait_s=wait_s, purpose=purpose(number))
         return
-    with Pool.open(pool, tell=tell) as opened:
+    with Pool.open(pool, on_progress=tell) as opened:
 
         @contextmanager
         def leased(number: int) -> "Iterator[Device]":

@@ -58,7 +58,7 @@ def show(pool: PoolFile = None, json: Json = False) -> None:
 @app.command("probe")
 def probe(pool: PoolFile = None, json: Json = False) -> None:
     """Ask every device that nobody holds who it is, then show them."""
-    with _opened(pool, look=True) as opened:
+    with _opened(pool, probe=True) as opened:
         _print(opened.probe(), json=json)
 
 
@@ -90,7 +90,7 @@ def release(
 ) -> None:
     """Take a device from its holder, whose next call on it fails."""
     with _opened(pool) as opened:
-        done = opened.by_hand.release(name, token=token)
+        done = opened.admin.release(name, token=token)
         tell(f"released {name}" if done else f"{name} was not held, or not by that lease")
 
 
@@ -102,34 +102,34 @@ def drain(
 ) -> None:
     """Give a device to nobody any more; who holds it now may finish."""
     with _opened(pool) as opened:
-        tell(f"{name} is {opened.by_hand.drain(name, reason)}")
+        tell(f"{name} is {opened.admin.drain(name, reason)}")
 
 
 @app.command("undrain")
 def undrain(name: Name, pool: PoolFile = None) -> None:
     """Take back a drain."""
     with _opened(pool) as opened:
-        tell(f"{name} is {opened.by_hand.undrain(name)}")
+        tell(f"{name} is {opened.admin.undrain(name)}")
 
 
 @app.command("unquarantine")
 def unquarantine(name: Name, pool: PoolFile = None) -> None:
     """Try a quarantined device now; if its probation run passes it is ready again."""
     with _opened(pool) as opened:
-        _decided(opened, name, str(opened.by_hand.unquarantine(name, tell=tell)))
+        _decided(opened, name, str(opened.admin.unquarantine(name, on_progress=tell)))
 
 
 @app.command("recover")
 def recover(name: Name, pool: PoolFile = None) -> None:
     """Take a device through the steps of recovery now."""
     with _opened(pool) as opened:
-        _decided(opened, name, str(opened.by_hand.recover(name, tell=tell)))
+        _decided(opened, name, str(opened.admin.recover(name, on_progress=tell)))
 
 
-def _opened(path: Path | None, *, look: bool = False) -> "Pool":
+def _opened(path: Path | None, *, probe: bool = False) -> "Pool":
     from harness.pool.pool import Pool
 
-    return Pool.open(path, look=look, tell=tell)
+    return Pool.open(path, probe=probe, on_progress=tell)
 
 
 def _decided(pool: "Pool", name: str, state: str) -> None:

@@ -16,8 +16,8 @@ from harness.plans.plan_file import Plan, load_plan
 from harness.plans.results import ResultsLater, file_of
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.plans.seams import Observer
-from harness.pool.pool import Pool, config_in_use
-from harness.pool.status import Tell, silent
+from harness.pool.pool import Pool, find_config
+from harness.pool.status import OnProgress, ignore_progress
 from harness.results.records import new_run_id
 from harness.telemetry.sampler import DEFAULT_HZ
 
@@ -42,7 +42,7 @@ class Campaign:
     done: dict[str, CellResult]
     lost: int
     location: str
-    tell: Tell = silent
+    tell: OnProgress = ignore_progress
 
     @property
     def done_before(self) -> int:
@@ -70,7 +70,9 @@ class Campaign:
             max_parallel, self.plan.timeouts.lease_s, f"qnnfarm run {self.plan.name}"
         )
         with ExitStack() as stack:
-            pool = self.pool or stack.enter_context(Pool.open(self.pool_file, tell=self.tell))
+            pool = self.pool or stack.enter_context(
+                Pool.open(self.pool_file, on_progress=self.tell)
+            )
             return run_matrix(
                 self.cells,
                 pool,
@@ -91,7 +93,7 @@ def open_campaign(
     only: Sequence[str] = (),
     fresh: bool = False,
     begin: bool = True,
-    tell: Tell = silent,
+    tell: OnProgress = ignore_progress,
 ) -> Iterator[Campaign]:
     """Read a plan and what became of it until now.
 
@@ -116,11 +118,11 @@ def open_campaign(
         pool_file = resolve(plan_file, plan.pool)
         if not pool_file.is_file():
             raise PlanFileError(str(plan_file), "pool", f"there is no file {pool_file}")
-    config_in_use(pool_file)
+    find_config(pool_file)
     with ExitStack() as stack:
         pool = None
         if any(entry.count == "all" for entry in plan.devices):
-            pool = stack.enter_context(Pool.open(pool_file, tell=tell))
+            pool = stack.enter_context(Pool.open(pool_file, on_progress=tell))
         containers = Containers()
         cells = expand(
             plan,

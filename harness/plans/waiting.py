@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.plans.seams import Observer
 from harness.pool.requirement import Requirement
-from harness.pool.status import MemberStatus, Situation, in_the_way, situation
+from harness.pool.status import MemberStatus, WaitReasons, describe_wait, wait_reasons
 
 AFTER_S = 2.0
 """What takes less is not worth a line."""
@@ -25,8 +25,8 @@ class WaitingNotices:
         self._observer = observer
         self._after_s = after_s
         self._since: dict[Requirement, float] = {}
-        self._told: dict[Requirement, Situation] = {}
-        self._other: dict[Requirement, tuple[Situation, float]] = {}
+        self._told: dict[Requirement, WaitReasons] = {}
+        self._other: dict[Requirement, tuple[WaitReasons, float]] = {}
         self._more = _NOTHING_TOLD
 
     def look(self, starving: Mapping[Requirement, Sequence[MemberStatus]]) -> None:
@@ -47,13 +47,13 @@ class WaitingNotices:
                 continue
             if wanted not in self._told and len(self._told) >= _MOST:
                 more += 1
-            elif self._is_news(wanted, found := situation(members), at):
+            elif self._is_news(wanted, found := wait_reasons(members), at):
                 self._told[wanted] = found
-                self._observer.waiting(str(wanted), in_the_way(members, own=self._own))
+                self._observer.waiting(str(wanted), describe_wait(members, own=self._own))
         self._tell_of_more(f"{more} more kinds of device" if more else _NOTHING_TOLD)
 
-    def _is_news(self, wanted: Requirement, found: Situation, at: float) -> bool:
-        """Whether it is another situation than the one told, and not one that is over soon."""
+    def _is_news(self, wanted: Requirement, found: WaitReasons, at: float) -> bool:
+        """Whether it is reasons other than those told, and not ones that are over soon."""
         if wanted not in self._told:
             return True
         if self._told[wanted] == found:

@@ -200,6 +200,6 @@ class PoolConfig(_Model):
         return devices
 
 
-def name_of(spec: DeviceSpec) -> str:
+def default_name(spec: DeviceSpec) -> str:
     """What a device is called that was given no name."""
     return spec.identifier or spec.type

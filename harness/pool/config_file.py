@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import PoolConfigError, VirtualDeviceChangeError
-from harness.pool.config import DeviceEntry, PoolConfig, name_of
+from harness.pool.config import DeviceEntry, PoolConfig, default_name
 from harness.pool.wording import reason, together
 from harness.pool.yaml_tree import place_of, tree_of
 
@@ -100,7 +100,7 @@ def _given_twice(entries: Sequence[DeviceEntry]) -> tuple[int, str] | None:
     for number, entry in enumerate(entries):
         if (spec := entry.spec) is None:
             continue
-        name = entry.name or name_of(spec)
+        name = entry.name or default_name(spec)
         if spec in specs:
             return number, f"{spec} is given twice"
         if name in names:

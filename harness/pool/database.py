@@ -154,7 +154,7 @@ class Database:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        # Held by anything that is no ledger of ours, the file is left as it is.
+        # ClaimedDevice by anything that is no ledger of ours, the file is left as it is.
         application, found, tables = _identity(connection)
         if application != _APPLICATION_ID and (application or found or tables):
             raise DamagedLedgerError(str(self.path), "it is some other database")

@@ -23,10 +23,10 @@ from harness.errors import (
     one_line,
 )
 from harness.pool.action_names import CLAIMING, ENDING, SCRIPTS, named
-from harness.pool.ledger import Register
+from harness.pool.ledger import DeviceRecords
 from harness.pool.members import Member
-from harness.pool.opening import Opener, survey
-from harness.pool.records import KnownFence
+from harness.pool.opening import Opener, identify
+from harness.pool.records import FenceRecord
 
 _LAST_LINE = re.compile(
     r"qnnfarm-fence (?:token=(?P<token>\d{1,9}) id=(?P<id>[0-9a-f-]{36}) ended=(?P<ended>\d+)"
@@ -108,7 +108,7 @@ def claim(device: Device, token: int, scripts: str, deadline: Deadline) -> Fence
     return Fence(root, token, match["id"], scripts, int(match["ended"]))
 
 
-def claim_known(device: Device, token: int, known: KnownFence, deadline: Deadline) -> Fence:
+def reclaim(device: Device, token: int, known: FenceRecord, deadline: Deadline) -> Fence:
     """The same for a device that was claimed before, in one command.
 
     It asks nothing that the device has said before. The id of the fence tells that it is still
@@ -150,7 +150,7 @@ def _run(
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ClaimedDevice:
     """A device whose fence holds the token of a lease."""
 
     member: str
@@ -159,19 +159,21 @@ class Held:
     fence: Fence
 
 
-class Claims:
+class FenceClaims:
     """Raises fences, in one command where the ledger remembers the device's.
 
     While its fence has the id that it had, a device is neither another nor wiped, and need not be
     asked who it is.
     """
 
-    def __init__(self, register: Register, opener: Opener, *, timeout_s: float) -> None:
+    def __init__(self, register: DeviceRecords, opener: Opener, *, timeout_s: float) -> None:
         self._register = register
         self._opener = opener
         self._timeout_s = timeout_s
 
-    def claim(self, token: int, key: str, member: Member, *, min_free_bytes: int = 0) -> Held:
+    def claim(
+        self, token: int, key: str, member: Member, *, min_free_bytes: int = 0
+    ) -> ClaimedDevice:
         """Raise the fence of a device that was granted.
 
         Raises:
@@ -188,7 +190,7 @@ class Claims:
             self._register.set_free_bytes(key, free)
             if free is not None and free < min_free_bytes:
                 raise DeviceFullError(device.serial, device.work_root, min_free_bytes, free)
-        return Held(member.name, key, device, fence)
+        return ClaimedDevice(member.name, key, device, fence)
 
     def _fence(
         self, token: int, key: str, member: Member, device: Device, deadline: Deadline
@@ -196,16 +198,16 @@ class Claims:
         known = self._register.fence_of(key)
         if known.id and known.root:
             try:
-                return claim_known(device, token, known, deadline)
+                return reclaim(device, token, known, deadline)
             except (OtherDeviceError, DeviceCommandError):
                 pass  # wiped, or another device: the long way says
-        reached = survey(member, device, timeout_s=deadline.remaining())
+        reached = identify(member, device, timeout_s=deadline.remaining())
         if reached.key != key:
-            self._register.register_found(reached.key, member.name, str(member.spec), reached.facts)
+            self._register.record_found(reached.key, member.name, str(member.spec), reached.facts)
             other = reached.key.removeprefix("hardware:")
             raise NoDeviceError(member.name, (f"{device.serial} is another device now: {other}",))
         with named(SCRIPTS):
             scripts = ensure_scripts(device, deadline)
         fence = claim(device, token, scripts, deadline)
-        self._register.set_fence(key, KnownFence(fence.id, fence.root))
+        self._register.set_fence(key, FenceRecord(fence.id, fence.root))
         return fence

@@ -1,12 +1,14 @@
-"""What keeps the leases of a process alive while it lives."""
+"""Heartbeat thread that renews the leases of this process."""
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from harness.errors import LedgerError
 from harness.pool.ledger import Leases
+from harness.pool.records import LeaseRow
 
 log = logging.getLogger(__name__)
 
@@ -14,80 +16,87 @@ _BEATS_PER_TTL = 6
 
 
 @dataclass(slots=True, eq=False)
-class Pulse:
-    """A lease as its heart knows it, which alone changes this.
+class LeaseTerm:
+    """The validity of a lease; only the heartbeat changes it.
 
     Attributes:
         token: of the lease now.
-        count: of its devices.
-        until: the `CLOCK_BOOTTIME` until which it is good; in the past when it is lost.
+        count: number of its devices.
+        until: the `CLOCK_BOOTTIME` until which it is valid; in the past once it is lost.
     """
 
     token: int
     count: int
     until: float
 
+    @classmethod
+    def of(cls, rows: Sequence[LeaseRow]) -> Self:
+        """Return the term of a lease whose devices were granted now."""
+        return cls(rows[0].token, len(rows), rows[0].beat + rows[0].ttl)
 
-class Heart:
-    """Beats for all leases of a pool, in a thread that is there while there are any."""
+
+class Heartbeat:
+    """Renews all leases of a pool, in a thread that runs while there are any."""
 
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
         self._changed = threading.Condition()
-        self._pulses: set[Pulse] = set()
+        self._terms: set[LeaseTerm] = set()
         self._thread: threading.Thread | None = None
 
-    def keep(self, pulse: Pulse) -> None:
-        """Beat for a lease until it is dropped."""
+    def start(self, term: LeaseTerm) -> None:
+        """Renew a lease until `stop`."""
         with self._changed:
-            self._pulses.add(pulse)
+            self._terms.add(term)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._run, name="qnnfarm-heartbeat", daemon=True
                 )
                 self._thread.start()
 
-    def raise_token(self, pulse: Pulse, above: int) -> bool:
-        """A higher token for a lease; whether it still holds. See `Leases.raise_token`."""
-        # A beat for the old token in between would say that the lease is lost.
+    def stop(self, term: LeaseTerm) -> None:
+        """Renew a lease no longer; it is no longer valid for this process."""
         with self._changed:
-            new = self._leases.raise_token(pulse.token, above, pulse.count)
-            if new is not None:
-                pulse.token = new
-            return new is not None
+            self._terms.discard(term)
+            term.until = 0.0
+            if not self._terms:
+                self._changed.notify()  # so that the thread ends
 
-    def drop(self, pulse: Pulse) -> None:
-        """Beat no more for a lease."""
+    def raise_token(self, term: LeaseTerm, above: int) -> bool:
+        """Give a lease a token above another; return whether it still holds.
+
+        See `Leases.raise_token`.
+        """
+        # Renewing the old token in between would say that the lease is lost.
         with self._changed:
-            self._pulses.discard(pulse)
-            pulse.until = 0.0
-            if not self._pulses:
-                self._changed.notify()  # nothing to stay for
+            token = self._leases.raise_token(term.token, above, term.count)
+            if token is not None:
+                term.token = token
+            return token is not None
 
     @property
-    def beating(self) -> bool:
-        """Whether there is a lease to beat for."""
-        return bool(self._pulses)
+    def active(self) -> bool:
+        """Whether there is a lease to renew."""
+        return bool(self._terms)
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait(self._leases.ttl_s / _BEATS_PER_TTL)
-                if not self._pulses:
+                if not self._terms:
                     self._thread = None
                     return
-                counts = {pulse.token: pulse.count for pulse in self._pulses}
+                counts = {term.token: term.count for term in self._terms}
             try:
-                self._take(self._leases.heartbeat(counts))
+                renewed = self._leases.renew(counts)
             except LedgerError as error:
-                # The leases stay good for what is left of their time; then their holders are told.
+                # The leases stay valid for the rest of their time; then their holders learn of it.
                 log.warning("%s", error)
-
-    def _take(self, good: Mapping[int, float | None]) -> None:
-        with self._changed:
-            for pulse in list(self._pulses):
-                if pulse.token not in good:
-                    continue
-                pulse.until = good[pulse.token] or 0.0
-                if not pulse.until:
-                    self._pulses.discard(pulse)
+                continue
+            with self._changed:
+                for term in list(self._terms):
+                    if term.token not in renewed:
+                        continue
+                    term.until = renewed[term.token] or 0.0
+                    if not term.until:
+                        self._terms.discard(term)

@@ -2,12 +2,12 @@
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from harness.clock import Clock, Deadline
+from harness.clock import Deadline
 from harness.errors import (
     DeviceError,
     HarnessError,
@@ -15,11 +15,11 @@ from harness.errors import (
     LedgerError,
     WrongUseError,
 )
+from harness.pool.context import PoolContext
 from harness.pool.failure_policy import FailureReport
-from harness.pool.fence import Held
-from harness.pool.heartbeat import Heart, Pulse
+from harness.pool.fence import ClaimedDevice
+from harness.pool.heartbeat import LeaseTerm
 from harness.pool.leased_device import LeasedDevice
-from harness.pool.ledger import Leases
 
 _SWEEP_S = 30.0
 
@@ -27,31 +27,21 @@ _SWEEP_S = 30.0
 class Lease:
     """Devices of a pool, held until `release` (or the end of a `with` block, or of the process).
 
-    At the end of a `with` block, a `HarnessError` that leaves it is reported.
+    A `HarnessError` that leaves the `with` block is reported to the pool.
     """
 
     def __init__(
-        self,
-        leases: Leases,
-        clock: Clock,
-        heart: Heart,
-        pulse: Pulse,
-        held: Sequence[Held],
-        on_end: Callable[[], None],
+        self, context: PoolContext, term: LeaseTerm, devices: Sequence[ClaimedDevice]
     ) -> None:
-        self._leases = leases
-        self._clock = clock
-        self._heart = heart
-        self._pulse = pulse
+        self._context = context
+        self._leases = context.ledger.leases
+        self._term = term
         self._process = os.getpid()
-        self._on_end = on_end
-        self._devices = tuple(
-            LeasedDevice(part.member, part.key, part.device, part.fence, self) for part in held
-        )
+        self._devices = tuple(LeasedDevice(device, self) for device in devices)
         self._lost = ""
         self._released = False
         self._reported: list[HarnessError] = []
-        self._ending = threading.Lock()
+        self._release_lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Lease({', '.join(d.member for d in self._devices)}; token {self.token})"
@@ -76,17 +66,17 @@ class Lease:
 
     @property
     def token(self) -> int:
-        """The fencing token: higher than that of any earlier lease."""
-        return self._pulse.token
+        """Fencing token, higher than that of any earlier lease."""
+        return self._term.token
 
     @property
     def devices(self) -> tuple[LeasedDevice, ...]:
-        """All that are leased."""
+        """All leased devices."""
         return self._devices
 
     @property
     def device(self) -> LeasedDevice:
-        """The only one.
+        """The only leased device.
 
         Raises:
             WrongUseError: there are several.
@@ -96,37 +86,39 @@ class Lease:
         return self._devices[0]
 
     def check(self) -> None:
-        """Say whether the lease still holds, by this process's own clock alone.
+        """Check whether the lease still holds, by this process's own clock alone.
 
         Raises:
             LeaseLostError: it does not.
         """
         if self._released:
-            raise self._error("it was released")
+            raise self._lost_error("it was released")
         if os.getpid() != self._process:
-            raise self._error("it belongs to the process that this one was forked from")
+            raise self._lost_error("it belongs to the process that this one was forked from")
         if self._lost:
-            raise self._error(self._lost)
-        if self._clock.boottime() >= self._pulse.until:
+            raise self._lost_error(self._lost)
+        if self._context.clock.boottime() >= self._term.until:
             raise self.lose("this process slept for longer than its heartbeat is good for")
 
     def lose(self, reason: str) -> LeaseLostError:
-        """The lease is lost for good; gives the error to raise.
+        """Give the lease up as lost, and return the error to raise.
 
-        It says who ended the lease, if the ledger knows, else `reason`.
+        The error says who ended the lease if the ledger knows, else `reason`.
         """
         if not self._lost:
-            self._lost = self._ended_by() or reason
-        self._heart.drop(self._pulse)
-        return self._error(self._lost)
+            with suppress(LedgerError):
+                self._lost = self._leases.why_lost(self.token, [d.key for d in self._devices])
+            self._lost = self._lost or reason
+        self._context.heartbeat.stop(self._term)
+        return self._lost_error(self._lost)
 
     def report(self, failure: HarnessError) -> None:
-        """Tell the pool of a failure: what it says of the device decides what comes next.
+        """Report a failure to the pool; what it says about the device decides what comes next.
 
         A device that has to be reached anew is recovered after the release; one with too many
-        failures is quarantined. Failures that say nothing of the device change nothing.
+        failures is quarantined. Failures that say nothing about the device change nothing.
         """
-        if any(failure is known for known in self._reported):
+        if any(failure is reported for reported in self._reported):
             return
         self._reported.append(failure)
         report = FailureReport.of(failure)
@@ -135,12 +127,12 @@ class Lease:
                 self._leases.report(device.key, self.token, report)
 
     def release(self) -> None:
-        """Give the devices back; fine if that was done, or if the lease is lost.
+        """Give the devices back; does nothing if that was done.
 
-        What was cut off on a device is ended there first. If that fails the device is recovered
-        before the next holder gets it.
+        Commands that were cut off are ended on the device first. If that fails, the device is
+        recovered before the next holder gets it.
         """
-        with self._ending:
+        with self._release_lock:
             if self._released:
                 return
             try:
@@ -148,19 +140,14 @@ class Lease:
                     if device.dirty and not self._lost:
                         self._sweep(device)
             finally:
-                self._heart.drop(self._pulse)
+                self._context.heartbeat.stop(self._term)
                 self._released = True
                 self._leases.release(
                     self.token,
                     [device.key for device in self._devices],
                     unused=[d.key for d in self._devices if not d.used],
                 )
-                self._on_end()
-
-    def _ended_by(self) -> str:
-        with suppress(LedgerError):
-            return self._leases.why_lost(self.token, [device.key for device in self._devices])
-        return ""
+                self._context.changes.notify()
 
     def _sweep(self, device: LeasedDevice) -> None:
         deadline = Deadline.for_device(device.serial, "cleaning up after a lease", _SWEEP_S)
@@ -179,6 +166,6 @@ class Lease:
             return self._devices
         return ()
 
-    def _error(self, reason: str) -> LeaseLostError:
+    def _lost_error(self, reason: str) -> LeaseLostError:
         names = ", ".join(device.member for device in self._devices)
         return LeaseLostError(names, self.token, reason)

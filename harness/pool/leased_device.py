@@ -9,21 +9,21 @@ from harness.devices.base import CommandResult, Device, DeviceProperties, Progre
 from harness.devices.commands import command_line
 from harness.errors import DeviceCommandError, LeaseLostError
 from harness.pool.action_names import CHECKING, in_words, renamed
-from harness.pool.fence import Fence
+from harness.pool.fence import ClaimedDevice, Fence
 
 _LOG_TAIL = 4000
 _CHECK_S = 30.0
 
 
-class Hold(Protocol):
-    """What a leased device asks of its lease."""
+class LeaseCheck(Protocol):
+    """The lease of a leased device."""
 
     def check(self) -> None:
         """Raise `LeaseLostError` if the lease is lost."""
         ...
 
     def lose(self, reason: str) -> LeaseLostError:
-        """The lease is lost, as the device says; gives the error to raise."""
+        """Give the lease up as lost, and return the error to raise."""
         ...
 
 
@@ -40,14 +40,14 @@ class LeasedDevice:
         dirty: whether something was cut off on it, so that processes may have stayed.
     """
 
-    def __init__(self, member: str, key: str, device: Device, fence: Fence, hold: Hold) -> None:
-        self.member = member
-        self.key = key
+    def __init__(self, claimed: ClaimedDevice, lease: LeaseCheck) -> None:
+        self.member = claimed.member
+        self.key = claimed.key
         self.used = False
         self.dirty = False
-        self._device = device
-        self._fence = fence
-        self._hold = hold
+        self._device = claimed.device
+        self._fence = claimed.fence
+        self._lease = lease
 
     def __repr__(self) -> str:
         return f"LeasedDevice({self.member!r}, token {self._fence.token})"
@@ -199,7 +199,7 @@ class LeasedDevice:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        self._hold.check()
+        self._lease.check()
         self.used = True
         try:
             yield
@@ -208,7 +208,7 @@ class LeasedDevice:
             raise
 
     def _check_on_device(self) -> None:
-        self._hold.check()
+        self._lease.check()
         self.used = True
         with renamed(CHECKING):
             result = self._device.shell(self._fence.guarded(":"), timeout_s=_CHECK_S, check=False)
@@ -216,4 +216,4 @@ class LeasedDevice:
 
     def _lost_if_fenced(self, result: CommandResult) -> None:
         if self._fence.was_lost(result.exit_status, result.stderr):
-            raise self._hold.lose("the device went to another holder")
+            raise self._lease.lose("the device went to another holder")

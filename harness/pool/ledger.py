@@ -13,15 +13,16 @@ from harness.pool.records import (
     OWNER_COLUMNS,
     DeviceRow,
     Facts,
-    KnownFence,
+    FenceRecord,
     LeaseRow,
+    RepairKind,
     device_of,
     lease_of,
     owner_of,
     owner_values,
 )
 from harness.pool.states import Event, MemberState
-from harness.pool.transaction import LOST, OWNER_SLOTS, Book
+from harness.pool.transaction import LOST, OWNER_SLOTS, LedgerContext
 
 
 class Ledger:
@@ -33,7 +34,7 @@ class Ledger:
     Args:
         ttl_s: how long a heartbeat keeps a lease or a place in the queue.
         rule: when evidence is enough for quarantine.
-        gone: whether a process has ended.
+        is_dead: whether a process has ended.
 
     Attributes:
         devices: what is known of them.
@@ -49,14 +50,14 @@ class Ledger:
         *,
         ttl_s: float,
         rule: QuarantineRule,
-        gone: Callable[[Owner], bool] = has_ended,
+        is_dead: Callable[[Owner], bool] = has_ended,
     ) -> None:
         self._database = database
-        self._book = Book(database, clock, ttl_s, rule, gone)
-        self.devices = Register(self._book)
-        self.tickets = Tickets(self._book)
-        self.leases = Leases(self._book)
-        self.repairs = Repairs(self._book)
+        self._context = LedgerContext(database, clock, ttl_s, rule, is_dead)
+        self.devices = DeviceRecords(self._context)
+        self.tickets = Tickets(self._context)
+        self.leases = Leases(self._context)
+        self.repairs = Repairs(self._context)
 
     def version(self) -> int:
         """A number that changes when another process has changed the ledger."""
@@ -64,8 +65,8 @@ class Ledger:
 
     def reconcile(self) -> None:
         """End what belongs to processes that are gone, and repair what contradicts itself."""
-        with self._book.writing() as t:
-            t.bury(self._book.gone)
+        with self._context.writing() as t:
+            t.expire_dead_owners(self._context.is_dead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,75 +78,75 @@ class HistoryEntry:
     text: str
 
 
-class Register:
+class DeviceRecords:
     """What is known of devices, whoever holds them. They are named by keys.
 
     All methods raise `LedgerError` when the file cannot be used.
     """
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, context: LedgerContext) -> None:
+        self._context = context
 
     def keys_of(self, specs: Collection[str]) -> dict[str, str]:
         """The devices that were last reached under those addresses, as far as any were."""
-        with self._book.reading() as db:
+        with self._context.reading() as db:
             rows = db.execute("SELECT spec, key FROM addresses").fetchall()
         return {row["spec"]: row["key"] for row in rows if row["spec"] in specs}
 
     def facts_version(self) -> int:
         """A number that rises whenever an address or the facts of a device may have changed."""
-        with self._book.reading() as db:
+        with self._context.reading() as db:
             return int(db.execute("SELECT value FROM counters WHERE name = 'facts'").fetchone()[0])
 
-    def register_found(self, key: str, name: str, spec: str, facts: Facts) -> None:
+    def record_found(self, key: str, name: str, spec: str, facts: Facts) -> None:
         """A device answered under `spec`: from now on that address means this device."""
-        with self._book.writing() as t:
+        with self._context.writing() as t:
             known = t.db.execute("SELECT key FROM addresses WHERE spec = ?", (spec,)).fetchone()
-            t.point(spec, key)
+            t.set_address(spec, key)
             if known is not None and known["key"] != key:
-                t.forget_nameless(known["key"], spec)
-            t.ensure(key, name, spec, MemberState.READY, "it answered")
+                t.drop_placeholder(known["key"], spec)
+            t.add_device(key, name, spec, MemberState.READY, "it answered")
             t.set_facts(key, name, spec, facts)
-            t.move(key, Event.FOUND, "it answered")
+            t.apply(key, Event.FOUND, "it answered")
 
-    def register_absent(self, name: str, spec: str, reason: str, *, probed: bool = True) -> str:
+    def record_absent(self, name: str, spec: str, reason: str, *, probed: bool = True) -> str:
         """A device is not there under `spec`, or nobody `probed` it yet; gives its key."""
-        with self._book.writing() as t:
+        with self._context.writing() as t:
             row = t.db.execute("SELECT key FROM addresses WHERE spec = ?", (spec,)).fetchone()
             key = spec if row is None else str(row["key"])
-            t.point(spec, key)
-            t.ensure(key, name, spec, MemberState.ABSENT, reason)
+            t.set_address(spec, key)
+            t.add_device(key, name, spec, MemberState.ABSENT, reason)
             t.db.execute("UPDATE devices SET probed = ? WHERE key = ?", (probed, key))
-            t.move(key, Event.LOST, reason)
+            t.apply(key, Event.LOST, reason)
             return key
 
     def set_free_bytes(self, key: str, free_bytes: int | None) -> None:
         """Remember what a device has free now."""
-        with self._book.writing() as t:
+        with self._context.writing() as t:
             t.db.execute("UPDATE devices SET free_bytes = ? WHERE key = ?", (free_bytes, key))
             t.facts_changed()
 
-    def set_fence(self, key: str, fence: KnownFence) -> None:
+    def set_fence(self, key: str, fence: FenceRecord) -> None:
         """Remember the fence on a device."""
-        with self._book.writing() as t:
+        with self._context.writing() as t:
             t.db.execute(
                 "UPDATE devices SET fence = ?, root = ?, quiet = ? WHERE key = ?",
                 (fence.id, fence.root, fence.quiet, key),
             )
 
-    def fence_of(self, key: str) -> KnownFence:
+    def fence_of(self, key: str) -> FenceRecord:
         """What is remembered of the fence on a device."""
-        with self._book.reading() as db:
+        with self._context.reading() as db:
             row = db.execute(
                 "SELECT fence, root, quiet FROM devices WHERE key = ?", (key,)
             ).fetchone()
-        return KnownFence(*row) if row else KnownFence()
+        return FenceRecord(*row) if row else FenceRecord()
 
     def rows(self, keys: Collection[str]) -> dict[str, DeviceRow]:
         """Those of `keys` that are known, as they are now."""
         wanted = tuple(keys)
         among = f"WHERE key IN ({', '.join('?' * len(wanted))})"
-        with self._book.reading() as db:
+        with self._context.reading() as db:
             leases = {
                 row["key"]: lease_of(row)
                 for row in db.execute(f"SELECT * FROM leases {among}", wanted)  # noqa: S608
@@ -163,14 +164,14 @@ class Register:
             row["key"]: device_of(
                 row,
                 leases.get(row["key"]),
-                tuple(self._book.rule.counted(evidence.get(row["key"], ()), row["leases"])),
+                tuple(self._context.rule.counted(evidence.get(row["key"], ()), row["leases"])),
             )
             for row in rows
         }
 
     def history(self, key: str) -> list[HistoryEntry]:
         """What happened to a device, oldest first, as far as it is kept."""
-        with self._book.reading() as db:
+        with self._context.reading() as db:
             rows = db.execute(
                 "SELECT at, what, text, token FROM history WHERE key = ? ORDER BY id", (key,)
             ).fetchall()
@@ -179,19 +180,19 @@ class Register:
             for at, what, text, token in rows
         ]
 
-    def note(self, key: str, what: str, text: str) -> None:
+    def add_history(self, key: str, what: str, text: str) -> None:
         """Write something into a device's history."""
-        with self._book.writing() as t:
-            t.note(key, what, text)
+        with self._context.writing() as t:
+            t.add_history(key, what, text)
 
-    def event(self, key: str, event: Event, reason: str) -> MemberState:
+    def apply(self, key: str, event: Event, reason: str) -> MemberState:
         """Let something happen to a device that nobody's lease protects; gives its state then."""
-        with self._book.writing() as t:
+        with self._context.writing() as t:
             if event is Event.UNDRAIN:
                 return t.undrain(key, reason)
             if event in {Event.FAILED, Event.RECOVER}:
-                t.begin_anew(key)
-            t.move(key, event, reason)
+                t.reset_repairs(key)
+            t.apply(key, event, reason)
             return t.state(key)
 
 
@@ -201,33 +202,33 @@ class Tickets:
     All methods raise `LedgerError` when the file cannot be used.
     """
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, context: LedgerContext) -> None:
+        self._context = context
 
     def enqueue(self, owner: Owner, candidates: Sequence[str], count: int) -> int:
         """A place in the queue, behind all others; it has to be kept by `try_grant`."""
-        with self._book.writing() as t:
+        with self._context.writing() as t:
             cursor = t.db.execute(
                 f"INSERT INTO tickets (candidates, count, {OWNER_COLUMNS})"  # noqa: S608
                 f" VALUES (?, ?, {OWNER_SLOTS})",
                 (
                     json.dumps(list(candidates)),
                     count,
-                    *owner_values(owner, self._book.clock.boottime(), self._book.ttl_s),
+                    *owner_values(owner, self._context.clock.boottime(), self._context.ttl_s),
                 ),
             )
             return int(cursor.lastrowid or 0)
 
-    def reconsider(self, ticket: int, candidates: Sequence[str]) -> None:
+    def set_candidates(self, ticket: int, candidates: Sequence[str]) -> None:
         """Other devices for a ticket, which keeps its place."""
-        with self._book.writing() as t:
+        with self._context.writing() as t:
             t.db.execute(
                 "UPDATE tickets SET candidates = ? WHERE id = ?",
                 (json.dumps(list(candidates)), ticket),
             )
 
     def try_grant(self, ticket: int, owner: Owner, purpose: str = "") -> list[LeaseRow] | None:
-        """The leases of a ticket whose turn it is, all with one token; `None` while it is not.
+        """Grant a ticket its devices under one token, if it is its turn; `None` if it is not.
 
         The ticket stays, out of the way of others, until `settle` ends it or `put_back` returns
         it to its place.
@@ -235,13 +236,13 @@ class Tickets:
         Raises:
             LeaseLostError: the ticket is gone, for its process slept longer than the TTL.
         """
-        with self._book.writing() as t:
-            t.bury(self._book.gone)
-            now = self._book.clock.boottime()
+        with self._context.writing() as t:
+            t.expire_dead_owners(self._context.is_dead)
+            now = self._context.clock.boottime()
             kept = t.db.execute("UPDATE tickets SET beat = ? WHERE id = ?", (now, ticket)).rowcount
             if not kept:
                 raise LeaseLostError(f"ticket {ticket}", 0, "its process slept for too long")
-            keys = t.turn(ticket)
+            keys = t.devices_for(ticket)
             if keys is None:
                 return None
             token = t.next_token()
@@ -250,17 +251,17 @@ class Tickets:
 
     def settle(self, ticket: int) -> None:
         """A ticket was served, or is not wanted any more."""
-        with self._book.writing() as t:
+        with self._context.writing() as t:
             t.db.execute("DELETE FROM tickets WHERE id = ?", (ticket,))
 
     def put_back(self, ticket: int) -> None:
         """A ticket's devices could not be used: it waits again, at the place that it had."""
-        with self._book.writing() as t:
+        with self._context.writing() as t:
             t.db.execute("UPDATE tickets SET token = NULL WHERE id = ?", (ticket,))
 
     def waiting(self) -> list[Owner]:
         """Who waits, first the one who came first."""
-        with self._book.reading() as db:
+        with self._context.reading() as db:
             rows = db.execute("SELECT * FROM tickets WHERE token IS NULL ORDER BY id").fetchall()
         return [owner_of(row) for row in rows]
 
@@ -271,15 +272,15 @@ class Leases:
     All methods raise `LedgerError` when the file cannot be used.
     """
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, context: LedgerContext) -> None:
+        self._context = context
 
     @property
     def ttl_s(self) -> float:
         """How long a heartbeat keeps a lease."""
-        return self._book.ttl_s
+        return self._context.ttl_s
 
-    def heartbeat(self, leases: Mapping[int, int]) -> dict[int, float | None]:
+    def renew(self, leases: Mapping[int, int]) -> dict[int, float | None]:
         """Keep leases; gives the `CLOCK_BOOTTIME` until which each is good, `None` if it is lost.
 
         One that has run out is never revived, even if nobody took the device yet.
@@ -287,8 +288,8 @@ class Leases:
         Args:
             leases: the number of devices of each, by its token.
         """
-        with self._book.writing() as t:
-            now = self._book.clock.boottime()
+        with self._context.writing() as t:
+            now = self._context.clock.boottime()
             good: dict[int, float | None] = {}
             for token, count in leases.items():
                 kept = t.db.execute(
@@ -296,20 +297,20 @@ class Leases:
                     (now, token, now),
                 ).rowcount
                 t.db.execute("UPDATE tickets SET beat = ? WHERE token = ?", (now, token))
-                good[token] = now + self._book.ttl_s if kept == count else None
+                good[token] = now + self._context.ttl_s if kept == count else None
             return good
 
     def holds(self, token: int, key: str) -> bool:
         """Whether the lease of that token still has the device."""
-        with self._book.reading() as db:
+        with self._context.reading() as db:
             row = db.execute(
                 "SELECT beat + ttl AS until FROM leases WHERE key = ? AND token = ?", (key, token)
             ).fetchone()
-        return row is not None and row["until"] > self._book.clock.boottime()
+        return row is not None and row["until"] > self._context.clock.boottime()
 
     def in_use(self, *, besides: str) -> bool:
         """Whether anybody holds a device other than `besides`."""
-        with self._book.reading() as db:
+        with self._context.reading() as db:
             row = db.execute("SELECT 1 FROM leases WHERE key != ?", (besides,)).fetchone()
         return row is not None
 
@@ -322,8 +323,8 @@ class Leases:
             count: the devices of the lease. One that lost any of them is lost: with a higher token
                 it would shut out who has that device now.
         """
-        with self._book.writing() as t:
-            now = self._book.clock.boottime()
+        with self._context.writing() as t:
+            now = self._context.clock.boottime()
             held = t.db.execute(
                 "SELECT count(*) FROM leases WHERE token = ? AND beat + ttl > ?", (token, now)
             ).fetchone()[0]
@@ -336,8 +337,8 @@ class Leases:
             return new
 
     def report(self, key: str, token: int, report: FailureReport) -> bool:
-        """FailureRecord from the holder of a lease; `False` if it holds it no more."""
-        with self._book.writing() as t:
+        """Evidence from the holder of a lease; `False` if it holds it no more."""
+        with self._context.writing() as t:
             row = t.db.execute(
                 "SELECT failure FROM leases WHERE key = ? AND token = ?", (key, token)
             ).fetchone()
@@ -348,7 +349,7 @@ class Leases:
                 "INSERT INTO evidence (key, at, lease, kind, weight, text) VALUES (?,?,?,?,?,?)",
                 (
                     key,
-                    self._book.clock.now(),
+                    self._context.clock.now(),
                     number,
                     report.kind,
                     report.weight,
@@ -357,7 +358,7 @@ class Leases:
             )
             t.db.execute(
                 "DELETE FROM evidence WHERE key = ? AND lease < ?",
-                (key, number - self._book.rule.memory),
+                (key, number - self._context.rule.memory),
             )
             if report.recover:
                 t.db.execute(
@@ -384,7 +385,7 @@ class Leases:
             taken_by: who took the devices from their holder, whom `why_lost` tells.
         """
         released = set()
-        with self._book.writing() as t:
+        with self._context.writing() as t:
             for key in keys:
                 row = t.db.execute(
                     "DELETE FROM leases WHERE key = ? AND token = ? RETURNING failure",
@@ -396,13 +397,13 @@ class Leases:
                 if key in unused:
                     t.db.execute("UPDATE devices SET quiet = ? WHERE key = ?", (token, key))
                 if taken_by:
-                    t.note_lost(key, token, f"{taken_by} took it back")
-                t.give_back(key, row[0]["failure"], Event.RELEASED, reason)
+                    t.record_loss(key, token, f"{taken_by} took it back")
+                t.end_lease(key, row[0]["failure"], Event.RELEASED, reason)
         return frozenset(released)
 
     def why_lost(self, token: int, keys: Collection[str]) -> str:
         """Who ended the lease of that token, and when; empty where that was its holder."""
-        with self._book.reading() as db:
+        with self._context.reading() as db:
             for key in keys:
                 row = db.execute(
                     "SELECT at, text FROM history WHERE key = ? AND what = ? AND token = ?"
@@ -410,7 +411,7 @@ class Leases:
                     (key, LOST, token),
                 ).fetchone()
                 if row is not None:
-                    return f"{row['text']}, at {format_time(row['at'], self._book.clock.now())}"
+                    return f"{row['text']}, at {format_time(row['at'], self._context.clock.now())}"
         return ""
 
 
@@ -424,14 +425,14 @@ class Repairs:
     All methods raise `LedgerError` when the file cannot be used.
     """
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, context: LedgerContext) -> None:
+        self._context = context
 
     def due(self) -> Sequence[str]:
         """The devices for which `begin` would do something now, first who waits for it longest."""
         states = ", ".join(f"'{state}'" for state in _WORK)
-        now = self._book.clock.now()
-        with self._book.reading() as db:
+        now = self._context.clock.now()
+        with self._context.reading() as db:
             rows = db.execute(
                 f"SELECT key FROM devices WHERE state IN ({states})"  # noqa: S608
                 " AND (due <= ? OR since > ?) AND key NOT IN (SELECT key FROM leases)"
@@ -445,46 +446,47 @@ class Repairs:
 
         `force` does not wait until the next attempt is due.
         """
-        with self._book.writing() as t:
-            t.bury(self._book.gone)
+        with self._context.writing() as t:
+            t.expire_dead_owners(self._context.is_dead)
             row = t.db.execute("SELECT * FROM devices WHERE key = ?", (key,)).fetchone()
             busy = t.db.execute("SELECT 1 FROM leases WHERE key = ?", (key,)).fetchone()
             if row is None or busy:
                 return None
             # A clock that was set back since would put it off for as long.
-            if row["since"] <= self._book.clock.now() < row["due"] and not force:
+            if row["since"] <= self._context.clock.now() < row["due"] and not force:
                 return None
             state = MemberState(row["state"])
             if state not in _WORK:
                 return None
             t.db.execute("UPDATE devices SET probed = 1 WHERE key = ?", (key,))
             if state is MemberState.ABSENT:
-                t.move(key, Event.RECOVER, "looked for again")
+                t.apply(key, Event.RECOVER, "looked for again")
             if state is MemberState.QUARANTINED:
-                t.move(key, Event.TRIED, "a probation run decides")
+                t.apply(key, Event.TRIED, "a probation run decides")
             token = t.next_token()
-            purpose = "probation" if state is MemberState.QUARANTINED else "recovery"
-            return t.insert_lease(key, token, owner, purpose)
+            probation = state is MemberState.QUARANTINED
+            kind = RepairKind.PROBATION if probation else RepairKind.RECOVERY
+            return t.insert_lease(key, token, owner, kind)
 
-    def reached(self, key: str, token: int, step: str) -> None:
+    def record_step(self, key: str, token: int, step: str) -> None:
         """A step of recovery begins: if it is cut off, the next process begins with this step."""
-        with self._book.writing() as t:
+        with self._context.writing() as t:
             t.db.execute(
                 "UPDATE devices SET step = ? WHERE key = ?"
                 " AND key IN (SELECT key FROM leases WHERE token = ?)",
                 (step, key, token),
             )
 
-    def put_down(self, key: str, token: int) -> None:
+    def interrupt(self, key: str, token: int) -> None:
         """Leave a recovery to the next process that has the time for it, which is due at once."""
-        with self._book.writing() as t:
+        with self._context.writing() as t:
             done = t.db.execute(
                 "DELETE FROM leases WHERE key = ? AND token = ?", (key, token)
             ).rowcount
             if done and t.state(key) is MemberState.LEASED:  # drained and undrained meanwhile
-                t.move(key, Event.FAILED, CUT_OFF)
+                t.apply(key, Event.FAILED, CUT_OFF)
             elif done:
-                t.note(key, "recovery", CUT_OFF)
+                t.add_history(key, "recovery", CUT_OFF)
 
     def end(
         self, key: str, token: int, event: Event, reason: str, *, retry_in_s: float = 0.0
@@ -493,20 +495,20 @@ class Repairs:
 
         A probation that was passed settles all evidence from before it.
         """
-        with self._book.writing() as t:
+        with self._context.writing() as t:
             done = t.db.execute(
                 "DELETE FROM leases WHERE key = ? AND token = ?", (key, token)
             ).rowcount
             if not done:
                 return False
             if event in {Event.RECOVERED, Event.PASSED}:
-                t.begin_anew(key)
+                t.reset_repairs(key)
             else:
                 t.db.execute(
                     "UPDATE devices SET attempts = attempts + 1, due = ?, step = '' WHERE key = ?",
-                    (self._book.clock.now() + retry_in_s, key),
+                    (self._context.clock.now() + retry_in_s, key),
                 )
             if event is Event.PASSED:
                 t.settle_evidence(key)
-            t.move(key, event, reason)
+            t.apply(key, event, reason)
             return True

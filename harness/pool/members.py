@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceSpecError, PoolConfigError, RequirementError, UnknownMemberError
-from harness.pool.config import DeviceEntry, PoolConfig, name_of
-from harness.pool.ledger import Register
+from harness.pool.config import DeviceEntry, PoolConfig, default_name
+from harness.pool.ledger import DeviceRecords
 from harness.pool.records import DeviceRow
 from harness.pool.requirement import Requirement, candidates
 from harness.pool.states import MemberState
@@ -36,24 +36,24 @@ class Member:
 Discover = Callable[[DeviceEntry], Sequence[DeviceSpec]]
 
 
-def members_of(config: PoolConfig, discover: Discover, where: str) -> list[Member]:
+def configured_members(config: PoolConfig, discover: Discover, where: str) -> list[Member]:
     """All devices of a pool, in the order of its file; what is named there is not found again.
 
     Raises:
         PoolConfigError: one that is found has the name of another.
     """
     taken = {entry.spec for entry in config.devices}
-    names = {entry.name or name_of(entry.spec) for entry in config.devices if entry.spec}
+    names = {entry.name or default_name(entry.spec) for entry in config.devices if entry.spec}
     members: list[Member] = []
     for number, entry in enumerate(config.devices):
         if entry.spec is not None:
-            name = entry.name or name_of(entry.spec)
+            name = entry.name or default_name(entry.spec)
             members.append(Member(name, entry.spec, entry.tags, entry.soc, entry.power_cycle))
             continue
         for spec in discover(entry):
             if spec in taken or spec.identifier in entry.exclude or spec.serial in entry.exclude:
                 continue
-            name = name_of(spec)
+            name = default_name(spec)
             if name in names:
                 reason = f"it finds {spec}, and another device is named {name}: give that another"
                 raise PoolConfigError(where, None, f"devices[{number}]", reason)
@@ -63,7 +63,7 @@ def members_of(config: PoolConfig, discover: Discover, where: str) -> list[Membe
     return members
 
 
-def members_from(specs: Iterable[DeviceSpec]) -> list[Member]:
+def members_of_specs(specs: Iterable[DeviceSpec]) -> list[Member]:
     """A pool of just these devices.
 
     Raises:
@@ -73,11 +73,11 @@ def members_from(specs: Iterable[DeviceSpec]) -> list[Member]:
     for spec in specs:
         if any(member.spec == spec for member in members):
             raise DeviceSpecError(str(spec), "it is given twice")
-        members.append(Member(name_of(spec), spec))
+        members.append(Member(default_name(spec), spec))
     return members
 
 
-class Roster:
+class Members:
     """The members of a pool, as the ledger knows them. For several threads.
 
     What a device is changes seldom, what it does all the time. So the members that meet a
@@ -85,7 +85,7 @@ class Roster:
     of devices have changed; it is asked each time.
     """
 
-    def __init__(self, register: Register, members: Sequence[Member]) -> None:
+    def __init__(self, register: DeviceRecords, members: Sequence[Member]) -> None:
         self._register = register
         self._members = {member.name: member for member in members}
         self._keys: dict[str, str] = {}
@@ -94,13 +94,13 @@ class Roster:
         self._found: dict[Requirement, Mapping[str, Member]] = {}
 
     @property
-    def members(self) -> Mapping[str, Member]:
-        """All, by name, in the order of the configuration."""
+    def by_name(self) -> Mapping[str, Member]:
+        """All members by name, in the order of the configuration."""
         return self._members
 
     def by_key(self) -> dict[str, Member]:
         """Those that are known, by the keys of the ledger."""
-        return {key: self._members[name] for name, key in self._known_keys().items()}
+        return {key: self._members[name] for name, key in self._current_keys().items()}
 
     def member(self, name: str) -> Member:
         """One by its name.
@@ -113,18 +113,18 @@ class Roster:
         except KeyError:
             raise UnknownMemberError(name, tuple(self._members)) from None
 
-    def known(self, name: str) -> str | None:
+    def key_of(self, name: str) -> str | None:
         """The device that a member is, if anybody has looked at it."""
-        return self._known_keys().get(name)
+        return self._current_keys().get(name)
 
-    def learn(self, name: str, key: str) -> None:
+    def set_key(self, name: str, key: str) -> None:
         """A member was reached, or is known to be absent."""
         with self._lock:
             self._keys[name] = key
 
     def rows(self) -> dict[str, DeviceRow]:
         """The devices of the members, by name, as they are now."""
-        keys = self._known_keys()
+        keys = self._current_keys()
         rows = self._register.rows(set(keys.values()))
         return {name: rows[keys[name]] for name in self._members if keys.get(name) in rows}
 
@@ -136,22 +136,22 @@ class Roster:
         """
         rows, now = self.rows(), time.time()
         return [
-            status_of(member, rows[name], limit) if name in rows else not_looked_at(member, now)
+            status_of(member, rows[name], limit) if name in rows else unprobed_status(member, now)
             for name, member in self._members.items()
         ]
 
-    def meeting(self, requirement: Requirement) -> Mapping[str, Member]:
+    def matching(self, requirement: Requirement) -> Mapping[str, Member]:
         """The members that would do, by the keys of their devices, best first.
 
         Raises:
             RequirementError: no device could ever do.
         """
-        self._known_keys()
+        self._current_keys()
         with self._lock:
             version, found = self._version, self._found.get(requirement)
         if found is not None:
             return found
-        keys = self._known_keys()
+        keys = self._current_keys()
         fits = candidates(requirement, [s for s in self.statuses() if s.name in keys])
         found = {keys[status.name]: self._members[status.name] for status in fits}
         if len(found) < requirement.count:
@@ -162,7 +162,7 @@ class Roster:
                 self._found[requirement] = found
         return found
 
-    def _known_keys(self) -> dict[str, str]:
+    def _current_keys(self) -> dict[str, str]:
         """Which device is behind each name; another than before where it was replaced."""
         version = self._register.facts_version()
         with self._lock:
@@ -178,7 +178,7 @@ class Roster:
             return dict(self._keys)
 
 
-NOT_LOOKED = "not looked at yet"
+NOT_PROBED = "not looked at yet"
 
 
 def status_of(member: Member, row: DeviceRow, limit: float = 0.0) -> MemberStatus:
@@ -202,11 +202,11 @@ def status_of(member: Member, row: DeviceRow, limit: float = 0.0) -> MemberStatu
         failures=tuple(found.text for found in row.failures),
         weight=sum(found.weight for found in row.failures),
         limit=limit,
-        seen="" if row.probed or row.state is not MemberState.ABSENT else NOT_LOOKED,
+        seen="" if row.probed or row.state is not MemberState.ABSENT else NOT_PROBED,
     )
 
 
-def left_alone(name: str, row: DeviceRow) -> str:
+def describe_idle_recovery(name: str, row: DeviceRow) -> str:
     """That nobody goes on with a device's recovery, and what to do; empty if that is not so."""
     if row.state is not MemberState.RECOVERING or row.lease is not None:
         return ""
@@ -215,7 +215,7 @@ def left_alone(name: str, row: DeviceRow) -> str:
     return f"nobody works on it at the moment{begun}; who next waits for it does, or {recover}"
 
 
-def not_looked_at(member: Member, now: float) -> MemberStatus:
+def unprobed_status(member: Member, now: float) -> MemberStatus:
     """A device that nobody has looked at; `now` in seconds since 1970."""
     return MemberStatus(
         name=member.name,
@@ -224,5 +224,5 @@ def not_looked_at(member: Member, now: float) -> MemberStatus:
         state=MemberState.ABSENT,
         reason="`qnnfarm pool probe` looks",
         since=now,
-        seen=NOT_LOOKED,
+        seen=NOT_PROBED,
     )

@@ -21,7 +21,7 @@ _RESTART_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ReachedDevice:
     """A device that answered.
 
     Attributes:
@@ -110,7 +110,7 @@ class DeviceOpener:
         self._devices.close()
 
 
-def survey(member: Member, device: Device, *, timeout_s: float) -> Reached:
+def identify(member: Member, device: Device, *, timeout_s: float) -> ReachedDevice:
     """Ask a device who it is."""
     with named("asking it who it is"):
         properties = device.properties(timeout_s=timeout_s)
@@ -118,4 +118,4 @@ def survey(member: Member, device: Device, *, timeout_s: float) -> Reached:
     known = _SERIAL.fullmatch(serial) and serial not in _NO_SERIAL
     key = f"hardware:{serial}" if known else str(member.spec)
     facts = Facts(properties.soc, properties.hexagon or "", properties.free_bytes)
-    return Reached(key, device, facts)
+    return ReachedDevice(key, device, facts)

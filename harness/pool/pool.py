@@ -1,4 +1,4 @@
-"""A pool of devices: who may use which, across the processes of this host."""
+"""Pool of devices that all processes of a user on this host share: its public interface."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -12,31 +12,38 @@ from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import device_types
 from harness.errors import one_line
-from harness.pool.acquisition import Acquisition, Changes
-from harness.pool.admin import ByHand
+from harness.pool.acquisition import Acquisition
+from harness.pool.admin import PoolAdmin
 from harness.pool.config import PoolConfig
 from harness.pool.config_file import load_config
+from harness.pool.context import PoolContext
 from harness.pool.database import Database, default_path
-from harness.pool.fence import Claims
-from harness.pool.heartbeat import Heart
+from harness.pool.fence import FenceClaims
+from harness.pool.heartbeat import Heartbeat
 from harness.pool.lease import Lease
 from harness.pool.ledger import HistoryEntry, Ledger
-from harness.pool.members import Member, Roster, left_alone, members_from, members_of
+from harness.pool.members import (
+    Member,
+    Members,
+    configured_members,
+    describe_idle_recovery,
+    members_of_specs,
+)
 from harness.pool.opening import DeviceOpener, Opener
 from harness.pool.owner import this_process
-from harness.pool.prober import Lookout
+from harness.pool.prober import Prober
 from harness.pool.records import DeviceRow
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
-from harness.pool.status import MemberStatus, Tell, silent
+from harness.pool.status import MemberStatus, OnProgress, ignore_progress
 from harness.pool.upkeep import Upkeep
 
 VARIABLE = "QNNFARM_POOL"
 FILE_NAME = "pool.yaml"
 
 
-def config_in_use(config: Path | None) -> tuple[Path | None, PoolConfig]:
-    """The file that `Pool.open` reads, and what it says; `None` where there is none.
+def find_config(config: Path | None) -> tuple[Path | None, PoolConfig]:
+    """Return the file that `Pool.open` reads (`None` if there is none), and its content.
 
     Raises:
         PoolConfigError: the file cannot be used.
@@ -57,9 +64,11 @@ def _known_soc(spec: DeviceSpec) -> str | None:
 class Pool:
     """Devices, and the ledger that all pools of this user on this host share.
 
-    Programs lease devices by `acquire`; what people do to them is in `by_hand`. It may be used by
+    Programs lease devices with `acquire`; people manage them through `admin`. A pool may be used by
     several threads. Use it as a context manager, or call `close`; leases that are still held then
     go on until they are released or the process ends.
+
+    Most methods raise `LedgerError` when the ledger cannot be used.
     """
 
     def __init__(
@@ -70,81 +79,84 @@ class Pool:
         *,
         clock: Clock | None = None,
         ledger_path: Path | None = None,
-        look: bool = True,
-        tell: Tell = silent,
+        probe: bool = True,
+        on_progress: OnProgress = ignore_progress,
     ) -> None:
-        """See `open` and `of`. The opener is closed with the pool, and when no pool comes about."""
+        """Create a pool; see `open` and `of`. The opener is closed with it, or if this raises."""
         self.config = config
-        self._opener = opener
-        self._clock = clock or SystemClock()
         self._database = Database(ledger_path or default_path())
+        clock = clock or SystemClock()
         self.ledger = Ledger(
-            self._database, self._clock, ttl_s=config.lease.ttl_s, rule=config.quarantine.rule
+            self._database, clock, ttl_s=config.lease.ttl_s, rule=config.quarantine.rule
         )
-        self._roster = Roster(self.ledger.devices, members)
-        self._heart = Heart(self.ledger.leases)
-        self._changes = Changes()
-        self._claims = Claims(self.ledger.devices, opener, timeout_s=config.lease.claim_timeout_s)
-        self.upkeep = Upkeep(
-            self.ledger,
-            self._clock,
-            self._heart,
-            opener,
-            config,
-            self._claims,
-            self._changes.notify,
-        )
-        self.by_hand = ByHand(self._roster, self.ledger, self.upkeep, self._changes.notify)
-        self._lookout = Lookout(self._roster, self.ledger.devices, opener, tell)
+        records = self.ledger.devices
+        claims = FenceClaims(records, opener, timeout_s=config.lease.claim_timeout_s)
+        heartbeat = Heartbeat(self.ledger.leases)
+        self._context = PoolContext(config, clock, self.ledger, opener, heartbeat, claims)
+        self._members = Members(records, members)
+        self._prober = Prober(self._members, records, opener, on_progress)
+        self.upkeep = Upkeep(self._context)
+        self.admin = PoolAdmin(self._context, self._members, self.upkeep)
         try:
             self.ledger.reconcile()
-            if look:
-                self.survey()
+            if probe:
+                self.probe_absent()
         except BaseException:
             self.close()
             raise
 
     @classmethod
-    def open(cls, config: Path | None = None, *, look: bool = True, tell: Tell = silent) -> Self:
-        """The pool of a file: `config`, `$QNNFARM_POOL`, or `pool.yaml` in the working folder.
+    def open(
+        cls,
+        config: Path | None = None,
+        *,
+        probe: bool = True,
+        on_progress: OnProgress = ignore_progress,
+    ) -> Self:
+        """Open the pool of a file: `config`, `$QNNFARM_POOL`, or `pool.yaml` in the working folder.
 
-        Where there is none, all devices of the adb server.
+        Without a file, the pool is all devices of the adb server.
 
         Args:
-            look: whether devices that are not known to be there are looked for, and virtual ones
-                made and started for that. Without, those that nobody has looked at are not leased.
-            tell: told in words which devices are waited for, where looking for them lasts.
+            probe: look for the devices that are not known to be there, and make and start virtual
+                ones for that. Without it, devices that were never probed are not leased.
+            on_progress: called with the names of the devices that are slow to answer.
 
         Raises:
             PoolConfigError: the file cannot be used.
             AdbServerError: the adb server cannot be reached or started.
             LedgerError: the ledger cannot be used.
         """
-        path, loaded = config_in_use(config)
+        path, loaded = find_config(config)
         opener = DeviceOpener(loaded)
         try:
-            members = members_of(loaded, opener.discover, str(path or "the adb server"))
+            members = configured_members(loaded, opener.discover, str(path or "the adb server"))
         except BaseException:
             opener.close()
             raise
-        return cls(members, loaded, opener, look=look, tell=tell)
+        return cls(members, loaded, opener, probe=probe, on_progress=on_progress)
 
     @classmethod
     def of(
-        cls, specs: Sequence[DeviceSpec], *, devices: Devices | None = None, tell: Tell = silent
+        cls,
+        specs: Sequence[DeviceSpec],
+        *,
+        devices: Devices | None = None,
+        on_progress: OnProgress = ignore_progress,
     ) -> Self:
-        """A pool of just these devices, with nothing configured.
+        """Open a pool of just these devices, with the default configuration.
 
         Args:
-            devices: with the connections to use; closed with the pool.
-            tell: see `open`.
+            devices: connections to use as well; closed with the pool.
+            on_progress: see `open`.
 
         Raises:
-            DeviceSpecError: one is given twice.
+            DeviceSpecError: a device is given twice.
             LedgerError: the ledger cannot be used.
         """
         config = PoolConfig()
-        return cls(members_from(specs), config, DeviceOpener(config, devices), tell=tell)
+        opener = DeviceOpener(config, devices)
+        return cls(members_of_specs(specs), config, opener, on_progress=on_progress)
 
     def __enter__(self) -> Self:
         return self
@@ -158,39 +170,40 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """Stop what runs in the background, and let go of connections."""
+        """Stop background work, and close the connections."""
         self.upkeep.close()
-        self._opener.close()
-        if not self._heart.beating:
+        self._context.opener.close()
+        if not self._context.heartbeat.active:
             self._database.close()
 
     def members(self) -> list[MemberStatus]:
-        """All devices as they are now, in the order of the configuration."""
+        """Return all devices as they are now, in the order of the configuration."""
         self.ledger.reconcile()
-        return self._roster.statuses(self.config.quarantine.limit)
+        return self._members.statuses(self.config.quarantine.limit)
 
     def overview(self) -> list[MemberStatus]:
-        """The same, with what is known of stopped devices without starting any."""
-        statuses, rows = self.members(), self._roster.rows()
-        return [self._from_outside(status, rows.get(status.name)) for status in statuses]
+        """Return the same, with what is known of stopped devices, of which none is started."""
+        statuses, rows = self.members(), self._members.rows()
+        return [self._with_hints(status, rows.get(status.name)) for status in statuses]
 
-    def survey(self) -> None:
-        """Look for the devices that are not known to be there, and ask them who they are."""
-        rows = self._roster.rows()
-        unsure = [
-            member
-            for name, member in self._roster.members.items()
-            if name not in rows or rows[name].state is MemberState.ABSENT
-        ]
-        self._lookout.look(unsure)
-
-    def probe(self) -> list[MemberStatus]:
-        """Ask every device that nobody holds who it is, then give all as `members` does."""
-        rows = self._roster.rows()
-        self._lookout.look(
+    def probe_absent(self) -> None:
+        """Ask the devices that are not known to be there who they are."""
+        rows = self._members.rows()
+        self._prober.probe(
             [
                 member
-                for name, member in self._roster.members.items()
+                for name, member in self._members.by_name.items()
+                if name not in rows or rows[name].state is MemberState.ABSENT
+            ]
+        )
+
+    def probe(self) -> list[MemberStatus]:
+        """Ask every device that nobody holds who it is, then return all as `members` does."""
+        rows = self._members.rows()
+        self._prober.probe(
+            [
+                member
+                for name, member in self._members.by_name.items()
                 if name not in rows or rows[name].lease is None
             ]
         )
@@ -207,54 +220,52 @@ class Pool:
         """Wait for devices, first come first served.
 
         Args:
-            timeout_s: how long; `None` waits for ever.
-            purpose: for people who look who holds a device.
-            cancelled: whether to give up; asked by this thread several times a second while it
+            timeout_s: `None` waits without limit.
+            purpose: shown to people with the holder of a device.
+            cancelled: whether to give up; called in this thread several times a second while it
                 waits, which keeps its place in the queue.
 
         Raises:
-            RequirementError: no device of the pool could ever meet it.
+            RequirementError: no device of the pool could ever meet the requirement.
             LeaseTimeoutError: none was free in time, or before it was cancelled.
             LedgerError: the ledger cannot be used.
         """
         acquisition = Acquisition(
-            self.ledger,
-            self._clock,
-            self._heart,
-            self._claims,
+            self._context,
             this_process(),
-        )
-        self._keep_up()
-        return acquisition.run(
             requirement,
-            lambda: self._roster.meeting(requirement),
-            timeout_s=timeout_s,
+            lambda: self._members.matching(requirement),
             purpose=one_line(purpose, 120),
-            changes=self._changes,
-            while_waiting=self._keep_up,
-            cancelled=cancelled,
+        )
+        self._start_repairs()
+        return acquisition.run(
+            timeout_s=timeout_s, while_waiting=self._start_repairs, cancelled=cancelled
         )
 
     def history(self, name: str) -> list[HistoryEntry]:
-        """What happened to a device, oldest first."""
-        self._roster.member(name)
-        key = self._roster.known(name)
+        """Return the events of a device, oldest first.
+
+        Raises:
+            UnknownMemberError: the pool has no such device.
+        """
+        self._members.member(name)
+        key = self._members.key_of(name)
         return [] if key is None else self.ledger.devices.history(key)
 
-    def _from_outside(self, status: MemberStatus, row: DeviceRow | None) -> MemberStatus:
-        if alone := left_alone(status.name, row) if row else "":
-            status = replace(status, reason=f"{status.reason}; {alone}")
-        member = self._roster.member(status.name)
+    def _with_hints(self, status: MemberStatus, row: DeviceRow | None) -> MemberStatus:
+        if idle := describe_idle_recovery(status.name, row) if row else "":
+            status = replace(status, reason=f"{status.reason}; {idle}")
+        member = self._members.member(status.name)
         seen = device_types()[member.spec.type].preview(member.spec).obstacle
         if not seen or status.state is not MemberState.READY:
             return replace(status, seen=seen or status.seen)
-        can = seen == "stopped" or member.soc is not None
+        can_start = seen == "stopped" or member.soc is not None
         reason = f"{'started' if seen == 'stopped' else 'made'} for its next lease"
         return replace(
             status,
             seen=seen,
-            reason=reason if can else f"no {member.spec.type} device has that name",
+            reason=reason if can_start else f"no {member.spec.type} device has that name",
         )
 
-    def _keep_up(self) -> None:
-        self.upkeep.start(self._roster.by_key())
+    def _start_repairs(self) -> None:
+        self.upkeep.start(self._members.by_key())

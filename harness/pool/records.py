@@ -2,6 +2,7 @@
 
 import sqlite3
 from dataclasses import dataclass
+from enum import StrEnum
 
 from harness.pool.failure_policy import FailureRecord
 from harness.pool.owner import Owner
@@ -18,7 +19,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownFence:
+class FenceRecord:
     """What is remembered of the fence on a device since it was claimed; empty: never.
 
     Attributes:
@@ -31,6 +32,13 @@ class KnownFence:
     id: str = ""
     root: str = ""
     quiet: int = 0
+
+
+class RepairKind(StrEnum):
+    """The purpose of a lease under which a device is repaired."""
+
+    RECOVERY = "recovery"
+    PROBATION = "probation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ class DeviceRow:
     due: float
     step: str
     probed: bool
-    fence: KnownFence
+    fence: FenceRecord
     facts: Facts
     lease: LeaseRow | None
     failures: tuple[FailureRecord, ...]
@@ -126,7 +134,7 @@ def device_of(
         row["due"],
         row["step"],
         bool(row["probed"]),
-        KnownFence(row["fence"], row["root"], row["quiet"]),
+        FenceRecord(row["fence"], row["root"], row["quiet"]),
         Facts(row["soc"], row["hexagon"], row["free_bytes"]),
         lease,
         failures,

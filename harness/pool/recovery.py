@@ -6,7 +6,6 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from harness.clock import Deadline, DeadlineExceeded
@@ -24,14 +23,18 @@ from harness.errors import (
     RecoveryStepError,
     one_line,
 )
-from harness.pool.config import PoolConfig, StepName
+from harness.pool.config import StepName
+from harness.pool.context import PoolContext
+from harness.pool.fence import HigherTokenError
 from harness.pool.members import Member
-from harness.pool.opening import Opener, Reached, survey
+from harness.pool.opening import ReachedDevice, identify
+from harness.pool.records import DeviceRow, LeaseRow
+from harness.pool.status import OnProgress
 
 _ANSWER_S = 15.0
 _POLL_S = 0.5
 _TCP = re.compile(r".+:\d{1,5}")
-_WORDS: Mapping[StepName, str] = MappingProxyType(
+_DESCRIPTIONS: Mapping[StepName, str] = MappingProxyType(
     {
         "reconnect": "connecting to it anew",
         "adb_server": "starting its adb server, or restarting it if it is ours",
@@ -41,99 +44,98 @@ _WORDS: Mapping[StepName, str] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
 class Recovery:
-    """Takes one device through the steps.
+    """One recovery of a device, step by step, under a lease of its own.
 
-    Attributes:
-        prove: tries a device that answered; raises if it cannot be used yet.
-        server_in_use: whether somebody else holds a device of the same adb server.
-        record: called with the name of each step and how it went.
-        begin: told in words of each step before it is taken.
+    Args:
+        lease: the repair's.
         stopped: whether to give up early.
-        reached: called with the name of each step before it is taken.
-        cut_off: the step in which the last process was cut off; empty: none.
+        on_progress: called with each step before it is taken, and with its result.
     """
 
-    member: Member
-    key: str
-    opener: Opener
-    config: PoolConfig
-    prove: Callable[[Reached], None]
-    server_in_use: Callable[[], bool]
-    record: Callable[[str, str], None]
-    begin: Callable[[str], None]
-    stopped: Callable[[], bool]
-    reached: Callable[[str], None]
-    cut_off: str = ""
+    def __init__(
+        self,
+        context: PoolContext,
+        member: Member,
+        lease: LeaseRow,
+        stopped: Callable[[], bool],
+        on_progress: OnProgress,
+    ) -> None:
+        self._context = context
+        self._config = context.config.recovery
+        self._opener = context.opener
+        self._ledger = context.ledger
+        self._member = member
+        self._lease = lease
+        self._stopped = stopped
+        self._on_progress = on_progress
 
-    def run(self, *, gently: bool = False) -> Reached:
-        """Try the steps until the device answers.
+    def run(self, device: DeviceRow) -> ReachedDevice:
+        """Take the steps until the device answers.
 
-        Args:
-            gently: just look and reconnect, for a device that was never seen.
+        A recovery that was cut off goes on with the step that it had begun. For a device that was
+        never reached, the only step is `reconnect`.
 
         Raises:
-            RecoveryStepError: none helped; says why the last did not.
+            RecoveryStepError: no step helped; says why the last did not.
         """
-        self.begin("asking whether it answers")
+        self._on_progress("asking whether it answers")
         try:
-            return self._look(0.0, "look")
+            return self._wait_for_answer("look", 0.0)
         except HarnessError as error:
             last = f"look: {one_line(str(error))}"
-        steps = self.config.recovery.steps
-        if gently and "reconnect" in steps:
-            steps = ("reconnect",)
-        patience_s = 0.0 if gently else self.config.recovery.return_timeout_s
-        begun = steps.index(self.cut_off) if self.cut_off in steps else 0
-        for step in steps[begun:]:
-            self._go_on()
-            self.reached(step)
-            self.begin(self._in_words(step, patience_s))
+        steps, patience_s = self._config.steps, self._config.return_timeout_s
+        if not (device.leases or device.facts.soc):
+            steps, patience_s = ("reconnect",) if "reconnect" in steps else steps, 0.0
+        first = steps.index(device.step) if device.step in steps else 0
+        for step in steps[first:]:
+            self._check_stopped()
+            self._ledger.repairs.record_step(self._lease.key, self._lease.token, step)
+            self._on_progress(self._announcement(step, patience_s))
             try:
                 self._take(step)
-                return self._look(patience_s, step)
+                return self._wait_for_answer(step, patience_s)
             except HarnessError as error:
-                last = self._no_help(step, error)
+                self._check_stopped()  # a step that was cut off says nothing
+                reason = one_line(str(error))
+                self._record(step, f"did not help: {reason}")
+                last = f"{step}: {reason}"
         raise RecoveryStepError(last)
 
-    def _no_help(self, step: StepName, error: HarnessError) -> str:
-        """Why a step did not help; that it was cut off says nothing of it."""
-        self._go_on()
-        reason = one_line(str(error))
-        self.record(step, f"did not help: {reason}")
-        return f"{step}: {reason}"
-
-    def _go_on(self) -> None:
-        if self.stopped():
+    def _check_stopped(self) -> None:
+        if self._stopped():
             raise RecoveryStepError("recovery was interrupted")
 
-    @property
-    def _most_s(self) -> Mapping[StepName, float]:
-        """How long the steps themselves may take that take long."""
-        config = self.config.recovery
-        return {"reboot": config.reboot_timeout_s, "power_cycle": config.power_cycle_timeout_s}
+    def _record(self, step: str, text: str) -> None:
+        self._ledger.devices.add_history(self._lease.key, f"recovery: {step}", text)
+        self._on_progress(f"{step}: {text}")
 
-    def _in_words(self, step: StepName, patience_s: float) -> str:
-        words = f"{step}: {_WORDS[step]}"
-        if step in self._most_s:
-            words += f", {self._most_s[step]:g} s at most"
-        return f"{words}; then it has {patience_s:g} s to answer" if patience_s else words
+    def _announcement(self, step: StepName, patience_s: float) -> str:
+        text = f"{step}: {_DESCRIPTIONS[step]}"
+        if step in ("reboot", "power_cycle"):
+            reboot = step == "reboot"
+            config = self._config
+            limit_s = config.reboot_timeout_s if reboot else config.power_cycle_timeout_s
+            text += f", {limit_s:g} s at most"
+        return f"{text}; then it has {patience_s:g} s to answer" if patience_s else text
 
-    def _look(self, patience_s: float, step: str) -> Reached:
-        """Ask the device who it is, again and again."""
+    def _wait_for_answer(self, step: str, patience_s: float) -> ReachedDevice:
+        """Ask the device who it is until it answers and can be claimed."""
         deadline = time.monotonic() + patience_s
         while True:
-            self.opener.forget(self.member)
+            self._opener.forget(self._member)
             try:
-                reached = survey(self.member, self.opener.open(self.member), timeout_s=_ANSWER_S)
-                self.prove(reached)
+                device = self._opener.open(self._member)
+                reached = identify(self._member, device, timeout_s=_ANSWER_S)
+                if reached.key == self._lease.key:
+                    with suppress(HigherTokenError):
+                        self._context.claims.claim(self._lease.token, reached.key, self._member)
             except HarnessError:
-                if time.monotonic() >= deadline or self.stopped():
+                if time.monotonic() >= deadline or self._stopped():
                     raise
                 time.sleep(_POLL_S)
                 continue
-            self.record(step, "it answers")
+            self._record(step, "it answers")
             return reached
 
     def _take(self, step: StepName) -> None:
@@ -143,8 +145,8 @@ class Recovery:
             case "adb_server":
                 self._restart_server()
             case "reboot":
-                device = self.opener.open(self.member)
-                device.reboot(timeout_s=self.config.recovery.reboot_timeout_s)
+                device = self._opener.open(self._member)
+                device.reboot(timeout_s=self._config.reboot_timeout_s)
             case "power_cycle":
                 self._power_cycle()
 
@@ -165,13 +167,13 @@ class Recovery:
     def _restart_server(self) -> None:
         own = self._adb_serial
         if own is None:
-            self.opener.restart_server(self.member)
+            self._opener.restart_server(self._member)
             return
         lost: list[str] = []
         if _listens():
-            if not self.config.adb_server.ours:
+            if not self._context.config.adb_server.ours:
                 raise RecoveryStepError("not taken: the configuration does not say that it is ours")
-            if self.server_in_use():
+            if self._ledger.leases.in_use(besides=self._lease.key):
                 raise RecoveryStepError("not taken: it serves devices that are in use")
             lost = _tcp_devices()
             _kill(address_from(os.environ))
@@ -184,13 +186,14 @@ class Recovery:
             server.connect(own)
 
     def _power_cycle(self) -> None:
-        command = self.member.power_cycle or self.config.recovery.power_cycle
+        command = self._member.power_cycle or self._config.power_cycle
         if command:
             run_command(
-                fill(command, self.member, self.key), self.config.recovery.power_cycle_timeout_s
+                fill_placeholders(command, self._member, self._lease.key),
+                self._config.power_cycle_timeout_s,
             )
             return
-        spec = self.member.spec
+        spec = self._member.spec
         try:
             device_types()[spec.type].power_cycle(spec)
         except DeviceUnsupportedError as error:
@@ -199,34 +202,18 @@ class Recovery:
     @property
     def _adb_serial(self) -> str | None:
         """Its serial at this host's adb server; `None` if it is not reached through that."""
-        return device_types()[self.member.spec.type].preview(self.member.spec).adb_serial
+        return device_types()[self._member.spec.type].preview(self._member.spec).adb_serial
 
 
-def fill(command: Sequence[str], member: Member, key: str) -> list[str]:
-    """The words of a user's command with the device's in place of `{name}`, `{serial}`, `{key}`.
+def fill_placeholders(command: Sequence[str], member: Member, key: str) -> list[str]:
+    """Replace `{name}`, `{serial}` and `{key}` in a user's command by the device's.
 
-    Nothing is interpreted twice: braces in a name stay what they are.
+    Braces in the values stay as they are.
     """
-    values = {
-        "{" + word + "}": value
-        for word, value in (
-            ("name", member.name),
-            ("serial", member.spec.serial),
-            ("key", key),
-        )
-    }
-    words = []
-    for word in command:
-        parts, rest = [], word
-        while rest:
-            at, mark = min(
-                ((rest.find(mark), mark) for mark in values if mark in rest),
-                default=(len(rest), ""),
-            )
-            parts += [rest[:at], values.get(mark, "")]
-            rest = rest[at + len(mark) :]
-        words.append("".join(parts))
-    return words
+    values = {"name": member.name, "serial": member.spec.serial, "key": key}
+    return [
+        re.sub(r"\{(name|serial|key)\}", lambda match: values[match[1]], word) for word in command
+    ]
 
 
 def run_command(words: Sequence[str], timeout_s: float) -> None:

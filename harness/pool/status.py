@@ -9,12 +9,12 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import one_line
 from harness.pool.states import MemberState
 
-Tell = Callable[[str], None]
-"""Is told in words what is done, and how it went."""
+OnProgress = Callable[[str], None]
+"""Called with a sentence for each step of a long operation, and for its result."""
 
 
-def silent(_: str) -> None:
-    """Nobody is told."""
+def ignore_progress(_: str) -> None:
+    """Drop a progress message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ _MOST_MEMBERS = 6
 _AWAY = {MemberState.ABSENT, MemberState.RECOVERING}
 _DISTRUSTED = {MemberState.QUARANTINED, MemberState.PROBATION}
 
-Situation = frozenset[tuple[str, str]]
+WaitReasons = frozenset[tuple[str, str]]
 """Names of devices, each with what kind of reason it has."""
 
 
-def in_the_way(members: Sequence[MemberStatus], *, own: str = "") -> str:
+def describe_wait(members: Sequence[MemberStatus], *, own: str = "") -> str:
     """Who holds each of those devices since when, or why it is out.
 
     Args:
@@ -70,7 +70,7 @@ def in_the_way(members: Sequence[MemberStatus], *, own: str = "") -> str:
     return "; ".join(told) or "the pool has no such device now"
 
 
-def situation(members: Sequence[MemberStatus]) -> Situation:
+def wait_reasons(members: Sequence[MemberStatus]) -> WaitReasons:
     """What is another one only when a person would say that the reason is another.
 
     A device that is looked for again and again goes from absent to recovering and back.

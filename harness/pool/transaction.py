@@ -35,7 +35,7 @@ class Transaction:
 
     # Devices
 
-    def point(self, spec: str, key: str) -> None:
+    def set_address(self, spec: str, key: str) -> None:
         """From now on an address means that device."""
         self.db.execute(
             "INSERT INTO addresses VALUES (?, ?) ON CONFLICT (spec) DO UPDATE SET key = ?",
@@ -43,7 +43,7 @@ class Transaction:
         )
         self.facts_changed()
 
-    def ensure(self, key: str, name: str, spec: str, state: MemberState, reason: str) -> None:
+    def add_device(self, key: str, name: str, spec: str, state: MemberState, reason: str) -> None:
         """A device is in the ledger; one that is new there begins in `state`."""
         added = self.db.execute(
             "INSERT OR IGNORE INTO devices (key, name, spec, state, reason, since)"
@@ -51,9 +51,9 @@ class Transaction:
             (key, name, spec, state, reason, self._clock.now()),
         ).rowcount
         if added:
-            self.note(key, "added", f"{state}: {reason}")
+            self.add_history(key, "added", f"{state}: {reason}")
 
-    def forget_nameless(self, key: str, spec: str) -> None:
+    def drop_placeholder(self, key: str, spec: str) -> None:
         """Drop what stood for a device while nobody knew which one it is."""
         if key == spec:
             self.db.execute("DELETE FROM devices WHERE key = ? AND state = 'absent'", (key,))
@@ -76,7 +76,7 @@ class Transaction:
         row = self.db.execute("SELECT state FROM devices WHERE key = ?", (key,)).fetchone()
         return MemberState(row["state"])
 
-    def move(self, key: str, event: Event, reason: str) -> None:
+    def apply(self, key: str, event: Event, reason: str) -> None:
         """Let `event` happen; where it cannot in the device's state, nothing changes.
 
         A device that would be ready by it is quarantined if its evidence is over the limit.
@@ -89,29 +89,29 @@ class Transaction:
         if then is None or (then is state and event not in {Event.FAILED, Event.RECOVER}):
             return
         if then is state is MemberState.DRAINING:
-            self.note(key, event, reason)
+            self.add_history(key, event, reason)
             return
         self.db.execute(
             "UPDATE devices SET state = ?, reason = ?, since = ? WHERE key = ?",
             (then, reason, self._clock.now(), key),
         )
-        self.note(key, event, f"{state} -> {then}: {reason}")
+        self.add_history(key, event, f"{state} -> {then}: {reason}")
         if then is MemberState.READY:
-            self._distrust(key)
+            self._quarantine_if_over_limit(key)
 
-    def give_back(self, key: str, failure: str, event: Event, reason: str) -> None:
+    def end_lease(self, key: str, failure: str, event: Event, reason: str) -> None:
         """A lease ended by `event`; a failure reported under it decides what comes next."""
         if failure:
-            self.begin_anew(key)
-            self.move(key, Event.FAILED, failure)
+            self.reset_repairs(key)
+            self.apply(key, Event.FAILED, failure)
         else:
-            self.move(key, event, reason)
+            self.apply(key, event, reason)
 
-    def begin_anew(self, key: str) -> None:
+    def reset_repairs(self, key: str) -> None:
         """Its next recovery is due at once, and begins with the first step."""
         self.db.execute("UPDATE devices SET due = 0, attempts = 0, step = '' WHERE key = ?", (key,))
 
-    def note(self, key: str, what: str, text: str, token: int | None = None) -> None:
+    def add_history(self, key: str, what: str, text: str, token: int | None = None) -> None:
         """Write something into a device's history, which forgets the oldest for it.
 
         Args:
@@ -127,19 +127,19 @@ class Transaction:
             (key, key, _HISTORY),
         )
 
-    def note_lost(self, key: str, token: int, why: str) -> None:
+    def record_loss(self, key: str, token: int, why: str) -> None:
         """A lease did not end by its holder, who will ask why."""
-        self.note(key, LOST, why, token)
+        self.add_history(key, LOST, why, token)
 
     def undrain(self, key: str, reason: str) -> MemberState:
         """Take back a person's wish; gives the state that is right without it."""
-        self.move(key, Event.UNDRAIN, reason)
+        self.apply(key, Event.UNDRAIN, reason)
         lease = self.db.execute("SELECT * FROM leases WHERE key = ?", (key,)).fetchone()
         if lease is not None and self.state(key) is MemberState.READY:
-            self.move(key, Event.GRANTED, f"held by {lease['label']}")
+            self.apply(key, Event.GRANTED, f"held by {lease['label']}")
         return self.state(key)
 
-    def _distrust(self, key: str) -> None:
+    def _quarantine_if_over_limit(self, key: str) -> None:
         """Quarantine a device that is ready, but whose evidence is over the limit."""
         if self.db.execute("SELECT 1 FROM leases WHERE key = ?", (key,)).fetchone():
             return  # its release decides
@@ -154,12 +154,12 @@ class Transaction:
         if counted and total >= self._rule.limit:
             kinds = ", ".join(dict.fromkeys(found.kind for found in counted))
             reason = f"failures weigh {total:g} in its last {self._rule.window} leases ({kinds})"
-            returns = self._returns(key, leases)
+            returns = self._count_returns(key, leases)
             due = self._clock.now() + self._rule.backoff(returns)
             self.db.execute(
                 "UPDATE devices SET due = ?, attempts = ? WHERE key = ?", (due, returns + 1, key)
             )
-            self.move(key, Event.DISTRUSTED, reason)
+            self.apply(key, Event.DISTRUSTED, reason)
 
     def settle_evidence(self, key: str) -> None:
         """A probation was passed: nothing from before it counts any more.
@@ -169,7 +169,7 @@ class Transaction:
         """
         self.db.execute("UPDATE evidence SET settled = settled + 1 WHERE key = ?", (key,))
 
-    def _returns(self, key: str, leases: int) -> int:
+    def _count_returns(self, key: str, leases: int) -> int:
         """How often the device came out of quarantine in the leases whose evidence is kept."""
         row = self.db.execute(
             "SELECT coalesce(max(settled), 0) FROM evidence WHERE key = ? AND lease >= ?",
@@ -179,8 +179,8 @@ class Transaction:
 
     # The queue and leases
 
-    def turn(self, ticket: int) -> Sequence[str] | None:
-        """The devices that a ticket is served with now; `None` if it is not its turn."""
+    def devices_for(self, ticket: int) -> Sequence[str] | None:
+        """The devices that a ticket is served with now; `None` if it is not its devices_for."""
         free = self._keys(
             "SELECT key FROM devices WHERE state = 'ready' AND key NOT IN (SELECT key FROM leases)"
         )
@@ -205,7 +205,7 @@ class Transaction:
     def lease(self, key: str, token: int, owner: Owner, purpose: str) -> LeaseRow:
         """Grant a device that is ready."""
         self.db.execute("UPDATE devices SET leases = leases + 1 WHERE key = ?", (key,))
-        self.move(key, Event.GRANTED, f"held by {owner.label}")
+        self.apply(key, Event.GRANTED, f"held by {owner.label}")
         return self.insert_lease(key, token, owner, purpose)
 
     def insert_lease(self, key: str, token: int, owner: Owner, purpose: str) -> LeaseRow:
@@ -218,7 +218,7 @@ class Transaction:
         )
         return LeaseRow(key, token, purpose, granted, owner, beat, self._ttl_s)
 
-    def bury(self, gone: Callable[[Owner], bool]) -> None:
+    def expire_dead_owners(self, is_dead: Callable[[Owner], bool]) -> None:
         """End what belongs to processes that are gone, and repair what contradicts itself."""
         owners = self.db.execute(
             "SELECT pid, started, boot, namespace, label FROM leases"
@@ -226,7 +226,7 @@ class Transaction:
         ).fetchall()
         for row in owners:
             owner = owner_of(row)
-            if gone(owner):
+            if is_dead(owner):
                 who = owner.pid, owner.started, owner.boot, owner.namespace, owner.label
                 self._end(
                     "pid = ? AND started = ? AND boot = ? AND namespace = ? AND label = ?",
@@ -244,7 +244,7 @@ class Transaction:
             "SELECT key FROM devices WHERE state IN ('leased', 'probation')"
             " AND key NOT IN (SELECT key FROM leases)"
         ).fetchall():
-            self.move(row["key"], Event.EXPIRED, "it was held by nobody")
+            self.apply(row["key"], Event.EXPIRED, "it was held by nobody")
         self.db.execute("DELETE FROM leases WHERE key NOT IN (SELECT key FROM devices)")
 
     def _end(self, which: str, values: Sequence[object], why: Callable[[sqlite3.Row], str]) -> None:
@@ -255,8 +255,8 @@ class Transaction:
             " failure",
             values,
         ).fetchall():
-            self.note_lost(row["key"], row["token"], why(row))
-            self.give_back(row["key"], row["failure"], Event.EXPIRED, why(row))
+            self.record_loss(row["key"], row["token"], why(row))
+            self.end_lease(row["key"], row["failure"], Event.EXPIRED, why(row))
 
     def _keys(self, query: str) -> set[str]:
         return {row[0] for row in self.db.execute(query)}
@@ -268,20 +268,20 @@ def _candidates(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class LedgerContext:
     """What all parts of the ledger share.
 
     Attributes:
         ttl_s: how long a heartbeat keeps a lease or a place in the queue.
         rule: when evidence is enough for quarantine.
-        gone: whether a process has ended.
+        is_dead: whether a process has ended.
     """
 
     database: Database
     clock: Clock
     ttl_s: float
     rule: QuarantineRule
-    gone: Callable[[Owner], bool]
+    is_dead: Callable[[Owner], bool]
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:

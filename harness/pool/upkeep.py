@@ -7,10 +7,9 @@ import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
-from harness.clock import Clock, Deadline
+from harness.clock import Deadline
 from harness.deploy.scripts import ensure_scripts
 from harness.devices.base import Device
 from harness.errors import (
@@ -22,22 +21,21 @@ from harness.errors import (
     one_line,
 )
 from harness.pool.action_names import PROBATION, named
-from harness.pool.config import PoolConfig
-from harness.pool.fence import Claims, Held, HigherTokenError
-from harness.pool.heartbeat import Heart, Pulse
+from harness.pool.context import PoolContext
+from harness.pool.fence import ClaimedDevice, HigherTokenError
+from harness.pool.heartbeat import LeaseTerm
 from harness.pool.lease import Lease
-from harness.pool.ledger import Ledger
 from harness.pool.members import Member
-from harness.pool.opening import Opener, Reached
 from harness.pool.owner import this_process
-from harness.pool.records import LeaseRow
+from harness.pool.records import DeviceRow, LeaseRow, RepairKind
 from harness.pool.recovery import Recovery
 from harness.pool.states import Event
-from harness.pool.status import Tell, silent
+from harness.pool.status import OnProgress, ignore_progress
 
 log = logging.getLogger(__name__)
 
-_MOST_AT_ONCE = 8
+_MAX_THREADS = 8
+
 Probation = Callable[[Device], None]
 """Raises a `HarnessError` if the device does not pass."""
 
@@ -98,43 +96,27 @@ def _round_trip(device: Device, remote: str, deadline: Deadline) -> None:
 
 
 class Upkeep:
-    """Works on the devices of one pool that are not ready, each under a lease of its own.
+    """Repairs devices of one pool that are not ready, each under a lease of its own.
 
-    So no two processes work on one device, and what a process that ends leaves undone is done by
-    the next that waits.
+    So no two processes work on one device, and the next process that waits for a device goes on
+    with what a process that ended left undone.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        clock: Clock,
-        heart: Heart,
-        opener: Opener,
-        config: PoolConfig,
-        claims: Claims,
-        changed: Callable[[], None],
-        *,
-        probation: Probation = standard_probation,
-    ) -> None:
-        self._ledger = ledger
-        self._clock = clock
-        self._heart = heart
-        self._opener = opener
-        self._config = config
-        self._claims = claims
-        self._changed = changed
+    def __init__(self, context: PoolContext, *, probation: Probation = standard_probation) -> None:
+        self._context = context
+        self._ledger = context.ledger
         self.probation = probation
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._busy: set[str] = set()
 
     def start(self, members: Mapping[str, Member]) -> None:
-        """Begin what is due, in threads that end with it."""
+        """Start the repairs that are due, each in a thread."""
         for key in self._ledger.repairs.due():
             if key not in members:
                 continue
             with self._lock:
-                if key in self._busy or len(self._busy) >= _MOST_AT_ONCE:
+                if key in self._busy or len(self._busy) >= _MAX_THREADS:
                     continue
                 self._busy.add(key)
             threading.Thread(
@@ -145,123 +127,107 @@ class Upkeep:
             ).start()
 
     def close(self) -> None:
-        """Give up what has not begun; a step that runs is not cut off."""
+        """Start nothing more; a step that runs is not cut off."""
         self._stop.set()
 
-    def work(self, member: Member, key: str, *, force: bool = False, tell: Tell = silent) -> None:
-        """Recover a device, or try it, if that is due and nobody else does it.
+    def repair(
+        self,
+        member: Member,
+        key: str,
+        *,
+        force: bool = False,
+        on_progress: OnProgress = ignore_progress,
+    ) -> None:
+        """Recover a device, or try it on probation, if that is due and nobody else does it.
 
         Args:
-            tell: told of each step as it begins, and of how it went.
+            force: do it before it is due.
+            on_progress: called with each step and its result.
         """
-        known = self._ledger.devices.rows([key]).get(key)
-        attempts = known.attempts if known else 0
-        row = self._ledger.repairs.begin(key, this_process(), force=force)
-        if row is None:
+        lease = self._ledger.repairs.begin(key, this_process(), force=force)
+        if lease is None:
             return
-        pulse = Pulse(row.token, 1, row.beat + row.ttl)
+        device = self._ledger.devices.rows([key])[key]
+        term = LeaseTerm.of([lease])
+        probation = lease.purpose == RepairKind.PROBATION
         try:
-            self._heart.keep(pulse)
-            if row.purpose == "probation":
-                tell("its probation run: files there and back, commands, no reboot")
-                self._probation(member, row, pulse)
+            self._context.heartbeat.start(term)
+            if probation:
+                on_progress("its probation run: files there and back, commands, no reboot")
+                self._run_probation(member, device, term)
             else:
-                self._recovery(member, row, tell)
+                self._recover(member, device, lease, on_progress)
         except BaseException as error:
-            probation = row.purpose == "probation"
             if not probation and not isinstance(error, Exception):  # Ctrl-C
-                self._ledger.repairs.put_down(key, pulse.token)
+                self._ledger.repairs.interrupt(key, term.token)
                 raise
             event = Event.NOT_PASSED if probation else Event.GAVE_UP
-            backoff = self._config.quarantine.rule if probation else self._config.recovery
-            wait = backoff.backoff(attempts)
-            reason = "it was interrupted"
-            self._ledger.repairs.end(key, pulse.token, event, reason, retry_in_s=wait)
+            self._end(device, term.token, event, "it was interrupted")
             raise
         finally:
-            self._heart.drop(pulse)
-            self._changed()
+            self._context.heartbeat.stop(term)
+            self._context.changes.notify()
 
     def _in_thread(self, member: Member, key: str) -> None:
         try:
-            self.work(member, key)
+            self.repair(member, key)
         except HarnessError as error:
             log.warning("upkeep of %s: %s", member.name, error)
         finally:
             with self._lock:
                 self._busy.discard(key)
 
-    def _recovery(self, member: Member, row: LeaseRow, tell: Tell) -> None:
-        device = self._ledger.devices.rows([row.key])[row.key]
-
-        def record(step: str, text: str) -> None:
-            self._ledger.devices.note(row.key, f"recovery: {step}", text)
-            tell(f"{step}: {text}")
-
-        recovery = Recovery(
-            member,
-            row.key,
-            self._opener,
-            self._config,
-            lambda reached: self._prove(member, row, reached),
-            lambda: self._server_in_use(row),
-            record,
-            tell,
-            self._stop.is_set,
-            lambda step: self._ledger.repairs.reached(row.key, row.token, step),
-            device.step,
-        )
+    def _recover(
+        self, member: Member, device: DeviceRow, lease: LeaseRow, on_progress: OnProgress
+    ) -> None:
+        recovery = Recovery(self._context, member, lease, self._stop.is_set, on_progress)
         try:
-            reached = recovery.run(gently=not (device.leases or device.facts.soc))
+            reached = recovery.run(device)
         except HarnessError as error:
             if self._stop.is_set():
-                self._ledger.repairs.put_down(row.key, row.token)
-                return
-            wait = self._config.recovery.backoff(device.attempts)
-            reason = one_line(str(error))
-            self._ledger.repairs.end(row.key, row.token, Event.GAVE_UP, reason, retry_in_s=wait)
+                self._ledger.repairs.interrupt(lease.key, lease.token)
+            else:
+                self._end(device, lease.token, Event.GAVE_UP, one_line(str(error)))
             return
-        if reached.key != row.key:
+        if reached.key != lease.key:
             reason = f"another device answers at {member.spec}"
-            wait = self._config.recovery.backoff(device.attempts)
-            self._ledger.repairs.end(row.key, row.token, Event.GAVE_UP, reason, retry_in_s=wait)
+            self._end(device, lease.token, Event.GAVE_UP, reason)
         else:
-            self._ledger.repairs.end(row.key, row.token, Event.RECOVERED, "it answers again")
-        self._ledger.devices.register_found(
-            reached.key, member.name, str(member.spec), reached.facts
-        )
+            self._end(device, lease.token, Event.RECOVERED, "it answers again")
+        self._ledger.devices.record_found(reached.key, member.name, str(member.spec), reached.facts)
 
-    def _probation(self, member: Member, row: LeaseRow, pulse: Pulse) -> None:
-        device = self._ledger.devices.rows([row.key])[row.key]
+    def _run_probation(self, member: Member, device: DeviceRow, term: LeaseTerm) -> None:
         try:
-            held = self._claim(member, row.key, pulse)
-            lease = Lease(
-                self._ledger.leases, self._clock, self._heart, pulse, [held], self._changed
-            )
+            lease = Lease(self._context, term, [self._claim(member, device.key, term)])
             self.probation(lease.device)
         except (HarnessError, HigherTokenError) as error:
-            event, wait = Event.NOT_PASSED, self._config.quarantine.rule.backoff(device.attempts)
-            reason = f"its probation run failed: {one_line(str(error))}"
+            reason, retry_in_s = f"its probation run failed: {one_line(str(error))}", None
             if isinstance(error, HarnessError) and error.is_infrastructure:
                 # It says nothing about the device, which is tried again at once.
-                reason, wait = one_line(str(error)), 1.0
+                reason, retry_in_s = one_line(str(error)), 1.0
+            self._end(device, term.token, Event.NOT_PASSED, reason, retry_in_s=retry_in_s)
         else:
-            event, reason, wait = Event.PASSED, "it passed its probation run", 0.0
-        self._ledger.repairs.end(row.key, pulse.token, event, reason, retry_in_s=wait)
+            self._end(device, term.token, Event.PASSED, "it passed its probation run")
 
-    def _claim(self, member: Member, key: str, pulse: Pulse) -> Held:
+    def _claim(self, member: Member, key: str, term: LeaseTerm) -> ClaimedDevice:
         try:
-            return self._claims.claim(pulse.token, key, member)
+            return self._context.claims.claim(term.token, key, member)
         except HigherTokenError as error:
-            if not self._heart.raise_token(pulse, int(error.args[0])):
-                raise LeaseLostError(member.name, pulse.token, "it was taken back") from None
-            return self._claims.claim(pulse.token, key, member)
+            if not self._context.heartbeat.raise_token(term, int(error.args[0])):
+                raise LeaseLostError(member.name, term.token, "it was taken back") from None
+            return self._context.claims.claim(term.token, key, member)
 
-    def _prove(self, member: Member, row: LeaseRow, reached: Reached) -> None:
-        """A device that answers must let itself be claimed, too."""
-        if reached.key == row.key:
-            with suppress(HigherTokenError):
-                self._claims.claim(row.token, row.key, member)
-
-    def _server_in_use(self, row: LeaseRow) -> bool:
-        return self._ledger.leases.in_use(besides=row.key)
+    def _end(
+        self,
+        device: DeviceRow,
+        token: int,
+        event: Event,
+        reason: str,
+        *,
+        retry_in_s: float | None = None,
+    ) -> None:
+        if retry_in_s is None:
+            config = self._context.config
+            policy = config.quarantine.rule if event is Event.NOT_PASSED else config.recovery
+            retry_in_s = policy.backoff(device.attempts)
+        self._ledger.repairs.end(device.key, token, event, reason, retry_in_s=retry_in_s)

@@ -87,9 +87,9 @@ def line(name: str, requirement: "Requirement", members: "Sequence[MemberStatus]
     """
     from harness.errors import one_line
     from harness.pool.requirement import candidates
-    from harness.pool.status import in_the_way
+    from harness.pool.status import describe_wait
 
-    told = in_the_way(candidates(requirement, members))
+    told = describe_wait(candidates(requirement, members))
     return f"qnnfarm: {name} waits for {one_line(str(requirement))}: {told}"
 
 

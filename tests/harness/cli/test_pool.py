@@ -127,10 +127,10 @@ def test_recover_says_each_step_as_it_begins(pool_file: Path, virtual_device: Ad
     assert qnnfarm(pool_file, "drain", "dut", "--reason", "x").returncode == 0
     assert qnnfarm(pool_file, "undrain", "dut").stderr == "dut is absent\n"
     assert "not looked at yet" in qnnfarm(pool_file, "show").stdout
-    with Pool.open(pool_file, look=False) as pool:  # it was there once
+    with Pool.open(pool_file, probe=False) as pool:  # it was there once
         key = pool.ledger.devices.keys_of(["android:127.0.0.1:9"])["android:127.0.0.1:9"]
         facts = Facts("SM8750", "v79")
-        pool.ledger.devices.register_found(key, "dut", "android:127.0.0.1:9", facts)
+        pool.ledger.devices.record_found(key, "dut", "android:127.0.0.1:9", facts)
     done = qnnfarm(pool_file, "recover", "dut")
     assert done.returncode == 1
     asking, connecting, failed, cycling, not_taken, *_ = done.stderr.splitlines()

@@ -167,7 +167,7 @@ def test_who_waits_for_devices_is_told_why(lab: Lab, start: Start) -> None:
     with Pool.open(lab.folder / "pool.yaml") as pool:
         first, second = (member.name for member in pool.members())
         for name in (first, second):
-            pool.by_hand.drain(name, "swollen")
+            pool.admin.drain(name, "swollen")
         process = start(lab.plan(workloads=[QUICK]))
         said: list[str] = []
         assert process.stderr is not None
@@ -180,8 +180,8 @@ def test_who_waits_for_devices_is_told_why(lab: Lab, start: Start) -> None:
         assert len(said) == 1
         assert said[0].startswith(f"waiting for any device: {first} is draining (swollen) since ")
         assert f"; {second} is draining (swollen) since " in said[0]
-        pool.by_hand.drain(second, "a new battery")  # drained already: nothing is another now
-        pool.by_hand.undrain(first)
+        pool.admin.drain(second, "a new battery")  # drained already: nothing is another now
+        pool.admin.undrain(first)
     out, err = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 0, err
     assert f"{first} is draining" not in err

@@ -4,16 +4,24 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from harness.pool.config import PoolConfig
+from harness.pool.context import Changes, PoolContext
 from harness.pool.database import Database
 from harness.pool.failure_policy import QuarantineRule
+from harness.pool.heartbeat import Heartbeat
 from harness.pool.ledger import Ledger
 from harness.pool.owner import Owner
 from harness.pool.pool import Pool
 from harness.pool.records import Facts
 from tests.clock import ManualClock
+
+if TYPE_CHECKING:
+    from harness.pool.fence import FenceClaims
+    from harness.pool.opening import Opener
 
 TTL_S = 30.0
 
@@ -34,14 +42,33 @@ class Bench:
             self.clock,
             ttl_s=TTL_S,
             rule=self.rule,
-            gone=lambda owner: owner.pid in self.dead,
+            is_dead=lambda owner: owner.pid in self.dead,
         )
 
     def add(self, *names: str) -> None:
         for name in names:
-            self.ledger.devices.register_found(
+            self.ledger.devices.record_found(
                 name, name, f"spec:{name}", Facts("SM8750", "v79", 1 << 30)
             )
+
+    def context(
+        self,
+        *,
+        claims: object = None,
+        opener: object = None,
+        changes: Changes | None = None,
+        config: PoolConfig | None = None,
+    ) -> PoolContext:
+        """What a pool on this ledger shares; without claims and an opener, nothing is claimed."""
+        return PoolContext(
+            config or PoolConfig(),
+            self.clock,
+            self.ledger,
+            cast("Opener", opener),
+            Heartbeat(self.ledger.leases),
+            cast("FenceClaims", claims),
+            changes or Changes(),
+        )
 
     def state(self, key: str) -> str:
         return str(self.ledger.devices.rows([key])[key].state)

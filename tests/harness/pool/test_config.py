@@ -9,8 +9,8 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import HarnessError, PoolConfigError, RecoveryStepError
 from harness.pool.config import PoolConfig
 from harness.pool.config_file import load_config, parse_config
-from harness.pool.members import Member, members_of
-from harness.pool.recovery import fill, run_command
+from harness.pool.members import Member, configured_members
+from harness.pool.recovery import fill_placeholders, run_command
 
 _DOC = Path(__file__).parents[3] / "docs" / "pool.md"
 
@@ -41,7 +41,7 @@ def test_a_whole_file() -> None:
     assert config.hosts["lab1"].adb_port == 5038
     assert config.recovery.steps == ("reconnect", "reboot")
     found = [DeviceSpec("android", serial) for serial in ("S1", "emulator-5554")]
-    members = members_of(config, lambda _: found, "pool.yaml")
+    members = configured_members(config, lambda _: found, "pool.yaml")
     assert [member.name for member in members] == ["bench-phone", "board", "v1", "S1"]
     assert members[0].spec.host == "lab1"
     assert members[3].tags == {"found"}
@@ -122,7 +122,7 @@ def test_a_device_that_is_found_has_no_name_of_another() -> None:
     config = parse_config("devices:\n - {name: A, type: local}\n - {discover: adb}")
     found = [DeviceSpec("android", "A")]
     with pytest.raises(PoolConfigError, match=r"pool.yaml, devices\[1\]: it finds android:A"):
-        members_of(config, lambda _: found, "pool.yaml")
+        configured_members(config, lambda _: found, "pool.yaml")
 
 
 def test_a_virtual_device_that_exists_with_another_soc_is_refused() -> None:
@@ -169,7 +169,7 @@ _values = st.recursive(
 def test_any_file_is_a_pool_or_one_line(text: str) -> None:
     said = ""
     try:
-        members_of(parse_config(text), lambda _: [], "pool.yaml")
+        configured_members(parse_config(text), lambda _: [], "pool.yaml")
     except HarnessError as error:
         said = str(error)
     assert not said or said.isprintable()
@@ -178,7 +178,9 @@ def test_any_file_is_a_pool_or_one_line(text: str) -> None:
 @given(st.text(min_size=1).filter(lambda text: "\0" not in text))
 def test_the_words_of_a_command_stay_words(hostile: str) -> None:
     member = Member(hostile, DeviceSpec("android", "S1"))
-    words = fill(["hub", "{name}", "--serial={serial}", "{key}{name}", "{other}"], member, "{name}")
+    words = fill_placeholders(
+        ["hub", "{name}", "--serial={serial}", "{key}{name}", "{other}"], member, "{name}"
+    )
     assert words == ["hub", hostile, "--serial=S1", "{name}" + hostile, "{other}"]
 
 

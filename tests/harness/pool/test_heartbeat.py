@@ -9,26 +9,26 @@ import pytest
 
 from harness.pool.database import Database
 from harness.pool.failure_policy import QuarantineRule
-from harness.pool.heartbeat import Heart, Pulse
+from harness.pool.heartbeat import Heartbeat, LeaseTerm
 from harness.pool.ledger import Leases, Ledger
 from harness.pool.records import Facts
-from harness.pool.transaction import Book
+from harness.pool.transaction import LedgerContext
 from tests.clock import ManualClock
 from tests.harness.pool.conftest import process
 
 _TTL_S = 0.06
-"""By a clock that stands still: the heart beats often, and no lease runs out meanwhile."""
+"""By a clock that stands still: the heartbeat beats often, and no lease runs out meanwhile."""
 
 
 class SlowLeases(Leases):
     """A token is raised; whoever did it gets to know it when a beat had every chance to come."""
 
-    def __init__(self, book: Book) -> None:
-        super().__init__(book)
+    def __init__(self, context: LedgerContext) -> None:
+        super().__init__(context)
         self._beaten = threading.Event()
 
-    def heartbeat(self, leases: Mapping[int, int]) -> dict[int, float | None]:
-        good = super().heartbeat(leases)
+    def renew(self, leases: Mapping[int, int]) -> dict[int, float | None]:
+        good = super().renew(leases)
         self._beaten.set()
         return good
 
@@ -48,23 +48,23 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 def test_a_beat_between_raising_a_token_and_knowing_it_costs_no_lease(database: Database) -> None:
     clock, rule = ManualClock(), QuarantineRule()
-    ledger = Ledger(database, clock, ttl_s=_TTL_S, rule=rule, gone=lambda _: False)
-    ledger.devices.register_found("a", "a", "spec:a", Facts())
+    ledger = Ledger(database, clock, ttl_s=_TTL_S, rule=rule, is_dead=lambda _: False)
+    ledger.devices.record_found("a", "a", "spec:a", Facts())
     ticket = ledger.tickets.enqueue(process(1), ["a"], 1)
     rows = ledger.tickets.try_grant(ticket, process(1))
     assert rows
-    heart = Heart(SlowLeases(Book(database, clock, _TTL_S, rule, lambda _: False)))
-    pulse = Pulse(rows[0].token, 1, rows[0].beat + _TTL_S)
-    heart.keep(pulse)
-    beating = heart._thread
+    heartbeat = Heartbeat(SlowLeases(LedgerContext(database, clock, _TTL_S, rule, lambda _: False)))
+    term = LeaseTerm(rows[0].token, 1, rows[0].beat + _TTL_S)
+    heartbeat.start(term)
+    beating = heartbeat._thread
     assert beating is not None
-    assert heart.raise_token(pulse, 500)
-    assert pulse.token == 501
+    assert heartbeat.raise_token(term, 500)
+    assert term.token == 501
     clock.time += _TTL_S / 2
-    while clock.boottime() < pulse.until < clock.boottime() + _TTL_S:  # until it has beaten again
+    while clock.boottime() < term.until < clock.boottime() + _TTL_S:  # until it has beaten again
         time.sleep(0.01)
-    assert pulse.until == clock.boottime() + _TTL_S
+    assert term.until == clock.boottime() + _TTL_S
     assert ledger.leases.holds(501, "a")
-    heart.drop(pulse)
-    assert pulse.until < clock.boottime()
+    heartbeat.stop(term)
+    assert term.until < clock.boottime()
     beating.join()

@@ -10,9 +10,9 @@ import pytest
 import harness.pool
 from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceLostError, LedgerError
-from harness.pool.acquisition import Acquisition, Changes
-from harness.pool.fence import Claims, Fence, Held, HigherTokenError
-from harness.pool.heartbeat import Heart
+from harness.pool.acquisition import Acquisition
+from harness.pool.context import PoolContext
+from harness.pool.fence import ClaimedDevice, Fence, HigherTokenError
 from harness.pool.lease import Lease
 from harness.pool.leased_device import LeasedDevice
 from harness.pool.members import Member
@@ -33,28 +33,21 @@ class HandClaims:
     """Fences nothing; the first claim of a device may find a higher token there."""
 
     def __init__(self, higher: int = 0) -> None:
-        self._higher = higher
+        self.higher = higher
 
-    def claim(self, token: int, key: str, *_: object, **__: object) -> Held:
-        if token <= self._higher:
-            raise HigherTokenError(self._higher)
-        return Held(key, key, cast("Device", HandDevice()), Fence("/root", token, "id", ""))
-
-
-def acquisition(bench: Bench, heart: Heart, claims: HandClaims) -> Acquisition:
-    return Acquisition(bench.ledger, bench.clock, heart, cast("Claims", claims), process(1))
+    def claim(self, token: int, key: str, *_: object, **__: object) -> ClaimedDevice:
+        if token <= self.higher:
+            raise HigherTokenError(self.higher)
+        return ClaimedDevice(
+            key, key, cast("Device", HandDevice()), Fence("/root", token, "id", "")
+        )
 
 
-def acquire(bench: Bench, heart: Heart, higher: int = 0, keys: str = "a") -> Lease:
+def acquire(context: PoolContext, keys: str = "a") -> Lease:
     members = {key: Member(key, DeviceSpec("android", key)) for key in keys}
-    return acquisition(bench, heart, HandClaims(higher)).run(
-        Requirement(count=len(keys)),
-        lambda: members,
-        timeout_s=10,
-        purpose="",
-        changes=Changes(),
-        while_waiting=lambda: None,
-        cancelled=lambda: False,
+    requirement = Requirement(count=len(keys))
+    return Acquisition(context, process(1), requirement, lambda: members).run(
+        timeout_s=10, while_waiting=lambda: None, cancelled=lambda: False
     )
 
 
@@ -62,7 +55,7 @@ def test_a_transaction_that_is_interrupted_anywhere_locks_nobody_out(bench: Benc
     bench.add("a")
     for number in itertools.count(1):
         interrupter = Interrupter(number, harness.pool)
-        if not interrupter.run(lambda: bench.ledger.devices.note("a", "what", "text")):
+        if not interrupter.run(lambda: bench.ledger.devices.add_history("a", "what", "text")):
             break
         with sqlite3.connect(bench.path, timeout=0, isolation_level=None) as other:
             other.execute("BEGIN IMMEDIATE")  # fails if the interrupted one still holds the lock
@@ -77,76 +70,68 @@ def test_a_request_that_is_interrupted_anywhere_leaves_no_lease_that_lives_on(
 ) -> None:
     bench = Bench(tmp_path / "pool.db")
     bench.add("a")
-    heart = Heart(bench.ledger.leases)
+    claims = HandClaims()
+    context = bench.context(claims=claims)
     for number in itertools.count(1):
         granted: list[Lease] = []
         interrupter = Interrupter(number, harness.pool)
-        higher = bench.ledger.devices.rows(["a"])["a"].leases * 10
-        if not interrupter.run(lambda: granted.append(acquire(bench, heart, higher))):  # noqa: B023
+        claims.higher = bench.ledger.devices.rows(["a"])["a"].leases * 10
+        if not interrupter.run(lambda: granted.append(acquire(context))):  # noqa: B023
             break
-        assert not heart.beating, interrupter.where
+        assert not context.heartbeat.active, interrupter.where
         bench.clock.time += TTL_S  # what was cut off before anybody knew of it
         bench.ledger.reconcile()
         assert bench.state("a") == "ready", interrupter.where
         assert bench.ledger.tickets.waiting() == [], interrupter.where
     assert number > 50
     granted[0].release()
-    assert not heart.beating
+    assert not context.heartbeat.active
     bench.database.close()
 
 
 def test_a_lease_whose_report_fails_is_given_back_all_the_same(bench: Bench) -> None:
     bench.add("a")
-    heart = Heart(bench.ledger.leases)
-    lease = acquire(bench, heart)
+    context = bench.context(claims=HandClaims())
+    lease = acquire(context)
     with bench.database.writing() as db:
         db.execute("ALTER TABLE evidence RENAME TO elsewhere")
     lost = DeviceLostError("serial", "a push", "closed")
     with pytest.raises(LedgerError), lease:
         raise lost
-    assert not heart.beating
+    assert not context.heartbeat.active
 
 
 def test_a_grant_whose_ticket_cannot_be_settled_is_given_back(bench: Bench) -> None:
     bench.add("a")
-    heart = Heart(bench.ledger.leases)
+    context = bench.context(claims=HandClaims())
     with bench.database.writing() as db:
         db.execute(
             "CREATE TRIGGER full BEFORE DELETE ON tickets BEGIN SELECT RAISE(ABORT, 'full'); END"
         )
     with pytest.raises(LedgerError):
-        acquire(bench, heart)
-    assert not heart.beating
+        acquire(context)
+    assert not context.heartbeat.active
     assert bench.state("a") == "ready"
 
 
 def test_a_report_that_fails_while_a_grant_is_given_up_costs_no_device(bench: Bench) -> None:
     bench.add("a")
-    heart = Heart(bench.ledger.leases)
 
     class Failing(HandClaims):
-        def claim(self, *_: object, **__: object) -> Held:
+        def claim(self, *_: object, **__: object) -> ClaimedDevice:
             raise DeviceLostError("serial", "a claim", "closed")
 
+    context = bench.context(claims=Failing())
     with bench.database.writing() as db:
         db.execute("ALTER TABLE evidence RENAME TO elsewhere")
     with pytest.raises(LedgerError):
-        acquisition(bench, heart, Failing()).run(
-            Requirement(),
-            lambda: {"a": Member("a", DeviceSpec("android", "a"))},
-            timeout_s=10,
-            purpose="",
-            changes=Changes(),
-            while_waiting=lambda: None,
-            cancelled=lambda: False,
-        )
-    assert not heart.beating
+        acquire(context)
+    assert not context.heartbeat.active
 
 
 def test_a_lease_that_is_begun_knows_its_devices(bench: Bench) -> None:
     bench.add("a", "b")
-    heart = Heart(bench.ledger.leases)
-    lease = acquire(bench, heart, 700, "ab")
+    lease = acquire(bench.context(claims=HandClaims(700)), "ab")
     assert lease.token == 701
     assert {type(device) for device in lease.devices} == {LeasedDevice}
     lease.check()

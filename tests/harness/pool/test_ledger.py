@@ -7,7 +7,7 @@ import pytest
 from harness.errors import DamagedLedgerError, LeaseLostError, LedgerError, NewerLedgerError
 from harness.pool.database import FORMAT, Database
 from harness.pool.failure_policy import FailureReport
-from harness.pool.records import Facts, KnownFence
+from harness.pool.records import Facts, FenceRecord
 from harness.pool.states import Event
 from tests.harness.pool.conftest import TTL_S, Bench, process
 
@@ -78,10 +78,10 @@ def test_a_lease_lives_as_long_as_its_heart_beats(bench: Bench, grab: Grab) -> N
     token = grab(1, "a")
     for _ in range(5):
         bench.clock.time += TTL_S - 1
-        assert bench.ledger.leases.heartbeat({token: 1})[token] == bench.clock.time + TTL_S
+        assert bench.ledger.leases.renew({token: 1})[token] == bench.clock.time + TTL_S
     bench.clock.time += TTL_S
     # Nobody took it yet, but nobody may think that it still is leased: it is not revived.
-    assert bench.ledger.leases.heartbeat({token: 1}) == {token: None}
+    assert bench.ledger.leases.renew({token: 1}) == {token: None}
     bench.ledger.reconcile()
     assert bench.state("a") == "ready"
     assert "no sign of life" in bench.reason("a")
@@ -140,15 +140,15 @@ def test_tokens_only_rise_also_past_what_a_device_knows(bench: Bench, grab: Grab
 def test_a_drained_device_is_finished_but_not_granted(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     token = grab(1, "a")
-    assert bench.ledger.devices.event("a", Event.DRAIN, "battery") == "draining"
+    assert bench.ledger.devices.apply("a", Event.DRAIN, "battery") == "draining"
     assert bench.ledger.leases.holds(token, "a")
-    assert bench.ledger.devices.event("a", Event.UNDRAIN, "") == "leased"
-    bench.ledger.devices.event("a", Event.DRAIN, "battery")
+    assert bench.ledger.devices.apply("a", Event.UNDRAIN, "") == "leased"
+    bench.ledger.devices.apply("a", Event.DRAIN, "battery")
     bench.ledger.leases.release(token, ["a"])
     assert (bench.state("a"), bench.reason("a")) == ("draining", "battery")
     ticket = bench.ledger.tickets.enqueue(process(2), ["a"], 1)
     assert bench.ledger.tickets.try_grant(ticket, process(2)) is None
-    bench.ledger.devices.event("a", Event.UNDRAIN, "")
+    bench.ledger.devices.apply("a", Event.UNDRAIN, "")
     assert bench.ledger.tickets.try_grant(ticket, process(2))
 
 
@@ -285,8 +285,8 @@ def test_draining_does_not_end_quarantine(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     for _ in range(3):
         _fail(bench, grab)
-    bench.ledger.devices.event("a", Event.DRAIN, "look at it")
-    assert bench.ledger.devices.event("a", Event.UNDRAIN, "") == "quarantined"
+    bench.ledger.devices.apply("a", Event.DRAIN, "look at it")
+    assert bench.ledger.devices.apply("a", Event.UNDRAIN, "") == "quarantined"
 
 
 def test_a_failed_probation_and_a_killed_one_lead_back_to_quarantine(
@@ -314,12 +314,12 @@ def test_what_says_nothing_of_the_device_does_not_count(bench: Bench, grab: Grab
 
 
 def test_a_device_that_was_nameless_while_absent_gets_its_key(bench: Bench) -> None:
-    key = bench.ledger.devices.register_absent("phone", "android:S1", "not there")
+    key = bench.ledger.devices.record_absent("phone", "android:S1", "not there")
     assert bench.state(key) == "absent"
-    bench.ledger.devices.register_found("hardware:X", "phone", "android:S1", Facts("SM8750"))
+    bench.ledger.devices.record_found("hardware:X", "phone", "android:S1", Facts("SM8750"))
     assert bench.state("hardware:X") == "ready"
     assert bench.ledger.devices.rows([key]) == {}
-    assert bench.ledger.devices.register_absent("phone", "android:S1", "unplugged") == "hardware:X"
+    assert bench.ledger.devices.record_absent("phone", "android:S1", "unplugged") == "hardware:X"
     assert (bench.state("hardware:X"), bench.reason("hardware:X")) == ("absent", "unplugged")
 
 
@@ -394,7 +394,7 @@ def test_a_ledger_of_the_first_format_is_brought_up_to_date(bench: Bench, grab: 
         db.execute("UPDATE devices SET fence = 'known'")
         db.execute("PRAGMA user_version = 1")
     bench.database.close()
-    assert bench.ledger.devices.fence_of("a") == KnownFence("known")
+    assert bench.ledger.devices.fence_of("a") == FenceRecord("known")
     assert bench.ledger.devices.facts_version() == 0
     bench.ledger.devices.set_free_bytes("a", 1)
     assert bench.ledger.devices.facts_version() == 1
@@ -407,7 +407,7 @@ def test_a_ledger_of_the_third_format_keeps_why_leases_were_lost(bench: Bench, g
     bench.add("a", "b")
     token = grab(1, "a")
     bench.ledger.leases.release(token, ["a"], taken_by="ann: qnnfarm: x (pid 7)")
-    bench.ledger.devices.register_absent("c", "c", "not looked at yet", probed=False)
+    bench.ledger.devices.record_absent("c", "c", "not looked at yet", probed=False)
     before = bench.ledger.devices.history("a")
     assert before[-2].text == f"token {token}: ann: qnnfarm: x (pid 7) took it back"
     with bench.database.writing() as db:
@@ -431,7 +431,7 @@ def test_the_step_that_was_reached_lives_as_long_as_its_recovery(bench: Bench, g
     def begun(pid: int, step: str) -> int:
         row = bench.ledger.repairs.begin("a", process(pid))
         assert row is not None
-        bench.ledger.repairs.reached("a", row.token, step)
+        bench.ledger.repairs.record_step("a", row.token, step)
         return row.token
 
     def known() -> tuple[str, str, int]:
@@ -442,11 +442,11 @@ def test_the_step_that_was_reached_lives_as_long_as_its_recovery(bench: Bench, g
     bench.dead.add(2)
     bench.ledger.reconcile()
     assert known() == ("recovering", "reconnect", 0)
-    bench.ledger.repairs.reached("a", killed, "reboot")  # it lost its lease with its life
+    bench.ledger.repairs.record_step("a", killed, "reboot")  # it lost its lease with its life
     assert known() == ("recovering", "reconnect", 0)
-    bench.ledger.repairs.put_down("a", begun(3, "reboot"))
+    bench.ledger.repairs.interrupt("a", begun(3, "reboot"))
     assert known() == ("recovering", "reboot", 0)
-    bench.ledger.repairs.put_down("a", killed)
+    bench.ledger.repairs.interrupt("a", killed)
     token = begun(4, "power_cycle")
     assert bench.ledger.repairs.end("a", token, Event.GAVE_UP, "no use", retry_in_s=50)
     assert known() == ("absent", "", 1)
@@ -455,7 +455,7 @@ def test_the_step_that_was_reached_lives_as_long_as_its_recovery(bench: Bench, g
     bench.dead.add(5)
     bench.ledger.reconcile()
     assert known() == ("recovering", "reconnect", 1)
-    bench.ledger.devices.event("a", Event.RECOVER, "recovery was asked for")
+    bench.ledger.devices.apply("a", Event.RECOVER, "recovery was asked for")
     assert known() == ("recovering", "", 0)
 
 
@@ -553,8 +553,8 @@ def test_a_drain_that_is_taken_back_during_a_repair_does_not_make_the_device_rea
     _fail(bench, grab, BAD_RUN if quarantined else LOST)
     work = bench.ledger.repairs.begin("a", process(2), force=True)
     assert work is not None
-    bench.ledger.devices.event("a", Event.DRAIN, "a look")
-    bench.ledger.devices.event("a", Event.UNDRAIN, "")
+    bench.ledger.devices.apply("a", Event.DRAIN, "a look")
+    bench.ledger.devices.apply("a", Event.UNDRAIN, "")
     ended = Event.NOT_PASSED if quarantined else Event.GAVE_UP
     bench.ledger.repairs.end("a", work.token, ended, "no better", retry_in_s=60)
     bench.ledger.reconcile()

@@ -158,7 +158,7 @@ class LedgerMachine(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from(self.model.leases))
         if not self.alive(lease.pid):
             return
-        until = self.bench.ledger.leases.heartbeat({lease.token: len(lease.keys)})[lease.token]
+        until = self.bench.ledger.leases.renew({lease.token: len(lease.keys)})[lease.token]
         if until is None:
             assert lease.until <= self.bench.clock.time
             self.model.leases.remove(lease)
@@ -195,12 +195,12 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(key=_keys)
     def drain(self, key: str) -> None:
-        self.bench.ledger.devices.event(key, Event.DRAIN, "a wish")
+        self.bench.ledger.devices.apply(key, Event.DRAIN, "a wish")
 
     @rule(key=_keys)
     def undrain(self, key: str) -> None:
         if self.bench.state(key) == "draining":
-            self.bench.ledger.devices.event(key, Event.UNDRAIN, "a wish")
+            self.bench.ledger.devices.apply(key, Event.UNDRAIN, "a wish")
 
     @rule(seconds=st.sampled_from([1.0, 10.0, TTL_S - 1, TTL_S, 100.0]))
     def time_passes(self, seconds: float) -> None:

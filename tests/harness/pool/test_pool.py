@@ -34,11 +34,12 @@ from harness.errors import (
 )
 from harness.pool.config import PoolConfig
 from harness.pool.config_file import parse_config
+from harness.pool.fence import ClaimedDevice
 from harness.pool.leased_device import LeasedDevice
 from harness.pool.members import Member
 from harness.pool.opening import DeviceOpener
 from harness.pool.pool import Pool
-from harness.pool.records import Facts, KnownFence
+from harness.pool.records import Facts, FenceRecord
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.virtual_device import manager
@@ -193,7 +194,8 @@ class _Sleeper:
 
 
 def asleep(device: LeasedDevice) -> LeasedDevice:
-    return LeasedDevice(device.member, device.key, device.unleased, device.fence, _Sleeper())
+    claimed = ClaimedDevice(device.member, device.key, device.unleased, device.fence)
+    return LeasedDevice(claimed, _Sleeper())
 
 
 def test_a_late_holder_is_refused_by_the_device(open_pool: OpenPool, tmp_path: Path) -> None:
@@ -204,7 +206,7 @@ def test_a_late_holder_is_refused_by_the_device(open_pool: OpenPool, tmp_path: P
     device.shell(["mkdir", "-p", f"{root}/late"])
     local = tmp_path / "file"
     local.write_bytes(b"x" * 1000)
-    assert new.by_hand.release(late.device.member)
+    assert new.admin.release(late.device.member)
     with new.acquire(ANY, timeout_s=60) as lease:
         assert lease.token > late.token
         said: list[bytes] = []
@@ -238,7 +240,7 @@ from harness.pool.config_file import parse_config
 from harness.pool.members import Member
 from harness.pool.opening import DeviceOpener
 from harness.pool.pool import Pool
-from harness.pool.records import Facts, KnownFence
+from harness.pool.records import Facts, FenceRecord
 
 name, ledger, ttl = sys.argv[1:]
 config = parse_config("lease: {ttl_s: " + ttl + "}")
@@ -469,8 +471,8 @@ def test_evidence_names_a_device_as_people_do(open_pool: OpenPool, names: tuple[
     device = pool.members()[0]
     key, other = (pool.ledger.devices.keys_of([str(m.spec)])[str(m.spec)] for m in pool.members())
     # Since it was last seen, another device took its place.
-    pool.ledger.devices.register_found(other, names[0], str(device.spec), Facts("SM8750", "v79"))
-    pool.ledger.devices.set_fence(other, KnownFence("", "", 0))
+    pool.ledger.devices.record_found(other, names[0], str(device.spec), Facts("SM8750", "v79"))
+    pool.ledger.devices.set_fence(other, FenceRecord("", "", 0))
     with pool.acquire(Requirement(name=names[0]), timeout_s=60) as lease:
         assert lease.device.key == key
     (told,) = [e.text for e in pool.ledger.devices.history(other) if "no adb device" in e.text]
@@ -511,14 +513,14 @@ def test_a_device_that_fails_its_probation_stays_in_quarantine(
         _fail(pool)
     passing = pool.upkeep.probation
     pool.upkeep.probation = corrupting
-    assert pool.by_hand.unquarantine(name) is MemberState.QUARANTINED
+    assert pool.admin.unquarantine(name) is MemberState.QUARANTINED
     assert "its probation run failed" in pool.members()[0].reason
     with pytest.raises(LeaseTimeoutError, match="quarantined"):
         pool.acquire(ANY, timeout_s=0.2)
     pool.upkeep.probation = passing
-    assert pool.by_hand.unquarantine(name) is MemberState.READY
+    assert pool.admin.unquarantine(name) is MemberState.READY
     with pytest.raises(MemberStateError, match="not in quarantine"):
-        pool.by_hand.unquarantine(name)
+        pool.admin.unquarantine(name)
 
 
 def test_a_host_that_fails_in_a_probation_does_not_fail_the_probation(
@@ -545,21 +547,21 @@ def test_people_drain_release_and_ask_for_what_is_not_there(open_pool: OpenPool)
     pool = open_pool(count=1)
     name = pool.members()[0].name
     lease = pool.acquire(ANY, timeout_s=60)
-    assert pool.by_hand.drain(name, "swollen\nbattery") is MemberState.DRAINING
+    assert pool.admin.drain(name, "swollen\nbattery") is MemberState.DRAINING
     lease.check()
-    assert pool.by_hand.release(name, token=lease.token + 1) is False
+    assert pool.admin.release(name, token=lease.token + 1) is False
     lease.device.shell("true")
     lease.release()
     assert pool.members()[0].reason == "swollen battery"
     with pytest.raises(LeaseTimeoutError, match="swollen battery"):
         pool.acquire(ANY, timeout_s=0.1)
     with pytest.raises(MemberStateError, match="undrain it instead"):
-        pool.by_hand.recover(name)
-    assert pool.by_hand.undrain(name) is MemberState.READY
+        pool.admin.recover(name)
+    assert pool.admin.undrain(name) is MemberState.READY
     with pytest.raises(MemberStateError):
-        pool.by_hand.undrain(name)
-    assert pool.by_hand.release(name) is False
-    hand = pool.by_hand
+        pool.admin.undrain(name)
+    assert pool.admin.release(name) is False
+    hand = pool.admin
     for act in (hand.undrain, hand.release, hand.recover, hand.unquarantine, pool.history):
         with pytest.raises(UnknownMemberError, match="nobody"):
             act("nobody")

@@ -39,7 +39,9 @@ class _Late(DeviceOpener):
 
 def test_what_is_waited_for_is_told(adb_environment: Path, tmp_path: Path) -> None:
     late, member = _Late(), Member("slow", DeviceSpec("local", ""))
-    with Pool([member], PoolConfig(), late, ledger_path=tmp_path / "p.db", tell=late.tell) as pool:
+    with Pool(
+        [member], PoolConfig(), late, ledger_path=tmp_path / "p.db", on_progress=late.tell
+    ) as pool:
         (status,) = pool.members()
     assert status.state is MemberState.READY
     assert late.told == ["looking for slow: a device has 30 s to answer"]

@@ -42,7 +42,7 @@ for _ in range(rounds):
     if action == "hold":
         print(token, flush=True)
         sys.stdin.read()
-        print(json.dumps(ledger.leases.heartbeat({token: len(keys)})[token]), flush=True)
+        print(json.dumps(ledger.leases.renew({token: len(keys)})[token]), flush=True)
         sys.exit()
     for key in keys:
         (folder / f"held-{key}").unlink()
@@ -78,7 +78,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     with closing(Database(tmp_path / "pool.db")) as database:
         made = Ledger(database, SystemClock(), ttl_s=_TTL_S, rule=QuarantineRule())
         for key in "abc":
-            made.devices.register_found(key, key, f"spec:{key}", Facts())
+            made.devices.record_found(key, key, f"spec:{key}", Facts())
         yield made
 
 

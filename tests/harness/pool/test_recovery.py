@@ -116,7 +116,7 @@ def test_a_device_that_lost_power_is_started_again(
 ) -> None:
     pool = make_pool()
     lose(pool, lambda: manager.stop(virtual.name))
-    assert pool.by_hand.recover("dut") is MemberState.READY
+    assert pool.admin.recover("dut") is MemberState.READY
     with pool.acquire(ANY, timeout_s=120) as lease:
         assert lease.device.shell("echo back").stdout == "back\n"
 
@@ -126,7 +126,7 @@ def test_a_device_that_boots_gets_the_time_for_it(
 ) -> None:
     pool = make_pool("adb_server: {ours: true}", kind="android")
     lose(pool, lambda: manager.control(virtual.name).inject(Reboot(when="shell")))
-    assert pool.by_hand.recover("dut") is MemberState.READY
+    assert pool.admin.recover("dut") is MemberState.READY
     assert steps(pool) in (["recovery: look"], ["recovery: reconnect"])
 
 
@@ -145,7 +145,7 @@ def test_a_restarted_adb_server_is_connected_to_others_again(
         HungUntilReboot.boot = lease.device.boot_id()
         lease.report(DeviceLostError(lease.device.serial, "a run", "offline"))
     try:
-        assert pool.by_hand.recover("dut") is MemberState.ABSENT
+        assert pool.admin.recover("dut") is MemberState.ABSENT
     finally:
         HungUntilReboot.boot = None
     assert resolve_server().state(bystander.serial) == "device"
@@ -175,7 +175,7 @@ def test_a_device_that_hangs_is_rebooted(make_pool: MakePool) -> None:
         lease.report(DeviceTimeoutError(lease.device.serial, "a run", 1))
     HungUntilReboot.boot = boot
     try:
-        assert pool.by_hand.recover("dut") is MemberState.READY
+        assert pool.admin.recover("dut") is MemberState.READY
     finally:
         HungUntilReboot.boot = None
     assert steps(pool) == [f"recovery: {s}" for s in ("reconnect", "adb_server", "reboot")]
@@ -198,12 +198,12 @@ recovery:
 """
     pool = make_pool(text, kind="android")
     lose(pool, lambda: manager.stop(virtual.name))
-    assert pool.by_hand.recover("dut") is MemberState.ABSENT
+    assert pool.admin.recover("dut") is MemberState.ABSENT
     assert log.read_text() == f"dut {virtual.serial}\n"
     assert pool.members()[0].reason.startswith("power_cycle: ")
     row = pool.ledger.devices.rows([f"android:{virtual.serial}", *_keys(pool)])
     assert {found.attempts for found in row.values()} == {1}
-    pool.upkeep.work(Member("dut", DeviceSpec("android", virtual.serial)), _keys(pool)[0])
+    pool.upkeep.repair(Member("dut", DeviceSpec("android", virtual.serial)), _keys(pool)[0])
     assert log.read_text() == f"dut {virtual.serial}\n"  # it is not due
 
 
@@ -220,10 +220,10 @@ from harness.pool.pool import Pool
 how, ledger, serial, text = sys.argv[1:]
 config = parse_config(text)
 members = [Member("dut", DeviceSpec("android", serial))]
-with Pool(members, config, DeviceOpener(config), ledger_path=Path(ledger), look=False) as pool:
+with Pool(members, config, DeviceOpener(config), ledger_path=Path(ledger), probe=False) as pool:
     if how == "waits":
         pool.acquire(Requirement())
-    pool.by_hand.recover("dut")
+    pool.admin.recover("dut")
 """
 _STEPS = """
 recovery:
@@ -271,7 +271,7 @@ def test_a_recovery_that_was_cut_off_begins_its_step_again(
             time.sleep(0.05)
         child.kill()
     os.kill(int(log.read_text()), signal.SIGKILL)
-    pool.upkeep.work(Member("dut", DeviceSpec("android", virtual.serial)), _keys(pool)[0])
+    pool.upkeep.repair(Member("dut", DeviceSpec("android", virtual.serial)), _keys(pool)[0])
     (row,) = pool.ledger.devices.rows(_keys(pool)).values()
     assert (str(row.state), row.attempts, row.step) == ("absent", 1, "")
     assert row.reason.startswith("power_cycle: ")
@@ -334,14 +334,14 @@ def test_an_adb_server_of_ours_is_restarted_but_not_under_others(
         lease.report(DeviceLostError(lease.device.serial, "a run", "offline"))
     HungUntilReboot.boot = boot
     try:
-        assert pool.by_hand.recover("dut") is MemberState.ABSENT
+        assert pool.admin.recover("dut") is MemberState.ABSENT
         assert "took longer" in pool.members()[0].reason
-        pool.ledger.devices.register_found("other", "other", "android:other", Facts())
+        pool.ledger.devices.record_found("other", "other", "android:other", Facts())
         me = this_process()
         ticket = pool.ledger.tickets.enqueue(me, ["other"], 1)
         assert pool.ledger.tickets.try_grant(ticket, me)
-        assert pool.by_hand.recover("dut") is MemberState.ABSENT
+        assert pool.admin.recover("dut") is MemberState.ABSENT
         assert "devices that are in use" in pool.members()[0].reason
     finally:
         HungUntilReboot.boot = None
-    assert pool.by_hand.recover("dut") is MemberState.READY
+    assert pool.admin.recover("dut") is MemberState.READY

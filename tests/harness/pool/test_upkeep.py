@@ -8,8 +8,7 @@ from harness.devices.base import Device
 from harness.devices.spec import DeviceSpec
 from harness.pool.config import PoolConfig
 from harness.pool.failure_policy import FailureReport
-from harness.pool.fence import Claims
-from harness.pool.heartbeat import Heart
+from harness.pool.fence import FenceClaims
 from harness.pool.members import Member
 from harness.pool.upkeep import Upkeep
 from tests.harness.pool.conftest import Bench, process
@@ -37,15 +36,14 @@ def test_a_repair_that_crashed_is_not_begun_again_at_once(bench: Bench, weight: 
     found = FailureReport("DeviceLostError", weight, recover=weight < 3, text="it went away")
     bench.ledger.leases.report("a", rows[0].token, found)
     bench.ledger.leases.release(rows[0].token, ["a"])
-    heart, opener = Heart(bench.ledger.leases), cast("Opener", Broken())
-    claims = Claims(bench.ledger.devices, opener, timeout_s=1)
-    config = PoolConfig()
-    upkeep = Upkeep(bench.ledger, bench.clock, heart, opener, config, claims, changed=lambda: None)
+    config, opener = PoolConfig(), cast("Opener", Broken())
+    claims = FenceClaims(bench.ledger.devices, opener, timeout_s=1)
+    context = bench.context(claims=claims, opener=opener, config=config)
     member = Member("a", DeviceSpec("android", "a"))
     bench.clock.time += config.quarantine.backoff_s
     with pytest.raises(ZeroDivisionError):
-        upkeep.work(member, "a")
+        Upkeep(context).repair(member, "a")
     assert bench.ledger.repairs.due() == []
-    assert not heart.beating
+    assert not context.heartbeat.active
     bench.clock.time += 2 * config.quarantine.backoff_s + 1
     assert bench.ledger.repairs.due() == ["a"]

@@ -9,10 +9,12 @@ import pytest
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseTimeoutError
-from harness.pool.acquisition import Acquisition, Changes
+from harness.pool.acquisition import Acquisition
+from harness.pool.config import PoolConfig
+from harness.pool.context import Changes, PoolContext
 from harness.pool.database import Database
 from harness.pool.failure_policy import QuarantineRule
-from harness.pool.heartbeat import Heart
+from harness.pool.heartbeat import Heartbeat
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member
 from harness.pool.owner import this_process
@@ -23,7 +25,8 @@ from tests.clock import ManualClock
 from tests.harness.pool.conftest import Bench, process
 
 if TYPE_CHECKING:
-    from harness.pool.fence import Claims
+    from harness.pool.fence import FenceClaims
+    from harness.pool.opening import Opener
 
 
 class _TimePasses(Changes):
@@ -50,7 +53,7 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
         Ledger(db, clock, ttl_s=ttl_s, rule=QuarantineRule())
         for db, ttl_s in zip(databases, (1.0, 3600.0), strict=True)
     )
-    other.devices.register_found("a", "a", "spec:a", Facts())
+    other.devices.record_found("a", "a", "spec:a", Facts())
     assert other.tickets.try_grant(other.tickets.enqueue(this_process(), ["a"], 1), this_process())
     seen: set[int] = set()
 
@@ -62,17 +65,20 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
         seen.update(row["id"] for row in rows)
 
     end = clock.time + 20.0
-    claims = cast("Claims", None)  # nothing is granted
+    context = PoolContext(
+        PoolConfig(),
+        clock,
+        waiting,
+        cast("Opener", None),
+        Heartbeat(waiting.leases),
+        cast("FenceClaims", None),  # nothing is granted
+        _TimePasses(clock, look),
+    )
+    members = {"a": Member("a", DeviceSpec("android", "a"))}
     try:
         with pytest.raises(LeaseTimeoutError):
-            Acquisition(waiting, clock, Heart(waiting.leases), claims, this_process()).run(
-                Requirement(),
-                lambda: {"a": Member("a", DeviceSpec("android", "a"))},
-                timeout_s=None,
-                purpose="",
-                changes=_TimePasses(clock, look),
-                while_waiting=lambda: None,
-                cancelled=lambda: clock.time >= end,
+            Acquisition(context, this_process(), Requirement(), lambda: members).run(
+                timeout_s=None, while_waiting=lambda: None, cancelled=lambda: clock.time >= end
             )
     finally:
         for database in databases:
@@ -85,19 +91,11 @@ def test_who_waited_in_vain_reads_what_stood_in_the_way(
 ) -> None:
     bench.add("a", "b", "c")
     grab(2, "a")
-    bench.ledger.devices.event("b", Event.DRAIN, "a new battery")
-    found = {name: Member(name, DeviceSpec("android", name)) for name in "abc"}
-    claims = cast("Claims", None)  # nothing is granted
-    heart = Heart(bench.ledger.leases)
+    bench.ledger.devices.apply("b", Event.DRAIN, "a new battery")
+    members = {name: Member(name, DeviceSpec("android", name)) for name in "abc"}
     with pytest.raises(LeaseTimeoutError) as caught:
-        Acquisition(bench.ledger, bench.clock, heart, claims, process(1)).run(
-            Requirement(count=3),
-            lambda: found,
-            timeout_s=0,
-            purpose="",
-            changes=Changes(),
-            while_waiting=lambda: None,
-            cancelled=lambda: False,
+        Acquisition(bench.context(), process(1), Requirement(count=3), lambda: members).run(
+            timeout_s=0, while_waiting=lambda: None, cancelled=lambda: False
         )
     a, b, c = caught.value.reason.split("; ")
     assert a.startswith("a is held by process 2 since ")

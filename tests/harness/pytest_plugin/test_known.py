@@ -107,7 +107,7 @@ def test_what_is_drained_is_known(adb_server: AdbServer, make_virtual_device: Ma
     virtual, _ = make_virtual_device()
     spec = DeviceSpec("android", virtual.serial)
     with Pool.of([spec]) as pool:
-        pool.by_hand.drain(spec.identifier, "a new battery")
+        pool.admin.drain(spec.identifier, "a new battery")
         manager.stop(virtual.name)
         adb_server.disconnect(virtual.serial)
         require_known([spec])
