@@ -1,25 +1,27 @@
-"""Which process holds something, and whether it still lives."""
+"""Processes that hold leases: their identity, and whether they have ended."""
 
 import getpass
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from harness.virtual_device.linux import machine_boot_id, process_stat
+import psutil
 
 _LONGEST_LABEL = 120
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process, named for good.
+    """A process, identified beyond the reuse of its pid.
 
     Attributes:
-        started: clock ticks since boot at which it began; a pid alone may be used again.
-        boot: boot id of the host, for a pid and a start time may both come again.
-        namespace: its pid namespace; the pid of another one says nothing here.
+        started: clock ticks between the boot of the host and the start of the process.
+        boot: boot id of the host; pid and start time may repeat after a reboot.
+        namespace: its pid namespace; pids of other namespaces mean nothing here.
         label: for people.
     """
 
@@ -31,22 +33,54 @@ class Owner:
 
 
 def has_ended(owner: Owner) -> bool:
-    """Whether a process is known to have ended; of other pid namespaces nothing is known."""
-    if owner.boot != machine_boot_id():
+    """Return whether a process is known to have ended; of other namespaces nothing is known."""
+    if owner.boot != _boot_id():
         return True
     if owner.namespace != _namespace():
         return False
-    found = process_stat(owner.pid)
-    return found is None or not found.alive or found.started != owner.started
+    process = _find_process(owner.pid, owner.started)
+    if process is None or not process.is_running():
+        return True
+    try:
+        return process.status() in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    except psutil.Error:
+        return True
 
 
 def this_process(environ: Mapping[str, str] = os.environ) -> Owner:
-    """The process that asks."""
+    """Return the calling process."""
     pid = os.getpid()
-    found = process_stat(pid)
-    return Owner(
-        pid, found.started if found else 0, machine_boot_id(), _namespace(), _label(pid, environ)
-    )
+    return Owner(pid, _started(pid), _boot_id(), _namespace(), _label(pid, environ))
+
+
+@lru_cache(maxsize=1024)
+def _find_process(pid: int, started: int) -> psutil.Process | None:
+    """Return the process that has that pid and start; `None` says that it has ended, for ever."""
+    try:
+        process = psutil.Process(pid)
+        return process if _started(pid) == started else None
+    except psutil.Error:
+        return None
+
+
+def _started(pid: int) -> int:
+    """Return the clock ticks between boot and the start of a process.
+
+    psutil adds the boot time as the wall clock has it, which moves when that clock is set: it is
+    taken off again, once it stood still meanwhile.
+    """
+    while True:
+        boot = psutil.boot_time()
+        created = psutil.Process(pid).create_time()
+        if psutil.boot_time() == boot:
+            return round((created - boot) * _TICKS_PER_S)
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
 
 
 def _label(pid: int, environ: Mapping[str, str]) -> str:

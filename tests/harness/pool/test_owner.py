@@ -1,10 +1,14 @@
-"""Who holds a device, as people read it."""
+"""Owners of leases: whether they have ended, and how people read them."""
 
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+
+from harness.pool.owner import Owner, has_ended, this_process
 
 _LABEL = "from harness.pool.owner import this_process; print(this_process().label)"
 
@@ -17,3 +21,26 @@ def test_a_worker_of_xdist_is_pytest(worker: str, program: str) -> None:
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.partition(": ")[2].startswith(f"{program} (pid ")
+
+
+def test_a_reused_pid_is_not_the_owner() -> None:
+    me = this_process()
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    assert me.started == int(stat[19])
+    assert not has_ended(me)
+    assert has_ended(replace(me, started=me.started - 1))
+    assert has_ended(replace(me, boot="another boot"))
+    assert not has_ended(replace(me, started=1, namespace="another namespace"))
+
+
+def test_a_zombie_has_ended_and_so_has_a_process_that_was_waited_for() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        stat = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+        me = this_process()
+        owner = Owner(child.pid, int(stat[19]), me.boot, me.namespace)
+        assert not has_ended(owner)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert has_ended(owner)
+        child.wait()
+        assert has_ended(owner)

@@ -536,7 +536,7 @@ def test_a_host_that_fails_in_a_probation_does_not_fail_the_probation(
         raise HostUnreachableError("board", "no answer")
 
     pool.upkeep.probation = cut_off
-    assert pool.by_hand.unquarantine(pool.members()[0].name) is MemberState.QUARANTINED
+    assert pool.admin.unquarantine(pool.members()[0].name) is MemberState.QUARANTINED
     assert "host board cannot be reached" in pool.members()[0].reason
     with pool.acquire(ANY, timeout_s=60):  # which tries again at once, not after the backoff
         pass
