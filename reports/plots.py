@@ -13,7 +13,7 @@ from harness.results import stats
 from harness.results.identity import SpeedKey
 from harness.results.metrics import Metric, find_metric
 from harness.results.records import Run
-from reports.summary import SPEED_METRICS, Cell
+from reports.summary import SPEED_METRICS
 
 MOST_LANES = 24
 """Only the newest runs are plotted; all of them are listed."""
@@ -126,7 +126,7 @@ def _lane(metric: Metric, run: Run, top: float, *, apart: bool) -> Lane:
         workload=_workload(run, apart=apart),
         points=points,
         mean_x=None if found is None else _percent(found.mean * metric.scale, top),
-        text="warm-up only" if found is None else Cell(metric, found).text,
+        text="warm-up only" if found is None else found.show(metric),
         height=2 * _LANE_TOP_PX + _STEP_PX * (rows - 1),
     )
 

@@ -49,14 +49,12 @@ class Cell:
     @property
     def text(self) -> str:
         """`mean ± sd` in the metric's shown unit."""
-        mean = self.metric.format(self.stats.mean)
-        return f"{mean} ± {self.spread}" if self.spread else mean
+        return self.stats.show(self.metric)
 
     @property
     def spread(self) -> str:
         """The standard deviation in the metric's shown unit; empty for a single value."""
-        sd = self.stats.sd
-        return "" if sd is None else self.metric.format(sd, beside=self.stats.mean)
+        return self.stats.show_spread(self.metric)
 
 
 @dataclass(frozen=True, slots=True)

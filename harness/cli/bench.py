@@ -128,23 +128,18 @@ def _show(runs: "Sequence[Run]", db: str) -> None:
 
 def _print_means(runs: "Sequence[Run]") -> None:
     """Means of repetitions; of several sessions, means of the sessions' means."""
-    from statistics import fmean, stdev
-
     from harness.results.metrics import METRICS
+    from harness.results.stats import summarise
 
     heading = "n" if len(runs) == 1 else "n in sessions"
     rows = []
     for key, metric in METRICS.items():
-        sessions = [run.values(key) for run in runs if run.values(key)]
-        if not sessions:
+        stats = summarise([run.values(key) for run in runs])
+        if stats is None:
             continue
-        units = sessions[0] if len(runs) == 1 else [fmean(values) for values in sessions]
-        spread = f" ± {metric.format(stdev(units))}" if len(units) > 1 else ""
-        shown = f"{metric.format(fmean(units))}{spread} {metric.shown_unit}"
-        count = str(sum(len(values) for values in sessions))
-        rows.append(
-            Row([metric.label, shown, count if len(runs) == 1 else f"{count} in {len(runs)}"])
-        )
+        count = str(stats.n) if len(runs) == 1 else f"{stats.n} in {stats.sessions}"
+        shown = f"{stats.show(metric)} {metric.shown_unit}".rstrip()
+        rows.append(Row([metric.label, shown, count]))
     print_rows(("metric", "mean ± sd", heading), rows)
 
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from harness.results.metrics import find_metric
-from harness.results.records import Measurement, Run, Workload, now
+from harness.results.records import Measurement, Run, Workload, new_run_id, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,6 +35,7 @@ class MeasurementRecorder:
         self._add_property = add_property
         self._add_row = add_row
         self._began = now()
+        self._session = new_run_id()
         self._kept: dict[str, list[Measurement]] = {}
 
     def __call__(self, metric: str, value: float, *, test: str = "") -> None:
@@ -76,12 +77,22 @@ class MeasurementRecorder:
         for value in values:
             self._add_property(f"{metric}[{test}]", value)
         if values:
-            self.show(test, metric, values)
+            self.show(test, metric, values, session=run.id)
 
-    def show(self, test: str, metric: str, values: tuple[float, ...]) -> None:
-        """A line of the table at the end of the session."""
+    def show(self, test: str, metric: str, values: tuple[float, ...], *, session: str = "") -> None:
+        """A line of the table at the end of the session.
+
+        Args:
+            session: of which the values are repetitions; by default this test.
+        """
+        row = {
+            "test": test,
+            "metric": metric,
+            "values": list(values),
+            "session": session or self._session,
+        }
         if self._runner is None:
-            self._add_row({"model": "", "test": test, "metric": metric, "values": list(values)})
+            self._add_row({"model": "", **row})
             return
         container, device = self._runner.target.container_info, self._runner.target.device_info
         metadata = self._runner.container.metadata
@@ -96,9 +107,7 @@ class MeasurementRecorder:
                 "device": device.serial,
                 "soc": device.soc,
                 "emulator": device.emulator,
-                "test": test,
-                "metric": metric,
-                "values": list(values),
+                **row,
             }
         )
 

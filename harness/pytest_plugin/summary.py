@@ -1,14 +1,13 @@
 """What measurements look like at the end of a session: llama-bench's markdown table."""
 
 from collections.abc import Mapping, Sequence
-from statistics import mean, stdev
 
 from harness.results.metrics import find_metric
+from harness.results.stats import summarise
 
 _GIB, _MIB, _GIGA = 2.0**30, 2.0**20, 1e9
 _COLUMNS = ("model", "size", "params", "backend", "device", "test")
 _LEFT = {"model", "backend", "device"}
-_LEAST_SPREAD = 2
 
 Row = Mapping[str, object]
 
@@ -16,33 +15,35 @@ Row = Mapping[str, object]
 def table(rows: Sequence[Row]) -> list[str]:
     """The lines, one for each container, backend, device and test; speeds are in tokens/s.
 
-    Values of the same cell, e.g. from the sessions of `--repeat`, are put together.
+    Values of the same cell are put together by session, as with `--repeat`.
     """
     lines = []
     rates = [row for row in rows if str(row["metric"]).endswith("_tokens_per_s")]
     others = [row for row in rows if not str(row["metric"]).endswith("_tokens_per_s")]
     several = _ambiguous(rows)
     if rates:
-        cells = [(*_cells(row, several), _spread(values)) for row, values in _merge(rates)]
+        cells = [(*_cells(row, several), _spread(sessions)) for row, sessions in _merge(rates)]
         lines += _markdown(cells)
     if any(row.get("emulator") for row in rates):
         lines.append("measured on the HTP emulator: its speed says nothing about hardware speed")
-    for row, values in _merge(others):
+    for row, sessions in _merge(others):
         metric = find_metric(str(row["metric"]))
-        told = _spread([value * metric.scale for value in values], metric.decimals)
+        told = _spread(sessions, metric.scale, metric.decimals)
         where = " on ".join(filter(None, (_model(row, several), str(row.get("device") or ""))))
         test = f"{row['test']} of {where}" if where else row["test"]
         lines.append(f"{test}: {metric.label} {told} {metric.shown_unit}".rstrip())
     return lines
 
 
-def _merge(rows: Sequence[Row]) -> list[tuple[Row, list[float]]]:
-    merged: dict[tuple[object, ...], tuple[Row, list[float]]] = {}
+def _merge(rows: Sequence[Row]) -> list[tuple[Row, list[list[float]]]]:
+    """The first row of each cell, with the values of each of its sessions."""
+    merged: dict[tuple[object, ...], tuple[Row, dict[object, list[float]]]] = {}
     for row in rows:
         names = ("model", "container", "backend", "device", "test", "metric")
-        _, values = merged.setdefault(tuple(row.get(name) for name in names), (row, []))
-        values += [value for value in _sequence(row["values"]) if isinstance(value, float)]
-    return list(merged.values())
+        _, sessions = merged.setdefault(tuple(row.get(name) for name in names), (row, {}))
+        values = [value for value in _sequence(row["values"]) if isinstance(value, float)]
+        sessions.setdefault(row.get("session"), []).extend(values)
+    return [(row, list(sessions.values())) for row, sessions in merged.values()]
 
 
 def _ambiguous(rows: Sequence[Row]) -> frozenset[object]:
@@ -86,10 +87,13 @@ def _count(params: object) -> str:
     return f"{params / _GIGA:.2f} B" if params >= _GIGA else f"{params / 1e6:.2f} M"
 
 
-def _spread(values: Sequence[float], decimals: int = 2) -> str:
-    """Mean and sample standard deviation, as llama-bench has it: a single value has one of 0."""
-    deviation = stdev(values) if len(values) >= _LEAST_SPREAD else 0.0
-    return f"{mean(values):.{decimals}f} ± {deviation:.{decimals}f}"
+def _spread(sessions: Sequence[Sequence[float]], scale: float = 1.0, decimals: int = 2) -> str:
+    """Mean and standard deviation, as reports have them; the spread of one value is unknown."""
+    stats = summarise(sessions)
+    if stats is None:
+        return ""
+    mean = f"{stats.mean * scale:.{decimals}f}"
+    return mean if stats.sd is None else f"{mean} ± {stats.sd * scale:.{decimals}f}"
 
 
 def _markdown(cells: Sequence[tuple[str, ...]]) -> list[str]:

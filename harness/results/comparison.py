@@ -1,13 +1,13 @@
 """Comparison of A with B, from sessions that took turns on the same phone.
 
-Each pair of sessions gives one number, the logarithm of B over A, so that what both shared (the
-phone, the hour, the room) falls out. The interval around their mean is exact and asks for no normal
-distribution, only for a symmetric one: of n such numbers take the means of all 2^n - 1 subsets; in
-order, they cut the line into 2^n pieces that are equally likely to hold the centre (J. A. Hartigan,
-"Using subsample values as typical values", JASA 64, 1969, pages 1303-1317). Leaving out the k
-lowest and k highest pieces leaves an interval of confidence 1 - 2k/2^n; it holds the changes that
-an exact sign-flip test would not reject. For more than 14 pairs, subsets are drawn at random,
-always the same ones.
+Each pair of sessions gives one number, the logarithm of B's mean over A's, so that what both shared
+(the phone, the hour, the room) falls out. The interval around their mean is exact and asks for no
+normal distribution, only for a symmetric one: of n such numbers take the means of all 2^n - 1
+subsets; in order, they cut the line into 2^n pieces that are equally likely to hold the centre
+(J. A. Hartigan, "Using subsample values as typical values", JASA 64, 1969, pages 1303-1317).
+Leaving out the k lowest and k highest pieces leaves an interval of confidence 1 - 2k/2^n; it holds
+the changes that an exact sign-flip test would not reject. For more than 14 pairs, subsets are drawn
+at random, always the same ones.
 """
 
 import math
@@ -99,7 +99,7 @@ def compare(
     if not all(math.isfinite(v) and v > 0 for a, b in whole for v in (*a, *b)):
         raise ValueError("only finite values above 0 can be compared")
     share = error_rate / metrics
-    logs = [math.log(statistics.median(b)) - math.log(statistics.median(a)) for a, b in whole]
+    logs = [math.log(statistics.fmean(b)) - math.log(statistics.fmean(a)) for a, b in whole]
     ratio = math.exp(statistics.fmean(logs)) if logs else None
     needed = pairs_needed(metrics, error_rate=error_rate)
     if ratio is None or len(logs) < needed:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.results.records import Run
+from harness.results.stats import session_means
+from harness.words import counted
 
 Grade = Literal["A", "B", "C", "D", "F", "?"]
 
@@ -69,7 +71,7 @@ def grade(
     if not all(math.isfinite(value) and value >= 0 for value in everything):
         raise ValueError("only finite values from 0 on can be graded")
     if len(measured) < fewest_sessions:
-        told = _counted(len(measured), "session")
+        told = counted(len(measured), "session")
         missing = f"{told} of at least {fewest_sessions}: spread between sessions is unknown"
         return Stability("?", None, (missing,))
     score, reasons = _score(measured, everything)
@@ -82,7 +84,7 @@ def grade(
     for number, words in doubts:
         if number:
             letter += 1
-            told = f"{number} of {_counted(len(measured), 'session')}"
+            told = f"{number} of {counted(len(measured), 'session')}"
             reasons.append(f"{told} {words}: one grade lower")
     return Stability(_LETTERS[min(letter, len(_LETTERS) - 1)], score, tuple(reasons))
 
@@ -111,10 +113,10 @@ def was_throttled(run: Run) -> bool:
 def _score(
     sessions: Sequence[Sequence[float]], everything: Sequence[float]
 ) -> tuple[float, list[str]]:
-    middles = [statistics.median(values) for values in sessions]
-    mean = statistics.fmean(middles)
-    cv = statistics.stdev(middles) / mean if mean else 0.0 if len({*middles}) == 1 else math.inf
-    extremes = _ratio(max(middles), min(middles))
+    means = session_means(sessions)
+    mean = statistics.fmean(means)
+    cv = statistics.stdev(means) / mean if mean else 0.0
+    extremes = _ratio(max(means), min(means))
     tail = _tail(everything)
     score = (
         50 * _part(cv / CV_LIMIT)
@@ -122,7 +124,7 @@ def _score(
         + 25 * _part((tail - 1) / (RATIO_LIMIT - 1))
     )
     return score, [
-        f"sessions vary by {cv:.1%} (coefficient of variation of {len(middles)} sessions)",
+        f"sessions vary by {cv:.1%} (coefficient of variation of {len(means)} sessions)",
         f"best session over worst {extremes:.2f}, tail of repetitions over median {tail:.2f}",
     ]
 
@@ -150,7 +152,3 @@ def _ratio(large: float, small: float) -> float:
     if small:
         return large / small
     return math.inf if large else 1.0
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,13 +1,17 @@
-"""Numbers out of repetitions, and in words what is wrong with them.
+"""Mean and spread of repetitions, and remarks on what keeps them from being trusted.
 
-Repetitions of one run share a session: the same process start, temperature and clock. Spread
-between sessions is often far larger than within one, so with several sessions the session is the
-sampling unit: the mean is the mean of the sessions' means, and the standard deviation is theirs.
+This is the only definition: reports, grades, comparisons, the command line and the pytest plugin
+take theirs from here. Repetitions of one run share a session: the same process start, temperature
+and clock. Spread between sessions is often far larger than within one, so with several sessions the
+session is the unit of sampling: the mean is the mean of the sessions' means, and the standard
+deviation is theirs.
 """
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from harness.results.metrics import Metric
 
 SPREAD_LIMIT = 0.10
 """Standard deviation over mean from which a result is called unstable; pyperf's limit."""
@@ -43,6 +47,20 @@ class Stats:
         """Coefficient of variation: standard deviation over mean."""
         return None if self.sd is None or self.mean == 0 else self.sd / abs(self.mean)
 
+    def show(self, metric: Metric) -> str:
+        """Format as `mean ± sd` in the metric's shown unit, without naming it."""
+        mean, spread = metric.format(self.mean), self.show_spread(metric)
+        return f"{mean} ± {spread}" if spread else mean
+
+    def show_spread(self, metric: Metric) -> str:
+        """Format the standard deviation; empty for a single value, whose spread is unknown."""
+        return "" if self.sd is None else metric.format(self.sd, beside=self.mean)
+
+
+def session_means(sessions: Sequence[Sequence[float]]) -> list[float]:
+    """The mean of each session's repetitions; sessions without any are left out."""
+    return [statistics.fmean(values) for values in sessions if values]
+
 
 def summarise(sessions: Sequence[Sequence[float]]) -> Stats | None:
     """Statistics of the repetitions of each session; None if there are none."""
@@ -50,7 +68,7 @@ def summarise(sessions: Sequence[Sequence[float]]) -> Stats | None:
     everything = [value for values in measured for value in values]
     if not everything:
         return None
-    units = [statistics.fmean(v) for v in measured] if len(measured) > 1 else everything
+    units = session_means(measured) if len(measured) > 1 else everything
     return Stats(
         n=len(everything),
         sessions=len(measured),

@@ -9,18 +9,20 @@ series that were sampled together share one. Then come the values of each series
 decimals: where a few digits give every value back to the bit, they are 64-bit integers of that many
 decimals, and the smallest of all stands for a sample that gave nothing. Otherwise `decimals` is -1,
 and they are 64-bit floats, NaN for nothing. The bytes of a column are transposed (all first bytes,
-all second bytes, ...), because sensors repeat themselves in their high bytes, and zlib sees that.
+all second bytes, ...), because sensors repeat themselves in their high bytes, and zlib sees that:
+it takes half of what `numpy.savez_compressed` does.
 
 What is read is not trusted: sizes are bounded before anything is made of them.
 """
 
 import json
-import math
 import zlib
-from array import array
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import pairwise
 from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
 
 from harness.errors import TelemetryRecordError
 from harness.results.records import MOST_SAMPLES, MOST_SERIES, TelemetrySeries
@@ -30,13 +32,15 @@ _LARGEST_HEAD = 2**20
 _LARGEST = _LARGEST_HEAD + 2 * MOST_SAMPLES * _WIDTH
 _PER_SECOND = 1e6
 _FLOATS, _MOST_DECIMALS = -1, 6
+_INTEGER, _FLOAT = "<i8", "<f8"
 _NOTHING, _LARGEST_INTEGER = -(2**63), 2**53
 
-Named = tuple[str, str, int, int]
+Header = tuple[str, str, int, int]
+"""Of one series: channel, unit, time column, decimals."""
 
 
 def pack(series: Sequence[TelemetrySeries]) -> bytes:
-    """The series of one repetition as stored.
+    """Encode the series of one repetition.
 
     Raises:
         TelemetryRecordError: too many of them, or a channel is there twice.
@@ -46,8 +50,7 @@ def pack(series: Sequence[TelemetrySeries]) -> bytes:
     if len(set(channels)) != len(channels):
         twice = next(name for name in channels if channels.count(name) > 1)
         raise TelemetryRecordError(twice, "it is there twice")
-    times = {one.t_s: None for one in series}
-    order = {moments: index for index, moments in enumerate(times)}
+    order = {moments: index for index, moments in enumerate({one.t_s: None for one in series})}
     encoded = [_encode(one.values) for one in series]
     head = {
         "v": 1,
@@ -57,92 +60,75 @@ def pack(series: Sequence[TelemetrySeries]) -> bytes:
             for one, (decimals, _) in zip(series, encoded, strict=True)
         ],
     }
-    parts = [json.dumps(head, separators=(",", ":")).encode(), b"\n"]
-    parts += [_transposed(_differences(moments)) for moments in order]
-    parts += [_transposed(column) for _, column in encoded]
-    return zlib.compress(b"".join(parts), 9)
+    times = (np.rint(np.asarray(moments) * _PER_SECOND).astype(_INTEGER) for moments in order)
+    columns = [*(np.diff(moments, prepend=0) for moments in times), *(c for _, c in encoded)]
+    plain = json.dumps(head, separators=(",", ":")).encode() + b"\n"
+    return zlib.compress(plain + b"".join(map(_transpose, columns)), 9)
 
 
 def unpack(data: bytes) -> tuple[TelemetrySeries, ...]:
-    """The series out of a stored value.
+    """Decode a stored value.
 
     Raises:
         TelemetryRecordError: this was not written by `pack`.
     """
-    plain = _inflate(data)
-    text, _, body = plain.partition(b"\n")
-    lengths, named = _head(text)
-    _check_amount(len(named), sum(lengths[index] for _, _, index, _ in named))
-    wanted = _WIDTH * (sum(lengths) + sum(lengths[index] for _, _, index, _ in named))
-    if len(body) != wanted:
-        _damaged(f"{len(body)} bytes of samples where {wanted} were announced")
-    columns = _Columns(body)
+    text, _, body = _inflate(data).partition(b"\n")
+    lengths, headers = _head(text)
+    sizes = [*lengths, *(lengths[index] for _, _, index, _ in headers)]
+    _check_amount(len(headers), sum(sizes[len(lengths) :]))
+    if len(body) != _WIDTH * sum(sizes):
+        _damaged(f"{len(body)} bytes of samples where {_WIDTH * sum(sizes)} were announced")
+    ends = np.cumsum([0, *sizes]) * _WIDTH
+    columns = [body[start:end] for start, end in pairwise(ends)]
     times = [
-        tuple(step / _PER_SECOND for step in accumulate(columns.take("q", length)))
-        for length in lengths
+        tuple((np.cumsum(_restore(column, _INTEGER)) / _PER_SECOND).tolist())
+        for column in columns[: len(lengths)]
     ]
     return tuple(
-        TelemetrySeries(
-            channel,
-            unit,
-            times[index],
-            _decode(columns.take("d" if decimals == _FLOATS else "q", lengths[index]), decimals),
+        TelemetrySeries(channel, unit, times[index], _decode(column, decimals))
+        for (channel, unit, index, decimals), column in zip(
+            headers, columns[len(lengths) :], strict=True
         )
-        for channel, unit, index, decimals in named
     )
 
 
-class _Columns:
-    """Takes one column after the other."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-        self._at = 0
-
-    def take(self, kind: str, length: int) -> "array[int] | array[float]":
-        end = self._at + length * _WIDTH
-        piece = self._body[self._at : end]
-        self._at = end
-        plain = bytearray(len(piece))
-        for byte in range(_WIDTH):
-            plain[byte::_WIDTH] = piece[byte * length : (byte + 1) * length]
-        column: array[int] | array[float] = array(kind)
-        column.frombytes(bytes(plain))
-        return column
+def _transpose(column: npt.NDArray[np.generic]) -> bytes:
+    return column.view(np.uint8).reshape(len(column), _WIDTH).T.tobytes()
 
 
-def _encode(values: Sequence[float | None]) -> "tuple[int, array[int] | array[float]]":
+def _restore(data: bytes, kind: str) -> npt.NDArray[np.generic]:
+    rows = np.frombuffer(data, np.uint8).reshape(_WIDTH, len(data) // _WIDTH)
+    return rows.T.copy().view(kind).reshape(-1)
+
+
+def _encode(values: Sequence[float | None]) -> tuple[int, npt.NDArray[np.generic]]:
+    """The number of decimals, and the integers; floats where no number of decimals is exact."""
+    floats = np.array(values, dtype=_FLOAT)  # NaN for None
+    known = floats[~np.isnan(floats)]
     for decimals in range(_MOST_DECIMALS + 1):
         scale = 10**decimals
-        integers = [_NOTHING if v is None else _scaled(v, scale) for v in values]
-        if None not in integers:
-            return decimals, array("q", (n for n in integers if n is not None))
-    return _FLOATS, array("d", (math.nan if v is None else v for v in values))
+        with np.errstate(over="ignore"):
+            scaled = np.rint(known * scale)
+        if np.any(np.abs(scaled) > _LARGEST_INTEGER):
+            break
+        whole = scaled.astype(_INTEGER)
+        if np.array_equal(whole / scale, known) and not np.any(np.signbit(known) & (whole == 0)):
+            integers = np.full(len(floats), _NOTHING, dtype=_INTEGER)
+            integers[~np.isnan(floats)] = whole
+            return decimals, integers
+    return _FLOATS, floats
 
 
-def _scaled(value: float, scale: int) -> int | None:
-    """The value in units of 1/scale, if that gives it back to the bit."""
-    if abs(value) * scale > _LARGEST_INTEGER:
-        return None
-    scaled = round(value * scale)
-    same = scaled / scale == value and math.copysign(1, scaled) == math.copysign(1, value)
-    return scaled if same else None
-
-
-def _decode(column: "array[int] | array[float]", decimals: int) -> tuple[float | None, ...]:
+def _decode(data: bytes, decimals: int) -> tuple[float | None, ...]:
+    column = _restore(data, _FLOAT if decimals == _FLOATS else _INTEGER)
     if decimals == _FLOATS:
-        return tuple(None if math.isnan(v) else v for v in column)
-    return tuple(None if n == _NOTHING else n / 10**decimals for n in column)
-
-
-def _differences(moments: Sequence[float]) -> "array[int]":
-    steps = [round(moment * _PER_SECOND) for moment in moments]
-    return array("q", (after - before for before, after in zip([0, *steps], steps, strict=False)))
-
-
-def _transposed(column: "array[int] | array[float]") -> bytes:
-    plain = column.tobytes()
-    return b"".join(plain[byte::_WIDTH] for byte in range(_WIDTH))
+        missing, values = np.isnan(column), column
+    else:
+        missing, values = column == _NOTHING, column / 10**decimals
+    return tuple(
+        None if gone else value
+        for gone, value in zip(missing.tolist(), values.tolist(), strict=True)
+    )
 
 
 def _inflate(data: bytes) -> bytes:
@@ -156,27 +142,27 @@ def _inflate(data: bytes) -> bytes:
     return plain
 
 
-def _head(text: bytes) -> tuple[list[int], list[Named]]:
+def _head(text: bytes) -> tuple[list[int], list[Header]]:
     if len(text) > _LARGEST_HEAD:
         _damaged("its head is too long")
     try:
         head = json.loads(text)
         if head["v"] != 1:
             _damaged("a newer qnnfarm wrote it")
-        lengths, named = head["columns"], head["series"]
+        lengths, headers = head["columns"], head["series"]
         plain = all(type(n) is int and 0 <= n <= MOST_SAMPLES for n in lengths) and all(
             type(channel) is str
             and type(unit) is str
             and type(index) is type(decimals) is int
             and index in range(len(lengths))
             and decimals in range(_FLOATS, _MOST_DECIMALS + 1)
-            for channel, unit, index, decimals in named
+            for channel, unit, index, decimals in headers
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TelemetryRecordError("*", f"its head cannot be read: {error}") from error
     if not plain:
         _damaged("its head holds what it cannot")
-    return lengths, [tuple(one) for one in named]
+    return lengths, [tuple(one) for one in headers]
 
 
 def _check_amount(series: int, samples: int) -> None:

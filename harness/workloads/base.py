@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Annotated, ClassVar, Generic, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -13,6 +12,7 @@ from harness.errors import OutputCheckError, WrongUseError, one_line
 from harness.results.metrics import METRICS
 from harness.results.records import OutputCheck, Run, RunKind, new_run_id
 from harness.results.records import Workload as WorkloadRecord
+from harness.results.stats import summarise
 from harness.results.store import ResultsStore, RunRecorder
 from harness.workloads.session import Session
 
@@ -176,7 +176,9 @@ def require_passed(check: OutputCheck, recorder: RunRecorder | None, serial: str
 
 def stored_result(run: Run) -> WorkloadResult[Run]:
     """Result of a workload that was stored as a run."""
-    values = {key: fmean(found) for key in METRICS if (found := run.values(key))}
+    values = {
+        key: stats.mean for key in METRICS if (stats := summarise([run.values(key)])) is not None
+    }
     text = run.generated_text if run.kind == "generate" else None
     return WorkloadResult(run, values, summarize(values, text), run)
 

@@ -120,9 +120,15 @@ def _row(values: list[float], **changes: object) -> dict[str, object]:
 
 
 def test_two_containers_of_one_model_have_a_line_each() -> None:
-    lines = table([_row([100.0]), _row([200.0], container="b" * 64), _row([102.0])])
+    lines = table(
+        [
+            _row([99.0, 101.0], session="one"),
+            _row([200.0], container="b" * 64),
+            _row([102.0], session="two"),
+        ]
+    )
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["llama " + 12 * c for c in "ab"]
-    assert [line.split("|")[-2].strip() for line in lines[2:]] == ["101.00 ± 1.41", "200.00 ± 0.00"]
+    assert [line.split("|")[-2].strip() for line in lines[2:]] == ["101.00 ± 1.41", "200.00"]
     (line,) = table([_row([100.0, 102.0])])[2:]
     assert line.split("|")[1].strip() == "llama"
 
@@ -131,7 +137,7 @@ def test_two_containers_of_one_model_have_a_line_each() -> None:
     ("metric", "values", "words"),
     [
         ("ttft_s", [0.0371, 0.0373], "pp512 of llama on R3: Time to first token 37.2 ± 0.1 ms"),
-        ("peak_rss_bytes", [2.0**30], "pp512 of llama on R3: Peak memory 1024.0 ± 0.0 MiB"),
+        ("peak_rss_bytes", [2.0**30], "pp512 of llama on R3: Peak memory 1024.0 MiB"),
         ("perplexity", [25.5, 25.6], "pp512 of llama on R3: Perplexity on device 25.550 ± 0.071"),
     ],
 )

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.pytest_plugin.summary import table
+from harness.results.comparison import judge_runs
+from harness.results.metrics import find_metric
+from harness.results.stability import grade_runs
 from harness.results.stats import remarks, summarise
+from reports import page
+from reports.query import Results
+from tests.reports.conftest import Sample
 
 VALUES = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=12)
 
@@ -61,3 +68,47 @@ def test_means_lie_between_the_extremes(sessions: list[list[float]]) -> None:
     assert found.n == sum(map(len, sessions))
     assert (found.sd is None) == (found.n == 1)
     assert all("\n" not in remark for remark in remarks(sessions))
+
+
+def test_report_plugin_grade_and_comparison_show_the_same_numbers() -> None:
+    """Sessions differ in length, and one has an outlier: there definitions would part."""
+    key, rates = "decode_tokens_per_s", ((50.0, 51.0, 52.0, 20.0), (48.0, 49.0), (46.0, 46.5, 47.0))
+    phone = Sample("SM8750", emulator=False)
+    runs = [
+        phone.run(2 * number + (side == "B"), "bench", {key: [1.0, *(factor * v for v in values)]},
+                  group_id="a" * 32, session=number, label=side)
+        for number, values in enumerate(rates)
+        for side, factor in (("A", 1.0), ("B", 0.9))
+    ]  # fmt: skip
+    b_sha256 = {"sha256": "b" * 64}
+    runs = [
+        run.model_copy(update={"container": run.container.model_copy(update=b_sha256)})
+        if run.label == "B"
+        else run
+        for run in runs
+    ]
+    a_runs = [run for run in runs if run.label == "A"]
+    expected = summarise([run.values(key) for run in a_runs])
+    assert expected is not None
+    assert expected.cv is not None
+
+    (section,) = page.compose(Results("results.db", tuple(runs), ())).sections
+    row = next(row for row in section.rows if row.runs == tuple(a_runs))
+    assert row.cells[key].stats == expected
+    assert row.cells[key].text == expected.show(find_metric(key))
+
+    rows = [
+        {"model": "m", "test": "tg", "metric": key, "values": list(run.values(key)),
+         "session": run.id}
+        for run in a_runs
+    ]  # fmt: skip
+    shown = table(rows)[-1].split("|")[-2].strip()
+    assert shown == f"{expected.mean:.2f} ± {expected.sd:.2f}"
+
+    assert f"sessions vary by {expected.cv:.1%}" in grade_runs(a_runs, key).reasons[0]
+
+    ((_, compared),) = judge_runs(runs[:2], gated=(key,)).metrics
+    a, b = (summarise([run.values(key)]) for run in runs[:2])
+    assert a is not None
+    assert b is not None
+    assert compared.ratio == pytest.approx(b.mean / a.mean)

@@ -1,5 +1,6 @@
 """Telemetry goes into few bytes and comes out as it was; what is damaged is refused."""
 
+import base64
 import math
 import random
 import zlib
@@ -61,6 +62,23 @@ def some_series(draw: st.DrawFn) -> list[TelemetrySeries]:
 @given(some_series())
 def test_series_come_back_to_the_microsecond(series: list[TelemetrySeries]) -> None:
     assert unpack(pack(series)) == tuple(series)
+
+
+def test_what_the_first_version_stored_is_read_and_written_alike() -> None:
+    """Written by qnnfarm 0.1.0 before its packing was done by numpy."""
+    stored = base64.b64decode(
+        "eNqrVipTsjLUUUrOzynNzStWsoo21jGM1VEqTi3KTAVxo5VKUnML4pOtkgtKlXSUUlLTnZV0DHSMYnWilZISS0pS"
+        "iyrjE4ESjiBRXUOQcFFxcXxSZQlQu44SlDbUMYiNreV6cGBBnHrbD07G/wwMyAgGtjFo8jLwMaCBBgaGUAx09UeD"
+        "fT0DgwBYBQA/eDFG"
+    )
+    times = (-0.5, 0.1, 0.2)
+    series = (
+        TelemetrySeries("temp_c:cpu", "degC", times, (35.1, None, 36.25)),
+        TelemetrySeries("battery_a", "A", times, (-0.0, 1 / 3, None)),
+        TelemetrySeries("rss_bytes", "bytes", (0.0,), (1048576.0,)),
+    )
+    assert unpack(stored) == series
+    assert zlib.decompress(pack(series)) == zlib.decompress(stored)
 
 
 def test_a_minute_at_10_hz_of_30_channels_stays_small() -> None:
