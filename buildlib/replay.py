@@ -10,7 +10,6 @@ Names: `qairt.load`, `qairt.compile`, docs.qualcomm.com 80-87189-2.
 import os
 import shutil
 import tempfile
-import uuid
 import weakref
 import zipfile
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildlib.errors import InputFileError
+from buildlib.files import atomic_path
 from buildlib.paths import user_path
 from buildlib.toolchains.base import BinaryInfo, CompileConfig, Toolchain
 
@@ -67,15 +67,8 @@ class CompiledModel:
             raise InputFileError(
                 str(path), "it exists already; save with exist_ok=True or elsewhere"
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-        try:
+        with atomic_path(path) as unfinished:
             shutil.copyfile(self.path, unfinished)
-            with unfinished.open("rb") as file:
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
         return path
 
 

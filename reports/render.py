@@ -1,15 +1,13 @@
 """A page as one self-contained HTML file: no script, no network, nothing from outside it."""
 
-import contextlib
 import functools
 import importlib.metadata
-import os
-import uuid
 from datetime import datetime
 from pathlib import Path
 
 import jinja2
 
+from buildlib.files import atomic_write_bytes
 from harness.results.identity import device_name, place
 from harness.results.metrics import METRICS, Metric
 from harness.results.records import Run
@@ -96,15 +94,7 @@ def write(html: str, path: Path) -> None:
         ReportWriteError: it cannot be written, as on a full disk.
     """
     check_path(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with temporary.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(html)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        atomic_write_bytes(path, html.encode())
     except OSError as error:
         raise ReportWriteError(str(path), error.strerror or str(error)) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)

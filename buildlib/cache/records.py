@@ -17,6 +17,7 @@ from buildlib.cache.file_hashes import HashMemo
 from buildlib.cache.key import StageKey, plain_config
 from buildlib.cache.layout import FILES, LAST_USED, SIDECAR, Operation, entry_name
 from buildlib.errors import CacheError, InputFileError
+from buildlib.files import sync_file
 
 _MAX_BYTES = 64 << 20
 
@@ -202,9 +203,7 @@ def walk(folder: Path) -> dict[str, int]:
 def _stored(path: Path, memo: HashMemo) -> StoredFile:
     digest = memo.digest(path)
     memo.remember(path, digest.sha256)
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_nlink == 1:
-            os.fsync(file.fileno())
+    sync_file(path)
     return StoredFile(size_bytes=digest.size, sha256=digest.sha256)
 
 

@@ -2,11 +2,10 @@
 
 import errno
 import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -22,7 +21,7 @@ from buildlib.cache.removal import discard, prune, sweep
 from buildlib.cache.sizes import default_limit
 from buildlib.child_processes import check_cancelled
 from buildlib.errors import CacheError, ToolchainError
-from buildlib.syncing import sync_folder
+from buildlib.files import scratch_folder, sync_folder
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _WAIT_S = 0.5  # for another build's lock, before a look whether this one is to end
@@ -127,7 +126,9 @@ class StageCache:
                     (place / LAST_USED).touch()
                     return CacheEntry(key.operation, place, digest, reused=True)
                 discard(place)
-            with _temporary_sibling(place) as scratch:
+            with ExitStack() as making:
+                with _as_cache_error(place):
+                    scratch = making.enter_context(scratch_folder(place))
                 with _full_disk_named(place):
                     build(scratch)
                 with _as_cache_error(place):
@@ -200,15 +201,3 @@ def _full_disk_named(path: Path) -> Iterator[None]:
             raise
         reason = "does not fit on the disk, which is full; see `qnnfarm cache prune`"
         raise CacheError(str(path), reason) from error
-
-
-@contextmanager
-def _temporary_sibling(place: Path) -> Iterator[Path]:
-    """An empty folder beside `place`, removed again unless it was renamed away."""
-    with _as_cache_error(place):
-        scratch = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
-        scratch.chmod(0o755)
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,17 +1,13 @@
 """Folders and files that appear whole or not at all."""
 
-import os
-import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from buildlib.errors import ContainerError, ContainerExistsError
+from buildlib.files import atomic_folder, atomic_write, sync_folder
 from buildlib.paths import user_path
-from buildlib.syncing import sync_folder
 
 
 @contextmanager
@@ -32,23 +28,12 @@ def placed_folder(
     destination = user_path(destination).absolute()
     refuse_to_lose(destination, exist_ok=exist_ok, may_replace=may_replace)
     try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        prefix = f".{destination.name}."
-        scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=destination.parent))
-    except OSError as error:
-        raise ContainerError(str(destination), f"cannot be written ({error.strerror})") from error
-    try:
-        scratch.chmod(0o755)
-        yield scratch
-        for parent, _, _ in os.walk(scratch):
-            sync_folder(Path(parent))
-        refuse_to_lose(destination, exist_ok=exist_ok, may_replace=may_replace)
-        _swap(scratch, destination)
+        with atomic_folder(destination) as scratch:
+            yield scratch
+            refuse_to_lose(destination, exist_ok=exist_ok, may_replace=may_replace)
     except OSError as error:
         reason = f"cannot be written ({error.strerror or error})"
         raise ContainerError(str(destination), reason) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextmanager
@@ -60,16 +45,11 @@ def placed_file(destination: Path) -> Iterator[BinaryIO]:
         ContainerError: the file cannot be written.
     """
     destination = user_path(destination).absolute()
-    scratch = destination.with_name(f".{destination.name[:80]}.{secrets.token_hex(6)}.part")
     try:
         if destination.exists() or destination.is_symlink():
             raise FileExistsError
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.open("xb") as sink:
+        with atomic_write(destination, replace=False) as sink:
             yield sink
-            sink.flush()
-            os.fsync(sink.fileno())
-        _publish(scratch, destination)
         sync_folder(destination.parent)
     except FileExistsError as error:
         reason = "is there already; name another file"
@@ -77,17 +57,6 @@ def placed_file(destination: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         reason = f"cannot be written ({error.strerror or error})"
         raise ContainerError(str(destination), reason) from error
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-def _publish(scratch: Path, destination: Path) -> None:
-    try:
-        destination.hardlink_to(scratch)  # unlike a rename, it replaces nothing
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        scratch.rename(destination)
 
 
 def refuse_to_lose(
@@ -112,19 +81,3 @@ def refuse_to_lose(
         )
     if not may_replace(destination):
         raise ContainerExistsError(path, "holds something else than a container; not replaced")
-
-
-def _swap(scratch: Path, destination: Path) -> None:
-    """Rename over an empty or absent folder; a folder with content is moved aside first."""
-    if destination.exists() and any(destination.iterdir()):
-        aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
-        destination.replace(aside)
-        try:
-            scratch.replace(destination)
-        except OSError:
-            aside.replace(destination)
-            raise
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        scratch.replace(destination)
-    sync_folder(destination.parent)

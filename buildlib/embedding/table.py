@@ -12,7 +12,7 @@ from buildlib.embedding.config import EmbedDatatype, EmbeddingConfig, table_grid
 from buildlib.embedding.extraction import find_lookup, table_of
 from buildlib.encodings.attachment import encoding_of
 from buildlib.errors import EncodingsError, ModelFileError
-from buildlib.graph.files import appearing
+from buildlib.files import atomic_write
 from buildlib.graph.values import static_shape
 from buildlib.passes.base import load_with_encodings
 
@@ -45,7 +45,7 @@ def write_table(model_path: Path, out_path: Path, datatype: EmbedDatatype) -> Em
     if datatype != "float32":
         encoding = encoding_of(lookup.outputs[0]) or encoding_of(table)
         grid = table_grid(datatype, encoding, *_range(table))
-    with appearing(out_path) as file:
+    with atomic_write(out_path) as file:
         for rows in _chunks(table):
             file.write((rows if grid is None else grid.quantize(rows)).tobytes())
     return EmbeddingConfig(

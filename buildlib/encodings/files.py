@@ -12,7 +12,7 @@ from buildlib.encodings import aimet_0_6_1, aimet_1_0_0, aimet_2_0_0
 from buildlib.encodings.json_fields import Json, MalformedError, first_fault, shown
 from buildlib.encodings.model import Encodings
 from buildlib.errors import EncodingsError
-from buildlib.graph.files import write_atomically
+from buildlib.files import atomic_write_bytes
 
 _MAX_FILE_BYTES = 1 << 30
 
@@ -78,7 +78,7 @@ def save_encodings(encodings: Encodings, path: Path, version: str = "1.0.0") -> 
         data = b"".join(known[version](encodings))
     except MalformedError as error:
         raise EncodingsError(str(path), str(error)) from error
-    write_atomically(path, data)
+    atomic_write_bytes(path, data)
     return path
 
 

@@ -1,18 +1,16 @@
 """ONNX files whose weights lie beside them: load, save, link, never copy without need."""
 
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from buildlib.errors import ModelFileError
+from buildlib.files import atomic_path, atomic_write_bytes
 
 _SHOWN = 80  # characters of a name from a file, in messages
 _CONSTANTS = frozenset({"Constant", "ConstantOfShape"})
@@ -59,7 +57,7 @@ def save_model(model: ir.Model, path: Path) -> Path:
         data = ir.to_proto(model).SerializeToString(deterministic=True)
     except Exception as error:  # protobuf and onnx_ir raise many kinds
         raise ModelFileError(path, f"cannot be written as ONNX ({type(error).__name__})") from error
-    write_atomically(path, data)
+    atomic_write_bytes(path, data)
     return path
 
 
@@ -94,41 +92,12 @@ def link_into(source: Path, folder: Path, name: str | None = None) -> Path:
     target = folder / (name or source.name)
     if target.exists() and target.samefile(real):
         return target
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{target.name}.")
-    os.close(handle)
-    Path(temporary).unlink()
-    try:
+    with atomic_path(target) as temporary:
         try:
-            os.link(real, temporary)
+            temporary.hardlink_to(real)
         except OSError:
             shutil.copyfile(real, temporary)
-        Path(temporary).replace(target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
     return target
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write through a temporary file in the same folder, synced before it takes the name."""
-    with appearing(path) as file:
-        file.write(data)
-
-
-@contextmanager
-def appearing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its name once it is whole and synced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def _file_size(model_path: Path, tensor: ir.ExternalTensor) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from buildlib.container.genie_engine import Lora, LoraAdapter
 from buildlib.errors import UnsupportedModelError
-from buildlib.graph.files import write_atomically
+from buildlib.files import atomic_write_bytes
 from buildlib.lora.branches import Branch, a_name, b_name
 from buildlib.lora.config import LoraSet, UseCase
 from buildlib.lora.peft import LowRank, Matrix, Module, read_adapter
@@ -113,7 +113,7 @@ class Adapters:
             for tensor, values in self.tensors(case).items():
                 name = f"{LORA_FOLDER}/{case}/{tensor}.raw"
                 files[name] = folder / name
-                write_atomically(files[name], values.tobytes())
+                atomic_write_bytes(files[name], values.tobytes())
         return files
 
 

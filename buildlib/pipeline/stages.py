@@ -55,7 +55,8 @@ def import_onnx(source: OnnxSource, shape: GraphShape | None, folder: Path) -> N
     """
     from buildlib.checkpoint.config import load_config
     from buildlib.encodings.files import load_encodings, save_encodings
-    from buildlib.graph.files import external_tensors, link_into, load_model, write_atomically
+    from buildlib.files import atomic_write_bytes
+    from buildlib.graph.files import external_tensors, link_into, load_model
     from buildlib.graph.validation import check_cache_pairs, check_model, check_sizes, check_types
     from buildlib.importing.importer import ImportModel, check_rotation
     from buildlib.quantize.export import load_tokenizer
@@ -67,10 +68,10 @@ def import_onnx(source: OnnxSource, shape: GraphShape | None, folder: Path) -> N
     model = load_model(source.model)
     check_model(model, source.model)
     load_tokenizer(source.tokenizer)
-    write_atomically(folder / CONFIG_FILE, source.config.encode())
+    atomic_write_bytes(folder / CONFIG_FILE, source.config.encode())
     with naming(source, copies):
         config = load_config(folder / CONFIG_FILE)
-    write_atomically(folder / TOKENIZER_FILE, source.tokenizer.read_bytes())
+    atomic_write_bytes(folder / TOKENIZER_FILE, source.tokenizer.read_bytes())
     with tempfile.TemporaryDirectory(dir=folder, prefix=".source.") as scratch:
         placed = link_into(source.model, Path(scratch), MODEL_FILE)
         for path in {Path(tensor.path) for tensor in external_tensors(model)}:
@@ -119,7 +120,8 @@ def add_lora(
     """Fill `folder` with the model in `prepared` with branches, and the adapters as files."""
     from buildlib.checkpoint.config import load_config
     from buildlib.encodings.files import save_encodings
-    from buildlib.graph.files import link_into, load_model, write_atomically
+    from buildlib.files import atomic_write_bytes
+    from buildlib.graph.files import link_into, load_model
     from buildlib.lora.adapters import Adapters
     from buildlib.lora.branches import LoraBranches
     from buildlib.lora.calibrate import calibrate_adapters
@@ -137,7 +139,7 @@ def add_lora(
     encodings = calibrate_adapters(target, adapters, alpha, decoder, windows, mode)
     save_encodings(encodings, folder / ENCODINGS_FILE)
     adapters.write(folder)
-    write_atomically(folder / LORA_FILE, adapters.genie(alpha).to_json().encode())
+    atomic_write_bytes(folder / LORA_FILE, adapters.genie(alpha).to_json().encode())
     for name in (CONFIG_FILE, TOKENIZER_FILE):
         link_into(prepared / name, folder)
 
@@ -147,12 +149,13 @@ def extract_embedding(prepared: Path, datatype: EmbedDatatype, folder: Path) -> 
     from buildlib.embedding.config import TABLE_FILE
     from buildlib.embedding.extraction import EmbeddingExtraction
     from buildlib.embedding.table import write_table
-    from buildlib.graph.files import link_into, write_atomically
+    from buildlib.files import atomic_write_bytes
+    from buildlib.graph.files import link_into
 
     table = write_table(prepared / MODEL_FILE, folder / TABLE_FILE, datatype)
     EmbeddingExtraction().run(prepared / MODEL_FILE, folder / MODEL_FILE)
     named = table.model_copy(update={"embed_path": Path(TABLE_FILE)})
-    write_atomically(folder / EMBEDDING_FILE, named.model_dump_json(indent=2).encode())
+    atomic_write_bytes(folder / EMBEDDING_FILE, named.model_dump_json(indent=2).encode())
     for name in (CONFIG_FILE, TOKENIZER_FILE):
         link_into(prepared / name, folder)
 

@@ -14,7 +14,7 @@ from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE
 from buildlib.encodings.files import save_encodings
 from buildlib.encodings.model import Encodings
 from buildlib.errors import CalibrationError, CheckpointError
-from buildlib.graph.files import write_atomically
+from buildlib.files import atomic_write_bytes
 from buildlib.graph.llama import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.quantize.recipe import Bitwidths, complete_encodings
@@ -58,7 +58,7 @@ def export_checkpoint(
     )
     out_dir.mkdir(parents=True, exist_ok=True)
     for path in (checkpoint.folder / CONFIG_FILE, checkpoint.tokenizer_path):
-        write_atomically(out_dir / path.name, path.read_bytes())
+        atomic_write_bytes(out_dir / path.name, path.read_bytes())
     model = export_onnx(checkpoint, shape, out_dir)
     encodings = complete_encodings(
         model, Encodings(), checkpoint.config, windows, bitwidths, progress=progress

@@ -5,9 +5,7 @@ and every model of the part refers to that file.
 """
 
 import json
-import os
-import tempfile
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +17,8 @@ import onnx_ir as ir
 
 from buildlib.encodings.grid import Grid
 from buildlib.errors import EncodingsError, ModelFileError
-from buildlib.graph.files import tensor_array, write_atomically
+from buildlib.files import atomic_write, atomic_write_bytes
+from buildlib.graph.files import tensor_array
 
 _ALIGNMENT = 64
 _CHUNK_VALUES = 1 << 18
@@ -86,7 +85,7 @@ class StoredTensor:
 class WeightFile(AbstractContextManager["WeightFile"]):
     """Written tensor by tensor, some megabytes at a time; a `WeightStore`.
 
-    It takes its name at `finish`; left without, nothing is there.
+    The file takes its name at `finish`; an exception before leaves nothing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,10 +94,8 @@ class WeightFile(AbstractContextManager["WeightFile"]):
         self._size = 0
 
     def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
-        self._temporary = Path(temporary)
-        self._file = os.fdopen(handle, "wb")
+        self._writing = ExitStack()
+        self._file = self._writing.enter_context(atomic_write(self.path))
         return self
 
     def __exit__(
@@ -107,8 +104,7 @@ class WeightFile(AbstractContextManager["WeightFile"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        self._writing.__exit__(kind, error, trace)
 
     def weight(
         self,
@@ -158,17 +154,14 @@ class WeightFile(AbstractContextManager["WeightFile"]):
 
     def finish(self, *, index: bool = False) -> None:
         """Make the file appear, whole, under its name; with `index`, its index too."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._temporary.chmod(0o644)
-        self._temporary.replace(self.path)
+        self._writing.close()
         if index:
             data = {
                 "version": _INDEX_VERSION,
                 "size": self._size,
                 "tensors": [asdict(stored) for stored in self.stored],
             }
-            write_atomically(index_path(self.path), json.dumps(data, indent=1).encode() + b"\n")
+            atomic_write_bytes(index_path(self.path), json.dumps(data, indent=1).encode() + b"\n")
 
     def _align(self) -> int:
         padding = -self._size % _ALIGNMENT

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from buildlib.child_processes import tracked
 from buildlib.errors import ToolchainError, ToolchainTimeoutError
+from buildlib.files import atomic_write
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 * 1024
@@ -201,7 +202,8 @@ def serve(commands: Mapping[str, Command], arguments: list[str]) -> None:
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
         status = 1
         text = json.dumps({"error": _one_line(error)})
-    _write_whole(Path(answer_path), text)
+    with atomic_write(Path(answer_path), sync=False) as file:
+        file.write(text.encode())
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -216,9 +218,3 @@ def _die_with_parent() -> None:
 def _one_line(error: Exception) -> str:
     said = " ".join(str(error).split()) or "no message"
     return said if isinstance(error, RefusedError) else f"{type(error).__name__}: {said}"
-
-
-def _write_whole(path: Path, text: str) -> None:
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(text)
-    unfinished.replace(path)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from buildlib.files import atomic_write
 from harness.errors import HostFileError
-from harness.files import replacing
 
 
 def stat_local(path: Path) -> os.stat_result:
@@ -46,7 +46,7 @@ def receiving(path: Path) -> Iterator[BinaryIO]:
         HostFileError: it cannot be written, there or in the block.
     """
     try:
-        with replacing(path) as sink:
+        with atomic_write(path) as sink:
             yield sink
     except (OSError, ValueError) as error:
         raise HostFileError(str(path), _reason(error)) from None

@@ -19,7 +19,7 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
-from buildlib.syncing import sync_folder
+from buildlib.files import atomic_write, sync_folder
 from harness.errors import JournalError, PlanBusyError
 from harness.paths import state_dir
 from harness.plans.outcome import CellOutcome, CellResult, CellStatus
@@ -185,20 +185,14 @@ class Journal:
 
     def _replace(self, beginning: Mapping[str, object]) -> None:
         """Put a file in the journal's place, at once, that holds but the durations of before."""
-        new = self._path.with_name(f"{self._path.name}.new")  # a crash leaves it to the next
         kept = list(dict.fromkeys(self._content.done.values()))[-_MOST_KEPT:]
         with self._syncing, self._writing:
             old = self._usable()
             try:
-                file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-                try:
-                    _write(file, b"".join([*kept, _line(beginning)]))
-                    os.fsync(file)
-                    new.replace(self._path)
-                except BaseException:
-                    os.close(file)
-                    raise
-                self._file = file
+                with atomic_write(self._path) as new:
+                    os.fchmod(new.fileno(), 0o600)
+                    new.write(b"".join([*kept, _line(beginning)]))
+                self._file = os.open(self._path, os.O_RDWR | os.O_APPEND)
                 os.close(old)
                 sync_folder(self._path.parent)
             except OSError as error:

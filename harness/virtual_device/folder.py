@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from buildlib.files import atomic_write
 from harness.errors import VirtualDeviceRecordError
-from harness.files import replacing
 from harness.virtual_device.control import open_control
 from harness.virtual_device.linux import machine_boot_id, process_stat
 from harness.virtual_device.namespace import NamespaceKind
@@ -108,7 +108,7 @@ def load_record(folder: Path) -> DeviceRecord:
 def save_record(folder: Path, record: DeviceRecord) -> None:
     """Write the record; readers see the old one or the new one."""
     text = json.dumps({"version": _VERSION, **asdict(record)}, indent=2) + "\n"
-    with replacing(folder / FILE_NAME) as file:
+    with atomic_write(folder / FILE_NAME) as file:
         file.write(text.encode())
 
 

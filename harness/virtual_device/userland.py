@@ -3,7 +3,6 @@
 All commands other than the device's own come from the host.
 """
 
-import os
 import re
 import shlex
 import shutil
@@ -12,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildlib.files import atomic_write
 from harness.virtual_device.android_scripts import SCRIPTS
 from harness.virtual_device.filesystem import DeviceFilesystem
 from harness.virtual_device.storage import SYNCED_NAME
@@ -43,9 +43,8 @@ class PropertyStore:
         """
         if not _KEY.fullmatch(key):
             raise ValueError(f"not the key of a property: {key!r}")
-        partial = self.folder / f".{key}.{os.getpid()}"
-        partial.write_text(value.replace("\n", " ") + "\n", encoding="utf-8")
-        partial.replace(self.folder / key)
+        with atomic_write(self.folder / key, sync=False) as file:
+            file.write((value.replace("\n", " ") + "\n").encode())
 
     def get(self, key: str) -> str:
         """The value, empty if it is not set."""

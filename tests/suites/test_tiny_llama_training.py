@@ -39,7 +39,7 @@ def test_same_seed_gives_same_weights(tmp_path: Path) -> None:
     assert files[0] == files[1]
     assert files[0] != files[2]
     assert Architecture.load(tmp_path / "a") == architecture
-    assert not list(tmp_path.rglob("*.partial"))
+    assert not list(tmp_path.rglob("*.part"))
 
 
 class CutOffError(Exception):

@@ -4,10 +4,8 @@ ONNX Runtime writes the DLCs; the context binary is made from them through the Q
 that way all graphs of a split share one binary, in one step, under names of our choice.
 """
 
-import os
 import re
 import tempfile
-import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +23,7 @@ from buildlib.errors import (
     ToolchainTimeoutError,
     UnsupportedOperatorsError,
 )
+from buildlib.files import atomic_path, sync_file
 from buildlib.targets import Target
 from buildlib.toolchains.base import BinaryInfo
 from buildlib.toolchains.child_process import Step, run_step
@@ -117,7 +116,7 @@ class OrtQnnToolchain:
                 raise diagnose(error) from error
             written = Path(scratch) / str(name)
             written.chmod(0o644)
-            _sync(written)
+            sync_file(written)
             written.replace(dlc)
 
     def compile(self, dlcs: Sequence[Path], binary: Path, config: CompileConfig) -> None:
@@ -132,13 +131,9 @@ class OrtQnnToolchain:
         if not stems or len(set(stems)) != len(stems):
             raise ValueError(f"graphs are named by the stems of their DLCs, which are {stems}")
         self.check(config)
-        unfinished = binary.with_name(f".{binary.name}.{uuid.uuid4().hex}.part").absolute()
-        request = _compile_request(dlcs, unfinished, config)
-        try:
+        with atomic_path(binary.absolute()) as unfinished:
+            request = _compile_request(dlcs, unfinished, config)
             self._run("compile", binary, request, self.timeouts.compile_s)
-            unfinished.replace(binary)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     def inspect(self, binary: Path) -> BinaryInfo:
         """What a context binary says of itself.
@@ -216,11 +211,6 @@ def _graph_request(dlc: Path, config: CompileConfig) -> GraphRequest:
         dlbc=options.dlbc,
         dlbc_weights=options.dlbc_weights,
     )
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 _NEEDS_SDK = f"toolchain {TOOLCHAIN} does not know it; it needs the QAIRT SDK's toolchain"

@@ -4,13 +4,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
 
+from buildlib.files import atomic_folder, scratch_folder
 from buildlib.toolchains.ort_qnn.wheel import DISTRIBUTION
 from harness.errors import LibrariesFetchError
 from harness.runtimes.libraries.wheels import FetchedWheel
@@ -37,10 +37,8 @@ def fetch_wheel(wheel: FetchedWheel, *, pip: Sequence[str] = (sys.executable, "-
     with FileLock(wheel.folder.with_name(f".{wheel.folder.name}.lock")):
         if wheel.folder.is_dir():
             return False
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=wheel.folder.parent) as name:
-            made = Path(name) / "libraries"
-            _unpack(_download(wheel.version, Path(name), pip), made)
-            made.rename(wheel.folder)
+        with atomic_folder(wheel.folder) as made, scratch_folder(wheel.folder) as downloads:
+            _unpack(_download(wheel.version, downloads, pip), made)
     return True
 
 
@@ -63,7 +61,6 @@ def _download(version: str, folder: Path, pip: Sequence[str]) -> Path:
 
 def _unpack(archive: Path, folder: Path) -> None:
     """Takes the libraries of the package's own folder, under their plain names."""
-    folder.mkdir()
     try:
         with zipfile.ZipFile(archive) as wheel:
             for member in wheel.infolist():

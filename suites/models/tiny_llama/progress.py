@@ -1,6 +1,5 @@
 """Training that was cut off goes on from its last save, to the same weights."""
 
-import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +7,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from buildlib.files import atomic_write
 
 
 @dataclass(frozen=True)
@@ -23,19 +24,14 @@ class Progress:
         self, steps: int, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
     ) -> None:
         """Note that `steps` steps are done; the file appears at once or not at all."""
-        partial = self.path.with_name(f"{self.path.name}.partial")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         state = {
             "settings": dict(self.settings),
             "steps": steps,
             "parameters": dict(parameters),
             "optimizer": optimizer.state_dict(),
         }
-        with partial.open("wb") as file:
+        with atomic_write(self.path) as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.path)
 
     def restore(self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> int:
         """Put the saved state into the arguments; the number of steps done, 0 where none is saved.

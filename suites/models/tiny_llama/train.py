@@ -8,7 +8,6 @@ A training that was cut off goes on when the command is given again.
 import argparse
 import dataclasses
 import math
-import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # torch's own convention
 
+from buildlib.files import atomic_write_bytes
 from suites.models import tiny_llama
 from suites.models.tiny_llama.architecture import Architecture
 from suites.models.tiny_llama.model import initial_parameters, logits
@@ -114,12 +114,7 @@ def save_checkpoint(parameters: Mapping[str, Tensor], out: Path) -> None:
         if not (out / name).exists():
             shutil.copyfile(tiny_llama.folder() / name, out / name)
     halves = {name: tensor.to(torch.float16) for name, tensor in parameters.items()}
-    partial = out / "model.safetensors.partial"
-    with partial.open("wb") as file:
-        file.write(save(halves, metadata={"format": "pt"}))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(out / "model.safetensors")
+    atomic_write_bytes(out / "model.safetensors", save(halves, metadata={"format": "pt"}))
 
 
 def main() -> None:
