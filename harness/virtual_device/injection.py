@@ -5,9 +5,10 @@ fault is armed that costs next to nothing.
 """
 
 import asyncio
+import contextlib
 import random
 import signal
-from collections.abc import Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Protocol
@@ -101,7 +102,7 @@ class Injector:
         return not self._flowing.is_set()
 
     @property
-    def quiet(self) -> bool:
+    def idle(self) -> bool:
         """Whether there is nothing to strike with."""
         return not self._armed and self._flowing.is_set()
 
@@ -134,18 +135,22 @@ class Injector:
             self._flowing.set()
             self._effects.thaw()
 
-    async def begin(self, *kinds: str, detail: str = "") -> "Activity":
-        """An activity begins; gives it once nothing holds it back.
+    @contextlib.asynccontextmanager
+    async def activity(self, *kinds: str, detail: str = "") -> AsyncIterator["Activity"]:
+        """An activity from its begin, once no fault holds it back, to its end.
 
         Raises:
-            StreamClosedError: it is struck at once.
+            StreamClosedError: a fault broke the connections at its begin.
         """
         activity = Activity(self, frozenset(kinds), detail)
-        if not self.quiet:
-            for armed in self._matching(activity):
-                self._schedule(armed, activity)
-            await activity.passed(0)
-        return activity
+        try:
+            if not self.idle:
+                for armed in self._matching(activity):
+                    self._schedule(armed, activity)
+                await activity.transfer(0)
+            yield activity
+        finally:
+            activity.ended = True
 
     def full(self, detail: str) -> None:
         """A write was refused because the device has no room."""
@@ -202,7 +207,7 @@ class Injector:
             await asyncio.sleep(_POLL_S)
 
     async def packet(self, activity: "Activity", count: int) -> None:
-        """See `Activity.passed`."""
+        """See `Activity.transfer`."""
         for armed in self._matching(activity):
             fault = armed.fault
             armed.passed += count
@@ -266,22 +271,18 @@ class Activity:
         self._injector = injector
         self._noted: set[int] = set()
 
-    async def passed(self, count: int) -> None:
+    async def transfer(self, count: int) -> None:
         """A packet of `count` bytes is about to pass; returns when it may.
 
         Raises:
             StreamClosedError: it may not: the connection is broken.
         """
-        if not self._injector.quiet:
+        if not self._injector.idle:
             await self._injector.packet(self, count)
 
     def damage(self, size: int) -> list[tuple[int, int]]:
         """A file of `size` bytes has arrived: offsets and the bits to be turned over there."""
         return self._injector.damage(self, size)
-
-    def end(self) -> None:
-        """It is over."""
-        self.ended = True
 
     def note(self, armed: object) -> bool:
         """Whether this activity meets an armed fault for the first time."""

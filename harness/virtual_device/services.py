@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from harness.virtual_device.sync import SyncHost, open_sync
 _CHUNK = 256 * 1024
 _CONNECT_TIMEOUT_S = 10.0
 
-_Connect = Coroutine[Any, Any, tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+_Connect = Callable[[], Coroutine[Any, Any, tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
 def open_forward(filesystem: DeviceFilesystem, faults: Injector, name: bytes) -> Service | None:
@@ -24,39 +25,34 @@ def open_forward(filesystem: DeviceFilesystem, faults: Injector, name: bytes) ->
     kind, colon, address = name.decode("utf-8", "surrogateescape").partition(":")
     if not colon or not address:
         return None
+    connect: _Connect
     if kind == "tcp":
         if not address.isascii() or not address.isdecimal() or not 0 < int(address) < 65536:
             return None
-        port = int(address)
+        connect = functools.partial(asyncio.open_connection, "127.0.0.1", int(address))
+    elif kind == "localabstract":
+        connect = functools.partial(asyncio.open_unix_connection, "\0" + address)
+    elif kind in {"localfilesystem", "local"}:
+        connect = functools.partial(asyncio.open_unix_connection, filesystem.resolve(address))
+    else:
+        return None
 
-        async def tcp(stream: Stream) -> None:
-            await _bridge(stream, faults, asyncio.open_connection("127.0.0.1", port))
+    async def forward(stream: Stream) -> None:
+        await _bridge(stream, faults, connect)
 
-        return tcp
-    if kind == "localabstract":
-        return _unix(faults, "\0" + address)
-    if kind in {"localfilesystem", "local"}:
-        return _unix(faults, filesystem.resolve(address))
-    return None
-
-
-def _unix(faults: Injector, path: str) -> Service:
-    async def unix(stream: Stream) -> None:
-        await _bridge(stream, faults, asyncio.open_unix_connection(path))
-
-    return unix
+    return forward
 
 
 async def _bridge(stream: Stream, faults: Injector, connect: _Connect) -> None:
+    with contextlib.suppress(StreamClosedError):
+        async with faults.activity("forward") as activity:
+            await _connect_and_copy(stream, activity, connect)
+
+
+async def _connect_and_copy(stream: Stream, activity: Activity, connect: _Connect) -> None:
     try:
-        activity = await faults.begin("forward")
-    except StreamClosedError:
-        connect.close()
-        return
-    try:
-        reader, writer = await asyncio.wait_for(connect, _CONNECT_TIMEOUT_S)
+        reader, writer = await asyncio.wait_for(connect(), _CONNECT_TIMEOUT_S)
     except (OSError, TimeoutError, ValueError):
-        activity.end()
         return
     tasks = {
         asyncio.create_task(_to_socket(stream, writer, activity)),
@@ -65,7 +61,6 @@ async def _bridge(stream: Stream, faults: Injector, connect: _Connect) -> None:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        activity.end()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -77,7 +72,7 @@ async def _bridge(stream: Stream, faults: Injector, connect: _Connect) -> None:
 async def _to_socket(stream: Stream, writer: asyncio.StreamWriter, activity: Activity) -> None:
     with contextlib.suppress(OSError, StreamClosedError):
         while data := await stream.read():
-            await activity.passed(len(data))
+            await activity.transfer(len(data))
             writer.write(data)
             await writer.drain()
 
@@ -85,7 +80,7 @@ async def _to_socket(stream: Stream, writer: asyncio.StreamWriter, activity: Act
 async def _to_client(reader: asyncio.StreamReader, stream: Stream, activity: Activity) -> None:
     with contextlib.suppress(OSError, StreamClosedError):
         while data := await reader.read(_CHUNK):
-            await activity.passed(len(data))
+            await activity.transfer(len(data))
             await stream.write(data)
 
 

@@ -64,11 +64,16 @@ class ReadEnd:
 
 
 class WriteEnd:
-    """The end of a pipe, or the master of a terminal, that this process writes. Owns it."""
+    """The end of a pipe, or the master of a terminal, that this process writes. Owns it.
 
-    def __init__(self, descriptor: int) -> None:
-        os.set_blocking(descriptor, False)
-        self._descriptor: int | None = descriptor
+    Args:
+        descriptor: `None` for one that is closed from the start.
+    """
+
+    def __init__(self, descriptor: int | None) -> None:
+        if descriptor is not None:
+            os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
 
     async def write(self, data: bytes | memoryview) -> None:
         """Write all of `data`; what nobody reads any more is dropped."""
@@ -206,43 +211,52 @@ class ShellHost:
 def open_shell(host: ShellHost, name: bytes) -> Service | None:
     """The service for a shell-like name; `None` if it is not one."""
     request = parse_shell_service(name)
-    return None if request is None else _Shell(host, request).serve
+    if request is None:
+        return None
+    command = request.command or b""
+    kinds = ("shell", "run") if starts(command, _RUN) else ("shell",)
+    detail = command[:_MAX_DETAIL].decode("utf-8", "replace")
+
+    async def serve(stream: Stream) -> None:
+        with contextlib.suppress(StreamClosedError):
+            async with host.faults.activity(*kinds, detail=detail) as activity:
+                await _Shell(host, request, stream, activity).run()
+
+    return serve
 
 
 class _Shell:
-    def __init__(self, host: ShellHost, request: ShellRequest) -> None:
+    """One command and the stream of its client."""
+
+    def __init__(
+        self, host: ShellHost, request: ShellRequest, stream: Stream, activity: Activity
+    ) -> None:
         self._host = host
         self._request = request
+        self._stream = stream
+        self._activity = activity
         self._outputs: list[tuple[PacketKind, ReadEnd]] = []
-        self._input = WriteEnd(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+        self._input = WriteEnd(None)
         self._terminal: int | None = None
-        self._activity: Activity | None = None
 
-    async def serve(self, stream: Stream) -> None:
-        command = self._request.command or b""
-        kinds = ("shell", "run") if starts(command, _RUN) else ("shell",)
-        detail = command[:_MAX_DETAIL].decode("utf-8", "replace")
-        try:
-            self._activity = await self._host.faults.begin(*kinds, detail=detail)
-            await self._serve(stream)
-        except StreamClosedError:
-            pass
-        finally:
-            if self._activity is not None:
-                self._activity.end()
-            self._close()
-
-    async def _serve(self, stream: Stream) -> None:
+    async def run(self) -> None:
         self._host.before_command()
         try:
-            child = self._start()
-        except OSError as error:
-            await self._refuse(stream, error)
-            return
-        if self._activity is not None:
-            self._activity.pid = child.pid
-        deliver = asyncio.create_task(self._deliver(stream, child))
-        feed = asyncio.create_task(self._feed(stream))
+            try:
+                child = self._start()
+            except OSError as error:
+                await self._refuse(error)
+            else:
+                await self._serve(child)
+        finally:
+            self._input.close()
+            for _, output in self._outputs:
+                output.close()
+
+    async def _serve(self, child: Child) -> None:
+        self._activity.pid = child.pid
+        deliver = asyncio.create_task(self._deliver(child))
+        feed = asyncio.create_task(self._feed())
         try:
             await asyncio.wait({deliver, feed}, return_when=asyncio.FIRST_COMPLETED)
             if not deliver.done() and not self._request.packets and not self._request.terminal:
@@ -273,7 +287,6 @@ class _Shell:
         with contextlib.ExitStack() as theirs:
             child_in, our_in = os.pipe()
             theirs.callback(os.close, child_in)
-            self._input.close()
             self._input = WriteEnd(our_in)
             our_out, child_out = output_pipe()
             theirs.callback(os.close, child_out)
@@ -291,52 +304,51 @@ class _Shell:
             path = os.ttyname(slave)
             self._terminal = master
             self._outputs.append((PacketKind.STDOUT, ReadEnd(master)))
-            self._input.close()
             self._input = WriteEnd(os.dup(master))
             argv: list[str | bytes] = [_SHELL, "-c", _TAKE_TERMINAL, path, *self._argv()]
             return self._spawn(argv, slave, slave, slave)
         finally:
             os.close(slave)
 
-    async def _refuse(self, stream: Stream, error: OSError) -> None:
+    async def _refuse(self, error: OSError) -> None:
         text = f"cannot start a shell: {error.strerror}\n".encode()
-        with contextlib.suppress(StreamClosedError):
-            if self._request.packets:
-                await stream.write(pack_packet(PacketKind.STDERR, text))
-                await stream.write(pack_packet(PacketKind.EXIT, bytes([_CANNOT_EXECUTE])))
-            else:
-                await stream.write(text)
+        if self._request.packets:
+            await self._stream.write(pack_packet(PacketKind.STDERR, text))
+            await self._stream.write(pack_packet(PacketKind.EXIT, bytes([_CANNOT_EXECUTE])))
+        else:
+            await self._stream.write(text)
 
-    async def _deliver(self, stream: Stream, child: Child) -> None:
+    async def _deliver(self, child: Child) -> None:
         """Send all output, then the exit code."""
         async with asyncio.TaskGroup() as pumps:
             for kind, output in self._outputs:
-                pumps.create_task(self._pump(stream, kind, output))
+                pumps.create_task(self._pump(kind, output))
         status = await asyncio.shield(child.exited)
-        await self._passed(0)
+        await self._activity.transfer(0)
         if self._request.packets:
-            await stream.write(pack_packet(PacketKind.EXIT, bytes([exit_code(status)])))
+            packet = pack_packet(PacketKind.EXIT, bytes([exit_code(status)]))
+            await self._stream.write(packet)
 
-    async def _pump(self, stream: Stream, kind: PacketKind, output: ReadEnd) -> None:
+    async def _pump(self, kind: PacketKind, output: ReadEnd) -> None:
         while data := await output.read():
-            await self._passed(len(data))
-            await stream.write(pack_packet(kind, data) if self._request.packets else data)
+            await self._activity.transfer(len(data))
+            await self._stream.write(pack_packet(kind, data) if self._request.packets else data)
 
-    async def _feed(self, stream: Stream) -> None:
+    async def _feed(self) -> None:
         """Hand input to the command; returns when the client has closed the stream."""
         if not self._request.packets:
-            while data := await stream.read():
-                await self._passed(len(data))
+            while data := await self._stream.read():
+                await self._activity.transfer(len(data))
                 await self._input.write(data)
             self._input.close()
             return
-        reader = ExactReader(stream)
+        reader = ExactReader(self._stream)
         with contextlib.suppress(StreamClosedError):
             while True:
                 await self._take(*await read_packet(reader))
 
     async def _take(self, kind: int, data: bytes) -> None:
-        await self._passed(len(data))
+        await self._activity.transfer(len(data))
         if kind == PacketKind.STDIN:
             await self._input.write(data)
         elif kind == PacketKind.CLOSE_STDIN:
@@ -348,16 +360,6 @@ class _Shell:
             size = parse_window_size(data)
             if size is not None:
                 fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, size)
-
-    async def _passed(self, count: int) -> None:
-        if self._activity is not None:
-            await self._activity.passed(count)
-
-    def _close(self) -> None:
-        self._input.close()
-        for _, output in self._outputs:
-            output.close()
-        self._outputs.clear()
 
 
 async def _settle(*tasks: asyncio.Task[None]) -> None:

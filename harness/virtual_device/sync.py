@@ -22,16 +22,16 @@ from harness.virtual_device.injection import Activity, Injector
 from harness.virtual_device.storage import Storage
 from harness.virtual_device.stream import ExactReader, Stream, StreamClosedError
 
-MAX_PATH = 1024
-MAX_DATA = 64 * 1024
+_MAX_PATH = 1024
+_MAX_DATA = 64 * 1024
 
-REQUEST = struct.Struct("<4sI")
+_REQUEST = struct.Struct("<4sI")
 """id, length of the path that follows; also id and length of DATA, or id and mtime of DONE."""
-SEND_SETUP = struct.Struct("<4sII")
+_SEND_SETUP = struct.Struct("<4sII")
 """SND2: id, mode, flags."""
-RECV_SETUP = struct.Struct("<4sI")
+_RECV_SETUP = struct.Struct("<4sI")
 """RCV2: id, flags."""
-DATA_HEADER = REQUEST
+_DATA_HEADER = _REQUEST
 
 _STAT_V1 = struct.Struct("<4sIII")
 _STAT_V2 = struct.Struct("<4sIQQIIIIQqqq")
@@ -41,14 +41,14 @@ _V1_ENTRY_SIZE = _STAT_V1.size + _NAME_LENGTH.size
 _V2_ENTRY_SIZE = _STAT_V2.size + _NAME_LENGTH.size
 
 
-def stat_v1(ident: bytes, found: os.stat_result | None) -> bytes:
+def _stat_v1(ident: bytes, found: os.stat_result | None) -> bytes:
     """STAT: all zero for what does not exist, sizes and times cut to 32 bits."""
     if found is None:
         return _STAT_V1.pack(ident, 0, 0, 0)
     return _STAT_V1.pack(ident, found.st_mode, found.st_size & _LOW, int(found.st_mtime) & _LOW)
 
 
-def stat_v2(ident: bytes, found: os.stat_result | None, error: int = 0) -> bytes:
+def _stat_v2(ident: bytes, found: os.stat_result | None, error: int = 0) -> bytes:
     """STA2 and LST2: `error` is an errno of Linux."""
     if found is None:
         return _STAT_V2.pack(ident, error, *[0] * 10)
@@ -68,28 +68,28 @@ def stat_v2(ident: bytes, found: os.stat_result | None, error: int = 0) -> bytes
     )
 
 
-def entry(name: bytes, found: os.stat_result | None, error: int, *, version: int) -> bytes:
+def _entry(name: bytes, found: os.stat_result | None, error: int, *, version: int) -> bytes:
     """One line of a listing."""
-    head = stat_v1(b"DENT", found) if version == 1 else stat_v2(b"DNT2", found, error)
+    head = _stat_v1(b"DENT", found) if version == 1 else _stat_v2(b"DNT2", found, error)
     return head + _NAME_LENGTH.pack(len(name)) + name
 
 
-def end_of_list(version: int) -> bytes:
-    """DONE in the size of an entry."""
+def _end_of_list(version: int) -> bytes:
+    """DONE in the size of an _entry."""
     size = _V1_ENTRY_SIZE if version == 1 else _V2_ENTRY_SIZE
     return b"DONE".ljust(size, b"\0")
 
 
-def failure(text: str) -> bytes:
+def _failure(text: str) -> bytes:
     """FAIL with a text for the user."""
-    data = text.encode("utf-8", "replace")[:MAX_DATA]
-    return REQUEST.pack(b"FAIL", len(data)) + data
+    data = text.encode("utf-8", "replace")[:_MAX_DATA]
+    return _REQUEST.pack(b"FAIL", len(data)) + data
 
 
-SUCCESS = REQUEST.pack(b"OKAY", 0)
+_SUCCESS = _REQUEST.pack(b"OKAY", 0)
 
 
-def stat_answer(ident: bytes, path: str) -> bytes:
+def _stat_answer(ident: bytes, path: str) -> bytes:
     """STAT and LST2 describe a link, STA2 what it leads to."""
     found: os.stat_result | None = None
     error = 0
@@ -97,10 +97,10 @@ def stat_answer(ident: bytes, path: str) -> bytes:
         found = os.stat(path) if ident == b"STA2" else os.lstat(path)
     except OSError as failed:
         error = failed.errno or errno.EIO
-    return stat_v1(ident, found) if ident == b"STAT" else stat_v2(ident, found, error)
+    return _stat_v1(ident, found) if ident == b"STAT" else _stat_v2(ident, found, error)
 
 
-def list_answer(path: str, version: int) -> bytes:
+def _list_answer(path: str, version: int) -> bytes:
     """All entries with `.` and `..`; none where the folder cannot be read, as adbd does."""
     answer = bytearray()
     try:
@@ -115,8 +115,8 @@ def list_answer(path: str, version: int) -> bytes:
         except OSError as failed:
             error = failed.errno or errno.EIO
         if found is not None or version > 1:
-            answer += entry(name, found, error, version=version)
-    return bytes(answer + end_of_list(version))
+            answer += _entry(name, found, error, version=version)
+    return bytes(answer + _end_of_list(version))
 
 
 _BATCH = 1024 * 1024
@@ -124,23 +124,23 @@ _MAX_LINK = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class SendRequest:
+class _SendRequest:
     """What the client wants to create."""
 
     path: str
     mode: int
 
 
-async def receive_file(
+async def _receive_file(
     stream: Stream,
     reader: ExactReader,
-    request: SendRequest,
+    request: _SendRequest,
     storage: Storage | None,
     activity: Activity,
 ) -> bool:
     """Take a file or link and confirm it; false where that failed and the session is to end.
 
-    A failure is reported at once. What the client has sent meanwhile is then read and dropped,
+    A _failure is reported at once. What the client has sent meanwhile is then read and dropped,
     because many clients look at the answer only once they have sent everything.
 
     Raises:
@@ -154,12 +154,12 @@ async def receive_file(
         else:
             await _receive_bytes(data, request, storage, activity)
     except OSError as error:
-        await stream.write(failure(error.strerror or str(error)))
+        await stream.write(_failure(error.strerror or str(error)))
         async for _ in data.batches():
             pass
         return False
-    await activity.passed(len(SUCCESS))
-    await stream.write(SUCCESS)
+    await activity.transfer(len(_SUCCESS))
+    await stream.write(_SUCCESS)
     return True
 
 
@@ -180,11 +180,11 @@ class _Data:
         parts: list[memoryview] = []
         size = 0
         while not self._done:
-            ident, length = REQUEST.unpack(await self._reader.exactly(REQUEST.size))
+            ident, length = _REQUEST.unpack(await self._reader.exactly(_REQUEST.size))
             if ident == b"DONE":
                 self._done = True
                 self.mtime = length
-            elif ident != b"DATA" or length > MAX_DATA:
+            elif ident != b"DATA" or length > _MAX_DATA:
                 raise AdbProtocolError(f"{ident!r} of {length} bytes where file data belongs")
             else:
                 size += length
@@ -198,7 +198,7 @@ class _Data:
 
 
 async def _receive_bytes(
-    data: _Data, request: SendRequest, storage: Storage | None, activity: Activity
+    data: _Data, request: _SendRequest, storage: Storage | None, activity: Activity
 ) -> None:
     file: IncomingFile | None = None
     try:
@@ -207,7 +207,7 @@ async def _receive_bytes(
         async for parts in data.batches():
             count = sum(len(part) for part in parts)
             received += count
-            await activity.passed(count)
+            await activity.transfer(count)
             if storage is not None:
                 storage.claim(count)
             await asyncio.to_thread(file.write, parts)
@@ -221,7 +221,7 @@ async def _receive_bytes(
                 storage.recount()
 
 
-async def _receive_link(data: _Data, request: SendRequest) -> None:
+async def _receive_link(data: _Data, request: _SendRequest) -> None:
     target = bytearray()
     async for parts in data.batches():
         for part in parts:
@@ -232,7 +232,7 @@ async def _receive_link(data: _Data, request: SendRequest) -> None:
     await asyncio.to_thread(make_link, Path(request.path), name, data.mtime)
 
 
-_HEAD = DATA_HEADER.size
+_HEAD = _DATA_HEADER.size
 
 
 class _Block:
@@ -242,8 +242,8 @@ class _Block:
     """
 
     def __init__(self, size: int) -> None:
-        count = max(1, size // (_HEAD + MAX_DATA))
-        self._body = min(MAX_DATA, size - _HEAD)
+        count = max(1, size // (_HEAD + _MAX_DATA))
+        self._body = min(_MAX_DATA, size - _HEAD)
         self._memory = bytearray(count * (_HEAD + self._body))
         view = memoryview(self._memory)
         step = _HEAD + self._body
@@ -255,15 +255,15 @@ class _Block:
         whole, rest = divmod(count, self._body)
         step = _HEAD + self._body
         for index in range(whole):
-            DATA_HEADER.pack_into(self._memory, index * step, b"DATA", self._body)
+            _DATA_HEADER.pack_into(self._memory, index * step, b"DATA", self._body)
         used = whole * step
         if rest:
-            DATA_HEADER.pack_into(self._memory, used, b"DATA", rest)
+            _DATA_HEADER.pack_into(self._memory, used, b"DATA", rest)
             used += _HEAD + rest
         return memoryview(self._memory)[:used]
 
 
-async def transmit_file(stream: Stream, path: str, activity: Activity) -> None:
+async def _transmit_file(stream: Stream, path: str, activity: Activity) -> None:
     """Send a file, or say why not.
 
     Two blocks take turns: while one is on its way, the other is filled. A block is filled again
@@ -278,16 +278,16 @@ async def transmit_file(stream: Stream, path: str, activity: Activity) -> None:
         blocks = (_Block(stream.max_payload), _Block(stream.max_payload))
         turn = 0
         while part := await asyncio.to_thread(blocks[turn].fill, descriptor):
-            await activity.passed(len(part))
+            await activity.transfer(len(part))
             await stream.write(part)
             turn = 1 - turn
     except OSError as error:
-        await stream.write(failure(error.strerror or str(error)))
+        await stream.write(_failure(error.strerror or str(error)))
         return
     finally:
         if descriptor >= 0:
             os.close(descriptor)
-    await stream.write(REQUEST.pack(b"DONE", 0))
+    await stream.write(_REQUEST.pack(b"DONE", 0))
 
 
 def _open_for_reading(path: str) -> int:
@@ -312,77 +312,72 @@ class SyncHost:
 
 def open_sync(host: SyncHost, name: bytes) -> Service | None:
     """The service for `sync:`."""
-    return _Session(host).serve if name == b"sync:" else None
+
+    async def serve(stream: Stream) -> None:
+        with contextlib.suppress(StreamClosedError):
+            try:
+                session = _Session(host, stream)
+                while await session.answer():
+                    pass
+            except AdbProtocolError as error:
+                await stream.write(_failure(str(error)))
+
+    return serve if name == b"sync:" else None
 
 
 class _Session:
-    def __init__(self, host: SyncHost) -> None:
+    """The requests of one client, one after the other."""
+
+    def __init__(self, host: SyncHost, stream: Stream) -> None:
         self._host = host
+        self._stream = stream
+        self._reader = ExactReader(stream)
 
-    async def serve(self, stream: Stream) -> None:
-        reader = ExactReader(stream)
-        with contextlib.suppress(StreamClosedError):
-            try:
-                while await self._answer(stream, reader):
-                    pass
-            except AdbProtocolError as error:
-                await stream.write(failure(str(error)))
-
-    async def _answer(self, stream: Stream, reader: ExactReader) -> bool:
+    async def answer(self) -> bool:
         """Answer one request; false where it was the last."""
-        ident, length = REQUEST.unpack(await reader.exactly(REQUEST.size))
+        ident, length = _REQUEST.unpack(await self._reader.exactly(_REQUEST.size))
         if ident == b"QUIT":
             return False
-        if length > MAX_PATH:
-            raise AdbProtocolError(f"path of {length} bytes, above the limit of {MAX_PATH}")
-        name = await reader.exactly(length)
+        if length > _MAX_PATH:
+            raise AdbProtocolError(f"path of {length} bytes, above the limit of {_MAX_PATH}")
+        name = await self._reader.exactly(length)
         if b"\0" in name:
             raise AdbProtocolError("path with a NUL byte")
         if ident in {b"SEND", b"SND2"}:
-            return await self._receive(stream, reader, ident, name)
+            return await self._receive(ident, name)
         path = self._resolve(name)
         if ident in {b"RECV", b"RCV2"}:
             if ident == b"RCV2":
-                _, flags = RECV_SETUP.unpack(await reader.exactly(RECV_SETUP.size))
+                _, flags = _RECV_SETUP.unpack(await self._reader.exactly(_RECV_SETUP.size))
                 _refuse_flags(flags)
-            async with self._activity("pull", path) as activity:
-                await transmit_file(stream, path, activity)
+            async with self._host.faults.activity("pull", detail=path) as activity:
+                await _transmit_file(self._stream, path, activity)
             return True
-        async with self._activity("list", path):
-            return await self._look(stream, ident, path)
+        async with self._host.faults.activity("list", detail=path):
+            return await self._look(ident, path)
 
-    async def _look(self, stream: Stream, ident: bytes, path: str) -> bool:
+    async def _look(self, ident: bytes, path: str) -> bool:
         if ident in {b"STAT", b"LST2", b"STA2"}:
-            await stream.write(await asyncio.to_thread(stat_answer, ident, path))
+            await self._stream.write(await asyncio.to_thread(_stat_answer, ident, path))
         elif ident in {b"LIST", b"LIS2"}:
             version = 1 if ident == b"LIST" else 2
-            await stream.write(await asyncio.to_thread(list_answer, path, version))
+            await self._stream.write(await asyncio.to_thread(_list_answer, path, version))
         else:
             raise AdbProtocolError(f"unknown sync request {ident!r}")
         return True
 
-    async def _receive(
-        self, stream: Stream, reader: ExactReader, ident: bytes, name: bytes
-    ) -> bool:
+    async def _receive(self, ident: bytes, name: bytes) -> bool:
         if ident == b"SND2":
-            setup = await reader.exactly(SEND_SETUP.size)
-            _, mode, flags = SEND_SETUP.unpack(setup)
+            setup = await self._reader.exactly(_SEND_SETUP.size)
+            _, mode, flags = _SEND_SETUP.unpack(setup)
             _refuse_flags(flags)
         else:
             name, mode = _split_mode(name)
-        request = SendRequest(self._resolve(name), mode)
+        request = _SendRequest(self._resolve(name), mode)
         in_data = await asyncio.to_thread(self._host.filesystem.owns, request.path)
         storage = self._host.storage if in_data else None
-        async with self._activity("push", request.path) as activity:
-            return await receive_file(stream, reader, request, storage, activity)
-
-    @contextlib.asynccontextmanager
-    async def _activity(self, kind: str, path: str) -> AsyncIterator[Activity]:
-        activity = await self._host.faults.begin(kind, detail=path)
-        try:
-            yield activity
-        finally:
-            activity.end()
+        async with self._host.faults.activity("push", detail=request.path) as activity:
+            return await _receive_file(self._stream, self._reader, request, storage, activity)
 
     def _resolve(self, name: bytes) -> str:
         return self._host.filesystem.resolve(os.fsdecode(name))

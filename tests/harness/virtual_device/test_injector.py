@@ -38,29 +38,34 @@ class Stillness:
         return []
 
 
+async def _pass(injector: Injector, kind: str) -> None:
+    async with injector.activity(kind):
+        pass
+
+
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[EventLog]:
+def events(tmp_path: Path) -> Iterator[EventLog]:
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    journal = EventLog(folder)
-    yield journal
-    journal.close()
+    events = EventLog(folder)
+    yield events
+    events.close()
     os.close(folder)
 
 
-def test_the_end_of_one_stall_does_not_end_another(journal: EventLog) -> None:
+def test_the_end_of_one_stall_does_not_end_another(events: EventLog) -> None:
     """A reboot ended the first before its time; the second is to last until it is cleared."""
 
     async def play() -> None:
         effects = Stillness()
-        injector = Injector(effects, journal)
+        injector = Injector(effects, events)
         injector.arm(parse_fault("stall:seconds=0.2,when=push"))
-        first = asyncio.create_task(injector.begin("push"))
+        first = asyncio.create_task(_pass(injector, "push"))
         await asyncio.sleep(0)
         assert effects.frozen
         injector.release()
         await first
         injector.arm(parse_fault("stall:when=shell"))
-        second = asyncio.create_task(injector.begin("shell"))
+        second = asyncio.create_task(_pass(injector, "shell"))
         await asyncio.sleep(0.5)
         assert effects.frozen
         assert not second.done()
@@ -71,13 +76,13 @@ def test_the_end_of_one_stall_does_not_end_another(journal: EventLog) -> None:
     asyncio.run(play())
 
 
-def test_a_stall_lasts_as_long_as_it_is_told(journal: EventLog) -> None:
+def test_a_stall_lasts_as_long_as_it_is_told(events: EventLog) -> None:
     async def play() -> None:
         effects = Stillness()
-        injector = Injector(effects, journal)
+        injector = Injector(effects, events)
         injector.arm(parse_fault("stall:seconds=0.05,count=2"))
         for _ in range(2):
-            (await injector.begin("push")).end()
+            await _pass(injector, "push")
             assert not effects.frozen
 
     asyncio.run(play())
