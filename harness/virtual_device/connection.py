@@ -76,7 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self._streams: dict[int, Stream] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._next_id = 1
-        self._frozen = False
+        self._stalled = False
 
     @property
     def online(self) -> bool:
@@ -90,7 +90,7 @@ class Connection(asyncio.BufferedProtocol):
         # end of every command waits 40 ms for the peer's delayed acknowledgement.
         connected = self._transport.get_extra_info("socket")
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._frozen:
+        if self._stalled:
             self._transport.pause_reading()
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER)
 
@@ -98,7 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         """End every stream; services see the end and clean up by themselves."""
         log.info("connection lost%s", f": {exc}" if exc else "")
         self._state = _State.CLOSED
-        self._frozen = False
+        self._stalled = False
         self._writable.set()
         for stream in list(self._streams.values()):
             stream.on_close()
@@ -112,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         """The peer reads again."""
-        if self._frozen:
+        if self._stalled:
             return
         self._writable.set()
         if self._transport is not None and not self._transport.is_closing():
@@ -143,19 +143,19 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
-    def freeze(self) -> None:
+    def stall(self) -> None:
         """Read nothing and send no payload any more, as a device that hangs."""
-        self._frozen = True
+        self._stalled = True
         self._writable.clear()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
-    def thaw(self) -> None:
-        """End a freeze."""
-        self._frozen = False
+    def resume(self) -> None:
+        """End a stall."""
+        self._stalled = False
         self.resume_writing()
 
-    async def drained(self) -> None:
+    async def wait_writable(self) -> None:
         """Wait until what is queued to be sent is below the high-water mark."""
         await self._writable.wait()
 
@@ -177,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
         """Drop a stream that its service has closed."""
         self._streams.pop(stream.local_id, None)
 
-    async def finished(self) -> None:
+    async def wait_for_services(self) -> None:
         """Wait until the services of this connection have cleaned up; call after `abort()`."""
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))

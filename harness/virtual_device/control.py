@@ -18,7 +18,8 @@ from typing import Any
 from harness.errors import HarnessError, VirtualDeviceControlError
 from harness.virtual_device.events import Event, read_events
 from harness.virtual_device.faults import Fault, parse_fault
-from harness.virtual_device.heat.simulation import HeatReading, HeatSimulation, check_changes
+from harness.virtual_device.heat.simulation import HeatReading, HeatSimulation
+from harness.virtual_device.heat.thermal import check_changes
 from harness.virtual_device.injection import Injector
 from harness.virtual_device.linux import process_stat
 from harness.virtual_device.power import PowerAction, PowerCommand, PowerQueue
@@ -135,7 +136,7 @@ def open_control(folder: Path) -> socket.socket:
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with _short_name(folder) as name:
+        with _socket_path(folder) as name:
             Path(name).unlink(missing_ok=True)
             os.fchmod(listener.fileno(), 0o600)  # bind gives the file this mode, less the umask
             listener.bind(name)
@@ -153,7 +154,7 @@ async def serve_control(listener: socket.socket, handle: Handler) -> asyncio.Abs
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if not _from_outside(writer.get_extra_info("socket")):
+            if not _is_outside(writer.get_extra_info("socket")):
                 return
             line = await asyncio.wait_for(reader.readline(), _TIMEOUT_S)
             writer.write(json.dumps(_handle(handle, line)).encode() + b"\n")
@@ -177,7 +178,7 @@ def ask(name: str, folder: Path, request: Mapping[str, Any]) -> Answer:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(_TIMEOUT_S)
-            with _short_name(folder) as path:
+            with _socket_path(folder) as path:
                 connection.connect(path)
             connection.sendall(json.dumps(request).encode() + b"\n")
             with connection.makefile("rb") as stream:
@@ -204,7 +205,7 @@ def _handle(handle: Handler, line: bytes) -> Answer:
         return {"error": str(error) or type(error).__name__}
 
 
-def _from_outside(connection: socket.socket) -> bool:
+def _is_outside(connection: socket.socket) -> bool:
     """Whether the peer is this user's and neither this process nor below it.
 
     A peer outside our PID namespace has pid 0 here.
@@ -222,7 +223,7 @@ def _from_outside(connection: socket.socket) -> bool:
 
 
 @contextlib.contextmanager
-def _short_name(folder: Path) -> Iterator[str]:
+def _socket_path(folder: Path) -> Iterator[str]:
     """A path to the socket that fits into an address (108 bytes), however deep the folder lies."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

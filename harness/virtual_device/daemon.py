@@ -87,7 +87,7 @@ async def _serve(
         root,
         in_namespace=in_namespace,
         key_files=user_key_files(os.environ, Path.home()),
-        processes=ProcessTable(tracker, folder, alone=True),
+        processes=ProcessTable(tracker, folder, exclusive=True),
         folder=opened,
     )
     loop = asyncio.get_running_loop()
@@ -109,7 +109,7 @@ def _supervise(inner: int) -> int:
 
 
 def set_up_logging(level: int) -> None:
-    """Log to standard error from now on, and keep the last megabytes of it alone."""
+    """Log to standard error from now on, and keep only the last megabytes of it."""
     handler = BoundedHandler(sys.stderr)
     logging.basicConfig(level=level, format=_LOG_FORMAT, handlers=[handler])
 

@@ -21,12 +21,12 @@ from harness.virtual_device.folder import DeviceRecord, OpenFolder
 from harness.virtual_device.heat.simulation import HeatSimulation
 from harness.virtual_device.heat.throttler import Throttler
 from harness.virtual_device.injection import DeviceEffects, Injector
-from harness.virtual_device.namespace import show_boot_id
+from harness.virtual_device.namespace import bind_boot_id
 from harness.virtual_device.power import PowerAction, PowerCommand, PowerPipe, PowerQueue
 from harness.virtual_device.processes import ProcessTable
 from harness.virtual_device.services import FEATURES, Services
 from harness.virtual_device.shell import ShellHost
-from harness.virtual_device.storage import Storage, lose_unsynced
+from harness.virtual_device.storage import Storage, truncate_unsynced
 from harness.virtual_device.sync import SyncHost
 from harness.virtual_device.userland import PropertyStore, Userland, banner, device_properties
 
@@ -36,61 +36,6 @@ LOOPBACK = "127.0.0.1"
 
 _REBIND_PATIENCE_S = 30.0
 _REBIND_EVERY_S = 0.002
-
-
-def bind_preferred(port: int | None) -> socket.socket:
-    """The port of last time if nobody else has taken it, else any. Raises: OSError."""
-    if port:
-        try:
-            return _bind(port)
-        except OSError as error:
-            log.warning("port %d cannot be had again: %s", port, error)
-    return _bind(0)
-
-
-async def hold(port: int) -> socket.socket:
-    """Keep the port of a listener just closed; connections to it are refused. Raises: OSError.
-
-    Otherwise the kernel hands it out while the device is off, and nobody finds the device again.
-    A process that was started just now may keep the listener open until its exec(2) is through.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + _REBIND_PATIENCE_S
-    while True:
-        try:
-            held = _bind(port)
-        except OSError:
-            if loop.time() > deadline:
-                raise
-        else:
-            _reuse_address(
-                held, on=False
-            )  # or whoever sets it too gets the port as long as none listens
-            return held
-        await asyncio.sleep(_REBIND_EVERY_S)
-
-
-def port_of(server: asyncio.Server) -> int:
-    """Where it listens."""
-    return int(server.sockets[0].getsockname()[1])
-
-
-def _bind(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        _reuse_address(listener, on=True)
-        listener.bind((LOOPBACK, port))
-        listener.setblocking(False)  # noqa: FBT003 - the standard library's signature
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _reuse_address(listener: socket.socket, *, on: bool) -> None:
-    """Whether connections that have ended leave the port usable."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, on)
-
 
 _ABIS = {"x86_64": "x86_64", "aarch64": "arm64-v8a"}
 _MAX_UNAUTHENTICATED = 32
@@ -143,7 +88,7 @@ class Device:
                 self._userland.environment,
                 self._storage.free_bytes,
                 self._faults,
-                self._heat.look,
+                self._heat.refresh,
             ),
             SyncHost(self._filesystem, self._storage, self._faults),
             lambda: self._power.put(PowerCommand(PowerAction.REBOOT)),
@@ -170,9 +115,9 @@ class Device:
             remove_partials(self._root / "data")
             self._boot("cold")
             if self._filesystem.in_namespace:
-                show_boot_id(self._root / "boot_id")
-            server = await self._listen(bind_preferred(self._record.port))
-            on_ready(port_of(server))
+                bind_boot_id(self._root / "boot_id")
+            server = await self._listen(_bind_port(self._record.port))
+            on_ready(_port_of(server))
             while (back := await self._serve(server)) is not None:
                 reason, listener = back
                 with contextlib.ExitStack() as on_failure:
@@ -201,9 +146,9 @@ class Device:
         command = await self._power.next(PowerAction.REBOOT, PowerAction.CUT, PowerAction.SHUTDOWN)
         if command is None or command.action is PowerAction.SHUTDOWN:
             return None
-        port = port_of(server)
+        port = _port_of(server)
         server.close()
-        holding = asyncio.create_task(hold(port))
+        holding = asyncio.create_task(_keep_port(port))
         try:
             reason = await self._stay_off(server, command)
         except OSError:
@@ -233,7 +178,7 @@ class Device:
 
     def _lose_files(self, unsynced_s: float) -> list[str]:
         data = self._root / "data"
-        lost = lose_unsynced(data, self._root / "state", unsynced_s)
+        lost = truncate_unsynced(data, self._root / "state", unsynced_s)
         remove_partials(data)
         return lost
 
@@ -242,7 +187,7 @@ class Device:
             (self._root / name).mkdir(parents=True, exist_ok=True)
         (self._root / "boot_id").write_text(f"{uuid.uuid4()}\n", encoding="ascii")
         self._userland.boot()
-        self._userland.show_limit(self._storage.limit_bytes)
+        self._userland.write_limit(self._storage.limit_bytes)
         properties = device_properties(
             name=self._record.name,
             soc=self._record.soc,
@@ -264,7 +209,7 @@ class Device:
         self._properties.set("sys.boot_completed", "1")
         _reuse_address(listener, on=True)
         server = await loop.create_server(self._connect, sock=listener)
-        log.info("%s: listening on %s:%d", self._record.name, LOOPBACK, port_of(server))
+        log.info("%s: listening on %s:%d", self._record.name, LOOPBACK, _port_of(server))
         return server
 
     def _connect(self) -> Connection:
@@ -273,7 +218,7 @@ class Device:
             unauthenticated[0].abort()
         connection = Connection(self._banner, self._keys, self._services.open, self._forget)
         if self._faults.stalled:
-            connection.freeze()
+            connection.stall()
         self._connections.append(connection)
         return connection
 
@@ -300,9 +245,63 @@ class Device:
         self._faults.release()
         await self._processes.kill_all()
         for connection in connections:
-            await connection.finished()
+            await connection.wait_for_services()
         await self._processes.kill_all()
 
 
 def _boot_reason(reason: str, end: PowerCommand | None) -> str | None:
     return None if end is not None and end.action is PowerAction.SHUTDOWN else reason
+
+
+def _bind_port(port: int | None) -> socket.socket:
+    """The port of last time if nobody else has taken it, else any. Raises: OSError."""
+    if port:
+        try:
+            return _bind(port)
+        except OSError as error:
+            log.warning("port %d cannot be had again: %s", port, error)
+    return _bind(0)
+
+
+async def _keep_port(port: int) -> socket.socket:
+    """Keep the port of a listener just closed; connections to it are refused. Raises: OSError.
+
+    Otherwise the kernel hands it out while the device is off, and nobody finds the device again.
+    A process that was started just now may keep the listener open until its exec(2) is through.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _REBIND_PATIENCE_S
+    while True:
+        try:
+            held = _bind(port)
+        except OSError:
+            if loop.time() > deadline:
+                raise
+        else:
+            _reuse_address(
+                held, on=False
+            )  # or whoever sets it too gets the port as long as none listens
+            return held
+        await asyncio.sleep(_REBIND_EVERY_S)
+
+
+def _port_of(server: asyncio.Server) -> int:
+    """Where it listens."""
+    return int(server.sockets[0].getsockname()[1])
+
+
+def _bind(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        _reuse_address(listener, on=True)
+        listener.bind((LOOPBACK, port))
+        listener.setblocking(False)  # noqa: FBT003 - the standard library's signature
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _reuse_address(listener: socket.socket, *, on: bool) -> None:
+    """Whether connections that have ended leave the port usable."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, on)

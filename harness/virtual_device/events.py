@@ -76,21 +76,14 @@ class EventLog:
 
 def read_events(folder: Path) -> tuple[Event, ...]:
     """The events of a device that are kept, oldest first. Lines that are none are left out."""
-    newer, older = _read(folder / EVENTS_NAME), _read(folder / OLDER_NAME)
-    if newer[0] == older[0]:  # turned over between both looks
-        newer = (None, "")
-    lines = [*older[1].splitlines(), *newer[1].splitlines()]
+    lines = [*_lines(folder / OLDER_NAME), *_lines(folder / EVENTS_NAME)]
     return tuple(event for line in lines if (event := _parse(line)) is not None)
 
 
-def _read(path: Path) -> tuple[int | None, str]:
-    """Inode and contents of a file, if it is there."""
-    with (
-        contextlib.suppress(FileNotFoundError),
-        path.open(encoding="utf-8", errors="replace") as file,
-    ):
-        return os.fstat(file.fileno()).st_ino, file.read()
-    return None, ""
+def _lines(path: Path) -> list[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return []
 
 
 def _parse(line: str) -> Event | None:

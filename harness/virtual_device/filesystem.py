@@ -14,6 +14,12 @@ DEVICE_FOLDERS = ("data", "sdcard", "system")
 NAMESPACE_ROOT = Path("/.device")
 """Where a namespace shows the folder that holds them, whatever hides its path on the host."""
 
+PARTIAL_PREFIX = ".adb-push-"
+"""How the names of unfinished files begin; boot removes what a killed device left of them."""
+_PERMISSIONS = 0o777
+_FOLDER_MODE = 0o775
+_MAX_VECTORS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceFilesystem:
@@ -49,11 +55,6 @@ class DeviceFilesystem:
         """Folder with what a phone has in `/sys`; `$QNNFARM_SYS_ROOT` names it."""
         return self.root / "sys"
 
-    @property
-    def requests(self) -> Path:
-        """The FIFO by which commands on the device ask its process for something."""
-        return self.root / "requests"
-
     def resolve(self, path: str) -> str:
         """The path to open for a path of the device, which is taken from `/` if relative."""
         absolute = posixpath.join("/", path)
@@ -68,14 +69,6 @@ class DeviceFilesystem:
     def owns(self, path: str) -> bool:
         """Whether an opened path lies in the device's `/data`, links followed."""
         return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.data))
-
-
-PARTIAL_PREFIX = ".adb-push-"
-"""How the names of unfinished files begin; boot removes what a killed device left of them."""
-
-_PERMISSIONS = 0o777
-_FOLDER_MODE = 0o775
-_MAX_VECTORS = 1024
 
 
 class IncomingFile:

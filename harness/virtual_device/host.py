@@ -179,7 +179,7 @@ async def _serve(folders: list[Path], *, until_eof: bool) -> None:
                 folder / "root",
                 in_namespace=False,
                 key_files=key_files,
-                processes=ProcessTable(tracker, folder, alone=False),
+                processes=ProcessTable(tracker, folder, exclusive=False),
                 folder=opened,
             )
             listening: asyncio.Future[int] = loop.create_future()

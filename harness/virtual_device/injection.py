@@ -38,6 +38,8 @@ from harness.virtual_device.userland import Userland
 
 _POLL_S = 0.02
 
+_SHELLS = {"sh", "dash", "bash", "mksh"}
+
 
 class Effects(Protocol):
     """What a device does to itself."""
@@ -45,25 +47,25 @@ class Effects(Protocol):
     def drop(self) -> None:
         """Break all connections."""
 
-    def freeze(self) -> None:
+    def stall(self) -> None:
         """Let nothing pass on any connection."""
 
-    def thaw(self) -> None:
+    def resume(self) -> None:
         """Let everything pass again."""
 
     def reboot(self) -> None:
         """Reboot soon."""
 
-    def lose_power(self, off_s: float, unsynced_s: float) -> None:
+    def cut_power(self, off_s: float, unsynced_s: float) -> None:
         """Go dark now."""
 
-    def squeeze(self, free: int | None) -> None:
+    def limit_free(self, free: int | None) -> None:
         """Let `/data` take only so many more bytes; `None` for as many as ever."""
 
     def throttle(self, factor: float) -> None:
         """Give processes 1/factor of their time."""
 
-    def strike_runner(self, pid: int, fault: Runner) -> list[int]:
+    def signal_runner(self, pid: int, fault: Runner) -> list[int]:
         """Signal the matching processes below `pid`; which they were."""
 
 
@@ -116,7 +118,7 @@ class Injector:
             self._effects.throttle(fault.factor)
             self._events.add("struck", str(fault))
         elif isinstance(fault, Full):
-            self._effects.squeeze(fault.free)
+            self._effects.limit_free(fault.free)
 
     def clear(self) -> None:
         """Forget every fault and end every state; what has been destroyed stays so."""
@@ -126,14 +128,14 @@ class Injector:
         for task in list(self._tasks):
             task.cancel()
         self._effects.throttle(1.0)
-        self._effects.squeeze(None)
+        self._effects.limit_free(None)
         self.release()
 
     def release(self) -> None:
         """End a stall."""
         if self.stalled:
             self._flowing.set()
-            self._effects.thaw()
+            self._effects.resume()
 
     @contextlib.asynccontextmanager
     async def activity(self, *kinds: str, detail: str = "") -> AsyncIterator["Activity"]:
@@ -157,7 +159,7 @@ class Injector:
         for armed in [one for one in self._armed if isinstance(one.fault, Full)]:
             self._strike(armed, detail)
             if armed.spent:
-                self._effects.squeeze(None)
+                self._effects.limit_free(None)
 
     def _matching(self, activity: "Activity") -> Iterable[_Armed]:
         self._armed = [armed for armed in self._armed if not armed.spent]
@@ -192,7 +194,7 @@ class Injector:
     def _go_down(self, fault: Reboot | Power, activity: "Activity") -> None:
         self._events.add("struck", str(fault), activity.detail)
         if isinstance(fault, Power):
-            self._effects.lose_power(fault.off, fault.unsynced)
+            self._effects.cut_power(fault.off, fault.unsynced)
         else:
             self._effects.reboot()
 
@@ -200,7 +202,7 @@ class Injector:
         await asyncio.sleep(fault.after)
         while not activity.ended and not armed.spent:
             if activity.pid is not None:
-                pids = self._effects.strike_runner(activity.pid, fault)
+                pids = self._effects.signal_runner(activity.pid, fault)
                 if pids:
                     self._strike(armed, f"{activity.detail} pid {' '.join(map(str, pids))}")
                     return
@@ -228,7 +230,7 @@ class Injector:
 
     def _stall(self, seconds: float) -> None:
         self._flowing.clear()
-        self._effects.freeze()
+        self._effects.stall()
         self._stalls += 1
         if seconds != float("inf"):
             self._start(self._release_after(seconds, self._stalls))
@@ -238,8 +240,8 @@ class Injector:
         if stall == self._stalls:  # else another one holds, told to last otherwise
             self.release()
 
-    def damage(self, activity: "Activity", size: int) -> list[tuple[int, int]]:
-        """See `Activity.damage`."""
+    def draw_flips(self, activity: "Activity", size: int) -> list[tuple[int, int]]:
+        """See `Activity.draw_flips`."""
         flips: list[tuple[int, int]] = []
         for armed in self._matching(activity):
             fault = armed.fault
@@ -280,18 +282,15 @@ class Activity:
         if not self._injector.idle:
             await self._injector.packet(self, count)
 
-    def damage(self, size: int) -> list[tuple[int, int]]:
+    def draw_flips(self, size: int) -> list[tuple[int, int]]:
         """A file of `size` bytes has arrived: offsets and the bits to be turned over there."""
-        return self._injector.damage(self, size)
+        return self._injector.draw_flips(self, size)
 
     def note(self, armed: object) -> bool:
         """Whether this activity meets an armed fault for the first time."""
         new = id(armed) not in self._noted
         self._noted.add(id(armed))
         return new
-
-
-_SHELLS = {"sh", "dash", "bash", "mksh"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,35 +309,35 @@ class DeviceEffects:
         for connection in list(self.connections):
             connection.abort()
 
-    def freeze(self) -> None:
+    def stall(self) -> None:
         """Let nothing pass on any connection."""
         for connection in self.connections:
-            connection.freeze()
+            connection.stall()
 
-    def thaw(self) -> None:
+    def resume(self) -> None:
         """Let everything pass again."""
         for connection in self.connections:
-            connection.thaw()
+            connection.resume()
 
     def reboot(self) -> None:
         """Reboot soon."""
         self.power.put(PowerCommand(PowerAction.REBOOT))
 
-    def lose_power(self, off_s: float, unsynced_s: float) -> None:
+    def cut_power(self, off_s: float, unsynced_s: float) -> None:
         """Go dark: connections at once, all else by the device in its turn."""
         self.drop()
         self.power.put(PowerCommand(PowerAction.CUT, off_s, unsynced_s))
 
-    def squeeze(self, free: int | None) -> None:
+    def limit_free(self, free: int | None) -> None:
         """Let `/data` take only so many more bytes; `None` for as many as ever."""
-        self.storage.squeeze(free)
-        self.userland.show_limit(self.storage.limit_bytes)
+        self.storage.limit_free(free)
+        self.userland.write_limit(self.storage.limit_bytes)
 
     def throttle(self, factor: float) -> None:
         """Give processes 1/factor of their time."""
         self.throttler.limit("fault", 1 / factor)
 
-    def strike_runner(self, pid: int, fault: Runner) -> list[int]:
+    def signal_runner(self, pid: int, fault: Runner) -> list[int]:
         """Signal the matching processes below `pid`; which they were."""
         number = signal.Signals[f"SIG{fault.signal}"]
         struck = [

@@ -12,6 +12,22 @@ from typing import Final
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
+CLONE_NEWNS: Final = 0x00020000
+CLONE_NEWIPC: Final = 0x08000000
+CLONE_NEWUSER: Final = 0x10000000
+CLONE_NEWPID: Final = 0x20000000
+MS_RDONLY: Final = 1
+MS_NOSUID: Final = 2
+MS_NODEV: Final = 4
+MS_NOEXEC: Final = 8
+MS_REMOUNT: Final = 32
+MS_BIND: Final = 4096
+MS_REC: Final = 16384
+MS_PRIVATE: Final = 1 << 18
+MNT_DETACH: Final = 2
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
@@ -95,25 +111,6 @@ def machine_boot_id() -> str:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return "unknown"
-
-
-CLONE_NEWNS: Final = 0x00020000
-CLONE_NEWIPC: Final = 0x08000000
-CLONE_NEWUSER: Final = 0x10000000
-CLONE_NEWPID: Final = 0x20000000
-
-MS_RDONLY: Final = 1
-MS_NOSUID: Final = 2
-MS_NODEV: Final = 4
-MS_NOEXEC: Final = 8
-MS_REMOUNT: Final = 32
-MS_BIND: Final = 4096
-MS_REC: Final = 16384
-MS_PRIVATE: Final = 1 << 18
-MNT_DETACH: Final = 2
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def unshare(flags: int) -> None:

@@ -102,7 +102,7 @@ def start(
     folder = _folder(name)
     part = find_soc(soc).name
     with _locked(name):
-        record = _wanted_record(folder, name, part, storage_bytes)
+        record = _updated_record(folder, name, part, storage_bytes)
         if record.running:
             DeviceControl(name, folder).inject(*faults)
             return _view(folder, record)
@@ -187,9 +187,9 @@ def remove(name: str) -> None:
         with contextlib.suppress(FileNotFoundError, VirtualDeviceRecordError):
             _terminate(load_record(folder))
         kill_leftovers({folder})
-        doomed = folder.with_name(f".{name}.{secrets.token_hex(4)}.removed")
-        folder.rename(doomed)
-        _delete_tree(doomed)
+        removed = folder.with_name(f".{name}.{secrets.token_hex(4)}.removed")
+        folder.rename(removed)
+        _delete_tree(removed)
 
 
 def control(name: str) -> DeviceControl:
@@ -204,7 +204,7 @@ def control(name: str) -> DeviceControl:
     return DeviceControl(name, _folder(name))
 
 
-def _wanted_record(folder: Path, name: str, soc: str, storage_bytes: int | None) -> DeviceRecord:
+def _updated_record(folder: Path, name: str, soc: str, storage_bytes: int | None) -> DeviceRecord:
     try:
         record = load_record(folder)
     except FileNotFoundError:

@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
+FORCE_VARIABLE = "QNNFARM_VIRTUAL_NAMESPACE"
+"""Environment variable that forces a kind: `root`, `user`, `none`, or `auto`."""
+_TIMEOUT_S = 20.0
+
 
 class NamespaceKind(StrEnum):
     """How a device gets its own root folder."""
@@ -90,8 +94,10 @@ def enter_device_root(root: Path, mount_point: Path) -> None:
         data = own.pop("data")
         Path(data, "local").mkdir(exist_ok=True)
         Path(new, "data").mkdir(mode=0o755)
-        _graft("/data", f"{new}/data", {path.name: str(path) for path in Path(data).iterdir()})
-    _graft("/", new, own, skip={"data", "proc"})
+        _bind_entries(
+            "/data", f"{new}/data", {path.name: str(path) for path in Path(data).iterdir()}
+        )
+    _bind_entries("/", new, own, skip={"data", "proc"})
     Path(new, "proc").mkdir(mode=0o555)
     linux.mount("proc", f"{new}/proc", "proc", no_risk | linux.MS_NOEXEC)
     if Path(f"{new}/dev/shm").is_dir():  # noqa: S108 - the mount point itself
@@ -100,7 +106,7 @@ def enter_device_root(root: Path, mount_point: Path) -> None:
     linux.mount(None, "/", None, linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | no_risk)
 
 
-def show_boot_id(file: Path) -> None:
+def bind_boot_id(file: Path) -> None:
     """Let the kernel's boot id read as the contents of `file`, from now on and as they change."""
     try:
         linux.mount(str(file), _BOOT_ID, None, linux.MS_BIND)
@@ -108,7 +114,7 @@ def show_boot_id(file: Path) -> None:
         log.warning("the boot id stays the host's: %s", error)
 
 
-def _graft(
+def _bind_entries(
     source: str, target: str, own: dict[str, str], *, skip: frozenset[str] | set[str] = frozenset()
 ) -> None:
     """Make every entry of `source` appear in `target`, with those of `own` in place of theirs."""
@@ -143,12 +149,6 @@ def _change_root(new: str) -> None:
             raise
         os.chroot(".")  # an initial ramdisk cannot be pivoted away from
     os.chdir("/")
-
-
-FORCE_VARIABLE = "QNNFARM_VIRTUAL_NAMESPACE"
-"""Environment variable that forces a kind: `root`, `user`, `none`, or `auto`."""
-
-_TIMEOUT_S = 20.0
 
 
 def probe_namespace() -> NamespaceSupport:

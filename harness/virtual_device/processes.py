@@ -153,14 +153,14 @@ class ProcessTable:
 
     Args:
         folder: the device's; it marks the processes.
-        alone: whether all descendants of this process are the device's. Otherwise other devices
+        exclusive: whether all descendants of this process are the device's. Otherwise other devices
             have processes here too.
     """
 
-    def __init__(self, tracker: ProcessTracker, folder: Path, *, alone: bool) -> None:
+    def __init__(self, tracker: ProcessTracker, folder: Path, *, exclusive: bool) -> None:
         self._tracker = tracker
         self._folder = folder
-        self._alone = alone
+        self._exclusive = exclusive
         self._running: dict[int, asyncio.Future[int]] = {}
         self._hangups: set[asyncio.Task[None]] = set()
         self._reaped_cpu_s = 0.0
@@ -217,7 +217,7 @@ class ProcessTable:
         Args:
             max_age_s: accepted age of the list.
         """
-        if not self._alone and not self._started.is_set():
+        if not self._exclusive and not self._started.is_set():
             return []
         found = self._find(max_age_s)
         if not found and not self._running:
@@ -246,7 +246,7 @@ class ProcessTable:
 
     def _find(self, max_age_s: float = 0.0) -> list[ProcessStat]:
         tracker = self._tracker
-        return tracker.all(max_age_s) if self._alone else tracker.of(self._folder, max_age_s)
+        return tracker.all(max_age_s) if self._exclusive else tracker.of(self._folder, max_age_s)
 
     def _on_exit(self, pid: int, status: int, cpu_s: float) -> None:
         self._reaped_cpu_s += cpu_s

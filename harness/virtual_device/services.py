@@ -19,8 +19,69 @@ _CONNECT_TIMEOUT_S = 10.0
 
 _Connect = Callable[[], Coroutine[Any, Any, tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
+FEATURES = (
+    "shell_v2",
+    "stat_v2",
+    "ls_v2",
+    "sendrecv_v2",
+    "fixed_push_mkdir",
+    "fixed_push_symlink_timestamp",
+)
+"""Optional parts of the protocol that the device speaks. No `cmd`: there is no package manager."""
+_REFUSALS = {
+    b"root:": b"adbd cannot run as root in production builds\n",
+    b"unroot:": b"adbd not running as root\n",
+    b"remount:": b"remount failed\n",
+    b"disable-verity:": b"verity cannot be disabled on a virtual device\n",
+    b"enable-verity:": b"verity cannot be enabled on a virtual device\n",
+    b"usb:": b"a virtual device has no USB\n",
+}
 
-def open_forward(filesystem: DeviceFilesystem, faults: Injector, name: bytes) -> Service | None:
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Everything a device offers; `open` is what a connection asks.
+
+    Attributes:
+        reboot: asks the device to reboot; returns at once.
+    """
+
+    shell: ShellHost
+    sync: SyncHost
+    reboot: Callable[[], None]
+
+    def open(self, name: bytes) -> Service | None:
+        """The service of that name, or `None`."""
+        return (
+            open_shell(self.shell, name)
+            or open_sync(self.sync, name)
+            or _open_forward(self.sync.filesystem, self.sync.faults, name)
+            or self._control(name)
+        )
+
+    def _control(self, name: bytes) -> Service | None:
+        if name in {b"reboot:", b"reboot"}:
+            return self._reboot
+        if name.startswith(b"reboot:"):
+            return _reply(b"a virtual device has no " + name[7:40] + b"\n")
+        if name.startswith(b"tcpip:"):
+            return _reply(b"a virtual device keeps its port\n")
+        return _reply(_REFUSALS[name]) if name in _REFUSALS else None
+
+    async def _reboot(self, stream: Stream) -> None:
+        stream.close()
+        self.reboot()
+
+
+def _reply(text: bytes) -> Service:
+    async def reply(stream: Stream) -> None:
+        with contextlib.suppress(StreamClosedError):
+            await stream.write(text)
+
+    return reply
+
+
+def _open_forward(filesystem: DeviceFilesystem, faults: Injector, name: bytes) -> Service | None:
     """The service for the name of a socket on the device; `None` if it is not one."""
     kind, colon, address = name.decode("utf-8", "surrogateescape").partition(":")
     if not colon or not address:
@@ -82,66 +143,3 @@ async def _to_client(reader: asyncio.StreamReader, stream: Stream, activity: Act
         while data := await reader.read(_CHUNK):
             await activity.transfer(len(data))
             await stream.write(data)
-
-
-FEATURES = (
-    "shell_v2",
-    "stat_v2",
-    "ls_v2",
-    "sendrecv_v2",
-    "fixed_push_mkdir",
-    "fixed_push_symlink_timestamp",
-)
-"""Optional parts of the protocol that the device speaks. No `cmd`: there is no package manager."""
-
-_REFUSALS = {
-    b"root:": b"adbd cannot run as root in production builds\n",
-    b"unroot:": b"adbd not running as root\n",
-    b"remount:": b"remount failed\n",
-    b"disable-verity:": b"verity cannot be disabled on a virtual device\n",
-    b"enable-verity:": b"verity cannot be enabled on a virtual device\n",
-    b"usb:": b"a virtual device has no USB\n",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """Everything a device offers; `open` is what a connection asks.
-
-    Attributes:
-        reboot: asks the device to reboot; returns at once.
-    """
-
-    shell: ShellHost
-    sync: SyncHost
-    reboot: Callable[[], None]
-
-    def open(self, name: bytes) -> Service | None:
-        """The service of that name, or `None`."""
-        return (
-            open_shell(self.shell, name)
-            or open_sync(self.sync, name)
-            or open_forward(self.sync.filesystem, self.sync.faults, name)
-            or self._control(name)
-        )
-
-    def _control(self, name: bytes) -> Service | None:
-        if name in {b"reboot:", b"reboot"}:
-            return self._reboot
-        if name.startswith(b"reboot:"):
-            return _say(b"a virtual device has no " + name[7:40] + b"\n")
-        if name.startswith(b"tcpip:"):
-            return _say(b"a virtual device keeps its port\n")
-        return _say(_REFUSALS[name]) if name in _REFUSALS else None
-
-    async def _reboot(self, stream: Stream) -> None:
-        stream.close()
-        self.reboot()
-
-
-def _say(text: bytes) -> Service:
-    async def say(stream: Stream) -> None:
-        with contextlib.suppress(StreamClosedError):
-            await stream.write(text)
-
-    return say

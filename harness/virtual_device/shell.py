@@ -30,6 +30,21 @@ from harness.virtual_device.stream import ExactReader, Stream, StreamClosedError
 _READ_SIZE = 256 * 1024
 _PIPE_SIZE = 1024 * 1024
 
+_PACKET = struct.Struct("<BI")
+_MAX_PACKET = 1024 * 1024
+_WINDOW = re.compile(rb"(\d{1,5})x(\d{1,5}),(\d{1,5})x(\d{1,5})\0?")
+_TERM = re.compile(r"[A-Za-z0-9._+-]{1,64}")
+_SHELL = "/bin/sh"
+_TAKE_TERMINAL = 'exec <"$0" >"$0" 2>&1 && exec "$@"'
+"""Opening a terminal makes it the controlling one of a session leader that has none."""
+_END_OF_FILE = b"\x04"
+_INPUT_GRACE_S = 10.0
+"""How long a raw command may go on after the end of its input once its client is gone."""
+_CANNOT_EXECUTE = 126
+_RUN = "run.sh"
+"""Our script that starts a runner."""
+_MAX_DETAIL = 200
+
 
 def output_pipe() -> tuple[int, int]:
     """A large pipe for the output of a command: read end, write end."""
@@ -105,12 +120,6 @@ async def _ready(descriptor: int, *, for_writing: bool) -> None:
         remove(descriptor)
 
 
-_PACKET = struct.Struct("<BI")
-_MAX_PACKET = 1024 * 1024
-_WINDOW = re.compile(rb"(\d{1,5})x(\d{1,5}),(\d{1,5})x(\d{1,5})\0?")
-_TERM = re.compile(r"[A-Za-z0-9._+-]{1,64}")
-
-
 class PacketKind(enum.IntEnum):
     """First byte of a packet."""
 
@@ -179,18 +188,6 @@ def parse_window_size(data: bytes) -> bytes | None:
         return None
     numbers = [int(number) for number in match.groups()]
     return struct.pack("@4H", *numbers) if max(numbers) <= 0xFFFF else None
-
-
-_SHELL = "/bin/sh"
-_TAKE_TERMINAL = 'exec <"$0" >"$0" 2>&1 && exec "$@"'
-"""Opening a terminal makes it the controlling one of a session leader that has none."""
-_END_OF_FILE = b"\x04"
-_INPUT_GRACE_S = 10.0
-"""How long a raw command may go on after the end of its input once its client is gone."""
-_CANNOT_EXECUTE = 126
-_RUN = "run.sh"
-"""Our script that starts a runner."""
-_MAX_DETAIL = 200
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,11 @@ from pathlib import Path
 _BLOCK = 4096
 _RECOUNT_AFTER_S = 2.0
 
+SYNCED_NAME = "synced"
+"""File in the device's `state` whose time is that of its boot, or of the last `sync` since."""
+SYNCED_FILES_NAME = "synced_files"
+"""File there in which `sync FILE` notes inode, mtime in ns and size of what it was given."""
+
 
 class Storage:
     """Counts what lies under `data` against a limit.
@@ -36,7 +41,7 @@ class Storage:
         self, data: Path, limit_bytes: int | None, on_full: Callable[[], None] = lambda: None
     ) -> None:
         self._data = data
-        self._made_with = limit_bytes
+        self._configured_limit = limit_bytes
         self.limit_bytes = limit_bytes
         self._on_full = on_full
         self._counted = 0
@@ -48,13 +53,13 @@ class Storage:
             return None
         return max(0, self.limit_bytes - self._usage())
 
-    def squeeze(self, free: int | None) -> None:
+    def limit_free(self, free: int | None) -> None:
         """Let only so much more fit than lies there now; `None`: as much as it was made with."""
-        self.limit_bytes = self._made_with
+        self.limit_bytes = self._configured_limit
         if free is not None:
-            squeezed = folder_bytes(self._data) + free
-            made = self._made_with
-            self.limit_bytes = squeezed if made is None else min(made, squeezed)
+            reduced = used_bytes(self._data) + free
+            made = self._configured_limit
+            self.limit_bytes = reduced if made is None else min(made, reduced)
 
     def claim(self, count: int) -> None:
         """Account for `count` bytes about to be written.
@@ -65,25 +70,25 @@ class Storage:
         if self.limit_bytes is None:
             return
         if self._usage() + count > self.limit_bytes:
-            self.recount()  # files may have gone meanwhile
+            self.invalidate()  # files may have gone meanwhile
         if self._usage() + count > self.limit_bytes:
             self._on_full()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._counted += count
 
-    def recount(self) -> None:
+    def invalidate(self) -> None:
         """Forget what was counted, because files have gone."""
         self._counted_at = float("-inf")
 
     def _usage(self) -> int:
         now = time.monotonic()
         if now - self._counted_at > _RECOUNT_AFTER_S:
-            self._counted = folder_bytes(self._data)
+            self._counted = used_bytes(self._data)
             self._counted_at = now
         return self._counted
 
 
-def folder_bytes(folder: Path) -> int:
+def used_bytes(folder: Path) -> int:
     """Sizes of all regular files below a folder, in whole blocks, hard links counted once."""
     total = 0
     seen: set[tuple[int, int]] = set()
@@ -101,13 +106,7 @@ def folder_bytes(folder: Path) -> int:
     return total
 
 
-SYNCED_NAME = "synced"
-"""File in the device's `state` whose time is that of its boot, or of the last `sync` since."""
-SYNCED_FILES_NAME = "synced_files"
-"""File there in which `sync FILE` notes inode, mtime in ns and size of what it was given."""
-
-
-def lose_unsynced(data: Path, state: Path, window_s: float) -> list[str]:
+def truncate_unsynced(data: Path, state: Path, window_s: float) -> list[str]:
     """Empty every file below `data` changed in the window and not synced since; which.
 
     Whoever changed them, and however: an fsync(2) by a program cannot be seen. A file that was

@@ -18,7 +18,7 @@ class StreamClosedError(Exception):
     """The peer closed the stream, or the connection is gone. Never leaves the daemon."""
 
 
-class Wire(Protocol):
+class Transport(Protocol):
     """What a stream needs of its connection."""
 
     max_payload: int
@@ -28,7 +28,7 @@ class Wire(Protocol):
     ) -> None:
         """Queue one message."""
 
-    async def drained(self) -> None:
+    async def wait_writable(self) -> None:
         """Wait until the connection has room for more payload."""
 
     def forget(self, stream: "Stream") -> None:
@@ -38,10 +38,10 @@ class Wire(Protocol):
 class Stream:
     """A byte stream in both directions between one service and one client."""
 
-    def __init__(self, wire: Wire, local_id: int, remote_id: int) -> None:
+    def __init__(self, transport: Transport, local_id: int, remote_id: int) -> None:
         self.local_id = local_id
         self.remote_id = remote_id
-        self._wire = wire
+        self._transport = transport
         self._chunks: deque[memoryview] = deque()
         self._buffered = 0
         self._unacknowledged = False
@@ -55,7 +55,7 @@ class Stream:
     @property
     def max_payload(self) -> int:
         """Most bytes that one message to the peer carries."""
-        return self._wire.max_payload
+        return self._transport.max_payload
 
     async def read(self, limit: int = RECEIVE_LIMIT) -> memoryview:
         """Up to `limit` bytes that have arrived, at least one; empty at the end of the stream.
@@ -88,13 +88,13 @@ class Stream:
         async with self._write_lock:
             while view:
                 await self._may_send.wait()
-                await self._wire.drained()
+                await self._transport.wait_writable()
                 if self._peer_closed or self._closed:
                     raise StreamClosedError
                 part = view[: self.max_payload]
                 view = view[self.max_payload :]
                 self._may_send.clear()
-                self._wire.send(Command.WRTE, self.local_id, self.remote_id, part)
+                self._transport.send(Command.WRTE, self.local_id, self.remote_id, part)
 
     def close(self) -> None:
         """End the stream from this side; closing twice is fine."""
@@ -102,10 +102,10 @@ class Stream:
             return
         self._closed = True
         if not self._peer_closed:
-            self._wire.send(Command.CLSE, self.local_id, self.remote_id)
+            self._transport.send(Command.CLSE, self.local_id, self.remote_id)
         self._chunks.clear()
         self._wake()
-        self._wire.forget(self)
+        self._transport.forget(self)
 
     def on_data(self, payload: bytes | bytearray) -> bool:
         """Take the payload of a WRTE; false where the peer sent before its last was OKAYed."""
@@ -135,7 +135,7 @@ class Stream:
     def _acknowledge(self) -> None:
         if self._unacknowledged and self._buffered < RECEIVE_LIMIT and not self._peer_closed:
             self._unacknowledged = False
-            self._wire.send(Command.OKAY, self.local_id, self.remote_id)
+            self._transport.send(Command.OKAY, self.local_id, self.remote_id)
 
 
 class ExactReader:

@@ -40,6 +40,11 @@ _LOW = 0xFFFFFFFF
 _V1_ENTRY_SIZE = _STAT_V1.size + _NAME_LENGTH.size
 _V2_ENTRY_SIZE = _STAT_V2.size + _NAME_LENGTH.size
 
+_SUCCESS = _REQUEST.pack(b"OKAY", 0)
+_BATCH = 1024 * 1024
+_MAX_LINK = 4096
+_HEAD = _DATA_HEADER.size
+
 
 def _stat_v1(ident: bytes, found: os.stat_result | None) -> bytes:
     """STAT: all zero for what does not exist, sizes and times cut to 32 bits."""
@@ -75,7 +80,7 @@ def _entry(name: bytes, found: os.stat_result | None, error: int, *, version: in
 
 
 def _end_of_list(version: int) -> bytes:
-    """DONE in the size of an _entry."""
+    """DONE in the size of an entry."""
     size = _V1_ENTRY_SIZE if version == 1 else _V2_ENTRY_SIZE
     return b"DONE".ljust(size, b"\0")
 
@@ -84,9 +89,6 @@ def _failure(text: str) -> bytes:
     """FAIL with a text for the user."""
     data = text.encode("utf-8", "replace")[:_MAX_DATA]
     return _REQUEST.pack(b"FAIL", len(data)) + data
-
-
-_SUCCESS = _REQUEST.pack(b"OKAY", 0)
 
 
 def _stat_answer(ident: bytes, path: str) -> bytes:
@@ -117,10 +119,6 @@ def _list_answer(path: str, version: int) -> bytes:
         if found is not None or version > 1:
             answer += _entry(name, found, error, version=version)
     return bytes(answer + _end_of_list(version))
-
-
-_BATCH = 1024 * 1024
-_MAX_LINK = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +209,14 @@ async def _receive_bytes(
             if storage is not None:
                 storage.claim(count)
             await asyncio.to_thread(file.write, parts)
-        if flips := activity.damage(received):
+        if flips := activity.draw_flips(received):
             await asyncio.to_thread(file.flip, flips)
         await asyncio.to_thread(file.commit, request.mode, data.mtime)
     finally:
         if file is not None:
             file.abort()
             if storage is not None:
-                storage.recount()
+                storage.invalidate()
 
 
 async def _receive_link(data: _Data, request: _SendRequest) -> None:
@@ -230,9 +228,6 @@ async def _receive_link(data: _Data, request: _SendRequest) -> None:
             raise AdbProtocolError("target of a link above the limit")
     name = bytes(target).rstrip(b"\0")
     await asyncio.to_thread(make_link, Path(request.path), name, data.mtime)
-
-
-_HEAD = _DATA_HEADER.size
 
 
 class _Block:

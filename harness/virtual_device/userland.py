@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildlib.files import atomic_write
-from harness.virtual_device.android_scripts import SCRIPTS
 from harness.virtual_device.filesystem import DeviceFilesystem
 from harness.virtual_device.storage import SYNCED_NAME
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,127}")
 _KEPT = "persist."
+_COMMANDS = Path(__file__).parent / "commands"
+"""Shell scripts of the device's own commands; `$root` is the folder of its files."""
+
+_HOST_PATH = "/usr/local/bin:/usr/bin:/bin"
+"""No `sbin`: what administers the host has no business on a device."""
 
 
 class PropertyStore:
@@ -45,13 +49,6 @@ class PropertyStore:
             raise ValueError(f"not the key of a property: {key!r}")
         with atomic_write(self.folder / key, sync=False) as file:
             file.write((value.replace("\n", " ") + "\n").encode())
-
-    def get(self, key: str) -> str:
-        """The value, empty if it is not set."""
-        try:
-            return (self.folder / key).read_text(encoding="utf-8").rstrip("\n")
-        except FileNotFoundError:
-            return ""
 
 
 def device_properties(*, name: str, soc: str, serial_number: str, abi: str) -> dict[str, str]:
@@ -96,10 +93,6 @@ def banner(properties: Mapping[str, str], features: tuple[str, ...]) -> str:
     return f"device::{';'.join(parts)};features={','.join(features)}"
 
 
-_HOST_PATH = "/usr/local/bin:/usr/bin:/bin"
-"""No `sbin`: what administers the host has no business on a device."""
-
-
 @dataclass(frozen=True, slots=True)
 class Userland:
     """The commands and the environment of a device's shell."""
@@ -118,24 +111,17 @@ class Userland:
         folder = root / "system" / "bin"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        places = {
-            "properties": root / "properties",
-            "state": state,
-            "settings": root / "settings",
-            "sys": self.filesystem.sys,
-            "data": root / "data",
-            "requests": self.filesystem.requests,
-        }
-        quoted = {name: shlex.quote(str(path)) for name, path in places.items()}
-        for name, text in SCRIPTS.items():
-            _write_script(folder / name, text.format_map(quoted))
+        for command in _COMMANDS.iterdir():
+            shebang, text = command.read_text(encoding="utf-8").split("\n", 1)
+            assignment = f"root={shlex.quote(str(root))}"
+            _write_script(folder / command.name, f"{shebang}\n{assignment}\n{text}")
         interpreter = shlex.quote(sys.executable)
         _write_script(folder / "python3", f'#!/bin/sh\nexec {interpreter} -s -S "$@"\n')
         (folder / "sh").symlink_to("/bin/sh")
         if toybox := shutil.which("toybox"):
             (folder / "toybox").symlink_to(toybox)
 
-    def show_limit(self, limit_bytes: int | None) -> None:
+    def write_limit(self, limit_bytes: int | None) -> None:
         """Let `df` tell of a limit for `/data`, or of none."""
         file = self.filesystem.root / "state" / "storage_kib"
         if limit_bytes is None:

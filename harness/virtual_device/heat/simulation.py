@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from harness.errors import HeatSettingError
 from harness.virtual_device.heat.sysfs import SysFiles
-from harness.virtual_device.heat.thermal import HeatSettings, HeatState, changed_settings
+from harness.virtual_device.heat.thermal import HeatSettings, HeatState, check_changes
 from harness.virtual_device.heat.throttler import Throttler
 from harness.virtual_device.processes import RECENT_S, ProcessTable
 
@@ -102,8 +101,8 @@ class HeatSimulation:
         self._throttler.limit("heat", 1.0)
         self._files.remove()
 
-    def look(self) -> None:
-        """Something is about to run that may look at the files."""
+    def refresh(self) -> None:
+        """Bring the files up to date for a command that is about to start."""
         if self._settings is not None and time.monotonic() - self._at > _LEAST_STEP_S:
             self._advance()
 
@@ -146,19 +145,3 @@ class HeatSimulation:
             power_w=state.power_w,
             battery=state.level,
         )
-
-
-def check_changes(
-    changes: Mapping[str, float | bool], settings: HeatSettings | None = None
-) -> HeatSettings:
-    """The settings after changes, of which `temperature_c` and `battery` are none but checked too.
-
-    Raises:
-        HeatSettingError: no such setting, or out of its range.
-    """
-    state = {"temperature_c": (-40.0, 200.0), "battery": (0.0, 1.0)}
-    for name, (low, high) in state.items():
-        if name in changes and not low <= changes[name] <= high:
-            raise HeatSettingError(name, float(changes[name]), f"between {low:g} and {high:g}")
-    others = {name: value for name, value in changes.items() if name not in state}
-    return changed_settings(settings or HeatSettings(), others)

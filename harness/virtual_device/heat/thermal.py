@@ -6,6 +6,7 @@ solution for constant power is exact over any step, so that an idle device needs
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
@@ -26,6 +27,8 @@ _CHARGER_W = 15.0
 _SEVERITIES = ((0.0, 1), (0.25, 2), (0.5, 3), (1.0, 4))
 """Share of the way from `throttle_from_c` to `throttle_to_c`, and Android's thermal status."""
 
+STATE_BOUNDS: Final = {"temperature_c": (-40.0, 200.0), "battery": (0.0, 1.0)}
+"""Changes of the state rather than of the settings: SoC and body in °C, charge of the battery."""
 _BOUNDS = {
     "ambient_c": (-40, 80),
     "capacity_j_per_k": (0.1, 1e5),
@@ -150,15 +153,21 @@ class HeatState:
         return (self.soc_c - settings.throttle_from_c) / span
 
 
-def changed_settings(settings: HeatSettings, changes: dict[str, float | bool]) -> HeatSettings:
-    """With some values changed.
+def check_changes(
+    changes: Mapping[str, float | bool], settings: HeatSettings | None = None
+) -> HeatSettings:
+    """Return the settings after changes; those of the state itself are only checked.
 
     Raises:
-        HeatSettingError: no such value, or out of its range.
+        HeatSettingError: no such setting, or out of its range.
     """
-    known = {field.name for field in fields(HeatSettings)}
+    names = {field.name for field in fields(HeatSettings)}
     for name, value in changes.items():
-        boolean = name == "charging"
-        if name not in known or isinstance(value, bool) is not boolean:
-            raise HeatSettingError(name, float(value), f"one of {', '.join(sorted(known))}")
-    return replace(settings, **changes)  # type: ignore[arg-type]
+        if name in STATE_BOUNDS:
+            low, high = STATE_BOUNDS[name]
+            if not low <= value <= high:
+                raise HeatSettingError(name, float(value), f"between {low:g} and {high:g}")
+        elif name not in names or isinstance(value, bool) is not (name == "charging"):
+            raise HeatSettingError(name, float(value), f"one of {', '.join(sorted(names))}")
+    new = {name: value for name, value in changes.items() if name in names}
+    return replace(settings or HeatSettings(), **new)  # type: ignore[arg-type]

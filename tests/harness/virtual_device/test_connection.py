@@ -76,7 +76,7 @@ def test_an_owner_who_does_not_keep_to_the_protocol_leaves_nothing_behind(
                 await loop.sock_sendall(near, garbage)
         async with asyncio.timeout(_PATIENCE_S):
             await peer.lost.wait()
-            await peer.device.finished()
+            await peer.device.wait_for_services()
         await asyncio.sleep(0)
         assert not peer.device._streams
         assert not peer.device._tasks

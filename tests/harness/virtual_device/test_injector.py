@@ -20,21 +20,21 @@ class Stillness:
 
     def drop(self) -> None: ...
 
-    def freeze(self) -> None:
+    def stall(self) -> None:
         self.frozen = True
 
-    def thaw(self) -> None:
+    def resume(self) -> None:
         self.frozen = False
 
     def reboot(self) -> None: ...
 
-    def lose_power(self, off_s: float, unsynced_s: float) -> None: ...
+    def cut_power(self, off_s: float, unsynced_s: float) -> None: ...
 
-    def squeeze(self, free: int | None) -> None: ...
+    def limit_free(self, free: int | None) -> None: ...
 
     def throttle(self, factor: float) -> None: ...
 
-    def strike_runner(self, pid: int, fault: Runner) -> list[int]:  # noqa: ARG002
+    def signal_runner(self, pid: int, fault: Runner) -> list[int]:  # noqa: ARG002
         return []
 
 

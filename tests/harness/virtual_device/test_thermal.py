@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import HeatSettingError
-from harness.virtual_device.heat.simulation import check_changes
 from harness.virtual_device.heat.sysfs import SysFiles
-from harness.virtual_device.heat.thermal import HeatSettings, HeatState
+from harness.virtual_device.heat.thermal import HeatSettings, HeatState, check_changes
 
 _COOL = HeatState(25, 25)
 
