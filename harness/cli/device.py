@@ -25,13 +25,13 @@ Name = Annotated[str, typer.Argument(help="Name of the virtual device, e.g. `alp
 @app.command("start")
 def start(
     name: Name,
-    soc: Annotated[str, typer.Option(help="SoC it stands for, e.g. SM8750.")] = "SM8750",
+    soc: Annotated[str, typer.Option(help="SoC it represents, e.g. SM8750.")] = "SM8750",
     fault: Annotated[
-        list[str] | None, typer.Option(help="A fault to strike it, e.g. `drop:bytes=100000`.")
+        list[str] | None, typer.Option(help="Fault to inject, e.g. `drop:bytes=100000`.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Start a virtual device and connect it to the adb server. The last line is its serial."""
+    """Start a virtual device and connect it to the adb server; the last line is its serial."""
     from harness.devices.adb.server import ensure_server
     from harness.virtual_device import manager
     from harness.virtual_device.faults import parse_fault
@@ -52,25 +52,25 @@ def ls(json: Json = False) -> None:
     """List the virtual devices of this user, running or not."""
     from harness.virtual_device import manager
 
-    found = manager.list_devices()
+    devices = manager.list_devices()
     if json:
         print_json(
             [
                 {"name": d.name, "serial": d.serial, "soc": d.soc, "state": d.state, "pid": d.pid}
-                for d in found
+                for d in devices
             ]
         )
         return
-    if not found:
+    if not devices:
         answers().print("no virtual devices; start one with `qnnfarm device start NAME`")
         return
     print_rows(
         ("name", "serial", "SoC", "state", "pid"),
-        [Row([one.name, one.serial, one.soc, one.state, str(one.pid or "")]) for one in found],
+        [Row([d.name, d.serial, d.soc, d.state, str(d.pid or "")]) for d in devices],
     )
 
 
-Force = Annotated[bool, typer.Option("--force", help="Also where somebody holds a lease on it.")]
+Force = Annotated[bool, typer.Option("--force", help="Even if somebody holds a lease on it.")]
 
 
 @app.command("stop")
@@ -102,10 +102,12 @@ def fault(
         list[str] | None, typer.Argument(help="Faults, e.g. `stall:seconds=5 reboot:when=run`.")
     ] = None,
     clear: Annotated[bool, typer.Option("--clear", help="End all faults first.")] = False,
-    events: Annotated[bool, typer.Option("--events", help="List what struck, and when.")] = False,
+    events: Annotated[
+        bool, typer.Option("--events", help="List past events with their times.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Tell a running virtual device faults; without any, list those that can still strike.
+    """Inject faults into a running virtual device; without any, list those that can still strike.
 
     Kinds: drop, stall, corrupt, full, reboot, power, throttle, runner, slow.
     """
@@ -126,12 +128,12 @@ def fault(
     elif armed:
         answers().print("\n".join(armed), markup=False)
     else:
-        tell(f"no fault waits to strike {name}")
+        tell(f"no fault can still strike {name}")
 
 
 @app.command("power")
 def power(name: Name) -> None:
-    """Give power back to a virtual device that lost it (`power:off=inf`)."""
+    """Restore the power of a virtual device that lost it (`power:off=inf`)."""
     from harness.virtual_device import manager
 
     manager.control(name).power_on()
@@ -141,27 +143,29 @@ def power(name: Name) -> None:
 @app.command("heat")
 def heat(
     name: Name,
-    ambient: Annotated[float | None, typer.Option(help="Of its surroundings, in °C.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Make it so hot now, in °C.")] = None,
-    load: Annotated[float | None, typer.Option(help="Watts besides its own work.")] = None,
+    ambient: Annotated[
+        float | None, typer.Option(help="Temperature of its surroundings, in °C.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Set SoC and body to this temperature, in °C.")
+    ] = None,
+    load: Annotated[float | None, typer.Option(help="Power besides its own work, in W.")] = None,
     battery: Annotated[
-        float | None, typer.Option(min=0, max=100, help="Charge it to so many percent.")
+        float | None, typer.Option(min=0, max=100, help="Charge of the battery, in percent.")
     ] = None,
     charging: Annotated[
         bool | None, typer.Option("--charging/--no-charging", help="A charger is plugged in.")
     ] = None,
-    time_scale: Annotated[
-        float | None, typer.Option(help="Seconds of the model in one second.")
-    ] = None,
-    off: Annotated[bool, typer.Option("--off", help="Model no heat any more.")] = False,
+    time_scale: Annotated[float | None, typer.Option(help="Model seconds per second.")] = None,
+    off: Annotated[bool, typer.Option("--off", help="Switch the heat model off.")] = False,
     json: Json = False,
 ) -> None:
-    """Model the heat of a running virtual device, or tell how hot it is. A model, not hardware."""
+    """Model the heat of a running virtual device, or print its state. A model, not hardware."""
     from harness.virtual_device import manager
 
     if off:
         manager.control(name).heat_off()
-        tell(f"no heat is modelled on {name}")
+        tell(f"the heat model of {name} is off")
         return
     changes = {
         "ambient_c": ambient,
@@ -176,7 +180,7 @@ def heat(
     if json:
         print_json(None if reading is None else asdict(reading))
     elif reading is None:
-        tell(f"no heat is modelled on {name}; switch it on with --ambient 25")
+        tell(f"the heat model of {name} is off; switch it on with --ambient 25")
     else:
         answers().print(
             f"SoC {reading.soc_c:.1f} °C, body {reading.body_c:.1f} °C, clocks at"
@@ -185,11 +189,11 @@ def heat(
         )
 
 
-def _print_events(found: "tuple[Event, ...]", *, json: bool) -> None:
+def _print_events(events: "tuple[Event, ...]", *, json: bool) -> None:
     if json:
-        print_json([asdict(event) for event in found])
+        print_json([asdict(event) for event in events])
         return
-    for event in found:
+    for event in events:
         at = datetime.fromtimestamp(event.at, tz=UTC).isoformat(timespec="milliseconds")
         text = " ".join(part for part in (at, event.kind, event.fault, event.detail) if part)
         answers().print(text, markup=False)
@@ -211,7 +215,7 @@ def _refuse_where_held(name: str, *, force: bool) -> None:
 
 
 def _disconnect(serial: str) -> None:
-    """Let an adb server that runs forget the device; where none runs there is nothing to forget."""
+    """Disconnect a running adb server from the device."""
     from harness.devices.adb.server import resolve_server
     from harness.errors import AdbServerError
 

@@ -66,7 +66,7 @@ def parse_private_key(pem: bytes) -> RSAPublicKey:
         AdbKeyError: not an unencrypted RSA-2048 key.
     """
     try:
-        # Validation takes 50 ms, and only the public half is used.
+        # Validation takes 0.1 s, and only the public half is used.
         key = load_pem_private_key(pem, None, unsafe_skip_rsa_key_validation=True)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise AdbKeyError("not an unencrypted private key in PEM form") from None
@@ -82,7 +82,7 @@ def _checked(key: RSAPublicKey) -> RSAPublicKey:
 
 
 def user_key_files(environment: Mapping[str, str], home: Path) -> list[Path]:
-    """Private key files that an adb server of this user signs with; they need not exist.
+    """Return the private key files that an adb server of this user signs with; they need not exist.
 
     `$ADB_VENDOR_KEYS` names files, or folders of `*.adb_key` files; the user's own key lies in
     `~/.android`, or in `$ANDROID_USER_HOME` where that is set.
@@ -98,7 +98,7 @@ def user_key_files(environment: Mapping[str, str], home: Path) -> list[Path]:
 
 
 def load_keys(files: list[Path]) -> tuple[list[RSAPublicKey], list[str]]:
-    """Every readable key among `files` and why others were left out, one line each.
+    """Return the readable keys among `files`, and one line for each file that was left out.
 
     A file that users other than its owner and group may write is left out: anybody could have
     put a key there.

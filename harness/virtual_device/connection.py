@@ -47,8 +47,8 @@ class _State(Enum):
 class Connection(asyncio.BufferedProtocol):
     """The device's end of one TCP connection.
 
-    Nothing but the handshake is answered before the peer has signed a token with a key in
-    `keys()`. What breaks the protocol closes the connection.
+    Only the handshake is answered before the peer has signed a token with a key in `keys()`.
+    A violation of the protocol closes the connection.
 
     Attributes:
         max_payload: the negotiated limit for payloads in both directions.
@@ -84,7 +84,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._state is _State.ONLINE
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for the peer's CNXN."""
+        """Set the socket up and wait for the peer's CNXN."""
         self._transport = cast("asyncio.Transport", transport)
         # asyncio does so only for sockets made with an explicit protocol number. Without it, the
         # end of every command waits 40 ms for the peer's delayed acknowledgement.
@@ -95,7 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End every stream; services see the end and clean up by themselves."""
+        """End every stream; its service then cleans up."""
         log.info("connection lost%s", f": {exc}" if exc else "")
         self._state = _State.CLOSED
         self._stalled = False
@@ -105,13 +105,13 @@ class Connection(asyncio.BufferedProtocol):
         self._on_lost(self)
 
     def pause_writing(self) -> None:
-        """Stop taking requests whose answers the peer does not fetch."""
+        """Read no further requests while the peer does not read its answers."""
         self._writable.clear()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """The peer reads again."""
+        """Read again, as the peer does."""
         if self._stalled:
             return
         self._writable.set()
@@ -119,11 +119,11 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio calls it so
-        """Where asyncio receives to: the place of the bytes in their message."""
+        """Return the part of the message that asyncio receives into next."""
         return self._decoder.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle what has become complete."""
+        """Handle a message that became complete."""
         try:
             message = self._decoder.commit(nbytes)
             if message is not None and self._state is not _State.CLOSED:
@@ -133,18 +133,18 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
 
     def abort(self) -> None:
-        """Cut the connection now, as an unplugged cable does."""
+        """Break the connection at once, as an unplugged cable does."""
         self._state = _State.CLOSED
         if self._transport is not None:
             self._transport.abort()
 
     def close(self) -> None:
-        """Send what is queued, then close."""
+        """Send queued messages, then close."""
         if self._transport is not None:
             self._transport.close()
 
     def stall(self) -> None:
-        """Read nothing and send no payload any more, as a device that hangs."""
+        """Stop reading and sending payload, as a device that hangs."""
         self._stalled = True
         self._writable.clear()
         if self._transport is not None and not self._transport.is_closing():
@@ -156,7 +156,7 @@ class Connection(asyncio.BufferedProtocol):
         self.resume_writing()
 
     async def wait_writable(self) -> None:
-        """Wait until what is queued to be sent is below the high-water mark."""
+        """Wait until the send queue is below the high-water mark."""
         await self._writable.wait()
 
     def send(
@@ -270,7 +270,7 @@ class Connection(asyncio.BufferedProtocol):
     def _route(self, message: Message) -> None:
         stream = self._streams.get(message.arg1)
         if stream is None or message.arg0 not in {0, stream.remote_id}:
-            return  # it crossed our CLSE on its way
+            return  # sent before our CLSE arrived
         if message.command is Command.OKAY:
             stream.on_ready()
         elif message.command is Command.CLSE:

@@ -129,7 +129,7 @@ class ControlHandler:
 
 
 def open_control(folder: Path) -> socket.socket:
-    """A listening socket in a device's folder, its user's alone. The caller's to close.
+    """Return a listening socket in a device's folder, for its user alone; the caller closes it.
 
     Raises:
         OSError: it cannot be made.
@@ -150,7 +150,7 @@ def open_control(folder: Path) -> socket.socket:
 
 
 async def serve_control(listener: socket.socket, handle: Handler) -> asyncio.AbstractServer:
-    """Answer commands from now on; the server owns the socket."""
+    """Start to answer commands; the server owns the socket."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -170,10 +170,10 @@ async def serve_control(listener: socket.socket, handle: Handler) -> asyncio.Abs
 
 
 def ask(name: str, folder: Path, request: Mapping[str, Any]) -> Answer:
-    """Send a command to the device in `folder` and wait for what it says.
+    """Send a command to the device in `folder` and wait for its answer.
 
     Raises:
-        VirtualDeviceControlError: it does not run, does not answer, or refuses.
+        VirtualDeviceControlError: the device does not run, does not answer, or refuses.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -206,7 +206,7 @@ def _handle(handle: Handler, line: bytes) -> Answer:
 
 
 def _is_outside(connection: socket.socket) -> bool:
-    """Whether the peer is this user's and neither this process nor below it.
+    """Check that the peer belongs to this user, and is neither this process nor a descendant.
 
     A peer outside our PID namespace has pid 0 here.
     """
@@ -224,7 +224,7 @@ def _is_outside(connection: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def _socket_path(folder: Path) -> Iterator[str]:
-    """A path to the socket that fits into an address (108 bytes), however deep the folder lies."""
+    """A path to the socket that fits into an address (108 bytes), for a folder of any depth."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{CONTROL_NAME}"

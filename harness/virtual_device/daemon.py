@@ -33,7 +33,7 @@ _KEPT_LOG_BYTES = _MAX_LOG_BYTES // 2
 
 
 def main() -> int:
-    """Run the device; the exit status of its process."""
+    """Run the device and return the exit status of its process."""
     parser = argparse.ArgumentParser(
         prog="python -m harness.virtual_device.daemon", description=__doc__
     )
@@ -97,7 +97,7 @@ async def _serve(
 
 
 def _supervise(inner: int) -> int:
-    """Pass signals on to the device until it ends."""
+    """Forward signals to the device until it exits."""
 
     def forward(number: int, _frame: object) -> None:
         os.kill(inner, number)
@@ -109,13 +109,13 @@ def _supervise(inner: int) -> int:
 
 
 def set_up_logging(level: int) -> None:
-    """Log to standard error from now on, and keep only the last megabytes of it."""
+    """Log to standard error, and keep only the last megabytes of it."""
     handler = BoundedHandler(sys.stderr)
     logging.basicConfig(level=level, format=_LOG_FORMAT, handlers=[handler])
 
 
 class BoundedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # no parameter at run time
-    """Drops the older half of a file that is open for appending once it is too large."""
+    """Handler for a file opened for appending; drops its older half when it is too large."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
@@ -130,7 +130,7 @@ def _shorten(descriptor: int) -> None:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_size <= _MAX_LOG_BYTES:
         return
-    # It was opened for writing, and where the device lives it may have no name any more.
+    # It is open for writing only, and in a namespace it may have no name any more.
     with open(f"/proc/self/fd/{descriptor}", "rb") as file:  # noqa: PTH123 - no path
         file.seek(-_KEPT_LOG_BYTES, os.SEEK_END)
         kept = file.read()

@@ -1,4 +1,4 @@
-"""A running device: boots, listens, reboots, loses power, shuts down."""
+"""A running device: boot, listen, reboot, power cut, shutdown."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ class Device:
     """One virtual device in this process.
 
     Args:
-        root: folder of the device's files, as the process sees it.
+        root: folder of the device's files, as this process sees it.
         key_files: adb keys whose holders may connect; read at each authentication.
     """
 
@@ -95,7 +95,7 @@ class Device:
         )
 
     def shut_down(self) -> None:
-        """Ask it to end, from its event loop."""
+        """Shut the device down; called from its event loop."""
         self._power.put(PowerCommand(PowerAction.SHUTDOWN))
 
     async def run(self, on_ready: Callable[[int], None]) -> None:
@@ -105,7 +105,7 @@ class Device:
             on_ready: called once with the port, when the device has booted for the first time.
 
         Raises:
-            OSError: files cannot be written, or no port can be had.
+            OSError: files cannot be written, or no port is free.
         """
         handler = ControlHandler(self._faults, self._heat, self._power)
         control = await serve_control(self._folder.control, handler.handle)
@@ -141,7 +141,7 @@ class Device:
     async def _serve(self, server: asyncio.Server) -> tuple[str, socket.socket] | None:
         """Serve until a power command, and stay off as it says; `None` after a shutdown.
 
-        Gives the boot reason, and the port that was kept for the next listener.
+        Returns the boot reason, and the port that was kept for the next listener.
         """
         command = await self._power.next(PowerAction.REBOOT, PowerAction.CUT, PowerAction.SHUTDOWN)
         if command is None or command.action is PowerAction.SHUTDOWN:
@@ -161,7 +161,7 @@ class Device:
         return reason, listener
 
     async def _stay_off(self, server: asyncio.Server, command: PowerCommand) -> str | None:
-        """Go down and stay down; the boot reason, `None` after a shutdown."""
+        """Go down, stay down and return the boot reason; `None` after a shutdown."""
         ends = (PowerAction.RESTORE, PowerAction.SHUTDOWN)
         if command.action is PowerAction.REBOOT:
             log.info("rebooting")
@@ -169,7 +169,7 @@ class Device:
             end = await self._power.next(*ends, PowerAction.CUT, within_s=_OFF_S)
             if end is None or end.action is not PowerAction.CUT:
                 return _boot_reason("reboot", end)
-            command = end  # the power goes while it is about to boot
+            command = end  # the power is cut while the device is about to boot
         log.info("power cut")
         await self._go_down(server, flush_s=0)
         lost = await asyncio.to_thread(self._lose_files, command.unsynced_s)
@@ -233,7 +233,7 @@ class Device:
         return keys
 
     async def _go_down(self, server: asyncio.Server, *, flush_s: float = _FLUSH_S) -> None:
-        """Drop every connection, after what they have to say, and kill every process."""
+        """Close every connection, after `flush_s` to send queued messages; kill every process."""
         server.close()
         connections = list(self._connections)
         if connections and flush_s:
@@ -254,7 +254,7 @@ def _boot_reason(reason: str, end: PowerCommand | None) -> str | None:
 
 
 def _bind_port(port: int | None) -> socket.socket:
-    """The port of last time if nobody else has taken it, else any. Raises: OSError."""
+    """Bind the port of the last start if it is free, else any."""
     if port:
         try:
             return _bind(port)
@@ -264,10 +264,10 @@ def _bind_port(port: int | None) -> socket.socket:
 
 
 async def _keep_port(port: int) -> socket.socket:
-    """Keep the port of a listener just closed; connections to it are refused. Raises: OSError.
+    """Bind the port of a listener that was just closed; connections to it are refused.
 
-    Otherwise the kernel hands it out while the device is off, and nobody finds the device again.
-    A process that was started just now may keep the listener open until its exec(2) is through.
+    Otherwise the kernel could give it to another program while the device is off. A process that
+    was just started may keep the listener open until its exec(2).
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _REBIND_PATIENCE_S
@@ -280,13 +280,13 @@ async def _keep_port(port: int) -> socket.socket:
         else:
             _reuse_address(
                 held, on=False
-            )  # or whoever sets it too gets the port as long as none listens
+            )  # otherwise a socket with this option could take the port
             return held
         await asyncio.sleep(_REBIND_EVERY_S)
 
 
 def _port_of(server: asyncio.Server) -> int:
-    """Where it listens."""
+    """Return the port that a server listens on."""
     return int(server.sockets[0].getsockname()[1])
 
 
@@ -303,5 +303,5 @@ def _bind(port: int) -> socket.socket:
 
 
 def _reuse_address(listener: socket.socket, *, on: bool) -> None:
-    """Whether connections that have ended leave the port usable."""
+    """Allow or forbid a bind while ended connections still occupy the port."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, on)

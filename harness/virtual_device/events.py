@@ -30,7 +30,7 @@ class Event:
 
     Attributes:
         at: seconds since 1970.
-        fault: the fault as text; empty for what no fault caused.
+        fault: the fault as text; empty if none caused the event.
         detail: more about it, e.g. the path of a corrupted file.
     """
 
@@ -41,7 +41,7 @@ class Event:
 
 
 class EventLog:
-    """Appends events; each is one write, so readers see whole lines.
+    """Appends events in one write each, so readers see whole lines.
 
     The last 4 MiB at least are kept, and no more than twice that.
 
@@ -54,7 +54,7 @@ class EventLog:
         self._descriptor = os.open(EVENTS_NAME, _FLAGS, 0o600, dir_fd=folder)
 
     def add(self, kind: EventKind, fault: str = "", detail: str = "") -> None:
-        """Append an event that happens now. A full disk costs the event, not the device."""
+        """Append an event with the current time; on a full disk it is lost."""
         event = Event(time.time(), kind, fault, detail)
         try:
             if os.fstat(self._descriptor).st_size > _MAX_BYTES:
@@ -64,7 +64,7 @@ class EventLog:
             log.warning("an event is lost: %s: %s", error, event)
 
     def close(self) -> None:
-        """Add nothing any more."""
+        """Close the log."""
         os.close(self._descriptor)
 
     def _turn_over(self) -> None:
@@ -75,7 +75,7 @@ class EventLog:
 
 
 def read_events(folder: Path) -> tuple[Event, ...]:
-    """The events of a device that are kept, oldest first. Lines that are none are left out."""
+    """Return a device's events that are kept, oldest first; malformed lines are left out."""
     lines = [*_lines(folder / OLDER_NAME), *_lines(folder / EVENTS_NAME)]
     return tuple(event for line in lines if (event := _parse(line)) is not None)
 

@@ -1,8 +1,8 @@
-"""What a virtual device can be told to do wrong, as one line of text each: `drop:bytes=100000`.
+"""Faults of a virtual device, written as one line of text each: `drop:bytes=100000`.
 
 A fault strikes at an activity (`when`): a push, a pull, a listing, a shell command, a run (a shell
-command that starts `run.sh`; a run is a shell command too), a forwarded connection. `throttle` and
-`full` are states: they hold from the moment they are told until they are cleared.
+command that starts `run.sh`), a forwarded connection. `throttle` and `full` are states: they hold
+from the moment they are injected until they are cleared.
 """
 
 import math
@@ -32,12 +32,12 @@ class Fault:
     """One fault; `str()` gives the text that `parse_fault` reads.
 
     Attributes:
-        when: the activities that it strikes at.
+        when: kind of activity that it strikes at.
         count: how often it strikes; `ALWAYS` until it is cleared.
-        seed: decides what is left to chance, such as which bytes are corrupted.
+        seed: of random choices, such as which bytes are corrupted.
 
     Raises:
-        FaultSpecError: a value that it cannot have.
+        FaultSpecError: a value out of its range.
     """
 
     kind: ClassVar[str] = ""
@@ -68,7 +68,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop(Fault):
-    """The connections break once `bytes` have passed in activities that it strikes at."""
+    """Connections break once `bytes` have passed in matching activities."""
 
     kind: ClassVar[str] = "drop"
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"bytes": (0, 1e15)}
@@ -77,10 +77,10 @@ class Drop(Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall(Fault):
-    """Nothing passes any more for `seconds`, by default until it is cleared; processes go on.
+    """Connections pass nothing for `seconds`, by default until it is cleared; processes go on.
 
     Attributes:
-        bytes: how much passes before, in activities that it strikes at.
+        bytes: how much passes before, in matching activities.
     """
 
     kind: ClassVar[str] = "stall"
@@ -94,9 +94,9 @@ class Stall(Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrupt(Fault):
-    """The `file`-th file that arrives gets `flips` bits turned over, and is reported as received.
+    """The `file`-th file that arrives has `flips` bits flipped, and is reported as received.
 
-    After it has struck it counts anew. An empty file cannot be corrupted; the next one is.
+    After a strike the count starts again. An empty file cannot be corrupted; the next one is.
     """
 
     kind: ClassVar[str] = "corrupt"
@@ -108,7 +108,7 @@ class Corrupt(Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Full(Fault):
-    """A state: `/data` takes only `free` more bytes; deleting makes room. Strikes are refusals."""
+    """A state: `/data` takes only `free` more bytes; deleting frees space. Refusals are strikes."""
 
     kind: ClassVar[str] = "full"
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"free": (0, 1e15)}
@@ -128,10 +128,10 @@ class Reboot(Fault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power(Fault):
-    """The power goes `after` seconds into an activity, without a goodbye.
+    """The power is cut `after` seconds into an activity.
 
     Attributes:
-        off: seconds until it comes back; `inf` until it is switched on by command.
+        off: seconds until it returns; `inf`: until it is restored by command.
         unsynced: files of `/data` changed in so many seconds before, and since the last `sync`
             on the device, are empty afterwards.
     """
@@ -165,8 +165,8 @@ class Runner(Fault):
     """Processes of a command are killed, or hang, `after` seconds into it.
 
     Attributes:
-        match: they are those, other than shells, with this text in their command line. Until
-            there is one, or the command ends, it is waited for.
+        match: text in the command line of the processes, shells excepted. The fault waits for
+            one until the command ends.
     """
 
     kind: ClassVar[str] = "runner"
@@ -212,7 +212,7 @@ def parse_fault(text: str) -> Fault:
     Power(when='run', count=1, seed=0, after=0.5, off=2.0, unsynced=5.0)
 
     Raises:
-        FaultSpecError: it is no fault.
+        FaultSpecError: it does not describe a fault.
     """
     if len(text) > _MAX_TEXT:
         raise FaultSpecError(text, "too long")

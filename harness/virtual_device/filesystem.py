@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEVICE_FOLDERS = ("data", "sdcard", "system")
-"""Top-level folders that a device has of its own; all others are the host's."""
+"""Top-level folders of the device's own; all others are the host's."""
 NAMESPACE_ROOT = Path("/.device")
-"""Where a namespace shows the folder that holds them, whatever hides its path on the host."""
+"""Path in a namespace of the folder that holds them; its path on the host may be hidden there."""
 
 PARTIAL_PREFIX = ".adb-push-"
-"""How the names of unfinished files begin; boot removes what a killed device left of them."""
+"""Prefix of unfinished files; those of a killed device are removed at boot."""
 _PERMISSIONS = 0o777
 _FOLDER_MODE = 0o775
 _MAX_VECTORS = 1024
@@ -56,7 +56,7 @@ class DeviceFilesystem:
         return self.root / "sys"
 
     def resolve(self, path: str) -> str:
-        """The path to open for a path of the device, which is taken from `/` if relative."""
+        """Return the path to open for a path of the device; a relative one starts at `/`."""
         absolute = posixpath.join("/", path)
         if self.in_namespace:
             return absolute
@@ -67,12 +67,12 @@ class DeviceFilesystem:
         return absolute
 
     def owns(self, path: str) -> bool:
-        """Whether an opened path lies in the device's `/data`, links followed."""
+        """Check whether an opened path lies in the device's `/data`, following links."""
         return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.data))
 
 
 class IncomingFile:
-    """Collects into a temporary file beside the destination; `commit` renames it.
+    """A file being received, under a temporary name beside its destination until `commit`.
 
     A destination that is a link is followed, as adbd does; one that is neither a file nor a link
     (`/dev/null`, a FIFO) is written to directly.
@@ -84,7 +84,7 @@ class IncomingFile:
         self._descriptor = self._open()
 
     def write(self, parts: Sequence[memoryview]) -> None:
-        """Append all parts. Raises: OSError."""
+        """Append all parts."""
         waiting = [part for part in parts if part]
         while waiting:
             written = os.writev(self._descriptor, waiting[:_MAX_VECTORS])
@@ -94,7 +94,7 @@ class IncomingFile:
                 waiting[0] = waiting[0][written:]
 
     def flip(self, flips: Sequence[tuple[int, int]]) -> None:
-        """Turn bits over, given as offsets and masks, as bad memory does. Raises: OSError."""
+        """Flip bits, given as offsets and masks, as bad memory does."""
         if self._partial is None:
             return
         for offset, mask in flips:
@@ -102,7 +102,7 @@ class IncomingFile:
             os.pwrite(self._descriptor, bytes([found[0] ^ mask]), offset)
 
     def commit(self, mode: int, mtime: int) -> None:
-        """Give it its mode (of which the permissions count), time and name. Raises: OSError."""
+        """Set its permissions and time, and give it its name."""
         if self._partial is None:
             self._close()
             return
@@ -113,7 +113,7 @@ class IncomingFile:
         self._partial = None
 
     def abort(self) -> None:
-        """Leave nothing behind; without effect after `commit`."""
+        """Delete the temporary file; without effect after `commit`."""
         self._close()
         if self._partial is not None:
             with contextlib.suppress(OSError):
@@ -137,7 +137,7 @@ class IncomingFile:
 
 
 def make_link(path: Path, target: bytes, mtime: int) -> None:
-    """Create, or replace, a symbolic link. Raises: OSError."""
+    """Create or replace a symbolic link."""
     make_parents(path)
     partial = partial_name(path)
     partial.symlink_to(os.fsdecode(target))
@@ -150,17 +150,17 @@ def make_link(path: Path, target: bytes, mtime: int) -> None:
 
 
 def make_parents(path: Path) -> None:
-    """Create the folders above a path. Raises: OSError."""
+    """Create the folders above a path."""
     path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
 
 
 def partial_name(path: Path) -> Path:
-    """A new temporary name in the folder of `path`."""
+    """Return a new temporary name in the folder of `path`."""
     return path.parent / f"{PARTIAL_PREFIX}{secrets.token_hex(8)}"
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove what interrupted pushes left anywhere below a folder."""
+    """Remove the temporary files of interrupted pushes below a folder."""
     for parent, _, names in os.walk(folder):
         for name in names:
             if name.startswith(PARTIAL_PREFIX):

@@ -40,10 +40,10 @@ _OPTIONAL: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    """A device as it was made, and its process if one was started.
+    """A device, and its process if one was started.
 
     Attributes:
-        serial_number: what `ro.serialno` says; made once.
+        serial_number: value of `ro.serialno`; drawn once.
         port: loopback port of the last start.
         pid_started: start time of the process in clock ticks; tells it from a later process
             that got the same pid. `machine_boot` does so across boots of this machine.
@@ -62,14 +62,26 @@ class DeviceRecord:
 
     @property
     def running(self) -> bool:
-        """Whether the recorded process still lives."""
+        """Whether the recorded process still runs."""
         if self.pid is None or self.machine_boot != machine_boot_id():
             return False
         found = process_stat(self.pid)
         return found is not None and found.alive and found.started == self.pid_started
 
+    def with_process(self, pid: int, port: int, namespace: NamespaceKind) -> "DeviceRecord":
+        """Return the record of a device that has just been started."""
+        process = process_stat(pid)
+        return replace(
+            self,
+            port=port,
+            pid=pid,
+            pid_started=process.started if process else None,
+            machine_boot=machine_boot_id(),
+            namespace=namespace.value,
+        )
+
     def stopped(self) -> "DeviceRecord":
-        """The same device without a process."""
+        """Return the record without a process."""
         return replace(self, pid=None, pid_started=None, machine_boot=None, namespace=None)
 
 
@@ -77,7 +89,7 @@ def load_record(folder: Path) -> DeviceRecord:
     """Read the record in a device's folder.
 
     Raises:
-        FileNotFoundError: there is no device.
+        FileNotFoundError: the device does not exist.
         VirtualDeviceRecordError: damaged, or written by a newer qnnfarm.
     """
     path = folder / FILE_NAME
@@ -106,7 +118,7 @@ def load_record(folder: Path) -> DeviceRecord:
 
 
 def save_record(folder: Path, record: DeviceRecord) -> None:
-    """Write the record; readers see the old one or the new one."""
+    """Write the record atomically."""
     text = json.dumps({"version": _VERSION, **asdict(record)}, indent=2) + "\n"
     with atomic_write(folder / FILE_NAME) as file:
         file.write(text.encode())

@@ -77,7 +77,7 @@ def hosted_devices(
         deadline = time.monotonic() + _START_PATIENCE_S
         yield [serial for host in hosts for serial in host.serials(deadline)]
         for host in hosts:
-            host.end()  # all at once; then each is waited for
+            host.end()  # all at once; the exit stack then waits for each
 
 
 def hosted_control(folder: Path, number: int) -> DeviceControl:
@@ -95,13 +95,13 @@ class _Host:
         self._count = count
         self._log_path = log_path
         log_path.unlink(missing_ok=True)
-        with log_path.open("ab") as log:  # its process shortens it, for which it must append
+        with log_path.open("ab") as log:  # it must append, for its process shortens it
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # a Ctrl-C is ours, and they end in order
+                start_new_session=True,  # Ctrl-C does not reach it, so it shuts down in order
             )
 
     def serials(self, deadline: float) -> list[str]:
@@ -133,12 +133,12 @@ class _Host:
 
 
 def _device_name(number: int) -> str:
-    """The name of a hosted device, and of its folder."""
+    """Return the name of a hosted device, and of its folder."""
     return f"h{number:03}"
 
 
 def main() -> int:
-    """Host devices until SIGTERM or SIGINT; the exit status of the process."""
+    """Host devices until SIGTERM or SIGINT, and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m harness.virtual_device.host", description=__doc__
     )
@@ -200,11 +200,11 @@ async def _serve(folders: list[Path], *, until_eof: bool) -> None:
             save_record(folder, replace(load_record(folder), port=port))
             sys.stdout.write(f"{folder.name} 127.0.0.1:{port}\n")
         sys.stdout.flush()
-    await tracker.kill(tracker.all)  # with those that shed the mark of their device
+    await tracker.kill(tracker.all)  # also processes that dropped their device's mark
 
 
 async def _run(name: str, device: Device, listening: asyncio.Future[int]) -> None:
-    """Run a device; its neighbours outlive it, unless it does not even come up."""
+    """Run a device; a failure after it came up does not end its neighbours."""
     try:
         await device.run(listening.set_result)
     except OSError:
@@ -220,7 +220,7 @@ def _on_input(loop: asyncio.AbstractEventLoop, shut_down: Callable[[], None]) ->
 
 
 def _prepared(folder: Path, soc: str, storage_bytes: int | None) -> Path:
-    """The folder of a device, made or found."""
+    """Create or update the folder of a device."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for own in DEVICE_FOLDERS:
         (folder / "root" / own).mkdir(parents=True, exist_ok=True)

@@ -42,31 +42,31 @@ _SHELLS = {"sh", "dash", "bash", "mksh"}
 
 
 class Effects(Protocol):
-    """What a device does to itself."""
+    """What faults can do to a device."""
 
     def drop(self) -> None:
         """Break all connections."""
 
     def stall(self) -> None:
-        """Let nothing pass on any connection."""
+        """Stall all connections."""
 
     def resume(self) -> None:
-        """Let everything pass again."""
+        """End a stall."""
 
     def reboot(self) -> None:
-        """Reboot soon."""
+        """Reboot."""
 
     def cut_power(self, off_s: float, unsynced_s: float) -> None:
-        """Go dark now."""
+        """Cut the power."""
 
     def limit_free(self, free: int | None) -> None:
-        """Let `/data` take only so many more bytes; `None` for as many as ever."""
+        """Let `/data` take only `free` more bytes; `None` ends the limit."""
 
     def throttle(self, factor: float) -> None:
-        """Give processes 1/factor of their time."""
+        """Give processes 1/`factor` of their time."""
 
     def signal_runner(self, pid: int, fault: Runner) -> list[int]:
-        """Signal the matching processes below `pid`; which they were."""
+        """Signal the matching descendants of `pid`, and return their pids."""
 
 
 @dataclass(slots=True)
@@ -95,21 +95,21 @@ class Injector:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """Those that can still strike."""
+        """Armed faults that can still strike."""
         return tuple(armed.fault for armed in self._armed if not armed.spent)
 
     @property
     def stalled(self) -> bool:
-        """Whether nothing passes now."""
+        """Whether a stall holds."""
         return not self._flowing.is_set()
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to strike with."""
+        """Whether no fault is armed and no stall holds."""
         return not self._armed and self._flowing.is_set()
 
     def arm(self, fault: Fault) -> None:
-        """Let a fault strike from now on; of each state the last one told holds."""
+        """Arm a fault; a new state replaces one of its kind."""
         self._events.add("armed", str(fault))
         if isinstance(fault, Throttle | Full):
             self._armed = [armed for armed in self._armed if armed.fault.kind != fault.kind]
@@ -121,7 +121,7 @@ class Injector:
             self._effects.limit_free(fault.free)
 
     def clear(self) -> None:
-        """Forget every fault and end every state; what has been destroyed stays so."""
+        """Disarm every fault and end every state; destroyed files stay destroyed."""
         for fault in self.faults:
             self._events.add("cleared", str(fault))
         self._armed.clear()
@@ -139,10 +139,10 @@ class Injector:
 
     @contextlib.asynccontextmanager
     async def activity(self, *kinds: str, detail: str = "") -> AsyncIterator["Activity"]:
-        """An activity from its begin, once no fault holds it back, to its end.
+        """Open an activity, once no fault holds it back.
 
         Raises:
-            StreamClosedError: a fault broke the connections at its begin.
+            StreamClosedError: a fault broke the connections.
         """
         activity = Activity(self, frozenset(kinds), detail)
         try:
@@ -155,7 +155,7 @@ class Injector:
             activity.ended = True
 
     def full(self, detail: str) -> None:
-        """A write was refused because the device has no room."""
+        """Report that a write was refused for lack of space."""
         for armed in [one for one in self._armed if isinstance(one.fault, Full)]:
             self._strike(armed, detail)
             if armed.spent:
@@ -174,7 +174,7 @@ class Injector:
     def _schedule(self, armed: _Armed, activity: "Activity") -> None:
         fault = armed.fault
         if isinstance(fault, Reboot | Power):
-            armed.strikes += 1  # now, or two activities in a row would both be struck
+            armed.strikes += 1  # at once, or the next activity would be struck too
             if fault.after:
                 self._start(self._go_down_later(fault, activity))
             else:
@@ -237,7 +237,7 @@ class Injector:
 
     async def _release_after(self, seconds: float, stall: int) -> None:
         await asyncio.sleep(seconds)
-        if stall == self._stalls:  # else another one holds, told to last otherwise
+        if stall == self._stalls:  # otherwise a later one holds, with its own end
             self.release()
 
     def draw_flips(self, activity: "Activity", size: int) -> list[tuple[int, int]]:
@@ -258,10 +258,10 @@ class Injector:
 
 
 class Activity:
-    """One push, pull, listing, command or forwarded connection while it goes on.
+    """One push, pull, listing, command or forwarded connection in progress.
 
     Attributes:
-        detail: what the journal says of it.
+        detail: description for the event log.
         pid: the process of a command, once it runs.
     """
 
@@ -274,20 +274,20 @@ class Activity:
         self._noted: set[int] = set()
 
     async def transfer(self, count: int) -> None:
-        """A packet of `count` bytes is about to pass; returns when it may.
+        """Wait until a packet of `count` bytes may pass.
 
         Raises:
-            StreamClosedError: it may not: the connection is broken.
+            StreamClosedError: a fault broke the connection.
         """
         if not self._injector.idle:
             await self._injector.packet(self, count)
 
     def draw_flips(self, size: int) -> list[tuple[int, int]]:
-        """A file of `size` bytes has arrived: offsets and the bits to be turned over there."""
+        """Return the bits to flip in a received file of `size` bytes: offsets and masks."""
         return self._injector.draw_flips(self, size)
 
     def note(self, armed: object) -> bool:
-        """Whether this activity meets an armed fault for the first time."""
+        """Check whether this activity meets an armed fault for the first time, and remember it."""
         new = id(armed) not in self._noted
         self._noted.add(id(armed))
         return new
@@ -295,7 +295,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class DeviceEffects:
-    """The parts of a device that faults strike; an `injection.Effects`."""
+    """`Effects` on the parts of a real device."""
 
     connections: list[Connection]
     processes: ProcessTable
@@ -310,35 +310,35 @@ class DeviceEffects:
             connection.abort()
 
     def stall(self) -> None:
-        """Let nothing pass on any connection."""
+        """Stall all connections."""
         for connection in self.connections:
             connection.stall()
 
     def resume(self) -> None:
-        """Let everything pass again."""
+        """End a stall."""
         for connection in self.connections:
             connection.resume()
 
     def reboot(self) -> None:
-        """Reboot soon."""
+        """Reboot."""
         self.power.put(PowerCommand(PowerAction.REBOOT))
 
     def cut_power(self, off_s: float, unsynced_s: float) -> None:
-        """Go dark: connections at once, all else by the device in its turn."""
+        """Break connections at once; the device then cuts the power."""
         self.drop()
         self.power.put(PowerCommand(PowerAction.CUT, off_s, unsynced_s))
 
     def limit_free(self, free: int | None) -> None:
-        """Let `/data` take only so many more bytes; `None` for as many as ever."""
+        """Let `/data` take only `free` more bytes; `None` ends the limit."""
         self.storage.limit_free(free)
         self.userland.write_limit(self.storage.limit_bytes)
 
     def throttle(self, factor: float) -> None:
-        """Give processes 1/factor of their time."""
+        """Give processes 1/`factor` of their time."""
         self.throttler.limit("fault", 1 / factor)
 
     def signal_runner(self, pid: int, fault: Runner) -> list[int]:
-        """Signal the matching processes below `pid`; which they were."""
+        """Signal the matching descendants of `pid`, and return their pids."""
         number = signal.Signals[f"SIG{fault.signal}"]
         struck = [
             process.pid

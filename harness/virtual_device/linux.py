@@ -56,7 +56,7 @@ class ProcessStat:
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """The process of that pid, if there is one."""
+    """Return the process of that pid, if it exists."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
@@ -70,7 +70,7 @@ def process_stat(pid: int) -> ProcessStat | None:
 
 
 def command_line(pid: int) -> list[bytes]:
-    """The arguments of a process; empty for one that is gone, or a zombie."""
+    """Return the arguments of a process; empty for one that is gone, or a zombie."""
     try:
         return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
     except OSError:
@@ -78,7 +78,7 @@ def command_line(pid: int) -> list[bytes]:
 
 
 def environment_of(pid: int) -> list[bytes]:
-    """`NAME=value` of what a process was started with; empty where that cannot be read."""
+    """Return the initial environment of a process as `NAME=value`; empty if unreadable."""
     try:
         return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -86,13 +86,13 @@ def environment_of(pid: int) -> list[bytes]:
 
 
 def all_processes() -> list[ProcessStat]:
-    """Every process that this one can see."""
+    """Return every process that this one can see."""
     pids = [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdecimal()]
     return [found for pid in pids if (found := process_stat(pid)) is not None]
 
 
 def descendants(pid: int) -> list[ProcessStat]:
-    """Children of a process, theirs and so on, zombies included."""
+    """Return all descendants of a process, zombies included, parents before children."""
     children: dict[int, list[ProcessStat]] = {}
     for process in all_processes():
         children.setdefault(process.parent, []).append(process)
@@ -106,7 +106,7 @@ def descendants(pid: int) -> list[ProcessStat]:
 
 
 def machine_boot_id() -> str:
-    """What tells one boot of this machine from another."""
+    """Return the id of this machine's current boot."""
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -169,7 +169,7 @@ def set_child_subreaper() -> None:
 
 
 def set_parent_death_signal(number: int) -> None:
-    """Have this process get a signal when its parent dies.
+    """Let the kernel signal this process when its parent dies.
 
     Raises:
         OSError: the kernel refuses.

@@ -37,7 +37,6 @@ from harness.virtual_device.control import DeviceControl
 from harness.virtual_device.faults import Fault
 from harness.virtual_device.filesystem import DEVICE_FOLDERS
 from harness.virtual_device.folder import FILE_NAME, DeviceRecord, load_record, save_record
-from harness.virtual_device.linux import machine_boot_id, process_stat
 from harness.virtual_device.namespace import NamespaceKind, probe_namespace
 from harness.virtual_device.processes import MARK_VARIABLE, kill_leftovers, kill_tree
 
@@ -53,16 +52,16 @@ _STOP_PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class VirtualDevice:
-    """A virtual device as it is now.
+    """A virtual device and its state.
 
     Attributes:
         serial: how the adb server knows it, `127.0.0.1:PORT`; empty if it never ran.
         pid: its process while it runs.
         root: folder on the host with the device's own `data`, `sdcard` and `system`.
-        soc: part number of the SoC it stands for.
-        storage_bytes: most that its `/data` may hold; `None` for what the host has.
-        namespace: the kind of namespace it runs in; `None` while it does not.
-        log_path: what its process wrote.
+        soc: part number of the SoC it represents.
+        storage_bytes: limit of its `/data`; `None` for none but the host's.
+        namespace: kind of namespace it runs in; `None` while it is stopped.
+        log_path: log of its process.
     """
 
     name: str
@@ -84,20 +83,20 @@ def start(
     namespace: NamespaceKind | None = None,
     faults: Sequence[Fault] = (),
 ) -> VirtualDevice:
-    """Start a device, made anew or with the files that it has; one that runs is left as it is.
+    """Start a device, new or with its files; a running one is left alone.
 
     Args:
         name: up to 40 letters, digits, `-` and `_`.
         soc: part number of a SoC in the catalog.
-        storage_bytes: limit for its `/data`; a device that exists keeps its own if not given.
+        storage_bytes: limit for its `/data`; by default an existing device keeps its own.
         namespace: kind to use; by default the best that this machine grants.
-        faults: told to it once it listens, also where it ran already.
+        faults: injected once it listens, also into a device that ran already.
 
     Raises:
         VirtualDeviceNameError: the name cannot be used.
         UnknownSocError: the catalog has no such SoC.
         VirtualDeviceChangeError: it exists with another SoC, or runs with another limit.
-        VirtualDeviceStartError: its process did not come up.
+        VirtualDeviceStartError: its process did not start.
     """
     folder = _folder(name)
     part = find_soc(soc).name
@@ -113,22 +112,14 @@ def start(
         save_record(folder, record.stopped())
         kind = namespace or probe_namespace().kind
         pid, port = _launch(name, folder, kind)
-        process = process_stat(pid)
-        record = replace(
-            record,
-            port=port,
-            pid=pid,
-            pid_started=process.started if process else None,
-            machine_boot=machine_boot_id(),
-            namespace=kind.value,
-        )
+        record = record.with_process(pid, port, kind)
         save_record(folder, record)
         DeviceControl(name, folder).inject(*faults)
         return _view(folder, record)
 
 
 def list_devices() -> list[VirtualDevice]:
-    """All devices by name. One whose record cannot be read is listed as damaged."""
+    """List all devices by name; one with an unreadable record is `damaged`."""
     found: list[VirtualDevice] = []
     for file in sorted(_devices_dir().glob(f"*/{FILE_NAME}")):
         folder = file.parent
@@ -144,26 +135,26 @@ def list_devices() -> list[VirtualDevice]:
 
 
 def get(name: str) -> VirtualDevice:
-    """One device.
+    """Return one device.
 
     Raises:
         VirtualDeviceNameError: the name cannot be used.
-        UnknownVirtualDeviceError: there is none of that name.
+        UnknownVirtualDeviceError: no device has that name.
         VirtualDeviceRecordError: its record cannot be read.
     """
     return _view(_folder(name), _load(name))
 
 
 def stop(name: str) -> VirtualDevice:
-    """Stop a device and every process on it; its files stay. Fine if it does not run.
+    """Stop a device and every process on it; its files stay. It may be stopped already.
 
     Raises:
         VirtualDeviceNameError: the name cannot be used.
-        UnknownVirtualDeviceError: there is none of that name.
+        UnknownVirtualDeviceError: no device has that name.
         VirtualDeviceRecordError: its record cannot be read.
     """
     folder = _folder(name)
-    _load(name)  # before the lock, which would make folders for a device that is not there
+    _load(name)  # before the lock, which would make folders for an unknown device
     with _locked(name):
         record = _load(name)
         _terminate(record)
@@ -174,11 +165,11 @@ def stop(name: str) -> VirtualDevice:
 
 
 def remove(name: str) -> None:
-    """Stop a device and delete its files. A damaged one can be removed too.
+    """Stop a device, which may be damaged, and delete its files.
 
     Raises:
         VirtualDeviceNameError: the name cannot be used.
-        UnknownVirtualDeviceError: there is none of that name.
+        UnknownVirtualDeviceError: no device has that name.
     """
     folder = _folder(name)
     if not folder.is_dir():
@@ -197,7 +188,7 @@ def control(name: str) -> DeviceControl:
 
     Raises:
         VirtualDeviceNameError: the name cannot be used.
-        UnknownVirtualDeviceError: there is none of that name.
+        UnknownVirtualDeviceError: no device has that name.
         VirtualDeviceRecordError: its record cannot be read.
     """
     _load(name)
@@ -222,7 +213,7 @@ def _updated_record(folder: Path, name: str, soc: str, storage_bytes: int | None
 
 
 def _launch(name: str, folder: Path, kind: NamespaceKind) -> tuple[int, int]:
-    """Start the daemon of a device and wait until it listens; its pid and its port."""
+    """Start the daemon of a device, wait until it listens, and return its pid and port."""
     log_path = folder / _LOG_NAME
     ours, theirs = os.pipe()
     with open(ours, "rb", buffering=0) as answer:  # noqa: PTH123 - no path

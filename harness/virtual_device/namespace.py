@@ -33,22 +33,22 @@ _TIMEOUT_S = 20.0
 
 
 class NamespaceKind(StrEnum):
-    """How a device gets its own root folder."""
+    """Kind of namespace that gives a device its own root folder."""
 
     ROOT = "root"
     """A mount namespace, made with the privileges of root."""
     USER = "user"
     """A mount namespace within a user namespace, which needs no privileges."""
     NONE = "none"
-    """Not at all: paths are mapped for push and pull, `$TMPDIR` names the writable folder."""
+    """No namespace: paths are mapped for push and pull, `$TMPDIR` names the writable folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceSupport:
-    """What this machine grants.
+    """Best kind of namespace that this machine grants.
 
     Attributes:
-        reason: why it is no better kind; empty for `ROOT`.
+        reason: why no better kind works; empty for `ROOT`.
     """
 
     kind: NamespaceKind
@@ -107,7 +107,7 @@ def enter_device_root(root: Path, mount_point: Path) -> None:
 
 
 def bind_boot_id(file: Path) -> None:
-    """Let the kernel's boot id read as the contents of `file`, from now on and as they change."""
+    """Bind `file` over the kernel's boot id."""
     try:
         linux.mount(str(file), _BOOT_ID, None, linux.MS_BIND)
     except OSError as error:
@@ -117,7 +117,7 @@ def bind_boot_id(file: Path) -> None:
 def _bind_entries(
     source: str, target: str, own: dict[str, str], *, skip: frozenset[str] | set[str] = frozenset()
 ) -> None:
-    """Make every entry of `source` appear in `target`, with those of `own` in place of theirs."""
+    """Bind every entry of `source` in `target`, those of `own` in place of the host's."""
     for name in sorted({path.name for path in Path(source).iterdir()} - set(own) - set(skip)):
         try:
             _show(Path(source, name), Path(target, name))
@@ -152,7 +152,7 @@ def _change_root(new: str) -> None:
 
 
 def probe_namespace() -> NamespaceSupport:
-    """The best kind that works here, or the one that `QNNFARM_VIRTUAL_NAMESPACE` forces."""
+    """Return the best kind that works here, or the one that `QNNFARM_VIRTUAL_NAMESPACE` forces."""
     forced = os.environ.get(FORCE_VARIABLE, "auto")
     if forced in {kind.value for kind in NamespaceKind}:
         return NamespaceSupport(NamespaceKind(forced), f"{FORCE_VARIABLE}={forced}")
@@ -169,7 +169,7 @@ def probe_namespace() -> NamespaceSupport:
 
 
 def try_namespace(kind: NamespaceKind) -> str | None:
-    """Make a namespace of that kind in a child process; why it failed, or `None`."""
+    """Try a kind of namespace in a child process; return the reason of a failure, or `None`."""
     command = [sys.executable, "-P", "-m", "harness.virtual_device.namespace", kind.value]
     with tempfile.TemporaryDirectory(prefix="qnnfarm-probe-") as folder:
         try:

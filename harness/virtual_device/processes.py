@@ -88,7 +88,7 @@ class ProcessTracker:
                 watched[1](pid, status, usage.ru_utime + usage.ru_stime)
 
     def all(self, max_age_s: float = 0.0) -> list[ProcessStat]:
-        """All descendants, zombies included, parents before children.
+        """Return all descendants, zombies included, parents before children.
 
         Args:
             max_age_s: accepted age of the list.
@@ -97,13 +97,13 @@ class ProcessTracker:
         return [process for process in self._found if process.pid not in self._reaped]
 
     def of(self, folder: Path, max_age_s: float = 0.0) -> list[ProcessStat]:
-        """Those of the device in `folder`, as `all` gives them."""
+        """Return those of the device in `folder`, like `all`."""
         self._refresh(max_age_s)
         own = self._by_folder.get(folder, [])
         return [process for process in own if process.pid not in self._reaped]
 
     async def kill(self, find: Callable[[], list[ProcessStat]]) -> None:
-        """Kill what `find` gives until it gives nothing more."""
+        """Kill the processes that `find` returns until it returns none."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _KILL_PATIENCE_S
         while left := find():
@@ -212,7 +212,7 @@ class ProcessTable:
         return Child(pid, exited)
 
     def all(self, max_age_s: float = 0.0) -> list[ProcessStat]:
-        """All processes of the device, zombies included, parents before children.
+        """Return all processes of the device, zombies included, parents before children.
 
         Args:
             max_age_s: accepted age of the list.
@@ -221,7 +221,7 @@ class ProcessTable:
             return []
         found = self._find(max_age_s)
         if not found and not self._running:
-            found = self._find() if max_age_s else found  # one may have come since
+            found = self._find() if max_age_s else found  # one may have started since
             if not found:
                 self._started.clear()
         return found
@@ -231,11 +231,11 @@ class ProcessTable:
         await self._started.wait()
 
     def cpu_s(self, living: Iterable[ProcessStat]) -> float:
-        """CPU time used on the device so far, given its living processes."""
+        """Return the CPU time used on the device so far, given its living processes."""
         return self._reaped_cpu_s + sum(process.cpu_s for process in living)
 
     def hang_up(self, child: Child) -> None:
-        """SIGHUP, and a second later SIGKILL, to all in the child's session; does not wait."""
+        """Send SIGHUP to the child's session, and SIGKILL after a second; does not wait."""
         task = asyncio.create_task(_hang_up(child.pid))
         self._hangups.add(task)
         task.add_done_callback(self._hangups.discard)
@@ -291,13 +291,13 @@ def marked_folder(pid: int) -> Path | None:
 
 
 def exit_code(status: int) -> int:
-    """The exit code that a shell gives for a wait status: 128 + N for death by signal N."""
+    """Return the exit code that a shell gives for a wait status: 128 + N for death by signal N."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
 def send_signal(pid: int, number: signal.Signals) -> None:
-    """Signal a process that may be gone."""
+    """Send a signal to a process that may be gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 

@@ -40,7 +40,7 @@ _REFUSALS = {
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Everything a device offers; `open` is what a connection asks.
+    """All services of a device; a connection calls `open`.
 
     Attributes:
         reboot: asks the device to reboot; returns at once.
@@ -51,7 +51,7 @@ class Services:
     reboot: Callable[[], None]
 
     def open(self, name: bytes) -> Service | None:
-        """The service of that name, or `None`."""
+        """Return the service of that name, or `None`."""
         return (
             open_shell(self.shell, name)
             or open_sync(self.sync, name)
@@ -82,7 +82,7 @@ def _reply(text: bytes) -> Service:
 
 
 def _open_forward(filesystem: DeviceFilesystem, faults: Injector, name: bytes) -> Service | None:
-    """The service for the name of a socket on the device; `None` if it is not one."""
+    """Return the service for `adb forward` to a socket on the device; `None` for other names."""
     kind, colon, address = name.decode("utf-8", "surrogateescape").partition(":")
     if not colon or not address:
         return None

@@ -47,7 +47,7 @@ _MAX_DETAIL = 200
 
 
 def output_pipe() -> tuple[int, int]:
-    """A large pipe for the output of a command: read end, write end."""
+    """Make a large pipe for the output of a command: read end, write end."""
     ours, theirs = os.pipe()
     with contextlib.suppress(OSError):
         fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
@@ -62,7 +62,7 @@ class ReadEnd:
         self._descriptor = descriptor
 
     async def read(self) -> bytes:
-        """Some bytes; empty at the end, which a terminal reports as EIO."""
+        """Read some bytes; empty at the end, which a terminal reports as EIO."""
         while True:
             try:
                 return os.read(self._descriptor, _READ_SIZE)
@@ -91,7 +91,7 @@ class WriteEnd:
         self._descriptor = descriptor
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Write all of `data`; what nobody reads any more is dropped."""
+        """Write all of `data`; without a reader it is dropped."""
         view = memoryview(data)
         while view and self._descriptor is not None:
             try:
@@ -136,7 +136,7 @@ class ShellRequest:
     """One command to run.
 
     Attributes:
-        command: what `sh -c` gets; `None` for an interactive shell.
+        command: argument of `sh -c`; `None` for an interactive shell.
         packets: whether the stream carries `shell,v2` packets or raw bytes.
         terminal: whether the command runs on a pseudo-terminal.
     """
@@ -164,15 +164,15 @@ def parse_shell_service(name: bytes) -> ShellRequest | None:
 
 
 def pack_packet(kind: PacketKind, data: bytes | bytearray) -> bytes:
-    """One packet, ready to be sent."""
+    """Pack one packet."""
     return _PACKET.pack(kind, len(data)) + data
 
 
 async def read_packet(reader: ExactReader) -> tuple[int, bytes]:
-    """The next packet of a client: its kind, perhaps unknown, and its data.
+    """Read the next packet of a client: its kind, perhaps unknown, and its data.
 
     Raises:
-        AdbProtocolError: larger than any client sends.
+        AdbProtocolError: the packet is larger than any client sends.
         StreamClosedError: the client is gone.
     """
     kind, length = _PACKET.unpack(await reader.exactly(_PACKET.size))
@@ -182,7 +182,7 @@ async def read_packet(reader: ExactReader) -> tuple[int, bytes]:
 
 
 def parse_window_size(data: bytes) -> bytes | None:
-    """A `struct winsize` from `ROWSxCOLUMNS,WIDTHxHEIGHT`; `None` where it is not that."""
+    """Return a `struct winsize` from `ROWSxCOLUMNS,WIDTHxHEIGHT`; `None` for malformed data."""
     match = _WINDOW.fullmatch(data)
     if match is None:
         return None
@@ -192,7 +192,7 @@ def parse_window_size(data: bytes) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class ShellHost:
-    """What shells need of their device.
+    """Parts of a device that shells use.
 
     Attributes:
         before_command: called when a command is about to start.
@@ -206,7 +206,7 @@ class ShellHost:
 
 
 def open_shell(host: ShellHost, name: bytes) -> Service | None:
-    """The service for a shell-like name; `None` if it is not one."""
+    """Return the service for `shell:` and `exec:` names; `None` for others."""
     request = parse_shell_service(name)
     if request is None:
         return None
@@ -360,7 +360,7 @@ class _Shell:
 
 
 async def _settle(*tasks: asyncio.Task[None]) -> None:
-    """Cancel what still runs and let it end; the client's absence is no failure."""
+    """Cancel unfinished tasks and wait for them; a client that went away is no failure."""
     for task in tasks:
         task.cancel()
     for result in await asyncio.gather(*tasks, return_exceptions=True):

@@ -19,22 +19,22 @@ _BLOCK = 4096
 _RECOUNT_AFTER_S = 2.0
 
 SYNCED_NAME = "synced"
-"""File in the device's `state` whose time is that of its boot, or of the last `sync` since."""
+"""File in the device's `state` with the time of its boot, or of the last `sync` since."""
 SYNCED_FILES_NAME = "synced_files"
-"""File there in which `sync FILE` notes inode, mtime in ns and size of what it was given."""
+"""File in which `sync FILE` notes inode, mtime in ns and size of each file."""
 
 
 class Storage:
-    """Counts what lies under `data` against a limit.
+    """Disk usage of `/data` against a limit.
 
-    Walking the folder is slow, so what was counted is used for two seconds and what arrives
-    meanwhile is added to it. One object serves all pushes of a device.
+    Walking the folder is slow, so a count is used for two seconds, and bytes that arrive meanwhile
+    are added to it. One object serves all pushes of a device.
 
     Args:
-        on_full: called when something is refused.
+        on_full: called when a write is refused.
 
     Attributes:
-        limit_bytes: the limit that holds now; `None` for none.
+        limit_bytes: current limit; `None` for none.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Storage:
         self._counted_at = float("-inf")
 
     def free_bytes(self) -> int | None:
-        """What still fits; `None` without a limit."""
+        """Return the free space; `None` without a limit."""
         if self.limit_bytes is None:
             return None
         return max(0, self.limit_bytes - self._usage())
 
     def limit_free(self, free: int | None) -> None:
-        """Let only so much more fit than lies there now; `None`: as much as it was made with."""
+        """Limit the free space from now on; `None` restores the device's own limit."""
         self.limit_bytes = self._configured_limit
         if free is not None:
             reduced = used_bytes(self._data) + free
@@ -65,7 +65,7 @@ class Storage:
         """Account for `count` bytes about to be written.
 
         Raises:
-            OSError: ENOSPC, they do not fit.
+            OSError: ENOSPC: they do not fit.
         """
         if self.limit_bytes is None:
             return
@@ -77,7 +77,7 @@ class Storage:
         self._counted += count
 
     def invalidate(self) -> None:
-        """Forget what was counted, because files have gone."""
+        """Count again next time, because files were deleted."""
         self._counted_at = float("-inf")
 
     def _usage(self) -> int:
@@ -89,7 +89,7 @@ class Storage:
 
 
 def used_bytes(folder: Path) -> int:
-    """Sizes of all regular files below a folder, in whole blocks, hard links counted once."""
+    """Return the size of all files below a folder, in whole blocks, hard links counted once."""
     total = 0
     seen: set[tuple[int, int]] = set()
     for parent, _, names in os.walk(folder):
@@ -107,10 +107,10 @@ def used_bytes(folder: Path) -> int:
 
 
 def truncate_unsynced(data: Path, state: Path, window_s: float) -> list[str]:
-    """Empty every file below `data` changed in the window and not synced since; which.
+    """Empty the files below `data` that changed in the window and were not synced; return them.
 
-    Whoever changed them, and however: an fsync(2) by a program cannot be seen. A file that was
-    renamed or linked counts as changed, unless `sync FILE` was told of its contents.
+    An fsync(2) by a program cannot be seen. A file that was renamed or linked counts as changed,
+    unless `sync FILE` was given its contents.
     """
     oldest_ns = time.time_ns() - int(window_s * 1e9)
     with contextlib.suppress(FileNotFoundError):

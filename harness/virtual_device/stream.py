@@ -1,8 +1,8 @@
-"""One stream inside a connection: what `shell:` or `sync:` of one client reads and writes.
+"""One stream inside a connection, between a service such as `shell:` and one client.
 
-Flow control as the transport has it: each side sends one WRTE and waits for its OKAY. A stream
+Flow control is the transport's: each side sends one WRTE and waits for its OKAY. A stream
 acknowledges what it receives while less than `RECEIVE_LIMIT` bytes wait to be read, so that the
-peer's next message travels while the last one is being worked on, and memory stays bounded.
+peer's next message travels while the last one is processed, and memory stays bounded.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ class StreamClosedError(Exception):
 
 
 class Transport(Protocol):
-    """What a stream needs of its connection."""
+    """The connection as a stream uses it."""
 
     max_payload: int
 
@@ -29,7 +29,7 @@ class Transport(Protocol):
         """Queue one message."""
 
     async def wait_writable(self) -> None:
-        """Wait until the connection has room for more payload."""
+        """Wait until the connection takes more payload."""
 
     def forget(self, stream: "Stream") -> None:
         """Drop a stream that is closed."""
@@ -54,11 +54,11 @@ class Stream:
 
     @property
     def max_payload(self) -> int:
-        """Most bytes that one message to the peer carries."""
+        """Largest payload of one message to the peer."""
         return self._transport.max_payload
 
     async def read(self, limit: int = RECEIVE_LIMIT) -> memoryview:
-        """Up to `limit` bytes that have arrived, at least one; empty at the end of the stream.
+        """Read between 1 and `limit` bytes; empty at the end of the stream.
 
         The memory belongs to the caller.
         """
@@ -82,7 +82,7 @@ class Stream:
         write has begun sending, that is after the peer's OKAY.
 
         Raises:
-            StreamClosedError: nobody will receive it.
+            StreamClosedError: the peer will not receive it.
         """
         view = memoryview(data)
         async with self._write_lock:
@@ -108,7 +108,7 @@ class Stream:
         self._transport.forget(self)
 
     def on_data(self, payload: bytes | bytearray) -> bool:
-        """Take the payload of a WRTE; false where the peer sent before its last was OKAYed."""
+        """Take the payload of a WRTE; false if the peer sent it before the last OKAY."""
         if self._unacknowledged:
             return False
         self._unacknowledged = True
@@ -139,14 +139,14 @@ class Stream:
 
 
 class ExactReader:
-    """Reads a stream in pieces of a given size, for protocols with their own framing."""
+    """Reader of a stream in pieces of a given size, for protocols with their own framing."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._rest = memoryview(b"")
 
     async def some(self, limit: int) -> memoryview:
-        """Between 1 and `limit` bytes without copying them.
+        """Read between 1 and `limit` bytes without copying them.
 
         Raises:
             StreamClosedError: the stream ended.
@@ -159,7 +159,7 @@ class ExactReader:
         return taken
 
     async def exactly(self, count: int) -> bytes:
-        """Exactly `count` bytes.
+        """Read exactly `count` bytes.
 
         Raises:
             StreamClosedError: the stream ended before.

@@ -47,14 +47,14 @@ _HEAD = _DATA_HEADER.size
 
 
 def _stat_v1(ident: bytes, found: os.stat_result | None) -> bytes:
-    """STAT: all zero for what does not exist, sizes and times cut to 32 bits."""
+    """Pack the answer to STAT: all zero for a missing file, sizes and times cut to 32 bits."""
     if found is None:
         return _STAT_V1.pack(ident, 0, 0, 0)
     return _STAT_V1.pack(ident, found.st_mode, found.st_size & _LOW, int(found.st_mtime) & _LOW)
 
 
 def _stat_v2(ident: bytes, found: os.stat_result | None, error: int = 0) -> bytes:
-    """STA2 and LST2: `error` is an errno of Linux."""
+    """Pack the answer to STA2 and LST2; `error` is an errno."""
     if found is None:
         return _STAT_V2.pack(ident, error, *[0] * 10)
     return _STAT_V2.pack(
@@ -74,25 +74,25 @@ def _stat_v2(ident: bytes, found: os.stat_result | None, error: int = 0) -> byte
 
 
 def _entry(name: bytes, found: os.stat_result | None, error: int, *, version: int) -> bytes:
-    """One line of a listing."""
+    """Pack one entry of a listing."""
     head = _stat_v1(b"DENT", found) if version == 1 else _stat_v2(b"DNT2", found, error)
     return head + _NAME_LENGTH.pack(len(name)) + name
 
 
 def _end_of_list(version: int) -> bytes:
-    """DONE in the size of an entry."""
+    """Pack DONE in the size of an entry."""
     size = _V1_ENTRY_SIZE if version == 1 else _V2_ENTRY_SIZE
     return b"DONE".ljust(size, b"\0")
 
 
 def _failure(text: str) -> bytes:
-    """FAIL with a text for the user."""
+    """Pack FAIL with a text for the user."""
     data = text.encode("utf-8", "replace")[:_MAX_DATA]
     return _REQUEST.pack(b"FAIL", len(data)) + data
 
 
 def _stat_answer(ident: bytes, path: str) -> bytes:
-    """STAT and LST2 describe a link, STA2 what it leads to."""
+    """Answer STAT and LST2, which describe a link itself, or STA2, which follows it."""
     found: os.stat_result | None = None
     error = 0
     try:
@@ -103,7 +103,7 @@ def _stat_answer(ident: bytes, path: str) -> bytes:
 
 
 def _list_answer(path: str, version: int) -> bytes:
-    """All entries with `.` and `..`; none where the folder cannot be read, as adbd does."""
+    """List all entries with `.` and `..`; none if the folder cannot be read, as in adbd."""
     answer = bytearray()
     try:
         names = [b".", b"..", *os.listdir(os.fsencode(path))]
@@ -123,7 +123,7 @@ def _list_answer(path: str, version: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _SendRequest:
-    """What the client wants to create."""
+    """File or link that the client wants to create."""
 
     path: str
     mode: int
@@ -136,14 +136,14 @@ async def _receive_file(
     storage: Storage | None,
     activity: Activity,
 ) -> bool:
-    """Take a file or link and confirm it; false where that failed and the session is to end.
+    """Receive a file or link and confirm it; false after a failure, which ends the session.
 
     A _failure is reported at once. What the client has sent meanwhile is then read and dropped,
     because many clients look at the answer only once they have sent everything.
 
     Raises:
-        StreamClosedError: the client went away; nothing is left of the file.
-        AdbProtocolError: the client does not keep to the protocol.
+        StreamClosedError: the client went away; the file is discarded.
+        AdbProtocolError: the client violates the protocol.
     """
     data = _Data(reader)
     try:
@@ -174,7 +174,7 @@ class _Data:
         self._done = False
 
     async def batches(self) -> AsyncIterator[list[memoryview]]:
-        """Contents in order, gathered to about a megabyte; can be resumed after an exception."""
+        """Yield the contents in batches of about a megabyte; can be resumed after an exception."""
         parts: list[memoryview] = []
         size = 0
         while not self._done:
@@ -245,7 +245,7 @@ class _Block:
         self._bodies = [view[i * step + _HEAD : (i + 1) * step] for i in range(count)]
 
     def fill(self, descriptor: int) -> memoryview:
-        """Read on in a file; what to send, empty at the end of the file. Raises: OSError."""
+        """Fill the block from a file and return the bytes to send; empty at the end of the file."""
         count = os.readv(descriptor, self._bodies)
         whole, rest = divmod(count, self._body)
         step = _HEAD + self._body
@@ -259,7 +259,7 @@ class _Block:
 
 
 async def _transmit_file(stream: Stream, path: str, activity: Activity) -> None:
-    """Send a file, or say why not.
+    """Send a file, or the reason of a failure.
 
     Two blocks take turns: while one is on its way, the other is filled. A block is filled again
     only after the write of the other one has begun, hence after the client's OKAY for it.
@@ -298,7 +298,7 @@ def _open_for_reading(path: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SyncHost:
-    """What the file protocol needs of its device."""
+    """Parts of a device that the sync service uses."""
 
     filesystem: DeviceFilesystem
     storage: Storage
@@ -306,7 +306,7 @@ class SyncHost:
 
 
 def open_sync(host: SyncHost, name: bytes) -> Service | None:
-    """The service for `sync:`."""
+    """Return the service for `sync:`; `None` for other names."""
 
     async def serve(stream: Stream) -> None:
         with contextlib.suppress(StreamClosedError):
@@ -329,7 +329,7 @@ class _Session:
         self._reader = ExactReader(stream)
 
     async def answer(self) -> bool:
-        """Answer one request; false where it was the last."""
+        """Answer one request; false after the last."""
         ident, length = _REQUEST.unpack(await self._reader.exactly(_REQUEST.size))
         if ident == b"QUIT":
             return False
@@ -379,7 +379,7 @@ class _Session:
 
 
 def _split_mode(name: bytes) -> tuple[bytes, int]:
-    """Path and mode of a SEND, which come as `PATH,MODE`."""
+    """Split the `PATH,MODE` of a SEND."""
     path, comma, mode = name.rpartition(b",")
     if not comma or not mode.isdigit() or len(mode) > 10:
         raise AdbProtocolError("SEND without a mode")

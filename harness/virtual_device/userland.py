@@ -21,7 +21,7 @@ _COMMANDS = Path(__file__).parent / "commands"
 """Shell scripts of the device's own commands; `$root` is the folder of its files."""
 
 _HOST_PATH = "/usr/local/bin:/usr/bin:/bin"
-"""No `sbin`: what administers the host has no business on a device."""
+"""Without `sbin`: a device has no use for the host's administration."""
 
 
 class PropertyStore:
@@ -31,7 +31,7 @@ class PropertyStore:
         self.folder = folder
 
     def boot(self, properties: Mapping[str, str]) -> None:
-        """Drop what lives only until the next boot and set what holds from now on."""
+        """Drop all but the `persist.` properties and set those of this boot."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for file in self.folder.iterdir():
             if not file.name.startswith(_KEPT):
@@ -40,10 +40,10 @@ class PropertyStore:
             self.set(key, value)
 
     def set(self, key: str, value: str) -> None:
-        """Set one property; the next reader sees the old value or the new one.
+        """Set one property atomically.
 
         Raises:
-            ValueError: not a key that a property can have.
+            ValueError: the key is not valid.
         """
         if not _KEY.fullmatch(key):
             raise ValueError(f"not the key of a property: {key!r}")
@@ -52,7 +52,7 @@ class PropertyStore:
 
 
 def device_properties(*, name: str, soc: str, serial_number: str, abi: str) -> dict[str, str]:
-    """What an Android device of that SoC says of itself at boot.
+    """Return the properties of an Android device with that SoC at boot.
 
     `ro.kernel.qemu=1` marks it as virtual, as Android's own emulator does. Numbers that only
     hardware could give are left out.
@@ -87,7 +87,7 @@ def device_properties(*, name: str, soc: str, serial_number: str, abi: str) -> d
 
 
 def banner(properties: Mapping[str, str], features: tuple[str, ...]) -> str:
-    """What the device says of itself when an adb server connects."""
+    """Return the banner that a device sends when an adb server connects."""
     keys = ("ro.product.name", "ro.product.model", "ro.product.device")
     parts = [f"{key}={properties[key]}" for key in keys]
     return f"device::{';'.join(parts)};features={','.join(features)}"
@@ -95,19 +95,19 @@ def banner(properties: Mapping[str, str], features: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Userland:
-    """The commands and the environment of a device's shell."""
+    """Commands and environment of a device's shell."""
 
     filesystem: DeviceFilesystem
     host_name: str
 
     def boot(self) -> None:
-        """Write the commands anew, and forget the state that ends with a boot."""
+        """Write the commands, and delete state that ends with a boot."""
         root = self.filesystem.root
         state = root / "state"
         state.mkdir(exist_ok=True)
         for file in state.iterdir():
             file.unlink()
-        (state / SYNCED_NAME).touch()  # what is there now was read from the disk
+        (state / SYNCED_NAME).touch()  # all files present were read from the disk
         folder = root / "system" / "bin"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -122,7 +122,7 @@ class Userland:
             (folder / "toybox").symlink_to(toybox)
 
     def write_limit(self, limit_bytes: int | None) -> None:
-        """Let `df` tell of a limit for `/data`, or of none."""
+        """Write the limit of `/data` that `df` shows, or `None`."""
         file = self.filesystem.root / "state" / "storage_kib"
         if limit_bytes is None:
             file.unlink(missing_ok=True)
@@ -130,7 +130,7 @@ class Userland:
             file.write_text(f"{limit_bytes // 1024}\n", encoding="ascii")
 
     def environment(self, term: str) -> dict[str, str]:
-        """All variables of a shell. Nothing comes from the daemon's own environment."""
+        """Return all variables of a shell; none come from the daemon's own environment."""
         temporary = self.filesystem.temporary
         return {
             "ANDROID_DATA": str(self.filesystem.data),

@@ -1,1 +1,1 @@
-"""A model of heat: what the device's work warms, what its files show of it, what it slows down."""
+"""Heat model of a device: temperatures, sysfs files, throttling."""

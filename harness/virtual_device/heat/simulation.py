@@ -1,4 +1,4 @@
-"""The heat of a running device: the model fed with what its processes really use."""
+"""Heat of a running device: the thermal model, driven by the CPU time of its processes."""
 
 import asyncio
 import logging
@@ -37,10 +37,10 @@ class HeatReading:
 
 
 class HeatSimulation:
-    """Off until the first change; then its files exist. Belongs to one event loop.
+    """Heat model of one device, off until the first change. Belongs to one event loop.
 
-    Brought up to date at 10 Hz while anything runs on the device, and before anything starts: no
-    one can look at the files without a process. An idle device costs nothing.
+    It is updated at 10 Hz while anything runs on the device, and before a command starts: reading
+    the files takes a process. An idle device costs nothing.
     """
 
     def __init__(self, folder: Path, processes: ProcessTable, throttler: Throttler) -> None:
@@ -56,7 +56,7 @@ class HeatSimulation:
         self._files.remove()
 
     def change(self, changes: Mapping[str, float | bool]) -> HeatReading:
-        """Change settings, by name; `temperature_c` and `battery` set the state itself.
+        """Change settings by name; `temperature_c` and `battery` set the state itself.
 
         Raises:
             HeatSettingError: no such setting, or out of its range.
@@ -82,18 +82,18 @@ class HeatSimulation:
         return self._reading(settings)
 
     def reading(self) -> HeatReading | None:
-        """The model now; `None` while it is off."""
+        """Return the current state; `None` while the model is off."""
         if self._settings is None:
             return None
         self._advance()
         return self._reading(self._settings)
 
     def settings(self) -> dict[str, float | bool]:
-        """What it computes with; empty while it is off."""
+        """Return the settings; empty while the model is off."""
         return {} if self._settings is None else asdict(self._settings)
 
     def switch_off(self) -> None:
-        """Stop modelling; the files go."""
+        """Stop the model and delete its files."""
         self._settings = None
         if self._ticker is not None:
             self._ticker.cancel()
@@ -117,7 +117,9 @@ class HeatSimulation:
             return
         now = time.monotonic()
         elapsed = now - self._at
-        if elapsed > _LEAST_STEP_S:  # CPU time comes in ticks of 10 ms: less would be all noise
+        if (
+            elapsed > _LEAST_STEP_S
+        ):  # CPU time comes in ticks of 10 ms: shorter steps would be noise
             used = self._processes.cpu_s(self._processes.all(RECENT_S))
             busy = max(0.0, used - self._cpu_s) / elapsed
             self._state = self._state.step(self._settings, elapsed, busy)

@@ -1,4 +1,4 @@
-"""The files in which a phone shows temperatures, clocks and its battery, below a folder `sys`."""
+"""Files of a phone's `/sys` (temperatures, clocks, battery) in a folder of the device."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ _CAREFUL = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SysFiles:
-    """Writes what has changed and nothing else.
+    """Writer of the files that changed.
 
     Args:
         folder: the device's own `sys`; exists only while the model is on.
@@ -39,13 +39,13 @@ class SysFiles:
         self._governor = GOVERNORS[0]
 
     def remove(self) -> None:
-        """Show nothing any more."""
+        """Delete all files."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._shown.clear()
         self._governor = GOVERNORS[0]
 
     def governor(self) -> str:
-        """The governor that was chosen last, by writing to the file of any CPU.
+        """Return the governor that was last written to the file of any CPU.
 
         All CPUs are of one policy, so it is then shown for all; what is no governor is put back.
         """
@@ -59,7 +59,7 @@ class SysFiles:
         return self._governor
 
     def show(self, settings: HeatSettings, state: HeatState, limit: float, status: int) -> None:
-        """Write the state, over whatever the device's users have made of the files.
+        """Write the state, replacing what the device's users put in place of the files.
 
         Args:
             limit: share of the maximum clock that is allowed now.
@@ -105,7 +105,7 @@ class SysFiles:
         path = self._folder / name
         if name not in self._shown:
             path.parent.mkdir(parents=True, exist_ok=True)
-        # One write over the old value: a reader never sees it half, nor empty.
+        # One write over the old value: readers never see a partial or empty one.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | _CAREFUL, 0o644)
         try:
             os.pwrite(descriptor, value.encode() + b"\n", 0)
@@ -129,7 +129,7 @@ def _read(file: Path) -> str:
 
 
 def _clocks(state: HeatState, limit: float, governor: str) -> dict[str, str]:
-    """The clocks of all CPUs, which move together, and of the memory."""
+    """Clocks of all CPUs, which change together, and of the memory."""
     highest = round(MAX_KHZ * limit)
     share = {"performance": 1.0, "powersave": 0.0}.get(governor, min(1.0, state.busy_cores))
     current = max(MIN_KHZ, round(highest * share))

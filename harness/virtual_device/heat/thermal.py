@@ -46,7 +46,7 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class HeatSettings:
-    """What the model computes with.
+    """Settings of the model.
 
     Attributes:
         core_w: power of one core of the host that is fully used, at full clocks.
@@ -83,19 +83,19 @@ class HeatSettings:
             raise HeatSettingError("throttle_to_c", self.throttle_to_c, "above throttle_from_c")
 
     def power_w(self, busy_cores: float) -> float:
-        """What the device uses while so many cores are busy."""
+        """Return the power of the device while so many cores are busy."""
         return self.idle_w + self.core_w * busy_cores + self.load_w
 
 
 @dataclass(frozen=True, slots=True)
 class HeatState:
-    """The device at one moment.
+    """State of the device at one moment.
 
     Attributes:
         body_c: of skin and battery.
         level: charge of the battery, 0 to 1.
-        power_w: what it uses.
-        busy_cores: cores of the host that its processes used of late.
+        power_w: power of the device.
+        busy_cores: cores of the host that its processes used in the last step.
     """
 
     soc_c: float
@@ -105,7 +105,7 @@ class HeatState:
     busy_cores: float = 0.0
 
     def step(self, settings: HeatSettings, seconds: float, busy_cores: float) -> "HeatState":
-        """The state after `seconds` of real time in which so many cores were busy."""
+        """Return the state after `seconds` of real time with so many busy cores."""
         elapsed = seconds * settings.time_scale
         power = settings.power_w(busy_cores)
         constant = settings.resistance_k_per_w * settings.capacity_j_per_k
@@ -119,7 +119,7 @@ class HeatState:
         return HeatState(soc, body, level, power, busy_cores)
 
     def speed(self, settings: HeatSettings) -> float:
-        """Share of the maximum clock that heat leaves, in steps of 5 %."""
+        """Return the share of the maximum clock that the temperature allows, in steps of 5 %."""
         hot = self._hot(settings)
         if hot <= 0:
             return 1.0
@@ -127,23 +127,23 @@ class HeatState:
         return max(settings.min_speed, math.floor(free * _STEPS) / _STEPS)
 
     def status(self, settings: HeatSettings) -> int:
-        """Android's thermal status: 0 none, 1 light, 2 moderate, 3 severe, 4 critical."""
+        """Return Android's thermal status: 0 none, 1 light, 2 moderate, 3 severe, 4 critical."""
         hot = self._hot(settings)
         return max((status for share, status in _SEVERITIES if hot > share), default=0)
 
     def volts(self) -> float:
-        """Voltage of the battery."""
+        """Return the voltage of the battery."""
         return _VOLTS_EMPTY + (_VOLTS_FULL - _VOLTS_EMPTY) * self.level
 
     def amperes(self, settings: HeatSettings) -> float:
-        """Current into the battery, negative when it discharges."""
+        """Return the current into the battery, negative while it discharges."""
         net = (_CHARGER_W if settings.charging else 0.0) - self.power_w
         if net > 0 and self.level >= 1.0:
             return 0.0
         return net / self.volts()
 
     def charge_status(self, settings: HeatSettings) -> str:
-        """As Linux names it."""
+        """Return the battery's status as Linux names it."""
         if self.amperes(settings) > 0:
             return "Charging"
         return "Full" if settings.charging and self.level >= 1.0 else "Discharging"

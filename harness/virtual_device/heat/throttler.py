@@ -1,4 +1,4 @@
-"""Slowing the device's processes down without privileges: stopped for a share of each 0.1 s.
+"""Throttler of a device's processes, without privileges: it stops them for a share of each 0.1 s.
 
 That halves throughput as half the clock does, seen over seconds; within 0.1 s it is bursts. The
 daemon itself, so pushes and pulls, is not slowed, nor is what has a terminal, whose shell would
@@ -14,7 +14,7 @@ _PERIOD_S = 0.1
 
 
 class Throttler:
-    """Holds the processes of a device to the slowest of several shares of their time."""
+    """Limits the processes of a device to the smallest of several shares of their time."""
 
     def __init__(self, processes: ProcessTable) -> None:
         self._processes = processes
@@ -24,17 +24,17 @@ class Throttler:
 
     @property
     def share(self) -> float:
-        """Share of their time that processes get, up to 1."""
+        """Share of time that processes get, up to 1."""
         return min(self._shares.values(), default=1.0)
 
     def limit(self, reason: str, share: float) -> None:
-        """Let `reason` allow so much from now on."""
+        """Set the share that `reason` allows."""
         self._shares[reason] = share
         if self.share < 1 and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run())
 
     def leave_stopped(self, pid: int) -> None:
-        """Somebody stopped a process for good: never continue it."""
+        """Do not continue a process that was stopped for another reason."""
         self._stopped.discard(pid)
 
     async def _run(self) -> None:
@@ -50,7 +50,7 @@ class Throttler:
 
     def _stop(self) -> None:
         for process in self._processes.all(RECENT_S):
-            # What is stopped already was stopped by somebody else, who may continue it.
+            # A process that is already stopped was stopped for another reason.
             if process.alive and process.state != "T" and not process.terminal:
                 send_signal(process.pid, signal.SIGSTOP)
                 self._stopped.add(process.pid)

@@ -37,7 +37,7 @@ def test_faults_are_told_listed_and_cleared(start_device: Callable[..., VirtualD
 
 def test_heat_is_switched_on_read_and_off(start_device: Callable[..., VirtualDevice]) -> None:
     start_device("heated")
-    assert "no heat is modelled" in _qnnfarm("heat", "heated").stderr
+    assert "the heat model of heated is off" in _qnnfarm("heat", "heated").stderr
     hot = _qnnfarm("heat", "heated", "--ambient", "35", "--temperature", "60", "--battery", "50")
     assert "SoC 6" in hot.stdout or "SoC 59" in hot.stdout
     assert "battery 50%" in hot.stdout
