@@ -33,9 +33,10 @@ def main(arguments: Sequence[str]) -> int:
         lacking.append("python3-venv")
     installed = _install(lacking)
     if not installed:
-        print(f"Some tests will skip: install {' '.join(lacking)} with your package manager.")
-    if "python3-venv" in lacking and not installed:
-        return _refuse("python3-venv is missing, so there is no virtual environment")
+        advice = f"as root: apt-get install {' '.join(lacking)}"
+        if "python3-venv" in lacking:
+            return _refuse(f"there is no virtual environment without python3-venv; {advice}")
+        print(f"Tests that need what is missing skip. To run them, {advice}", flush=True)
     python = str(_VENV / "bin" / "python")
     if not Path(python).exists():
         # A child of its own: Debian's ensurepip may have come just now.
