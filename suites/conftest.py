@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.pytest_plugin.refusing import refuse
+from harness.pytest_plugin.terminal import end_session
 from suites.parameters import SuiteParameters, parameters
 
 
@@ -17,4 +17,4 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
     try:
         parameters(collector.config)
     except pytest.UsageError as error:
-        refuse(collector.config, str(error))
+        end_session(collector.config, str(error))

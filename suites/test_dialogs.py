@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.pytest_plugin.running import ContainerRunner
+from harness.pytest_plugin.container_runner import ContainerRunner
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from suites.parameters import SuiteParameters
 

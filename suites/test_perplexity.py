@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.pytest_plugin.measuring import MeasurementRecorder
-from harness.pytest_plugin.running import ContainerRunner
+from harness.pytest_plugin.container_runner import ContainerRunner
+from harness.pytest_plugin.measurements import MeasurementRecorder
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, perplexity_faults
 from harness.workloads.bench_prompt import bench_text
 from harness.workloads.perplexity import float_perplexity

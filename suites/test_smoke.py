@@ -1,7 +1,7 @@
 """Does it load, does it answer, does it answer the same twice?"""
 
-from harness.pytest_plugin.measuring import MeasurementRecorder
-from harness.pytest_plugin.running import ContainerRunner
+from harness.pytest_plugin.container_runner import ContainerRunner
+from harness.pytest_plugin.measurements import MeasurementRecorder
 from harness.workloads.bench_prompt import BenchPrompt, cut_prompt
 
 _PROMPT_TOKENS = 16

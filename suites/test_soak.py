@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from harness.pytest_plugin.measuring import MeasurementRecorder
-from harness.pytest_plugin.running import ContainerRunner
+from harness.pytest_plugin.container_runner import ContainerRunner
+from harness.pytest_plugin.measurements import MeasurementRecorder
 from harness.telemetry.throttling import judge_throttling
 from harness.workloads.bench_prompt import cut_prompt
 from suites.parameters import SuiteParameters

@@ -11,9 +11,9 @@ import pytest
 
 from buildlib.container.manifest import read_metadata
 from buildlib.errors import BuildError
-from harness.pytest_plugin.measuring import MeasurementRecorder
+from harness.pytest_plugin.container_runner import ContainerRunner
+from harness.pytest_plugin.measurements import MeasurementRecorder
 from harness.pytest_plugin.options import read_settings
-from harness.pytest_plugin.running import ContainerRunner
 from suites.parameters import (
     ON_EMULATOR,
     ON_HARDWARE,

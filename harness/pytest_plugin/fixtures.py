@@ -1,16 +1,23 @@
-"""The fixtures. Nothing heavy is imported before a test asks for a device."""
+"""Fixtures of the plugin, and its state. Nothing heavy is imported before a test needs a device."""
 
 import re
+import uuid
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from harness.pytest_plugin.keeper import LeaseKey, purpose, require
-from harness.pytest_plugin.marker import MarkerError, uses_device, wish_of
+from harness.pytest_plugin.leases import (
+    HeldLease,
+    LeaseKey,
+    LeaseManager,
+    WaitingNotice,
+    purpose_of,
+    requirement_of,
+)
+from harness.pytest_plugin.marker import MarkerError, read_marker, uses_device
 from harness.pytest_plugin.options import read_settings
-from harness.pytest_plugin.state import ROWS, TEST, TestState, keeper_of, run_uid
-from harness.pytest_plugin.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,21 +25,69 @@ if TYPE_CHECKING:
     from buildlib.container.container import GenAIContainer
     from harness.devices.base import Device
     from harness.pool.pool import Pool
-    from harness.pytest_plugin.keeper import Held
-    from harness.pytest_plugin.measuring import MeasurementRecorder
-    from harness.pytest_plugin.running import ContainerRunner
-    from harness.results.records import Run
+    from harness.pytest_plugin.container_runner import ContainerRunner
+    from harness.pytest_plugin.measurements import MeasurementRecorder
+    from harness.results.records import Run, RunStatus
     from harness.results.store import ResultsStore
 
 SESSION_FIXTURE = "_qnnfarm_session"
 SESSION_ID = "session"
-"""How a session is called in the name of a test, with its number from 1."""
+"""Begins the id of a session in a test's name, before its number from 1."""
+LEASES = pytest.StashKey[LeaseManager]()
+TEST = pytest.StashKey["TestState"]()
+_RUN = pytest.StashKey[str]()
+ROWS = pytest.StashKey[list[dict[str, object]]]()
+"""A test's rows of the table of measurements."""
 _RESULTS = "qnnfarm-results.db"
+
+
+@dataclass
+class TestState:
+    """A test that holds devices.
+
+    Attributes:
+        runners: those that its fixtures made.
+        ended: whether the call phase is over; Ctrl-C in the middle is no end.
+        failure: type and text of the error that it ended with, expected or not; else empty.
+    """
+
+    __test__ = False
+
+    held: HeldLease
+    temporary: "pytest.TempPathFactory"
+    runners: "list[ContainerRunner]" = field(default_factory=list)
+    ended: bool = False
+    failure: str = ""
+
+    @property
+    def status(self) -> "RunStatus":
+        """Status of the runs that the test records."""
+        return "failed" if self.failure else "done" if self.ended else "interrupted"
+
+    def folder(self, name: str) -> Path:
+        """Make a folder for the files of a failure."""
+        plain = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)[:60]
+        return self.temporary.mktemp(f"qnnfarm-{plain}")
+
+
+def run_uid(config: pytest.Config) -> str:
+    """Return an id that all processes of this run of pytest share."""
+    shared = getattr(config, "workerinput", {}).get("testrunuid")
+    return str(shared or config.stash.setdefault(_RUN, uuid.uuid4().hex))
+
+
+def leases_of(config: pytest.Config) -> LeaseManager:
+    """Return this process's lease manager, which is closed when pytest ends."""
+    if LEASES not in config.stash:
+        manager = LeaseManager(read_settings(config))
+        config.stash[LEASES] = manager
+        config.add_cleanup(manager.close)
+    return config.stash[LEASES]
 
 
 @pytest.fixture(scope="session")
 def pool(pytestconfig: pytest.Config) -> "Pool":
-    """The pool of devices; what tests lease comes from it."""
+    """The pool that tests lease devices from."""
     return _open_pool(pytestconfig)
 
 
@@ -40,13 +95,13 @@ def _open_pool(config: pytest.Config) -> "Pool":
     from harness.errors import HarnessError
 
     try:
-        return keeper_of(config).pool
+        return leases_of(config).pool
     except HarnessError as error:
         _fail(error)
 
 
 def _fail(error: Exception) -> NoReturn:
-    """Fail with what went wrong in one line, without what it came from."""
+    """Fail the test with the error in one line, without a traceback."""
     raise pytest.fail.Exception(f"{type(error).__name__}: {error}", pytrace=False) from None
 
 
@@ -67,7 +122,7 @@ def container(request: pytest.FixtureRequest) -> "GenAIContainer":
 
 @pytest.fixture
 def _qnnfarm_session(request: pytest.FixtureRequest) -> int:
-    """Which of the `--repeat` sessions this is, from 0."""
+    """Number of the `--repeat` session, from 0."""
     return int(getattr(request, "param", 0))
 
 
@@ -76,19 +131,20 @@ def _qnnfarm_lease(
     request: pytest.FixtureRequest,
     _qnnfarm_session: int,
     tmp_path_factory: pytest.TempPathFactory,
-) -> "Held":
+) -> HeldLease:
     """The lease that the test's marker asks for."""
     from harness.errors import HarnessError, RequirementError
 
     item: pytest.Item = request.node
-    taken = _container_of(request)
-    key = key_of(item, taken.path if taken is not None else None)
+    container = _container_of(request)
+    target = None if container is None else container.metadata.target
+    key = key_of(item, None if container is None else container.path)
     kinds = frozenset(member.spec.type for member in _open_pool(request.config).members())
-    wanted = require(key.wish, None if taken is None else taken.metadata.target, kinds)
-    keeper = keeper_of(request.config)
+    requirement = requirement_of(key.marker, target, kinds)
+    leases = leases_of(request.config)
     try:
-        waiting = Waiting(item, wanted, keeper.pool.members)
-        held = keeper.borrow(key, wanted, purpose(item.name), waiting)
+        notice = WaitingNotice(item, requirement, leases.pool.members)
+        held = leases.acquire(key, requirement, purpose_of(item.name), notice)
     except RequirementError as error:
         if read_settings(request.config).fail_missing:
             _fail(error)
@@ -107,24 +163,24 @@ def _qnnfarm_lease(
 
 
 def _container_of(request: pytest.FixtureRequest) -> "GenAIContainer | None":
-    """The container that the test takes, if `container` is one to it."""
+    """Return the container of a test that uses the plugin's `container` fixture."""
     from buildlib.container.container import GenAIContainer
 
     if "container" not in request.fixturenames:
         return None
-    taken = request.getfixturevalue("container")
-    return taken if isinstance(taken, GenAIContainer) else None
+    container = request.getfixturevalue("container")
+    return container if isinstance(container, GenAIContainer) else None
 
 
 @pytest.fixture
-def devices(_qnnfarm_lease: "Held") -> "tuple[Device, ...]":
-    """The leased devices of the test, as many as its marker's `count`."""
+def devices(_qnnfarm_lease: HeldLease) -> "tuple[Device, ...]":
+    """The test's leased devices, as many as its marker's `count`."""
     return tuple(_qnnfarm_lease.lease.devices)
 
 
 @pytest.fixture
-def device(_qnnfarm_lease: "Held") -> "Device":
-    """The leased device of the test."""
+def device(_qnnfarm_lease: HeldLease) -> "Device":
+    """The test's leased device."""
     (only,) = _qnnfarm_lease.lease.devices
     return only
 
@@ -133,7 +189,7 @@ def device(_qnnfarm_lease: "Held") -> "Device":
 def _qnnfarm_store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> "Callable[[], ResultsStore]":
-    """Opens the results store."""
+    """A function that opens the results store."""
     location = store_location(request.config, tmp_path_factory)
 
     def open_store() -> "ResultsStore":
@@ -147,13 +203,13 @@ def _qnnfarm_store(
 @pytest.fixture
 def run_container(
     request: pytest.FixtureRequest,
-    _qnnfarm_lease: "Held",
+    _qnnfarm_lease: HeldLease,
     container: "GenAIContainer",
     _qnnfarm_store: "Callable[[], ResultsStore]",
 ) -> "Iterator[ContainerRunner]":
     """Runs the container on the leased device: `run_container("a prompt").text`."""
     from harness.errors import RuntimeChoiceError
-    from harness.pytest_plugin.running import ContainerRunner
+    from harness.pytest_plugin.container_runner import ContainerRunner
 
     item, held = request.node, _qnnfarm_lease
     state = item.stash[TEST]
@@ -187,7 +243,7 @@ def record_measurement(
     _qnnfarm_store: "Callable[[], ResultsStore]",
 ) -> "Iterator[MeasurementRecorder]":
     """Records a number: `record_measurement("ttft_s", 0.05)`."""
-    from harness.pytest_plugin.measuring import MeasurementRecorder
+    from harness.pytest_plugin.measurements import MeasurementRecorder
 
     item = request.node
     runner = None
@@ -208,7 +264,7 @@ def record_measurement(
 
 
 def store_location(config: pytest.Config, temporary: pytest.TempPathFactory) -> str:
-    """Where results go: as asked, else beside the temporary folders of this pytest run."""
+    """Return where results go: `--qnnfarm-db`, else a file in pytest's temporary folder."""
     db = read_settings(config).db
     if db is not None:
         return db
@@ -217,20 +273,20 @@ def store_location(config: pytest.Config, temporary: pytest.TempPathFactory) -> 
 
 
 def key_of(item: pytest.Item, container: Path | None = None) -> LeaseKey:
-    """What a test's lease depends on.
+    """Return the lease key of a test.
 
     Args:
-        container: where it is known already; else what the test is parametrized with.
+        container: its folder; by default the one that the test is parametrized with.
     """
     callspec = getattr(item, "callspec", None)
     params = {} if callspec is None else callspec.params
     if container is None and isinstance(params.get("container"), Path):
         container = params["container"]
-    return LeaseKey(wish_of(item), container, params.get(SESSION_FIXTURE, 0))
+    return LeaseKey(read_marker(item), container, params.get(SESSION_FIXTURE, 0))
 
 
 def case_of(item: pytest.Item) -> str:
-    """The test by its name and parameters, which are the same in all sessions of `--repeat`."""
+    """Return a test's node id without the session: the same in all `--repeat` sessions."""
     session = getattr(getattr(item, "callspec", None), "params", {}).get(SESSION_FIXTURE)
     if session is None:
         return item.nodeid
@@ -238,8 +294,8 @@ def case_of(item: pytest.Item) -> str:
     return re.sub(own, "", item.nodeid, count=1).replace("[]", "")
 
 
-def following_key(item: pytest.Item | None) -> LeaseKey | None:
-    """The key of the test that comes next, if it needs devices."""
+def next_lease_key(item: pytest.Item | None) -> LeaseKey | None:
+    """Return the lease key of the next test, if it uses devices."""
     if item is None or not uses_device(item):
         return None
     try:

@@ -4,14 +4,17 @@ from collections.abc import Generator
 
 import pytest
 
-from harness.pytest_plugin.fixtures import SESSION_FIXTURE, SESSION_ID, following_key
+from harness.pytest_plugin import terminal
+from harness.pytest_plugin.fixtures import (
+    LEASES,
+    ROWS,
+    SESSION_FIXTURE,
+    SESSION_ID,
+    TEST,
+    next_lease_key,
+)
 from harness.pytest_plugin.marker import DESCRIPTION, LEASE_FIXTURE, check_marker, uses_device
 from harness.pytest_plugin.options import add_options, check_db, read_settings, without_password
-from harness.pytest_plugin.refusing import Refusals, refuse
-from harness.pytest_plugin.reporting import LOST, REPORTED_ROWS, LostDevices
-from harness.pytest_plugin.state import KEEPER, ROWS, TEST
-from harness.pytest_plugin.table import SessionTable
-from harness.pytest_plugin.waiting import WaitingLines
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,23 +26,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and refuse options that cannot be used."""
     config.addinivalue_line("markers", DESCRIPTION)
     read_settings(config)
-    config.pluginmanager.register(SessionTable(config), "qnnfarm-table")
-    config.pluginmanager.register(WaitingLines(config), "qnnfarm-waiting")
-    config.pluginmanager.register(LostDevices(config), "qnnfarm-lost")
+    config.pluginmanager.register(terminal.SessionTable(config), "qnnfarm-table")
+    config.pluginmanager.register(terminal.WaitingNotices(config), "qnnfarm-waiting")
+    config.pluginmanager.register(terminal.LostDevices(config), "qnnfarm-lost")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Refusals(), "qnnfarm-refusals")
+        config.pluginmanager.register(terminal.UsageErrors(), "qnnfarm-usage-errors")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Say which devices and containers were asked for."""
     settings = read_settings(config)
-    asked = {
+    values = {
         "pool": "" if settings.pool is None else str(settings.pool),
         "devices": ", ".join(settings.devices),
         "containers": ", ".join(map(str, settings.containers)),
         "results": without_password(settings.db or ""),
     }
-    words = [f"{name} {value}" for name, value in asked.items() if value]
+    words = [f"{name} {value}" for name, value in values.items() if value]
     return [f"qnnfarm: {'; '.join(words)}"] if words else []
 
 
@@ -67,8 +70,8 @@ def _is_ours(metafunc: pytest.Metafunc, name: str) -> bool:
     """Whether a fixture of that name is this plugin's, and not one that a project made itself."""
     if name not in metafunc.fixturenames:
         return False
-    found = getattr(metafunc, "_arg2fixturedefs", {}).get(name, ())
-    return bool(found) and found[-1].func.__module__ == "harness.pytest_plugin.fixtures"
+    definitions = getattr(metafunc, "_arg2fixturedefs", {}).get(name, ())
+    return bool(definitions) and definitions[-1].func.__module__ == "harness.pytest_plugin.fixtures"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -88,18 +91,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if config.option.collectonly or not any(map(uses_device, session.items)):
         return
     from harness.errors import HarnessError
-    from harness.pytest_plugin.known import require_known
+    from harness.pytest_plugin.leases import check_known
 
     settings = read_settings(config)
     if config.option.qnnfarm_device:
         try:
-            require_known(settings.device_specs())
+            check_known(settings.device_specs())
         except HarnessError as error:
-            refuse(config, f"--device: {error}")
+            terminal.end_session(config, f"--device: {error}")
     try:
         check_db(settings)
     except pytest.UsageError as error:
-        refuse(config, str(error))
+        terminal.end_session(config, str(error))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -110,14 +113,14 @@ def pytest_runtest_makereport(
     report = yield
     test = item.stash.get(TEST, None)
     if test is not None:
-        from harness.pytest_plugin.reporting import judge
+        from harness.pytest_plugin.failures import record_failure
 
-        judge(item, call, report)
+        record_failure(item, call, report)
         report.user_properties = list(item.user_properties)
     if call.when == "teardown":
         rows = item.stash.get(ROWS, None)
         if rows:
-            setattr(report, REPORTED_ROWS, rows)
+            setattr(report, terminal.ROWS, rows)
     return report
 
 
@@ -129,11 +132,11 @@ def pytest_runtest_teardown(
     try:
         return (yield)
     finally:
-        keeper = item.config.stash.get(KEEPER, None)
-        if keeper is not None:
-            keeper.settle(following_key(nextitem))
+        leases = item.config.stash.get(LEASES, None)
+        if leases is not None:
+            leases.release_unless(next_lease_key(nextitem))
 
 
 def pytest_report_teststatus(report: object) -> tuple[str, str, str] | None:
     """Call a test that lost its device by that name."""
-    return ("error", "E", "DEVICE LOST") if getattr(report, LOST, False) else None
+    return ("error", "E", "DEVICE LOST") if getattr(report, terminal.LOST, False) else None

@@ -1,4 +1,4 @@
-"""`@pytest.mark.device(...)`: what a test needs of its devices."""
+"""`@pytest.mark.device(...)`: a test's requirements of its devices."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ DESCRIPTION = (
 
 
 class MarkerError(ValueError):
-    """A marker that nobody can meet because it is not written right."""
+    """A marker with arguments that it does not take."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What a marker says; see `harness.pool.requirement.Requirement`."""
+class DeviceMarker:
+    """Keywords of `@pytest.mark.device`; see `harness.pool.requirement.Requirement`."""
 
     soc: str | None = None
     hexagon: str | None = None
@@ -36,7 +36,7 @@ class Wish:
     count: int = 1
 
     def requirement(self) -> "Requirement":
-        """The same in the pool's words."""
+        """Convert to the pool's requirement."""
         from harness.pool.requirement import Requirement
 
         return Requirement(
@@ -51,12 +51,12 @@ class Wish:
 
 
 def uses_device(item: pytest.Item) -> bool:
-    """Whether a test leases devices of ours, by whatever fixture."""
+    """Return whether a test leases devices, through any fixture."""
     return LEASE_FIXTURE in getattr(item, "fixturenames", ())
 
 
-def wish_of(item: pytest.Item) -> Wish:
-    """What the markers of a test, its class and its module say together.
+def read_marker(item: pytest.Item) -> DeviceMarker:
+    """Merge the markers of a test, its class and its module.
 
     The closest one wins; tags add up.
 
@@ -70,23 +70,23 @@ def wish_of(item: pytest.Item) -> Wish:
             raise MarkerError(f"takes keywords only, not {mark.args[0]!r}")
         tags |= _tags(mark.kwargs.get("tags", ()))
         values |= _check(mark.kwargs)
-    return Wish(tags=tags, **values)  # type: ignore[arg-type]
+    return DeviceMarker(tags=tags, **values)  # type: ignore[arg-type]
 
 
 def check_marker(item: pytest.Item) -> None:
-    """Refuse what is not written right, when tests are collected.
+    """Check a test's markers when it is collected.
 
     Raises:
         pytest.Collector.CollectError: one line.
     """
     try:
-        wish = wish_of(item)
+        marker = read_marker(item)
     except MarkerError as error:
         raise pytest.Collector.CollectError(f"{item.name}: @pytest.mark.device {error}") from error
     names = getattr(item, "fixturenames", ())
-    if wish.count > 1 and "device" in names:
+    if marker.count > 1 and "device" in names:
         raise pytest.Collector.CollectError(
-            f"{item.name}: @pytest.mark.device(count={wish.count}) gives `devices`, not `device`"
+            f"{item.name}: @pytest.mark.device(count={marker.count}) gives `devices`, not `device`"
         )
 
 

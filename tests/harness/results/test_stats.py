@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.pytest_plugin.summary import table
+from harness.pytest_plugin.measurements import format_table
 from harness.results.comparison import judge_runs
 from harness.results.metrics import find_metric
 from harness.results.stability import grade_runs
@@ -102,7 +102,7 @@ def test_report_plugin_grade_and_comparison_show_the_same_numbers() -> None:
          "session": run.id}
         for run in a_runs
     ]  # fmt: skip
-    shown = table(rows)[-1].split("|")[-2].strip()
+    shown = format_table(rows)[-1].split("|")[-2].strip()
     assert shown == f"{expected.mean:.2f} ± {expected.sd:.2f}"
 
     assert f"sessions vary by {expected.cv:.1%}" in grade_runs(a_runs, key).reasons[0]

@@ -10,7 +10,7 @@ from harness.devices.adb.client import AdbServer
 from harness.devices.spec import DeviceSpec
 from harness.errors import HarnessError, NoDeviceError, UnknownVirtualDeviceError
 from harness.pool.pool import Pool
-from harness.pytest_plugin.known import require_known
+from harness.pytest_plugin.leases import check_known
 from harness.virtual_device import manager
 from tests.conftest import MakeDevice
 from tests.harness.pytest_plugin.conftest import command
@@ -82,7 +82,7 @@ def test_what_was_met_once_is_known_while_it_is_away(
         pass
     manager.stop(virtual.name)
     adb_server.disconnect(virtual.serial)
-    require_known([by_serial, by_name, DeviceSpec("local")])
+    check_known([by_serial, by_name, DeviceSpec("local")])
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_a_pool_looked_for_in_vain_is_not_known(
     with Pool.of([spec]):
         pass
     with pytest.raises(error):
-        require_known([spec])
+        check_known([spec])
 
 
 def test_what_is_drained_is_known(adb_server: AdbServer, make_virtual_device: MakeDevice) -> None:
@@ -110,4 +110,4 @@ def test_what_is_drained_is_known(adb_server: AdbServer, make_virtual_device: Ma
         pool.admin.drain(spec.identifier, "a new battery")
         manager.stop(virtual.name)
         adb_server.disconnect(virtual.serial)
-        require_known([spec])
+        check_known([spec])

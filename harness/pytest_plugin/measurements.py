@@ -1,16 +1,25 @@
-"""`record_measurement`: a test's own numbers, to junit, the results store and the terminal."""
+"""Measurements of tests: recorded, stored, and shown as llama-bench's markdown table."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from harness.results.metrics import find_metric
 from harness.results.records import Measurement, Run, Workload, new_run_id, now
+from harness.results.stats import summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from harness.pytest_plugin.running import ContainerRunner
+    from harness.pytest_plugin.container_runner import ContainerRunner
     from harness.results.records import RunStatus
     from harness.results.store import ResultsStore
+
+_GIB, _MIB, _GIGA = 2.0**30, 2.0**20, 1e9
+_COLUMNS = ("model", "size", "params", "backend", "device", "test")
+_LEFT = {"model", "backend", "device"}
+
+Row = Mapping[str, object]
+"""A test's values of one metric, in plain types that xdist can send."""
 
 
 class MeasurementRecorder:
@@ -146,3 +155,107 @@ class MeasurementRecorder:
             workload=Workload(runner=runner.runtime.runner, prompt=f"{runner.case} {test}".strip()),
             measurements=tuple(self._kept[test]),
         )
+
+
+def format_table(rows: Sequence[Row]) -> list[str]:
+    """Format a line for each container, backend, device and test; speeds are in tokens/s.
+
+    Values of one cell are grouped by session, as with `--repeat`.
+    """
+    lines = []
+    rates = [row for row in rows if str(row["metric"]).endswith("_tokens_per_s")]
+    others = [row for row in rows if not str(row["metric"]).endswith("_tokens_per_s")]
+    several = _ambiguous(rows)
+    if rates:
+        cells = [(*_cells(row, several), _spread(sessions)) for row, sessions in _merge(rates)]
+        lines += _markdown(cells)
+    if any(row.get("emulator") for row in rates):
+        lines.append("measured on the HTP emulator: its speed says nothing about hardware speed")
+    for row, sessions in _merge(others):
+        metric = find_metric(str(row["metric"]))
+        value = _spread(sessions, metric.scale, metric.decimals)
+        where = " on ".join(filter(None, (_model(row, several), str(row.get("device") or ""))))
+        test = f"{row['test']} of {where}" if where else row["test"]
+        lines.append(f"{test}: {metric.label} {value} {metric.shown_unit}".rstrip())
+    return lines
+
+
+def _merge(rows: Sequence[Row]) -> list[tuple[Row, list[list[float]]]]:
+    """Return the first row of each cell, with the values of each session."""
+    merged: dict[tuple[object, ...], tuple[Row, dict[object, list[float]]]] = {}
+    for row in rows:
+        names = ("model", "container", "backend", "device", "test", "metric")
+        _, sessions = merged.setdefault(tuple(row.get(name) for name in names), (row, {}))
+        values = [value for value in _sequence(row["values"]) if isinstance(value, float)]
+        sessions.setdefault(row.get("session"), []).extend(values)
+    return [(row, list(sessions.values())) for row, sessions in merged.values()]
+
+
+def _ambiguous(rows: Sequence[Row]) -> frozenset[object]:
+    """Return the models with more than one container."""
+    containers: dict[object, set[object]] = {}
+    for row in rows:
+        containers.setdefault(row.get("model"), set()).add(row.get("container"))
+    return frozenset(model for model, sha256s in containers.items() if len(sha256s) > 1)
+
+
+def _model(row: Row, several: frozenset[object]) -> str:
+    model = str(row.get("model") or "")
+    return f"{model} {str(row.get('container'))[:12]}" if row.get("model") in several else model
+
+
+def _sequence(value: object) -> Sequence[object]:
+    return value if isinstance(value, list) else []
+
+
+def _cells(row: Row, several: frozenset[object]) -> tuple[str, ...]:
+    device = " ".join(str(row.get(key) or "") for key in ("soc", "device")).strip()
+    return (
+        _model(row, several),
+        _bytes(row.get("size")),
+        _count(row.get("params")),
+        str(row.get("backend") or ""),
+        device,
+        str(row["test"]),
+    )
+
+
+def _bytes(size: object) -> str:
+    if not isinstance(size, int):
+        return "?"
+    return f"{size / _GIB:.2f} GiB" if size >= _GIB else f"{size / _MIB:.2f} MiB"
+
+
+def _count(params: object) -> str:
+    if not isinstance(params, int):
+        return "?"
+    return f"{params / _GIGA:.2f} B" if params >= _GIGA else f"{params / 1e6:.2f} M"
+
+
+def _spread(sessions: Sequence[Sequence[float]], scale: float = 1.0, decimals: int = 2) -> str:
+    """Mean and standard deviation, as reports have them; the spread of one value is unknown."""
+    stats = summarise(sessions)
+    if stats is None:
+        return ""
+    mean = f"{stats.mean * scale:.{decimals}f}"
+    return mean if stats.sd is None else f"{mean} ± {stats.sd * scale:.{decimals}f}"
+
+
+def _markdown(cells: Sequence[tuple[str, ...]]) -> list[str]:
+    names = (*_COLUMNS, "t/s")
+    clean = [tuple(cell.replace("|", "/") for cell in row) for row in cells]
+    widths = [max(map(len, column)) for column in zip(names, *clean, strict=True)]
+    left = [name in _LEFT for name in names]
+
+    def line(row: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if is_left else cell.rjust(width)
+            for cell, width, is_left in zip(row, widths, left, strict=True)
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    rule = [
+        "-" * (width + 2) if is_left else "-" * (width + 1) + ":"
+        for width, is_left in zip(widths, left, strict=True)
+    ]
+    return [line(names), f"|{'|'.join(rule)}|", *map(line, clean)]

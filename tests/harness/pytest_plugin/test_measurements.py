@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.pytest_plugin.summary import table
+from harness.pytest_plugin.measurements import format_table
 from harness.results.identity import SpeedKey
 from harness.results.records import Run
 from harness.results.store import ResultsStore
@@ -120,7 +120,7 @@ def _row(values: list[float], **changes: object) -> dict[str, object]:
 
 
 def test_two_containers_of_one_model_have_a_line_each() -> None:
-    lines = table(
+    lines = format_table(
         [
             _row([99.0, 101.0], session="one"),
             _row([200.0], container="b" * 64),
@@ -129,7 +129,7 @@ def test_two_containers_of_one_model_have_a_line_each() -> None:
     )
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["llama " + 12 * c for c in "ab"]
     assert [line.split("|")[-2].strip() for line in lines[2:]] == ["101.00 ± 1.41", "200.00"]
-    (line,) = table([_row([100.0, 102.0])])[2:]
+    (line,) = format_table([_row([100.0, 102.0])])[2:]
     assert line.split("|")[1].strip() == "llama"
 
 
@@ -144,4 +144,4 @@ def test_two_containers_of_one_model_have_a_line_each() -> None:
 def test_other_metrics_are_shown_in_their_units(
     metric: str, values: list[float], words: str
 ) -> None:
-    assert table([_row(values, metric=metric)]) == [words]
+    assert format_table([_row(values, metric=metric)]) == [words]

@@ -15,7 +15,7 @@ from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.pool.status import MemberStatus
-from harness.pytest_plugin.waiting import line
+from harness.pytest_plugin.leases import waiting_notice
 from tests.harness.pytest_plugin.conftest import command
 
 _WAITS = """
@@ -116,7 +116,7 @@ def test_whatever_stands_in_the_way_is_named() -> None:
         _member("d", MemberState.DRAINING, holder="bob", reason="a new battery"),
         *(_member(f"more-{number}", MemberState.ABSENT) for number in range(7)),
     ]
-    text = line("test_x", Requirement(count=2), members)
+    text = waiting_notice("test_x", Requirement(count=2), members)
     assert text.isprintable()
     a, b, c, d, *_, last = text.split("; ")
     assert a == "qnnfarm: test_x waits for count=2: a is ready, but not granted yet"

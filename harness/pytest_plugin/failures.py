@@ -1,0 +1,153 @@
+"""Failures of tests with devices: reported to the pool, with the logs of their devices kept."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.errors import DeviceError, HarnessError, one_line
+from harness.pytest_plugin.fixtures import TEST, TestState, leases_of
+from harness.pytest_plugin.terminal import LOST, PHASE
+
+if TYPE_CHECKING:
+    from harness.devices.base import Device
+    from harness.pytest_plugin.container_runner import ContainerRunner
+    from harness.results.records import TelemetrySeries
+
+_LOG_BYTES = 200_000
+_SHOWN_LINES = 40
+_TIMEOUT_S = 20.0
+_SYSTEM_LOG = (
+    "if command -v logcat >/dev/null 2>&1; then logcat -d -t 500 -v threadtime 2>&1; "
+    "elif ! command -v getprop >/dev/null 2>&1; then dmesg 2>&1 | tail -n 500; "
+    "else echo 'this Android has no logcat'; fi"
+)
+
+
+def record_failure(
+    item: pytest.Item, call: "pytest.CallInfo[None]", report: pytest.TestReport
+) -> None:
+    """Report a failure to the pool, and add the logs of the devices to the test's report."""
+    test = item.stash[TEST]
+    test.ended = test.ended or call.when == "call"
+    if call.excinfo is None:
+        return
+    error = call.excinfo.value
+    if not isinstance(error, Exception | pytest.fail.Exception):  # Ctrl-C, or a skip
+        return
+    if call.when != "teardown":
+        test.failure = f"{type(error).__name__}: {error}"
+    failure = _device_failure(error)
+    lost = failure is not None and failure.loses_device
+    failed = report.outcome == "failed"  # an expected failure has no logs, but may lose a device
+    if failed and not lost:
+        _attach_logs(item, report, test)
+    if failure is not None:
+        _report_to_pool(item, test, failure)
+    if failed and lost:
+        # Reporters count a failure outside the call as an error: the test itself did not fail.
+        if report.when == "call":
+            setattr(report, PHASE, report.when)
+            report.when = "setup"
+        setattr(report, LOST, True)
+        report.sections.append(("lost device", str(failure)))
+
+
+def _report_to_pool(item: pytest.Item, test: TestState, failure: HarnessError) -> None:
+    item.user_properties.append(("qnnfarm.failure", f"{type(failure).__name__}: {failure}"))
+    test.held.lost |= failure.loses_device or failure.needs_recovery
+    leases_of(item.config).report(test.held, failure)
+
+
+def _attach_logs(item: pytest.Item, report: pytest.TestReport, test: TestState) -> None:
+    try:
+        folder, sections = collect_logs(test, item.name)
+    except OSError as error:  # such as a full disk; the test's own failure is what counts
+        reason = f"{error.filename or 'this host'}: {error.strerror or error}"
+        report.sections.append(("evidence", f"cannot be kept: {reason}"))
+        return
+    item.user_properties.append(("qnnfarm.evidence", str(folder)))
+    report.sections += sections
+
+
+def _device_failure(error: BaseException) -> HarnessError | None:
+    """Return the failure of a device, or of the way to it, that made the test fail."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, DeviceError) or (
+            isinstance(cause, HarnessError) and cause.loses_device
+        ):
+            return cause
+        seen.add(id(cause))
+        cause = cause.__cause__
+    return None
+
+
+def collect_logs(test: TestState, name: str) -> tuple[Path, list[tuple[str, str]]]:
+    """Read the devices' logs while the lease holds, and write them into a folder of the test.
+
+    Where a log cannot be read, its section says why.
+
+    Returns:
+        The folder, and titles and ends of the logs for the report.
+    """
+    folder = test.folder(name)
+    sections: list[tuple[str, str]] = []
+    for device in test.held.lease.devices:
+        for title, text in _device_logs(device, [r for r in test.runners if r.device is device]):
+            path = folder / f"{_file_name(device.serial)}-{title.replace(' ', '-')}"
+            path.write_text(text, encoding="utf-8", errors="replace")
+            sections.append((f"{title} of {device.serial}", _tail(text, path)))
+    return folder, sections
+
+
+def _device_logs(device: "Device", runners: "list[ContainerRunner]") -> Iterator[tuple[str, str]]:
+    for number, runner in enumerate(runners):
+        mark = f" {number}" if number else ""
+        yield f"runner log{mark}", _runner_log(runner)
+        if runner.telemetry:
+            yield f"telemetry{mark}.csv", as_csv(runner.telemetry)
+    yield "system log", _system_log(device)
+
+
+def as_csv(series: "Sequence[TelemetrySeries]") -> str:
+    """Return samples as CSV in long form, a line each."""
+    lines = ["channel,unit,t_s,value"]
+    for one in series:
+        channel = one.channel.replace(",", ";")
+        for moment, value in zip(one.t_s, one.values, strict=True):
+            if value is not None:
+                lines.append(f"{channel},{one.unit},{moment:.2f},{value:.12g}")
+    return "\n".join([*lines, ""])
+
+
+def _runner_log(runner: "ContainerRunner") -> str:
+    if runner.deployment is None:
+        return "nothing was deployed"
+    command = ["tail", "-c", str(_LOG_BYTES), f"{runner.deployment.run_dir}/run.log"]
+    return _read(runner.device, command)
+
+
+def _system_log(device: "Device") -> str:
+    return _read(device, _SYSTEM_LOG)
+
+
+def _read(device: "Device", command: str | list[str]) -> str:
+    try:
+        result = device.shell(command, timeout_s=_TIMEOUT_S, check=False, max_output=_LOG_BYTES)
+    except HarnessError as error:
+        return f"cannot be read: {error}"
+    return result.stdout or result.stderr or "(empty)"
+
+
+def _tail(text: str, path: Path) -> str:
+    lines = text.splitlines()
+    shown = [one_line(line, 400) for line in lines[-_SHOWN_LINES:]]
+    head = f"the last {_SHOWN_LINES} of {len(lines)} lines; " if len(lines) > _SHOWN_LINES else ""
+    return "\n".join([f"{head}all in {path}", *shown])
+
+
+def _file_name(serial: str) -> str:
+    return "".join(c if c.isalnum() or c in ".-_" else "_" for c in serial)[:80]

@@ -1,0 +1,295 @@
+"""Leases of one pytest process: at most one at a time, kept while the next test needs the same.
+
+A process that waits for devices holds none, so two processes never wait for each other.
+"""
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from harness.pytest_plugin.marker import DeviceMarker
+from harness.pytest_plugin.options import Settings
+from harness.pytest_plugin.terminal import WAITING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from buildlib.container.manifest import TargetRecord
+    from harness.devices.base import DeviceProperties
+    from harness.devices.spec import DeviceSpec
+    from harness.errors import HarnessError
+    from harness.pool.lease import Lease
+    from harness.pool.pool import Pool
+    from harness.pool.requirement import Requirement
+    from harness.pool.status import MemberStatus
+
+_NOTICE_AFTER_S = 5.0
+"""A shorter wait gets no notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseKey:
+    """Tests with equal keys may share a lease.
+
+    Attributes:
+        container: folder of the container that the devices must be able to run.
+        session: which of the `--repeat` sessions; each has a lease of its own.
+    """
+
+    marker: DeviceMarker
+    container: Path | None
+    session: int
+
+
+@dataclass
+class HeldLease:
+    """A lease, with the properties that its devices had when it began."""
+
+    key: LeaseKey
+    requirement: "Requirement"
+    lease: "Lease"
+    lost: bool = False
+    _properties: "tuple[DeviceProperties, ...]" = field(default=())
+
+    def properties(self) -> "tuple[DeviceProperties, ...]":
+        """Return each device's properties, read once a lease.
+
+        Raises:
+            DeviceError: a device does not answer.
+        """
+        if not self._properties:
+            self._properties = tuple(device.properties() for device in self.lease.devices)
+        return self._properties
+
+
+class LeaseManager:
+    """Leases devices for the tests of this process.
+
+    Owns the pool, which is opened when a test first needs it.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stack = contextlib.ExitStack()
+        self._held: HeldLease | None = None
+
+    @functools.cached_property
+    def pool(self) -> "Pool":
+        """Open the pool of `--device` or `--pool`.
+
+        Raises:
+            HarnessError: its configuration cannot be used, or one of its devices is unknown.
+        """
+        from harness.pool.pool import Pool
+
+        specs = self._settings.device_specs()
+        check_known(specs)
+        pool = Pool.of(specs) if specs else Pool.open(self._settings.pool)
+        return self._stack.enter_context(pool)
+
+    def acquire(
+        self,
+        key: LeaseKey,
+        requirement: "Requirement",
+        purpose: str,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> HeldLease:
+        """Return the lease of a key: the held one while it is valid, else a new one.
+
+        Args:
+            while_waiting: called several times a second while others hold the devices.
+
+        Raises:
+            RequirementError: no device of the pool can meet the requirement.
+            LeaseTimeoutError: others held the devices for longer than the user wants to wait.
+        """
+        if self._held is not None and not self._is_valid(self._held, key):
+            self.release_unless(None)
+        if self._held is None:
+
+            def never() -> bool:
+                while_waiting()
+                return False
+
+            lease = self.pool.acquire(
+                requirement,
+                timeout_s=self._settings.lease_timeout_s,
+                purpose=purpose,
+                cancelled=never,
+            )
+            self._held = HeldLease(key, requirement, lease)
+        return self._held
+
+    @staticmethod
+    def report(held: HeldLease, failure: "HarnessError") -> None:
+        """Report a device's failure to the pool, which weighs it."""
+        from harness.errors import HarnessError
+
+        with contextlib.suppress(HarnessError):
+            held.lease.report(failure)
+
+    def release_unless(self, next_key: LeaseKey | None) -> None:
+        """Release the lease unless the next test needs the same."""
+        from harness.errors import HarnessError
+
+        held = self._held
+        if held is None or (held.key == next_key and not held.lost):
+            return
+        self._held = None
+        with contextlib.suppress(HarnessError):  # a lost lease is released already
+            held.lease.release()
+
+    def close(self) -> None:
+        """Release the lease and close the pool."""
+        self.release_unless(None)
+        self._stack.close()
+
+    @staticmethod
+    def _is_valid(held: HeldLease, key: LeaseKey) -> bool:
+        from harness.errors import HarnessError
+
+        if held.key != key or held.lost:
+            return False
+        try:
+            held.lease.check()
+        except HarnessError:
+            return False
+        return True
+
+
+def purpose_of(name: str) -> str:
+    """Return the purpose of a test's lease, as `qnnfarm pool show` shows it."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    return f"pytest {worker} {name}".replace("  ", " ")
+
+
+def requirement_of(
+    marker: DeviceMarker, target: "TargetRecord | None", kinds: frozenset[str]
+) -> "Requirement":
+    """Return a test's requirement: its marker's, and that its container runs there.
+
+    Args:
+        target: what the container was compiled for.
+        kinds: types of the pool's devices.
+    """
+    requirement = marker.requirement()
+    if target is None or marker.name is not None:
+        return requirement
+    from harness.devices.types import device_types
+
+    if marker.hexagon is None and kinds != {"local"}:
+        requirement = replace(requirement, hexagon=target.dsp_arch)
+    emulated = {kind for kind in kinds if device_types()[kind].emulated}
+    if marker.type is None and emulated and len(kinds) > 1:
+        requirement = replace(requirement, type=_type(kinds, emulator=target.emulator))
+    return requirement
+
+
+def _type(kinds: frozenset[str], *, emulator: bool) -> str | None:
+    from harness.devices.types import device_types
+
+    suitable = (name for name, kind in device_types().items() if kind.emulated is emulator)
+    return next((name for name in suitable if name in kinds), None)
+
+
+def check_known(specs: "Sequence[DeviceSpec]") -> None:
+    """Refuse devices that are neither connected nor were ever in a pool of this user.
+
+    A test would wait for them for ever. One that is unauthorized, offline, drained, leased or
+    absent for now is known.
+
+    Raises:
+        HarnessError: a device is unknown, and why it cannot be found.
+    """
+    from harness.devices.devices import Devices
+    from harness.devices.types import device_types
+    from harness.errors import DeviceLostError, DeviceUnauthorizedError
+
+    previews = {spec: device_types()[spec.type].preview(spec) for spec in specs}
+    unsure = [spec for spec in specs if not previews[spec].exists]
+    if not unsure:
+        return
+    answered = _answered_before(unsure)
+    with Devices() as devices:
+        for spec in unsure:
+            if str(spec) not in answered or previews[spec].exists is False:
+                # An adb server has a device that is lost or unauthorized.
+                with contextlib.suppress(DeviceLostError, DeviceUnauthorizedError):
+                    devices.resolve(spec)
+
+
+def _answered_before(specs: "Sequence[DeviceSpec]") -> set[str]:
+    """Return the devices that have answered a pool of this user before."""
+    from harness.pool.pool import Pool
+    from harness.pool.records import Facts
+    from harness.pool.states import MemberState
+
+    with Pool.of(()) as pool:  # of no devices: nothing is looked for, and nothing written
+        keys = pool.ledger.devices.keys_of([str(spec) for spec in specs])
+        rows = pool.ledger.devices.rows(set(keys.values()))
+    return {
+        spec
+        for spec, key in keys.items()
+        if key in rows and (rows[key].facts != Facts() or rows[key].state is not MemberState.ABSENT)
+    }
+
+
+class WaitingNotice:
+    """Tells once that a test waits for its devices; called repeatedly while it waits.
+
+    The notice travels on the report of a passed setup, which no reporter shows or counts.
+
+    Args:
+        members: current statuses of the pool's devices.
+    """
+
+    def __init__(
+        self,
+        item: pytest.Item,
+        requirement: "Requirement",
+        members: "Callable[[], Sequence[MemberStatus]]",
+    ) -> None:
+        self._item = item
+        self._requirement = requirement
+        self._members = members
+        self._due = time.monotonic() + _NOTICE_AFTER_S
+
+    def __call__(self) -> None:
+        """Send the notice when it is due."""
+        if time.monotonic() < self._due:
+            return
+        self._due = float("inf")
+        from harness.errors import HarnessError
+
+        try:
+            members = self._members()
+            notice = waiting_notice(self._item.nodeid, self._requirement, members)
+        except HarnessError:  # the wait itself will end with it
+            return
+        item = self._item
+        report = pytest.TestReport(
+            item.nodeid, item.location, {}, outcome="passed", longrepr=None, when="setup"
+        )
+        setattr(report, WAITING, notice)
+        item.ihook.pytest_runtest_logreport(report=report)
+
+
+def waiting_notice(name: str, requirement: "Requirement", members: "Sequence[MemberStatus]") -> str:
+    """Return which test waits for what, and why each suitable device is not available.
+
+    Raises:
+        RequirementError: no device is suitable any more.
+    """
+    from harness.errors import one_line
+    from harness.pool.requirement import candidates
+    from harness.pool.status import describe_wait
+
+    reasons = describe_wait(candidates(requirement, members))
+    return f"qnnfarm: {name} waits for {one_line(str(requirement))}: {reasons}"

@@ -1,0 +1,128 @@
+"""What the plugin shows: lines and rows that travel as attributes of reports.
+
+That is what xdist carries from its workers to the one process that has a terminal, and what pytest
+hands round where there are no workers.
+"""
+
+import contextlib
+from collections.abc import Generator
+from typing import NoReturn
+
+import pytest
+from _pytest.junitxml import xml_key
+
+USAGE_ERROR = "qnnfarm_usage_error"
+"""Attribute of a collection report: why the session ends."""
+WAITING = "qnnfarm_waiting"
+"""Attribute of a setup report: the line of a test that waits for its devices."""
+ROWS = "qnnfarm_rows"
+"""Attribute of a test's last report: its rows of the table, in plain types for xdist."""
+LOST = "qnnfarm_lost"
+"""Attribute of the report of a test that lost its device."""
+PHASE = "qnnfarm_phase"
+"""Attribute of the same report: in which phase of the test that was."""
+_ON_SETUP = "failed on setup"
+"""How pytest begins what junit.xml says of an error outside the teardown."""
+
+
+def end_session(config: pytest.Config, message: str) -> NoReturn:
+    """End the session with a usage error, from a hook of the collection.
+
+    A worker of xdist has no terminal: it sends the message as a failed collection report.
+
+    Raises:
+        pytest.UsageError: outside workers of xdist.
+        pytest.exit.Exception: in a worker.
+    """
+    if not hasattr(config, "workerinput"):
+        raise pytest.UsageError(message)
+    report = pytest.CollectReport("", "failed", message, [])
+    setattr(report, USAGE_ERROR, message)
+    config.hook.pytest_collectreport(report=report)
+    pytest.exit(message, returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+class UsageErrors:
+    """Ends the session with a worker's usage error, in the process that has the terminal."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Raise a worker's `pytest.UsageError` here."""
+        message = getattr(report, USAGE_ERROR, None)
+        if message is not None:
+            raise pytest.UsageError(message)
+
+
+class LostDevices:
+    """Restores the phase in which a test lost its device.
+
+    Reporters count a failure outside the call as an error, so the report says `setup` to them.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None]:
+        """Restore the phase once all reporters have counted the report."""
+        yield
+        phase = getattr(report, PHASE, None)
+        if phase is not None:
+            report.when = phase
+            self._reword_junit(report)
+
+    def _reword_junit(self, report: pytest.TestReport) -> None:
+        xml = self._config.stash.get(xml_key, None)
+        if xml is None:
+            return
+        for node in xml.node_reporter(report).nodes:
+            message = node.get("message", "")
+            if node.tag == "error" and message.startswith(_ON_SETUP):
+                node.set("message", f"lost its device on call{message.removeprefix(_ON_SETUP)}")
+
+
+class WaitingNotices:
+    """Writes which tests wait for devices, in the process that has the terminal."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write a report's notice past pytest's capture."""
+        notice = getattr(report, WAITING, None)
+        manager = self._config.pluginmanager
+        reporter: pytest.TerminalReporter | None = manager.get_plugin("terminalreporter")
+        if notice is None or reporter is None:
+            return
+        capture = manager.get_plugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+            reporter.ensure_newline()
+            if self._config.get_terminal_writer().width_of_current_line:  # the dots of xdist
+                reporter.line("")
+            reporter.write_line(notice)
+            reporter.flush()
+
+
+class SessionTable:
+    """Prints the table of measurements; under xdist, the controller's instance sees all rows."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._rows: list[dict[str, object]] = []
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Collect the rows of a finished test."""
+        self._rows += getattr(report, ROWS, [])
+
+    @pytest.hookimpl
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the table."""
+        if not self._rows:
+            return
+        from harness.pytest_plugin.measurements import format_table
+
+        terminalreporter.section("measurements")
+        for line in format_table(self._rows):
+            terminalreporter.write_line(line)
