@@ -3,6 +3,8 @@
 import onnx
 import onnx_ir as ir
 
+_REAL = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
 
 def infer_shapes(model: ir.Model) -> None:
     """Replace all inner and output shapes of `model`, in place; weights are not loaded.
@@ -37,9 +39,6 @@ def static_shape(value: ir.Value) -> tuple[int, ...] | None:
     if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
         return None
     return tuple(int(dim) for dim in value.shape if isinstance(dim, int))
-
-
-_REAL = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 def source_of(value: ir.Value) -> ir.Value:

@@ -15,6 +15,10 @@ from buildlib.importing.values import AbstractValue, Concrete, Numbers, Weight
 
 _LARGE_RANK = 2
 _LAZY = layout.PASS_THROUGH | {"Transpose", "Reshape", "Squeeze", "Unsqueeze"}
+_LARGEST = 1 << 26
+"""Elements of the largest tensor that is computed here: a mask of 8,192 by 8,192."""
+
+_DIRECT = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply}
 
 
 class Constants:
@@ -100,12 +104,6 @@ def arrays_of(values: list[AbstractValue | None]) -> list[Numbers | None]:
     """The numbers of parameters such as shapes and axes; None for one that has none."""
     known = [part.concrete if isinstance(part, Weight) else part for part in values]
     return [part.array if isinstance(part, Concrete) else None for part in known]
-
-
-_LARGEST = 1 << 26
-"""Elements of the largest tensor that is computed here: a mask of 8,192 by 8,192."""
-
-_DIRECT = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply}
 
 
 def fold(

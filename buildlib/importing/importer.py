@@ -30,6 +30,22 @@ from buildlib.passes.base import SORTED, STATIC, Pass
 
 _OLDEST_OPSET = 7  # broadcasting as it is now
 _SOFTMAX_OPSET = 13  # over its last axis unless it says otherwise
+_OPERATORS: Mapping[str, Mapping[str, frozenset[object]]] = MappingProxyType(
+    {
+        **{name: {} for name in ("Add", "MatMul", "Mul", "Reshape", "Sigmoid", "Slice", "Sub")},
+        "Cast": {"to": frozenset()},
+        "Concat": {"axis": frozenset({-1, 2, 3})},
+        "Gather": {"axis": frozenset({0})},
+        "Gemm": {"transB": frozenset({0, 1})},
+        "RMSNormalization": {"axis": frozenset({-1}), "epsilon": frozenset()},
+        "Softmax": {"axis": frozenset({-1})},
+        "Split": {"axis": frozenset({-1}), "num_outputs": frozenset()},
+        "Transpose": {"perm": frozenset({(0, 1, 3, 2), (1, 2, 0, 3), (2, 0, 1, 3)})},
+    }
+)
+"""What a canonical model is made of, and with which attributes; none named means any value."""
+
+_TOLERANCE = 2e-3  # what float16 leaves of a cosine; coarser types say so themselves
 
 
 @dataclass(frozen=True)
@@ -109,22 +125,6 @@ class ImportModel(Pass):
             tolerance = reading.roots.precision.tolerance
             self.rope = RopeTables(probe.past, *tables, tolerance=tolerance)
         return assemble(model, reading, shape)
-
-
-_OPERATORS: Mapping[str, Mapping[str, frozenset[object]]] = MappingProxyType(
-    {
-        **{name: {} for name in ("Add", "MatMul", "Mul", "Reshape", "Sigmoid", "Slice", "Sub")},
-        "Cast": {"to": frozenset()},
-        "Concat": {"axis": frozenset({-1, 2, 3})},
-        "Gather": {"axis": frozenset({0})},
-        "Gemm": {"transB": frozenset({0, 1})},
-        "RMSNormalization": {"axis": frozenset({-1}), "epsilon": frozenset()},
-        "Softmax": {"axis": frozenset({-1})},
-        "Split": {"axis": frozenset({-1}), "num_outputs": frozenset()},
-        "Transpose": {"perm": frozenset({(0, 1, 3, 2), (1, 2, 0, 3), (2, 0, 1, 3)})},
-    }
-)
-"""What a canonical model is made of, and with which attributes; none named means any value."""
 
 
 def is_canonical(model: ir.Model) -> bool:
@@ -213,9 +213,6 @@ def _unsupported_error(path: Path, model: ir.Model, refusal: Refusal) -> Unsuppo
         return UnsupportedGraphError(path, refusal.reason)
     count = Counter(other.op_type for other in model.graph)[node.op_type]
     return UnsupportedGraphError(path, refusal.reason, node.op_type, str(node.name), count)
-
-
-_TOLERANCE = 2e-3  # what float16 leaves of a cosine; coarser types say so themselves
 
 
 def check_rotation(rope: RopeTables | None, config: DecoderConfig, path: Path) -> None:

@@ -17,6 +17,8 @@ from buildlib.importing.refusal import Refusal
 from buildlib.importing.roles import Role
 from buildlib.importing.values import NO_TERM, Ids, LinearForm
 
+_MOST_OWNERS = 1024
+
 
 @dataclass(eq=False)
 class RootTensor:
@@ -114,8 +116,6 @@ class AttentionOutput(Activation):
 
     heads: tuple[object, ...] = ()
 
-
-_MOST_OWNERS = 1024
 
 AnyRoot = TypeVar("AnyRoot", bound=RootTensor)
 

@@ -27,6 +27,15 @@ Axes = tuple[int, int]
 
 HEADS_FIRST: Axes = (0, 1)
 TOKENS_FIRST: Axes = (1, 2)
+_ELEMENTWISE = (
+    "Abs", "Add", "Cast", "Clip", "Div", "Erf", "Exp", "Gelu", "Identity", "Log", "Max", "Min",
+    "Mul", "Neg", "Pow", "Reciprocal", "Relu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Tanh",
+    "Where",
+)  # fmt: skip
+
+_ALONG_ONE_AXIS = ("Concat", "Softmax", "Split")
+_TO_THE_LAST_AXIS = ("LayerNormalization", "RMSNormalization")
+_REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceSum")
 
 
 @dataclass
@@ -127,16 +136,6 @@ class ReplicaFactory:
         if self._encoding is not None:
             set_encoding(value, self._encoding)
         return value
-
-
-_ELEMENTWISE = (
-    "Abs", "Add", "Cast", "Clip", "Div", "Erf", "Exp", "Gelu", "Identity", "Log", "Max", "Min",
-    "Mul", "Neg", "Pow", "Reciprocal", "Relu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Tanh",
-    "Where",
-)  # fmt: skip
-_ALONG_ONE_AXIS = ("Concat", "Softmax", "Split")
-_TO_THE_LAST_AXIS = ("LayerNormalization", "RMSNormalization")
-_REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceSum")
 
 
 class HeadSplitter:

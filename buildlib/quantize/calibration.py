@@ -24,6 +24,15 @@ from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import Arrays, OnnxRunner
 
 _LOW, _HIGH = "__low", "__high"
+Range = tuple[float, float]
+_INPUTS: dict[str, Range] = {
+    interface.ATTENTION_MASK: (interface.MASKED, 0.0),
+    interface.COS: (-1.0, 1.0),
+    interface.SIN: (-1.0, 1.0),
+}
+
+_FUNCTIONS: dict[str, Range] = {"Softmax": (0.0, 1.0), "Sigmoid": (0.0, 1.0)}
+_ROTATIONS = {interface.COS, interface.SIN}
 
 
 @dataclass
@@ -67,17 +76,6 @@ def instrument_ranges(model_path: Path, out_path: Path) -> Path:
             graph.append(node)
             graph.outputs.append(output)
     return save_model(model, out_path)
-
-
-Range = tuple[float, float]
-
-_INPUTS: dict[str, Range] = {
-    interface.ATTENTION_MASK: (interface.MASKED, 0.0),
-    interface.COS: (-1.0, 1.0),
-    interface.SIN: (-1.0, 1.0),
-}
-_FUNCTIONS: dict[str, Range] = {"Softmax": (0.0, 1.0), "Sigmoid": (0.0, 1.0)}
-_ROTATIONS = {interface.COS, interface.SIN}
 
 
 def fixed_ranges(graph: ir.Graph) -> dict[str, Range]:

@@ -14,6 +14,11 @@ from buildlib.graph.values import is_parameter, is_real, source_of, static_shape
 from buildlib.quantize.structure import channel_axis, moved_inputs
 
 _SHOWN = 5
+INPUT_STEP = 32
+"""Must divide the inputs of a weight in blocks."""
+
+_BIASED = {"Gemm", "Conv"}
+_SKIPPED = {"Cast", "DequantizeLinear", "QuantizeLinear"}
 
 
 def activation_grids(graph: ir.Graph, encodings: Mapping[str, Encoding]) -> dict[str, Grid]:
@@ -106,13 +111,6 @@ def activation_names(graph: ir.Graph) -> list[str]:
     """Names of all float values but constants."""
     values = (*graph.inputs, *(value for node in graph for value in node.outputs))
     return [str(v.name) for v in values if is_real(v) and not is_parameter(v)]
-
-
-INPUT_STEP = 32
-"""Must divide the inputs of a weight in blocks."""
-
-_BIASED = {"Gemm", "Conv"}
-_SKIPPED = {"Cast", "DequantizeLinear", "QuantizeLinear"}
 
 
 @dataclass(frozen=True)

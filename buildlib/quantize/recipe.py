@@ -42,6 +42,9 @@ _LPBQ_BITS = 4
 _BLOCK_KEY = "lpbq_block_size"
 _PREFIX = "quantization."
 _ALLOWED_BITS = {"act_bitwidth": (8, 16), "bias_bitwidth": (32,), "param_bitwidth": (4, 8)}
+_CHUNK_VALUES = 1 << 20
+_SMALLEST_SCALE = 1e-9
+_LPBQ_BITS, _LPBQ_FULL_BITS = 4, 8
 
 
 @dataclass(frozen=True)
@@ -259,11 +262,6 @@ def encoding_from_grid(name: str, grid: Grid) -> Encoding:
         scale=grid.scale,
         offset=tuple(-zero for zero in grid.zero_point),
     )
-
-
-_CHUNK_VALUES = 1 << 20
-_SMALLEST_SCALE = 1e-9
-_LPBQ_BITS, _LPBQ_FULL_BITS = 4, 8
 
 
 def value_range(name: str, weights: npt.NDArray[Any]) -> tuple[float, float]:

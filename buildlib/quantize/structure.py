@@ -11,6 +11,7 @@ LAYOUT_OPS = frozenset(
         "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
     }
 )  # fmt: skip
+_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 
 
 def moved_inputs(node: ir.Node) -> list[ir.Value]:
@@ -68,9 +69,6 @@ def channel_axis(node: ir.Node, index: int) -> int | None:
         rank = len(weight.shape) if weight is not None and weight.shape is not None else 2
         return rank - 1
     return 0 if node.op_type == "Conv" else None
-
-
-_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 
 
 def head_products(graph: ir.Graph) -> set[ir.Node]:

@@ -9,6 +9,9 @@ from buildlib.targets import Target
 from buildlib.toolchains.compile_config import CompileConfig
 
 __all__ = ["BinaryInfo", "CompileConfig", "GraphInfo", "ScaleOffset", "TensorInfo", "Toolchain"]
+_BASE = 250 << 20
+_GRAPH_COPIES = 2.15
+_BINARY_COPIES = 3.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +146,6 @@ class Toolchain(Protocol):
         Raises:
             InvalidBinaryError: it cannot be read as one.
         """
-
-
-_BASE = 250 << 20
-_GRAPH_COPIES = 2.15
-_BINARY_COPIES = 3.8
 
 
 def compile_memory_bytes(weight_bytes: int, n_graphs: int, *, weight_sharing: bool) -> int:

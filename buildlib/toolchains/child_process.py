@@ -29,6 +29,8 @@ _LINE_CHARS = 400
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NOISE = ("# LIBNATIVE:",)
 _WARNING = re.compile(r"^<[WIV]>|\[W:|\bWARNING:")
+Command: TypeAlias = Callable[[bytes], object]
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +175,6 @@ def _log_tail(path: Path) -> tuple[str, ...]:
     said = [line[:_LINE_CHARS] for line in lines if line and not line.startswith(_NOISE)]
     telling = [line for line in said if not _WARNING.search(line)]
     return tuple((telling or said)[-_TAIL_LINES:])
-
-
-Command: TypeAlias = Callable[[bytes], object]
-
-_PR_SET_PDEATHSIG = 1
 
 
 class RefusedError(Exception):

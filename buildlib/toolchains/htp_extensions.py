@@ -27,6 +27,7 @@ PerfProfile = Literal[
 
 _Count = Annotated[int, Field(ge=0)]
 _Positive = Annotated[int, Field(ge=1)]
+_SECTIONS = ("context", "graphs", "devices", "memory", "groupContext")
 
 
 class HtpOptions(BaseModel):
@@ -153,7 +154,6 @@ class HtpGroupContextConfig(HtpOptions):
 
 
 _Config = TypeVar("_Config", bound=HtpOptions)
-_SECTIONS = ("context", "graphs", "devices", "memory", "groupContext")
 
 HtpSections = tuple[
     list[HtpContextConfig],

@@ -12,6 +12,7 @@ from buildlib.graph import interface
 from buildlib.verify.trace import Trace
 
 Measure = Literal["bit-exact", "relative", "sqnr", "finite"]
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,6 @@ class VerificationReport:
 
 def _finite(value: Any) -> Any:  # noqa: ANN401  (JSON)
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-Floats = npt.NDArray[np.float32]
 
 
 def compare(

@@ -20,6 +20,8 @@ from buildlib.reference.runners import PartRunner
 
 _TAIL = 24
 """Positions that each graph but the largest gets, when there are enough."""
+OpenPart = Callable[[], Mapping[int, PartRunner]]
+"""Loads one part of a model, at each AR of a context length. The caller closes the runners."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,6 @@ class _ScheduleBuilder:
             taken = min(ar, end - self._done)
             self.calls.append(Call(ar, self._done, taken))
             self._done += taken
-
-
-OpenPart = Callable[[], Mapping[int, PartRunner]]
-"""Loads one part of a model, at each AR of a context length. The caller closes the runners."""
 
 
 @dataclass(frozen=True)

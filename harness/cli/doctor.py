@@ -101,12 +101,13 @@ def _compiler() -> Finding:
 
 def _sdk() -> Finding:
     from buildlib.targets import find_soc
+    from buildlib.toolchains.qairt import ROOT_VARIABLES
     from harness.errors import GenieMissingError
-    from harness.runtimes.libraries.sdk import ANDROID, VARIABLES, QairtSdk
+    from harness.runtimes.libraries.sdk import ANDROID, QairtSdk
 
     sdk = QairtSdk.from_environment(ANDROID)
     if sdk is None:
-        detail = f"{' and '.join(VARIABLES)} are not set"
+        detail = f"{' and '.join(ROOT_VARIABLES)} are not set"
         return Finding("QAIRT SDK", "note", detail, "phones need it; virtual devices do not")
     try:
         found = sdk.find(find_soc("SM8750"))

@@ -8,8 +8,8 @@ import resource
 import sys
 from pathlib import Path
 
-from tests.fuzz.judge import run_case
 from tests.fuzz.model import write_model
+from tests.fuzz.outcome import run_case
 
 _MEMORY_BYTES = 8 << 30
 """Of addresses: a file that makes its reader take more is a fault."""

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from suites.models import tiny_llama
-from suites.models.tiny_llama import corpus, evaluate, forward, tokens
+from suites.models.tiny_llama import corpus, evaluate, numpy_model, tokens
 from suites.models.tiny_llama.architecture import Architecture
 
 AR_LENGTHS = (1, 16, 32, 64, 128)
@@ -118,7 +118,7 @@ def test_it_has_learned() -> None:
 def test_it_holds_up_to_the_longest_context(
     architecture: Architecture, tokenizer: Tokenizer
 ) -> None:
-    weights = forward.load_weights(tiny_llama.folder())
+    weights = numpy_model.load_weights(tiny_llama.folder())
     ids = tokens.plain(tokenizer, tiny_llama.heldout_text())
     texts = tokens.windows(ids, architecture.max_position_embeddings)[:6]
     # the same 128 tokens at the end of each window, after 384 tokens and after 128
@@ -128,7 +128,7 @@ def test_it_holds_up_to_the_longest_context(
 
 
 def test_it_knows_word_order(architecture: Architecture, tokenizer: Tokenizer) -> None:
-    weights = forward.load_weights(tiny_llama.folder())
+    weights = numpy_model.load_weights(tiny_llama.folder())
     ids = tokens.plain(tokenizer, tiny_llama.heldout_text())[:192]
     shuffled = np.array(random.Random(0).sample(ids.tolist(), len(ids)))  # noqa: S311
     kept, broken = evaluate.surprises(architecture, weights, np.stack((ids, shuffled)))
@@ -136,10 +136,10 @@ def test_it_knows_word_order(architecture: Architecture, tokenizer: Tokenizer) -
 
 
 def test_a_token_sees_no_later_one(architecture: Architecture) -> None:
-    weights = forward.load_weights(tiny_llama.folder())
+    weights = numpy_model.load_weights(tiny_llama.folder())
     ids = np.arange(100, 140)
     changed = np.where(np.arange(40) < 20, ids, 7)
-    before, after = (forward.logits(architecture, weights, text) for text in (ids, changed))
+    before, after = (numpy_model.logits(architecture, weights, text) for text in (ids, changed))
     np.testing.assert_allclose(before[:20], after[:20], rtol=1e-4, atol=1e-4)
     assert not np.allclose(before[20:], after[20:], atol=0.1)
 

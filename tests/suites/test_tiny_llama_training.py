@@ -13,18 +13,18 @@ from torch import Tensor  # noqa: E402
 from torch.optim import Optimizer  # noqa: E402
 
 from suites.models import tiny_llama  # noqa: E402
-from suites.models.tiny_llama import forward, model, train  # noqa: E402
+from suites.models.tiny_llama import numpy_model, torch_model, train  # noqa: E402
 from suites.models.tiny_llama.architecture import Architecture  # noqa: E402
-from suites.models.tiny_llama.progress import Progress  # noqa: E402
+from suites.models.tiny_llama.train import Progress  # noqa: E402
 
 
 def test_torch_and_numpy_agree() -> None:
     architecture = Architecture.load(tiny_llama.folder())
-    weights = forward.load_weights(tiny_llama.folder())
+    weights = numpy_model.load_weights(tiny_llama.folder())
     ids = np.arange(2, 200, dtype=np.int64)
     parameters = {name: torch.from_numpy(array) for name, array in weights.items()}
-    found = model.logits(architecture, parameters, torch.from_numpy(ids)[None])[0].numpy()
-    np.testing.assert_allclose(found, forward.logits(architecture, weights, ids), atol=2e-3)
+    found = torch_model.logits(architecture, parameters, torch.from_numpy(ids)[None])[0].numpy()
+    np.testing.assert_allclose(found, numpy_model.logits(architecture, weights, ids), atol=2e-3)
 
 
 def test_same_seed_gives_same_weights(tmp_path: Path) -> None:

@@ -25,20 +25,27 @@ from buildlib.errors import (
 )
 from buildlib.files import atomic_path, sync_file
 from buildlib.targets import Target
+from buildlib.toolchains import qairt
 from buildlib.toolchains.base import BinaryInfo
 from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpGraphConfig
-from buildlib.toolchains.ort_qnn.requests import (
+from buildlib.toolchains.ort_qnn.wheel import TOOLCHAIN, find_libraries
+from buildlib.toolchains.requests import (
     CompileRequest,
     ConvertRequest,
     ExecuteRequest,
     GraphRequest,
     InspectRequest,
 )
-from buildlib.toolchains.ort_qnn.wheel import TOOLCHAIN, find_libraries
 
 _WORKER = "buildlib.toolchains.ort_qnn.worker"
+_NEEDS_SDK = f"toolchain {TOOLCHAIN} does not know it; it needs {qairt.COMPILER}"
+_EXTENDED_UDMA_ARCH = 81
+_UNSUPPORTED = re.compile(r"Unsupported nodes in QNN EP: (.*)")
+_NODE = re.compile(r"\{ name: (.*?), type: (\S+) \}")
+_MAX_LOG_BYTES = 64 * 1024 * 1024
+_MAX_KINDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +220,6 @@ def _graph_request(dlc: Path, config: CompileConfig) -> GraphRequest:
     )
 
 
-_NEEDS_SDK = f"toolchain {TOOLCHAIN} does not know it; it needs the QAIRT SDK's toolchain"
-_EXTENDED_UDMA_ARCH = 81
-
-
 def check_options(config: CompileConfig) -> None:
     """Raise on the first option that would be ignored, or refused late.
 
@@ -253,16 +256,10 @@ def _check_graph(config: CompileConfig, graph: HtpGraphConfig) -> None:
         raise InvalidOptionError("graphs.dlbc_weights", reason, ())
     if graph.fp16_relaxed_precision is False:
         reason = (
-            f"toolchain {TOOLCHAIN} computes floats with 16 bits always; leave it out, or use the "
-            "QAIRT SDK's toolchain"
+            f"toolchain {TOOLCHAIN} always computes floats with 16 bits; leave it out, or use "
+            f"{qairt.COMPILER}"
         )
         raise InvalidOptionError("graphs.fp16_relaxed_precision", reason, ())
-
-
-_UNSUPPORTED = re.compile(r"Unsupported nodes in QNN EP: (.*)")
-_NODE = re.compile(r"\{ name: (.*?), type: (\S+) \}")
-_MAX_LOG_BYTES = 64 * 1024 * 1024
-_MAX_KINDS = 5
 
 
 def diagnose(error: ToolchainError) -> ToolchainError:

@@ -8,13 +8,13 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from buildlib.toolchains.child_process import Command, RefusedError, serve
-from buildlib.toolchains.ort_qnn.requests import (
+from buildlib.toolchains.ort_qnn.wheel import WheelLibraries, find_libraries
+from buildlib.toolchains.requests import (
     CompileRequest,
     ConvertRequest,
     ExecuteRequest,
     InspectRequest,
 )
-from buildlib.toolchains.ort_qnn.wheel import WheelLibraries, find_libraries
 
 _PROVIDER = "QNNExecutionProvider"
 

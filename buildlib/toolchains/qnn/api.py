@@ -29,6 +29,7 @@ the stack: a version that is not listed is refused rather than guessed.
 
 SYSTEM_API_MAJOR: Final = 1
 SYSTEM_API_MINORS: Final = range(10, 16)
+_LOG_LEVEL_WARNING = 2
 
 
 class BackendFunction(IntEnum):
@@ -151,9 +152,6 @@ def _interface_type(header: type[c.Structure], entries: int) -> type[c.Structure
 def pointer_array(pointers: list[int]) -> Any:  # noqa: ANN401 - an array type of its own length
     """A null-terminated array of pointers, as the API takes lists of configurations."""
     return (c.c_void_p * (len(pointers) + 1))(*pointers, None)
-
-
-_LOG_LEVEL_WARNING = 2
 
 
 class HtpConfigs:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from buildlib.toolchains.child_process import RefusedError
-from buildlib.toolchains.ort_qnn.requests import CompileRequest, GraphRequest
 from buildlib.toolchains.qnn import structures as qnn_types
 from buildlib.toolchains.qnn.api import (
     BackendFunction,
@@ -20,6 +19,7 @@ from buildlib.toolchains.qnn.api import (
     SystemFunction,
 )
 from buildlib.toolchains.qnn.structures import HtpConfig
+from buildlib.toolchains.requests import CompileRequest, GraphRequest
 
 _GRAPH_INFO_VERSION_1 = 1
 _QNN_ERROR_INVALID_ARGUMENT = 1003

@@ -1,12 +1,13 @@
 """Which source has Genie for a device."""
 
 from buildlib.targets import Soc
+from buildlib.toolchains.qairt import ROOT_VARIABLES
 from harness.errors import GenieMissingError
 from harness.runtimes.libraries.base import GenieLibraries
-from harness.runtimes.libraries.sdk import ANDROID, LINUX, VARIABLES, QairtSdk
+from harness.runtimes.libraries.sdk import ANDROID, LINUX, QairtSdk
 from harness.runtimes.libraries.wheels import FetchedWheel, installed_wheel
 
-_SET_SDK = f"set {VARIABLES[0]} to an unpacked QAIRT SDK"
+_SET_SDK = f"set {ROOT_VARIABLES[0]} to an unpacked QAIRT SDK"
 
 
 def find_genie(abi: str, soc: Soc) -> GenieLibraries:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Self
 
 from buildlib.targets import Soc
+from buildlib.toolchains.qairt import sdk_root
 from harness.errors import GenieMissingError
 from harness.runtimes.libraries.base import GenieLibraries, cpu_libraries, hexagon_library
 
-VARIABLES = ("QAIRT_SDK_ROOT", "QNN_SDK_ROOT")
 ANDROID, LINUX = "aarch64-android", "aarch64-oe-linux-gcc11.2"
 _PROGRAMS = ("genie-t2t-run", "genie-app")
 
@@ -35,9 +35,9 @@ class QairtSdk:
     def from_environment(
         cls, platform: str, environment: Mapping[str, str] = os.environ
     ) -> Self | None:
-        """The SDK that `VARIABLES` name, the first that is set; None: none of them is."""
-        root = next((environment[name] for name in VARIABLES if environment.get(name)), None)
-        return None if root is None else cls(Path(root), platform)
+        """The SDK that the environment names, or None."""
+        root = sdk_root(environment)
+        return None if root is None else cls(root, platform)
 
     def find(self, soc: Soc) -> GenieLibraries:
         """What that SoC needs; where the device is Android, with the SDK's runners.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from suites.models import tiny_llama
 from suites.models.tiny_llama.architecture import Architecture
-from suites.models.tiny_llama.forward import Array, load_weights, logits
+from suites.models.tiny_llama.numpy_model import Array, load_weights, logits
 from suites.models.tiny_llama.tokens import Ids, load_tokenizer, plain, windows
 
 

@@ -8,6 +8,7 @@ A training that was cut off goes on when the command is given again.
 import argparse
 import dataclasses
 import math
+import pickle
 import shutil
 import time
 from collections.abc import Mapping
@@ -19,12 +20,11 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # torch's own convention
 
-from buildlib.files import atomic_write_bytes
+from buildlib.files import atomic_write, atomic_write_bytes
 from suites.models import tiny_llama
 from suites.models.tiny_llama.architecture import Architecture
-from suites.models.tiny_llama.model import initial_parameters, logits
-from suites.models.tiny_llama.progress import Progress
 from suites.models.tiny_llama.tokens import load_tokenizer, stream
+from suites.models.tiny_llama.torch_model import initial_parameters, logits
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,54 @@ class Recipe:
             return self.peak_rate * (step + 1) / self.warmup_steps
         progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         return self.peak_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of an unfinished training in one file; `settings` are those of its recipe."""
+
+    path: Path
+    settings: Mapping[str, object]
+    every: int = 250
+    """Steps between two saves."""
+
+    def save(
+        self, steps: int, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Note that `steps` steps are done; the file appears at once or not at all."""
+        state = {
+            "settings": dict(self.settings),
+            "steps": steps,
+            "parameters": dict(parameters),
+            "optimizer": optimizer.state_dict(),
+        }
+        with atomic_write(self.path) as file:
+            torch.save(state, file)
+
+    def restore(self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> int:
+        """Put the saved state into the arguments; the number of steps done, 0 where none is saved.
+
+        Raises:
+            ValueError: the file is damaged, or belongs to a training with other settings.
+        """
+        if not self.path.exists():
+            return 0
+        try:
+            state = torch.load(self.path, weights_only=True)
+        except (RuntimeError, pickle.UnpicklingError, EOFError) as cause:
+            raise ValueError(f"{self.path} is damaged: remove it to begin anew") from cause
+        if state["settings"] != dict(self.settings):
+            raise ValueError(f"{self.path} is of another training: remove it to begin anew")
+        with torch.no_grad():
+            for name, tensor in parameters.items():
+                tensor.copy_(state["parameters"][name])
+        optimizer.load_state_dict(state["optimizer"])
+        steps: int = state["steps"]
+        return steps
+
+    def discard(self) -> None:
+        """Training is done: the file goes."""
+        self.path.unlink(missing_ok=True)
 
 
 def batch(recipe: Recipe, architecture: Architecture, ids: Tensor, step: int) -> Tensor:

@@ -19,8 +19,8 @@ from buildlib.errors import (
 )
 from buildlib.targets import parse_target
 from buildlib.toolchains.base import CompileConfig, ScaleOffset, Toolchain
-from buildlib.toolchains.ort_qnn.requests import CompileRequest, GraphRequest
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain, Timeouts
+from buildlib.toolchains.requests import CompileRequest, GraphRequest
 
 PHONE = parse_target("SM8750")
 

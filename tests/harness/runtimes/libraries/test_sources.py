@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from buildlib.targets import Soc, catalog, find_soc
+from buildlib.toolchains.qairt import ROOT_VARIABLES
 from harness.errors import GenieMissingError, LibrariesFetchError
 from harness.runtimes.libraries.choice import find_genie
 from harness.runtimes.libraries.fetch import fetch_wheel
-from harness.runtimes.libraries.sdk import ANDROID, LINUX, VARIABLES, QairtSdk
+from harness.runtimes.libraries.sdk import ANDROID, LINUX, QairtSdk
 from harness.runtimes.libraries.wheels import FetchedWheel
 
 PHONE = find_soc("SM8750")
@@ -22,7 +23,7 @@ _SHARED = ("libGenie.so", "libQnnHtp.so", "libQnnSystem.so", "libQnnHtpNetRunExt
 def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No SDK, and nothing fetched."""
     monkeypatch.setenv("QNNFARM_CACHE_DIR", str(tmp_path / "cache"))
-    for name in VARIABLES:
+    for name in ROOT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -77,7 +78,7 @@ def test_where_there_is_none_it_says_how_to_get_it(abi: str, says: str) -> None:
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("variable", ROOT_VARIABLES)
 def test_phones_take_the_sdk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:

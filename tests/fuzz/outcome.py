@@ -115,7 +115,7 @@ class _NotCompiledError(InvalidBinaryError):
 
 
 def run_case(base: Path, work: Path, seed: int, case: int, compile_every: int) -> Verdict:
-    """Mutate a copy of `base` below `work`, build it, and judge."""
+    """Mutate a copy of `base` below `work`, build it, and check how it ended."""
     began = time.monotonic()
     rng = np.random.default_rng([seed, case])
     shutil.rmtree(work, ignore_errors=True)
@@ -135,12 +135,12 @@ def run_case(base: Path, work: Path, seed: int, case: int, compile_every: int) -
     must_fail = len(mutations) == 1 and mutations[0].must_fail
     compiles = bool(rng.integers(compile_every) == 0)
     expected = Expected(must_fail, any(one.odd_weights for one in mutations), compiles)
-    outcome, message, fault = _judge(folder, work / "cache", expected)
+    outcome, message, fault = _build_and_check(folder, work / "cache", expected)
     seconds = round(time.monotonic() - began, 2)
     return Verdict(case, tuple(did), outcome, message, fault, seconds)
 
 
-def _judge(folder: Path, cache: Path, expected: Expected) -> tuple[str, str, str]:
+def _build_and_check(folder: Path, cache: Path, expected: Expected) -> tuple[str, str, str]:
     before = _listing(folder)
     try:
         outcome, message, fault = _build(folder, cache, expected)

@@ -1,0 +1,22 @@
+"""The QAIRT SDK: where it is on this host, and what only its compiler can do.
+
+Its converter and compiler are the second `Toolchain`, beside `ort_qnn`; it is not implemented yet.
+The SDK's Genie for devices is found by it already, and options that need its compiler are refused
+by name.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT_VARIABLES = ("QAIRT_SDK_ROOT", "QNN_SDK_ROOT")
+"""Environment variables that name an unpacked SDK; the first that is set counts."""
+
+COMPILER = "the QAIRT SDK's toolchain"
+"""What messages call it."""
+
+
+def sdk_root(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The folder of the SDK, or None where no variable names one."""
+    root = next((environment[name] for name in ROOT_VARIABLES if environment.get(name)), None)
+    return None if root is None else Path(root)
