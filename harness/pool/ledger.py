@@ -26,21 +26,21 @@ from harness.pool.transaction import LOST, OWNER_SLOTS, LedgerContext
 
 
 class Ledger:
-    """The one place that says who holds which device.
+    """The only record of who holds which device; no device is touched in a transaction.
 
     Devices are named by keys that stay when addresses change. All methods, and those of the parts,
     raise `LedgerError` when the file cannot be used.
 
     Args:
         ttl_s: how long a heartbeat keeps a lease or a place in the queue.
-        rule: when evidence is enough for quarantine.
-        is_dead: whether a process has ended.
+        rule: when failures are enough for quarantine.
+        ended: whether a process has ended.
 
     Attributes:
-        devices: what is known of them.
-        tickets: who waits.
-        leases: who holds what.
-        repairs: who recovers what, or tries it.
+        devices: addresses, facts, states and history of devices.
+        tickets: queue of lease requests.
+        leases: granted leases.
+        repairs: recoveries and probation runs.
     """
 
     def __init__(
@@ -50,28 +50,28 @@ class Ledger:
         *,
         ttl_s: float,
         rule: QuarantineRule,
-        is_dead: Callable[[Owner], bool] = has_ended,
+        ended: Callable[[Owner], bool] = has_ended,
     ) -> None:
         self._database = database
-        self._context = LedgerContext(database, clock, ttl_s, rule, is_dead)
+        self._context = LedgerContext(database, clock, ttl_s, rule, ended)
         self.devices = DeviceRecords(self._context)
         self.tickets = Tickets(self._context)
         self.leases = Leases(self._context)
         self.repairs = Repairs(self._context)
 
     def version(self) -> int:
-        """A number that changes when another process has changed the ledger."""
+        """Return a number that changes when another process has changed the ledger."""
         return self._database.version()
 
     def reconcile(self) -> None:
-        """End what belongs to processes that are gone, and repair what contradicts itself."""
+        """End the leases and tickets of dead processes, and repair contradictions."""
         with self._context.writing() as t:
-            t.expire_dead_owners(self._context.is_dead)
+            t.expire_dead_owners()
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """Something that happened to a device; `at` is in seconds since 1970."""
+    """An event of a device; `at` is in seconds since 1970."""
 
     at: float
     what: str
@@ -79,27 +79,24 @@ class HistoryEntry:
 
 
 class DeviceRecords:
-    """What is known of devices, whoever holds them. They are named by keys.
-
-    All methods raise `LedgerError` when the file cannot be used.
-    """
+    """Addresses, facts, states and history of devices, by their keys."""
 
     def __init__(self, context: LedgerContext) -> None:
         self._context = context
 
     def keys_of(self, specs: Collection[str]) -> dict[str, str]:
-        """The devices that were last reached under those addresses, as far as any were."""
+        """Return the keys of the devices that were last reached under these addresses."""
         with self._context.reading() as db:
             rows = db.execute("SELECT spec, key FROM addresses").fetchall()
         return {row["spec"]: row["key"] for row in rows if row["spec"] in specs}
 
     def facts_version(self) -> int:
-        """A number that rises whenever an address or the facts of a device may have changed."""
+        """Return a number that rises when an address or the facts of a device may have changed."""
         with self._context.reading() as db:
             return int(db.execute("SELECT value FROM counters WHERE name = 'facts'").fetchone()[0])
 
     def record_found(self, key: str, name: str, spec: str, facts: Facts) -> None:
-        """A device answered under `spec`: from now on that address means this device."""
+        """Record that a device answered under `spec`, which means this device from now on."""
         with self._context.writing() as t:
             known = t.db.execute("SELECT key FROM addresses WHERE spec = ?", (spec,)).fetchone()
             t.set_address(spec, key)
@@ -110,7 +107,7 @@ class DeviceRecords:
             t.apply(key, Event.FOUND, "it answered")
 
     def record_absent(self, name: str, spec: str, reason: str, *, probed: bool = True) -> str:
-        """A device is not there under `spec`, or nobody `probed` it yet; gives its key."""
+        """Record that no device answers under `spec`, or that none was `probed`; return its key."""
         with self._context.writing() as t:
             row = t.db.execute("SELECT key FROM addresses WHERE spec = ?", (spec,)).fetchone()
             key = spec if row is None else str(row["key"])
@@ -121,13 +118,13 @@ class DeviceRecords:
             return key
 
     def set_free_bytes(self, key: str, free_bytes: int | None) -> None:
-        """Remember what a device has free now."""
+        """Store the free space of a device."""
         with self._context.writing() as t:
             t.db.execute("UPDATE devices SET free_bytes = ? WHERE key = ?", (free_bytes, key))
             t.facts_changed()
 
     def set_fence(self, key: str, fence: FenceRecord) -> None:
-        """Remember the fence on a device."""
+        """Store the fence of a device."""
         with self._context.writing() as t:
             t.db.execute(
                 "UPDATE devices SET fence = ?, root = ?, quiet = ? WHERE key = ?",
@@ -135,7 +132,7 @@ class DeviceRecords:
             )
 
     def fence_of(self, key: str) -> FenceRecord:
-        """What is remembered of the fence on a device."""
+        """Return the stored fence of a device."""
         with self._context.reading() as db:
             row = db.execute(
                 "SELECT fence, root, quiet FROM devices WHERE key = ?", (key,)
@@ -143,7 +140,7 @@ class DeviceRecords:
         return FenceRecord(*row) if row else FenceRecord()
 
     def rows(self, keys: Collection[str]) -> dict[str, DeviceRow]:
-        """Those of `keys` that are known, as they are now."""
+        """Return the devices among `keys` that the ledger has, by key."""
         wanted = tuple(keys)
         among = f"WHERE key IN ({', '.join('?' * len(wanted))})"
         with self._context.reading() as db:
@@ -170,7 +167,7 @@ class DeviceRecords:
         }
 
     def history(self, key: str) -> list[HistoryEntry]:
-        """What happened to a device, oldest first, as far as it is kept."""
+        """Return the last 200 events of a device, oldest first."""
         with self._context.reading() as db:
             rows = db.execute(
                 "SELECT at, what, text, token FROM history WHERE key = ? ORDER BY id", (key,)
@@ -181,12 +178,12 @@ class DeviceRecords:
         ]
 
     def add_history(self, key: str, what: str, text: str) -> None:
-        """Write something into a device's history."""
+        """Add an entry to a device's history."""
         with self._context.writing() as t:
             t.add_history(key, what, text)
 
     def apply(self, key: str, event: Event, reason: str) -> MemberState:
-        """Let something happen to a device that nobody's lease protects; gives its state then."""
+        """Change the state of a device by an event, whoever holds it; return the state after it."""
         with self._context.writing() as t:
             if event is Event.UNDRAIN:
                 return t.undrain(key, reason)
@@ -197,16 +194,13 @@ class DeviceRecords:
 
 
 class Tickets:
-    """The queue of all processes of this host.
-
-    All methods raise `LedgerError` when the file cannot be used.
-    """
+    """Queue of the lease requests of all processes of this host."""
 
     def __init__(self, context: LedgerContext) -> None:
         self._context = context
 
     def enqueue(self, owner: Owner, candidates: Sequence[str], count: int) -> int:
-        """A place in the queue, behind all others; it has to be kept by `try_grant`."""
+        """Add a request at the end of the queue; only `try_grant` keeps it there beyond the TTL."""
         with self._context.writing() as t:
             cursor = t.db.execute(
                 f"INSERT INTO tickets (candidates, count, {OWNER_COLUMNS})"  # noqa: S608
@@ -220,7 +214,7 @@ class Tickets:
             return int(cursor.lastrowid or 0)
 
     def set_candidates(self, ticket: int, candidates: Sequence[str]) -> None:
-        """Other devices for a ticket, which keeps its place."""
+        """Replace the devices that would do for a ticket, which keeps its place."""
         with self._context.writing() as t:
             t.db.execute(
                 "UPDATE tickets SET candidates = ? WHERE id = ?",
@@ -237,7 +231,7 @@ class Tickets:
             LeaseLostError: the ticket is gone, for its process slept longer than the TTL.
         """
         with self._context.writing() as t:
-            t.expire_dead_owners(self._context.is_dead)
+            t.expire_dead_owners()
             now = self._context.clock.boottime()
             kept = t.db.execute("UPDATE tickets SET beat = ? WHERE id = ?", (now, ticket)).rowcount
             if not kept:
@@ -247,61 +241,58 @@ class Tickets:
                 return None
             token = t.next_token()
             t.db.execute("UPDATE tickets SET token = ? WHERE id = ?", (token, ticket))
-            return [t.lease(key, token, owner, purpose) for key in keys]
+            return [t.grant(key, token, owner, purpose) for key in keys]
 
     def settle(self, ticket: int) -> None:
-        """A ticket was served, or is not wanted any more."""
+        """Remove a ticket that was served or given up."""
         with self._context.writing() as t:
             t.db.execute("DELETE FROM tickets WHERE id = ?", (ticket,))
 
     def put_back(self, ticket: int) -> None:
-        """A ticket's devices could not be used: it waits again, at the place that it had."""
+        """Let a ticket wait again at its place, as its devices could not be used."""
         with self._context.writing() as t:
             t.db.execute("UPDATE tickets SET token = NULL WHERE id = ?", (ticket,))
 
     def waiting(self) -> list[Owner]:
-        """Who waits, first the one who came first."""
+        """Return the waiting owners, in FIFO order."""
         with self._context.reading() as db:
             rows = db.execute("SELECT * FROM tickets WHERE token IS NULL ORDER BY id").fetchall()
         return [owner_of(row) for row in rows]
 
 
 class Leases:
-    """Who holds what. A lease is named by its token, and may have several devices.
-
-    All methods raise `LedgerError` when the file cannot be used.
-    """
+    """Granted leases. A lease is named by its token, and may have several devices."""
 
     def __init__(self, context: LedgerContext) -> None:
         self._context = context
 
     @property
     def ttl_s(self) -> float:
-        """How long a heartbeat keeps a lease."""
+        """How long a heartbeat keeps a lease, in seconds."""
         return self._context.ttl_s
 
     def renew(self, leases: Mapping[int, int]) -> dict[int, float | None]:
-        """Keep leases; gives the `CLOCK_BOOTTIME` until which each is good, `None` if it is lost.
+        """Renew leases; return until when each is valid (`CLOCK_BOOTTIME`), `None` if it is lost.
 
-        One that has run out is never revived, even if nobody took the device yet.
+        A lease that has run out is never revived, even if nobody took the device yet.
 
         Args:
-            leases: the number of devices of each, by its token.
+            leases: number of devices of each lease, by its token.
         """
         with self._context.writing() as t:
             now = self._context.clock.boottime()
-            good: dict[int, float | None] = {}
+            until: dict[int, float | None] = {}
             for token, count in leases.items():
                 kept = t.db.execute(
                     "UPDATE leases SET beat = ? WHERE token = ? AND beat + ttl > ?",
                     (now, token, now),
                 ).rowcount
                 t.db.execute("UPDATE tickets SET beat = ? WHERE token = ?", (now, token))
-                good[token] = now + self._context.ttl_s if kept == count else None
-            return good
+                until[token] = now + self._context.ttl_s if kept == count else None
+            return until
 
     def holds(self, token: int, key: str) -> bool:
-        """Whether the lease of that token still has the device."""
+        """Return whether the lease of that token still has the device."""
         with self._context.reading() as db:
             row = db.execute(
                 "SELECT beat + ttl AS until FROM leases WHERE key = ? AND token = ?", (key, token)
@@ -309,19 +300,19 @@ class Leases:
         return row is not None and row["until"] > self._context.clock.boottime()
 
     def in_use(self, *, besides: str) -> bool:
-        """Whether anybody holds a device other than `besides`."""
+        """Return whether anybody holds a device other than `besides`."""
         with self._context.reading() as db:
             row = db.execute("SELECT 1 FROM leases WHERE key != ?", (besides,)).fetchone()
         return row is not None
 
     def raise_token(self, token: int, above: int, count: int) -> int | None:
-        """A higher token for a lease, where a device knows of a higher one; `None` if it is lost.
+        """Give a lease a token above `above`, which a device has; return it, `None` if it is lost.
 
-        That happens when the ledger was removed, or when another host leases the same device.
+        Devices have higher tokens if the ledger was removed, or if another host leases them.
 
         Args:
-            count: the devices of the lease. One that lost any of them is lost: with a higher token
-                it would shut out who has that device now.
+            count: number of devices of the lease. A lease that lost any of them is lost: with a
+                higher token it would shut out the new holder of that device.
         """
         with self._context.writing() as t:
             now = self._context.clock.boottime()
@@ -337,7 +328,7 @@ class Leases:
             return new
 
     def report(self, key: str, token: int, report: FailureReport) -> bool:
-        """Evidence from the holder of a lease; `False` if it holds it no more."""
+        """Store a failure that the holder of a lease reports; return whether it still holds it."""
         with self._context.writing() as t:
             row = t.db.execute(
                 "SELECT failure FROM leases WHERE key = ? AND token = ?", (key, token)
@@ -376,13 +367,13 @@ class Leases:
         unused: Collection[str] = (),
         taken_by: str = "",
     ) -> frozenset[str]:
-        """End the lease of that token on those devices; gives those that it still held.
+        """End the lease of that token on these devices; return those that it still held.
 
-        What was reported during it decides what a device does next.
+        Failures that were reported during the lease decide the next state of a device.
 
         Args:
-            unused: those that were fenced for the lease, but never used under it.
-            taken_by: who took the devices from their holder, whom `why_lost` tells.
+            unused: devices that were fenced for the lease, but never used under it.
+            taken_by: the person who took the devices from their holder, for `why_lost`.
         """
         released = set()
         with self._context.writing() as t:
@@ -397,12 +388,12 @@ class Leases:
                 if key in unused:
                     t.db.execute("UPDATE devices SET quiet = ? WHERE key = ?", (token, key))
                 if taken_by:
-                    t.record_loss(key, token, f"{taken_by} took it back")
+                    t.add_history(key, LOST, f"{taken_by} took it back", token)
                 t.end_lease(key, row[0]["failure"], Event.RELEASED, reason)
         return frozenset(released)
 
     def why_lost(self, token: int, keys: Collection[str]) -> str:
-        """Who ended the lease of that token, and when; empty where that was its holder."""
+        """Return who ended the lease of that token and when; empty if its holder did."""
         with self._context.reading() as db:
             for key in keys:
                 row = db.execute(
@@ -415,22 +406,19 @@ class Leases:
         return ""
 
 
-CUT_OFF = "its process ended in the middle of it"
-_WORK = {MemberState.RECOVERING, MemberState.QUARANTINED, MemberState.ABSENT}
+_INTERRUPTED = "its process ended in the middle of it"
+_REPAIRABLE = {MemberState.RECOVERING, MemberState.QUARANTINED, MemberState.ABSENT}
 
 
 class Repairs:
-    """Which devices are to be worked on, and who does.
-
-    All methods raise `LedgerError` when the file cannot be used.
-    """
+    """Recoveries and probation runs, each under a lease of its own."""
 
     def __init__(self, context: LedgerContext) -> None:
         self._context = context
 
     def due(self) -> Sequence[str]:
-        """The devices for which `begin` would do something now, first who waits for it longest."""
-        states = ", ".join(f"'{state}'" for state in _WORK)
+        """Return the devices for which `begin` would give a lease, the longest overdue first."""
+        states = ", ".join(f"'{state}'" for state in _REPAIRABLE)
         now = self._context.clock.now()
         with self._context.reading() as db:
             rows = db.execute(
@@ -442,21 +430,22 @@ class Repairs:
         return [row["key"] for row in rows]
 
     def begin(self, key: str, owner: Owner, *, force: bool = False) -> LeaseRow | None:
-        """A lease to recover a device or to try one in quarantine; `None` if it is not to be done.
+        """Return a lease for the repair of a device; `None` if it needs none or is not due.
 
-        `force` does not wait until the next attempt is due.
+        Args:
+            force: repair it before it is due.
         """
         with self._context.writing() as t:
-            t.expire_dead_owners(self._context.is_dead)
+            t.expire_dead_owners()
             row = t.db.execute("SELECT * FROM devices WHERE key = ?", (key,)).fetchone()
             busy = t.db.execute("SELECT 1 FROM leases WHERE key = ?", (key,)).fetchone()
             if row is None or busy:
                 return None
-            # A clock that was set back since would put it off for as long.
+            # A wall clock that was set back must not put the repair off.
             if row["since"] <= self._context.clock.now() < row["due"] and not force:
                 return None
             state = MemberState(row["state"])
-            if state not in _WORK:
+            if state not in _REPAIRABLE:
                 return None
             t.db.execute("UPDATE devices SET probed = 1 WHERE key = ?", (key,))
             if state is MemberState.ABSENT:
@@ -469,7 +458,7 @@ class Repairs:
             return t.insert_lease(key, token, owner, kind)
 
     def record_step(self, key: str, token: int, step: str) -> None:
-        """A step of recovery begins: if it is cut off, the next process begins with this step."""
+        """Store the step that begins: after an interruption, recovery goes on with it."""
         with self._context.writing() as t:
             t.db.execute(
                 "UPDATE devices SET step = ? WHERE key = ?"
@@ -478,22 +467,25 @@ class Repairs:
             )
 
     def interrupt(self, key: str, token: int) -> None:
-        """Leave a recovery to the next process that has the time for it, which is due at once."""
+        """End a recovery that is cut off; it is due again at once."""
         with self._context.writing() as t:
             done = t.db.execute(
                 "DELETE FROM leases WHERE key = ? AND token = ?", (key, token)
             ).rowcount
             if done and t.state(key) is MemberState.LEASED:  # drained and undrained meanwhile
-                t.apply(key, Event.FAILED, CUT_OFF)
+                t.apply(key, Event.FAILED, _INTERRUPTED)
             elif done:
-                t.add_history(key, "recovery", CUT_OFF)
+                t.add_history(key, "recovery", _INTERRUPTED)
 
     def end(
         self, key: str, token: int, event: Event, reason: str, *, retry_in_s: float = 0.0
     ) -> bool:
-        """How the work ended: the device goes on by `event`; after a failure, not before a while.
+        """End a repair by `event`; return whether its lease still held.
 
-        A probation that was passed settles all evidence from before it.
+        After a probation run that was passed, no earlier failure counts any more.
+
+        Args:
+            retry_in_s: when the next attempt is due, after a repair that failed.
         """
         with self._context.writing() as t:
             done = t.db.execute(

@@ -1,4 +1,4 @@
-"""Who is served next: first come first served, without starvation.
+"""Queue discipline: first come, first served, without starvation.
 
 Tickets are matched to free devices in the order in which they came. A ticket that cannot be
 served whole keeps the devices it got (they wait for it until the rest are free), so a later ticket
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """What a ticket asks for.
+class Request:
+    """The request of a ticket.
 
     Attributes:
-        candidates: keys of the devices that would do, best first.
-        count: how many of them, all or none.
+        candidates: keys of the devices that meet it, best first.
+        count: number of devices, all or none.
     """
 
     ticket: int
@@ -28,49 +28,49 @@ class Claim:
 
 
 def serve(
-    claims: Iterable[Claim], free: AbstractSet[str], in_use: AbstractSet[str]
+    requests: Iterable[Request], free: AbstractSet[str], in_use: AbstractSet[str]
 ) -> Mapping[int, Sequence[str]]:
     """The tickets that can be served now, and with which devices.
 
     Args:
-        claims: by age, oldest first.
+        requests: by age, oldest first.
         free: devices that can be granted.
         in_use: devices that will be free again. What is in neither (absent, quarantined) may
             stay so for long: a ticket that cannot do without it keeps its place, but no devices.
     """
-    taken: dict[str, Claim] = {}
+    taken: dict[str, Request] = {}
     served: dict[int, Sequence[str]] = {}
-    waiting: list[Claim] = []
+    waiting: list[Request] = []
     there = free | in_use
-    for claim in claims:
+    for request in requests:
         if len(taken) == len(free):
             break
-        if sum(key in there for key in claim.candidates) < claim.count:
+        if sum(key in there for key in request.candidates) < request.count:
             continue
-        for _ in range(claim.count):
-            if not _augment(claim, free, taken):
+        for _ in range(request.count):
+            if not _augment(request, free, taken):
                 break
-        waiting.append(claim)
-    for claim in waiting:
-        got = [key for key in claim.candidates if taken.get(key) is claim]
-        if len(got) == claim.count:
-            served[claim.ticket] = got
+        waiting.append(request)
+    for request in waiting:
+        got = [key for key in request.candidates if taken.get(key) is request]
+        if len(got) == request.count:
+            served[request.ticket] = got
     return served
 
 
-def _augment(claim: Claim, free: AbstractSet[str], taken: dict[str, Claim]) -> bool:
-    """Give `claim` one device more, moving others to devices that serve them as well."""
-    wanted_by: dict[str, tuple[Claim, str | None]] = {}
-    """By device: the claim that would take it, and what that claim would give up for it."""
-    looking: deque[tuple[Claim, str | None]] = deque([(claim, None)])
-    while looking:
-        taker, given_up = looking.popleft()
+def _augment(request: Request, free: AbstractSet[str], taken: dict[str, Request]) -> bool:
+    """Give `request` one device more, moving others to devices that serve them as well."""
+    wanted_by: dict[str, tuple[Request, str | None]] = {}
+    """By device: the request that would take it, and what that request would give up for it."""
+    frontier: deque[tuple[Request, str | None]] = deque([(request, None)])
+    while frontier:
+        taker, given_up = frontier.popleft()
         for key in taker.candidates:
             if key not in free or key in wanted_by:
                 continue
             wanted_by[key] = taker, given_up
             if key in taken:
-                looking.append((taken[key], key))
+                frontier.append((taken[key], key))
                 continue
             moved: str | None = key
             while moved is not None:

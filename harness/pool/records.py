@@ -1,4 +1,4 @@
-"""What the ledger knows, read out."""
+"""Records of the ledger: devices, leases, fences, owners."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from harness.pool.states import MemberState
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a device said of itself when it was last asked."""
+    """What a device said about itself when it was last asked."""
 
     soc: str = ""
     hexagon: str = ""
@@ -20,13 +20,13 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class FenceRecord:
-    """What is remembered of the fence on a device since it was claimed; empty: never.
+    """The fence on a device since it was last claimed; empty if it never was.
 
     Attributes:
-        id: by which the device is known again.
-        root: the work root that it is in.
-        quiet: token of a lease that was released without having used the device, if that was the
-            last to be; 0: none. Its claim ended all that was there, so nothing can be left to end.
+        id: identifies the device.
+        root: the work root that holds the fence.
+        quiet: token of the last lease, if it was released without having used the device; else 0.
+            The claim of that lease ended all processes there, so none can be left.
     """
 
     id: str = ""
@@ -60,7 +60,7 @@ class LeaseRow:
 
     @property
     def holder(self) -> str:
-        """Who holds it, for people."""
+        """Its holder, for people."""
         return f"{self.owner.label}: {self.purpose}" if self.purpose else self.owner.label
 
 
@@ -69,45 +69,43 @@ class DeviceRow:
     """A device of the ledger.
 
     Attributes:
-        leases: how many it has had.
-        attempts: at recovery or probation since it was last ready; in quarantine also returns.
-        due: seconds since 1970 from which on the next may be made.
-        step: the step of recovery that was begun last, since it failed; empty: none.
-        probed: whether it has ever been looked for.
+        since: seconds since 1970 at which it came into this state.
+        leases: number of leases so far.
+        attempts: recoveries or probation runs since it was last ready; in quarantine also the
+            returns to it.
+        step: the recovery step that was begun last; empty if none was since it failed.
+        probed: whether it has ever been asked who it is.
+        failures: the failures that count against it, one of each lease, the newest last.
     """
 
     key: str
-    name: str
     state: MemberState
     reason: str
     since: float
     leases: int
     attempts: int
-    due: float
     step: str
     probed: bool
-    fence: FenceRecord
     facts: Facts
     lease: LeaseRow | None
     failures: tuple[FailureRecord, ...]
-    """What counts against it, one of each lease, the newest last."""
 
 
 OWNER_COLUMNS = "pid, started, boot, namespace, label, beat, ttl"
 
 
 def owner_values(owner: Owner, beat: float, ttl: float) -> tuple[object, ...]:
-    """For `OWNER_COLUMNS`."""
+    """Return the values of `OWNER_COLUMNS`."""
     return owner.pid, owner.started, owner.boot, owner.namespace, owner.label, beat, ttl
 
 
 def owner_of(row: sqlite3.Row) -> Owner:
-    """The owner in a row of leases or tickets."""
+    """Return the owner in a row of leases or tickets."""
     return Owner(row["pid"], row["started"], row["boot"], row["namespace"], row["label"])
 
 
 def lease_of(row: sqlite3.Row) -> LeaseRow:
-    """A row of the table of leases."""
+    """Return a row of the table of leases."""
     return LeaseRow(
         row["key"],
         row["token"],
@@ -122,19 +120,16 @@ def lease_of(row: sqlite3.Row) -> LeaseRow:
 def device_of(
     row: sqlite3.Row, lease: LeaseRow | None, failures: tuple[FailureRecord, ...] = ()
 ) -> DeviceRow:
-    """A row of the table of devices."""
+    """Return a row of the table of devices."""
     return DeviceRow(
         row["key"],
-        row["name"],
         MemberState(row["state"]),
         row["reason"],
         row["since"],
         row["leases"],
         row["attempts"],
-        row["due"],
         row["step"],
         bool(row["probed"]),
-        FenceRecord(row["fence"], row["root"], row["quiet"]),
         Facts(row["soc"], row["hexagon"], row["free_bytes"]),
         lease,
         failures,

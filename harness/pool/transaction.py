@@ -6,37 +6,62 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from sqlite3 import Connection
 
 from harness.clock import Clock
 from harness.pool.database import Database
 from harness.pool.failure_policy import FailureRecord, QuarantineRule
 from harness.pool.owner import Owner
-from harness.pool.queue import Claim, serve
+from harness.pool.queue import Request, serve
 from harness.pool.records import OWNER_COLUMNS, Facts, LeaseRow, owner_of, owner_values
 from harness.pool.states import Event, MemberState, after
 
 _HISTORY = 200
 LOST = "lost its lease"
-"""In the history: who held a device did not release it."""
+"""Kind of history entry: a lease ended otherwise than by its holder's release."""
 OWNER_SLOTS = "?, ?, ?, ?, ?, ?, ?"
 
 
-class Transaction:
-    """One transaction that may write; its steps happen together with it, or not at all."""
+@dataclass(frozen=True, slots=True)
+class LedgerContext:
+    """State shared by the parts of the ledger.
 
-    def __init__(
-        self, db: sqlite3.Connection, clock: Clock, ttl_s: float, rule: QuarantineRule
-    ) -> None:
+    Attributes:
+        ttl_s: how long a heartbeat keeps a lease or a place in the queue.
+        rule: when failures are enough for quarantine.
+        has_ended: whether a process has ended.
+    """
+
+    database: Database
+    clock: Clock
+    ttl_s: float
+    rule: QuarantineRule
+    has_ended: Callable[[Owner], bool]
+
+    @contextmanager
+    def writing(self) -> Iterator["Transaction"]:
+        """Begin a transaction that alone may write."""
+        with self.database.writing() as db:
+            yield Transaction(db, self)
+
+    def reading(self) -> AbstractContextManager[sqlite3.Connection]:
+        """Begin a transaction that reads one consistent view."""
+        return self.database.reading()
+
+
+class Transaction:
+    """One transaction that may write; its steps happen together, or not at all."""
+
+    def __init__(self, db: sqlite3.Connection, context: LedgerContext) -> None:
         self.db = db
-        self._clock = clock
-        self._ttl_s = ttl_s
-        self._rule = rule
+        self._clock = context.clock
+        self._ttl_s = context.ttl_s
+        self._rule = context.rule
+        self._has_ended = context.has_ended
 
     # Devices
 
     def set_address(self, spec: str, key: str) -> None:
-        """From now on an address means that device."""
+        """Let an address mean that device from now on."""
         self.db.execute(
             "INSERT INTO addresses VALUES (?, ?) ON CONFLICT (spec) DO UPDATE SET key = ?",
             (spec, key, key),
@@ -44,7 +69,7 @@ class Transaction:
         self.facts_changed()
 
     def add_device(self, key: str, name: str, spec: str, state: MemberState, reason: str) -> None:
-        """A device is in the ledger; one that is new there begins in `state`."""
+        """Add a device in `state`, unless the ledger has it."""
         added = self.db.execute(
             "INSERT OR IGNORE INTO devices (key, name, spec, state, reason, since)"
             " VALUES (?, ?, ?, ?, ?, ?)",
@@ -54,12 +79,12 @@ class Transaction:
             self.add_history(key, "added", f"{state}: {reason}")
 
     def drop_placeholder(self, key: str, spec: str) -> None:
-        """Drop what stood for a device while nobody knew which one it is."""
+        """Drop an absent device whose key was its address, now that its real key is known."""
         if key == spec:
             self.db.execute("DELETE FROM devices WHERE key = ? AND state = 'absent'", (key,))
 
     def set_facts(self, key: str, name: str, spec: str, facts: Facts) -> None:
-        """What a device said of itself."""
+        """Store what a device said about itself."""
         self.db.execute(
             "UPDATE devices SET name = ?, spec = ?, soc = ?, hexagon = ?, free_bytes = ?,"
             " probed = 1 WHERE key = ?",
@@ -68,39 +93,39 @@ class Transaction:
         self.facts_changed()
 
     def facts_changed(self) -> None:
-        """Who remembers addresses or facts of devices has to read them again."""
+        """Let all processes read the addresses and facts of devices again."""
         self.db.execute("UPDATE counters SET value = value + 1 WHERE name = 'facts'")
 
     def state(self, key: str) -> MemberState:
-        """The state of a device."""
+        """Return the state of a device."""
         row = self.db.execute("SELECT state FROM devices WHERE key = ?", (key,)).fetchone()
         return MemberState(row["state"])
 
     def apply(self, key: str, event: Event, reason: str) -> None:
-        """Let `event` happen; where it cannot in the device's state, nothing changes.
+        """Change the state of a device by an event; one that its state does not allow is ignored.
 
-        A device that would be ready by it is quarantined if its evidence is over the limit.
+        A device that becomes ready is quarantined at once if its failures are over the limit.
         """
         row = self.db.execute("SELECT state FROM devices WHERE key = ?", (key,)).fetchone()
         if row is None:
             return
         state = MemberState(row["state"])
-        then = after(state, event)
-        if then is None or (then is state and event not in {Event.FAILED, Event.RECOVER}):
+        following = after(state, event)
+        if following is None or (following is state and event not in {Event.FAILED, Event.RECOVER}):
             return
-        if then is state is MemberState.DRAINING:
+        if following is state is MemberState.DRAINING:
             self.add_history(key, event, reason)
             return
         self.db.execute(
             "UPDATE devices SET state = ?, reason = ?, since = ? WHERE key = ?",
-            (then, reason, self._clock.now(), key),
+            (following, reason, self._clock.now(), key),
         )
-        self.add_history(key, event, f"{state} -> {then}: {reason}")
-        if then is MemberState.READY:
+        self.add_history(key, event, f"{state} -> {following}: {reason}")
+        if following is MemberState.READY:
             self._quarantine_if_over_limit(key)
 
     def end_lease(self, key: str, failure: str, event: Event, reason: str) -> None:
-        """A lease ended by `event`; a failure reported under it decides what comes next."""
+        """End a lease by `event`, or by the failure that was reported under it."""
         if failure:
             self.reset_repairs(key)
             self.apply(key, Event.FAILED, failure)
@@ -108,14 +133,14 @@ class Transaction:
             self.apply(key, event, reason)
 
     def reset_repairs(self, key: str) -> None:
-        """Its next recovery is due at once, and begins with the first step."""
+        """Make the next recovery due at once, from the first step."""
         self.db.execute("UPDATE devices SET due = 0, attempts = 0, step = '' WHERE key = ?", (key,))
 
     def add_history(self, key: str, what: str, text: str, token: int | None = None) -> None:
-        """Write something into a device's history, which forgets the oldest for it.
+        """Add an entry to a device's history, which keeps the last 200.
 
         Args:
-            token: of the lease that was lost, for its holder to ask why.
+            token: of the lease that was lost, if one was.
         """
         self.db.execute(
             "INSERT INTO history (key, at, what, text, token) VALUES (?, ?, ?, ?, ?)",
@@ -127,12 +152,8 @@ class Transaction:
             (key, key, _HISTORY),
         )
 
-    def record_loss(self, key: str, token: int, why: str) -> None:
-        """A lease did not end by its holder, who will ask why."""
-        self.add_history(key, LOST, why, token)
-
     def undrain(self, key: str, reason: str) -> MemberState:
-        """Take back a person's wish; gives the state that is right without it."""
+        """End a drain; return the state after it."""
         self.apply(key, Event.UNDRAIN, reason)
         lease = self.db.execute("SELECT * FROM leases WHERE key = ?", (key,)).fetchone()
         if lease is not None and self.state(key) is MemberState.READY:
@@ -140,7 +161,7 @@ class Transaction:
         return self.state(key)
 
     def _quarantine_if_over_limit(self, key: str) -> None:
-        """Quarantine a device that is ready, but whose evidence is over the limit."""
+        """Quarantine a ready device whose failures are over the limit."""
         if self.db.execute("SELECT 1 FROM leases WHERE key = ?", (key,)).fetchone():
             return  # its release decides
         leases = self.db.execute("SELECT leases FROM devices WHERE key = ?", (key,)).fetchone()[0]
@@ -162,15 +183,14 @@ class Transaction:
             self.apply(key, Event.DISTRUSTED, reason)
 
     def settle_evidence(self, key: str) -> None:
-        """A probation was passed: nothing from before it counts any more.
+        """Let no failure before now count any more, after a probation run that was passed.
 
-        What is settled is counted up, so that the oldest evidence that is kept tells how often
-        the device has passed since.
+        `settled` is a counter: that of the oldest failure tells how often the device passed since.
         """
         self.db.execute("UPDATE evidence SET settled = settled + 1 WHERE key = ?", (key,))
 
     def _count_returns(self, key: str, leases: int) -> int:
-        """How often the device came out of quarantine in the leases whose evidence is kept."""
+        """Return how often the device came out of quarantine in the leases that are remembered."""
         row = self.db.execute(
             "SELECT coalesce(max(settled), 0) FROM evidence WHERE key = ? AND lease >= ?",
             (key, leases - self._rule.memory),
@@ -180,36 +200,36 @@ class Transaction:
     # The queue and leases
 
     def devices_for(self, ticket: int) -> Sequence[str] | None:
-        """The devices that a ticket is served with now; `None` if it is not its devices_for."""
+        """Return the devices that a ticket is served with; `None` if it is not its turn."""
         free = self._keys(
             "SELECT key FROM devices WHERE state = 'ready' AND key NOT IN (SELECT key FROM leases)"
         )
         if not free:
             return None
         there = self._keys("SELECT key FROM devices WHERE state IN ('ready', 'leased')")
-        claims = (
-            Claim(row["id"], _candidates(row["candidates"]), row["count"])
+        requests = (
+            Request(row["id"], _candidates(row["candidates"]), row["count"])
             for row in self.db.execute(
                 "SELECT id, candidates, count FROM tickets WHERE token IS NULL ORDER BY id"
             )
         )
-        return serve(claims, free, there - free).get(ticket)
+        return serve(requests, free, there - free).get(ticket)
 
     def next_token(self) -> int:
-        """A token that is higher than all before it."""
+        """Return a token that is higher than all before it."""
         row = self.db.execute(
             "UPDATE counters SET value = value + 1 WHERE name = 'token' RETURNING value"
         ).fetchall()
         return int(row[0]["value"])
 
-    def lease(self, key: str, token: int, owner: Owner, purpose: str) -> LeaseRow:
+    def grant(self, key: str, token: int, owner: Owner, purpose: str) -> LeaseRow:
         """Grant a device that is ready."""
         self.db.execute("UPDATE devices SET leases = leases + 1 WHERE key = ?", (key,))
         self.apply(key, Event.GRANTED, f"held by {owner.label}")
         return self.insert_lease(key, token, owner, purpose)
 
     def insert_lease(self, key: str, token: int, owner: Owner, purpose: str) -> LeaseRow:
-        """Write down who holds a device."""
+        """Insert a lease that begins now."""
         beat, granted = self._clock.boottime(), self._clock.now()
         self.db.execute(
             f"INSERT INTO leases (key, token, purpose, granted, {OWNER_COLUMNS})"  # noqa: S608
@@ -218,24 +238,24 @@ class Transaction:
         )
         return LeaseRow(key, token, purpose, granted, owner, beat, self._ttl_s)
 
-    def expire_dead_owners(self, is_dead: Callable[[Owner], bool]) -> None:
-        """End what belongs to processes that are gone, and repair what contradicts itself."""
+    def expire_dead_owners(self) -> None:
+        """End the leases and tickets of dead processes, and repair contradictions."""
         owners = self.db.execute(
             "SELECT pid, started, boot, namespace, label FROM leases"
             " UNION SELECT pid, started, boot, namespace, label FROM tickets"
         ).fetchall()
         for row in owners:
             owner = owner_of(row)
-            if is_dead(owner):
+            if self._has_ended(owner):
                 who = owner.pid, owner.started, owner.boot, owner.namespace, owner.label
-                self._end(
+                self._expire(
                     "pid = ? AND started = ? AND boot = ? AND namespace = ? AND label = ?",
                     who,
                     lambda row: f"{row['label']} is gone",
                 )
         # A beat from the future is of another boot whose id could not be read.
         now = self._clock.boottime()
-        self._end(
+        self._expire(
             "NOT (beat <= ? AND ? < beat + ttl)",
             (now, now),
             lambda row: f"{row['label']} gave no sign of life for {row['ttl']:g} s",
@@ -247,15 +267,17 @@ class Transaction:
             self.apply(row["key"], Event.EXPIRED, "it was held by nobody")
         self.db.execute("DELETE FROM leases WHERE key NOT IN (SELECT key FROM devices)")
 
-    def _end(self, which: str, values: Sequence[object], why: Callable[[sqlite3.Row], str]) -> None:
-        """End the tickets and the leases of which a condition is true."""
-        self.db.execute(f"DELETE FROM tickets WHERE {which}", values)  # noqa: S608 - all ours
+    def _expire(
+        self, condition: str, values: Sequence[object], why: Callable[[sqlite3.Row], str]
+    ) -> None:
+        """Delete the tickets and end the leases that meet a condition."""
+        self.db.execute(f"DELETE FROM tickets WHERE {condition}", values)  # noqa: S608 - all ours
         for row in self.db.execute(
-            f"DELETE FROM leases WHERE {which} RETURNING key, token, label, ttl,"  # noqa: S608
+            f"DELETE FROM leases WHERE {condition} RETURNING key, token, label, ttl,"  # noqa: S608
             " failure",
             values,
         ).fetchall():
-            self.record_loss(row["key"], row["token"], why(row))
+            self.add_history(row["key"], LOST, why(row), row["token"])
             self.end_lease(row["key"], row["failure"], Event.EXPIRED, why(row))
 
     def _keys(self, query: str) -> set[str]:
@@ -265,34 +287,3 @@ class Transaction:
 @lru_cache(maxsize=4096)
 def _candidates(text: str) -> tuple[str, ...]:
     return tuple(json.loads(text))
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerContext:
-    """What all parts of the ledger share.
-
-    Attributes:
-        ttl_s: how long a heartbeat keeps a lease or a place in the queue.
-        rule: when evidence is enough for quarantine.
-        is_dead: whether a process has ended.
-    """
-
-    database: Database
-    clock: Clock
-    ttl_s: float
-    rule: QuarantineRule
-    is_dead: Callable[[Owner], bool]
-
-    @contextmanager
-    def writing(self) -> Iterator[Transaction]:
-        """A transaction that alone may write.
-
-        Raises:
-            LedgerError: the file cannot be used.
-        """
-        with self.database.writing() as db:
-            yield Transaction(db, self.clock, self.ttl_s, self.rule)
-
-    def reading(self) -> AbstractContextManager[Connection]:
-        """One consistent view; see `Database.reading`."""
-        return self.database.reading()

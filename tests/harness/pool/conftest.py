@@ -42,7 +42,7 @@ class Bench:
             self.clock,
             ttl_s=TTL_S,
             rule=self.rule,
-            is_dead=lambda owner: owner.pid in self.dead,
+            ended=lambda owner: owner.pid in self.dead,
         )
 
     def add(self, *names: str) -> None:

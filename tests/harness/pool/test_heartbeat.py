@@ -48,7 +48,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 def test_a_beat_between_raising_a_token_and_knowing_it_costs_no_lease(database: Database) -> None:
     clock, rule = ManualClock(), QuarantineRule()
-    ledger = Ledger(database, clock, ttl_s=_TTL_S, rule=rule, is_dead=lambda _: False)
+    ledger = Ledger(database, clock, ttl_s=_TTL_S, rule=rule, ended=lambda _: False)
     ledger.devices.record_found("a", "a", "spec:a", Facts())
     ticket = ledger.tickets.enqueue(process(1), ["a"], 1)
     rows = ledger.tickets.try_grant(ticket, process(1))

@@ -4,100 +4,100 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.pool.queue import Claim, serve
+from harness.pool.queue import Request, serve
 
 _DEVICES = "abcdef"
 
-_claims = st.lists(
+_requests = st.lists(
     st.tuples(st.sets(st.sampled_from(_DEVICES), min_size=1), st.integers(1, 4)), max_size=6
 ).map(
     lambda asked: [
-        Claim(number, tuple(sorted(wanted)), min(count, len(wanted)))
+        Request(number, tuple(sorted(wanted)), min(count, len(wanted)))
         for number, (wanted, count) in enumerate(asked)
     ]
 )
 _free = st.sets(st.sampled_from(_DEVICES))
 
 
-def can_serve(claims: Sequence[Claim], free: frozenset[str]) -> bool:
+def can_serve(requests: Sequence[Request], free: frozenset[str]) -> bool:
     """Whether all of them can be served at once, found by trying."""
-    if not claims:
+    if not requests:
         return True
-    first, *rest = claims
+    first, *rest = requests
     usable = [key for key in first.candidates if key in free]
     return any(
         can_serve(rest, free - set(taken)) for taken in itertools.combinations(usable, first.count)
     )
 
 
-@given(_claims, _free, _free)
+@given(_requests, _free, _free)
 def test_what_is_served_is_whole_free_and_nobody_elses(
-    claims: list[Claim], free: set[str], busy: set[str]
+    requests: list[Request], free: set[str], busy: set[str]
 ) -> None:
-    served = serve(claims, free, busy - free)
+    served = serve(requests, free, busy - free)
     taken = [key for keys in served.values() for key in keys]
     assert len(taken) == len(set(taken))
     assert set(taken) <= free
-    for claim in claims:
-        if claim.ticket in served:
-            assert len(served[claim.ticket]) == claim.count
-            assert set(served[claim.ticket]) <= set(claim.candidates)
+    for request in requests:
+        if request.ticket in served:
+            assert len(served[request.ticket]) == request.count
+            assert set(served[request.ticket]) <= set(request.candidates)
 
 
-@given(_claims, _free)
+@given(_requests, _free)
 def test_the_oldest_come_first_and_choose_so_that_others_fit(
-    claims: list[Claim], free: set[str]
+    requests: list[Request], free: set[str]
 ) -> None:
     """While each so far could be served together with those before it, all of them are."""
-    served = serve(claims, free, set(_DEVICES) - free)
-    for length in range(1, len(claims) + 1):
-        if not can_serve(claims[:length], frozenset(free)):
+    served = serve(requests, free, set(_DEVICES) - free)
+    for length in range(1, len(requests) + 1):
+        if not can_serve(requests[:length], frozenset(free)):
             break
-        assert claims[length - 1].ticket in served
+        assert requests[length - 1].ticket in served
 
 
-@given(_claims, _free)
+@given(_requests, _free)
 def test_a_later_ticket_takes_nothing_that_an_earlier_one_waits_for(
-    claims: list[Claim], free: set[str]
+    requests: list[Request], free: set[str]
 ) -> None:
     """No device that is given to a later one would have brought an earlier one nearer its count."""
-    served = serve(claims, free, set(_DEVICES) - free)
-    for place, claim in enumerate(claims):
-        if claim.ticket in served:
+    served = serve(requests, free, set(_DEVICES) - free)
+    for place, request in enumerate(requests):
+        if request.ticket in served:
             continue
-        before = claims[:place]
-        for later in claims[place + 1 :]:
+        before = requests[:place]
+        for later in requests[place + 1 :]:
             for key in served.get(later.ticket, ()):
-                without = serve([*before, claim], free - {key}, set(_DEVICES) - free | {key})
-                together = serve([*before, claim], free, set(_DEVICES) - free)
-                assert claim.ticket not in together
+                without = serve([*before, request], free - {key}, set(_DEVICES) - free | {key})
+                together = serve([*before, request], free, set(_DEVICES) - free)
+                assert request.ticket not in together
                 assert set(without) == set(together)
 
 
 def test_a_big_request_keeps_the_devices_that_it_got() -> None:
-    big = Claim(1, ("a", "b", "c"), 3)
-    small = [Claim(number, ("a", "b", "c"), 1) for number in range(2, 50)]
+    big = Request(1, ("a", "b", "c"), 3)
+    small = [Request(number, ("a", "b", "c"), 1) for number in range(2, 50)]
     assert serve([big, *small], {"a"}, {"b", "c"}) == {}
     assert serve([big, *small], {"a", "b"}, {"c"}) == {}
     assert list(serve([big, *small], {"a", "b", "c"}, set())) == [1]
 
 
 def test_a_request_that_cannot_be_met_for_now_keeps_its_place_but_no_devices() -> None:
-    big, small = Claim(1, ("a", "gone"), 2), Claim(2, ("a",), 1)
+    big, small = Request(1, ("a", "gone"), 2), Request(2, ("a",), 1)
     assert serve([big, small], {"a"}, set()) == {2: ["a"]}
     assert serve([big, small], {"a"}, {"gone"}) == {}
     assert serve([big, small], {"a", "gone"}, set()) == {1: ["a", "gone"]}
 
 
 def test_an_earlier_request_makes_room_where_it_can() -> None:
-    any_device, only_a = Claim(1, ("a", "b"), 1), Claim(2, ("a",), 1)
+    any_device, only_a = Request(1, ("a", "b"), 1), Request(2, ("a",), 1)
     assert serve([any_device, only_a], {"a", "b"}, set()) == {1: ["b"], 2: ["a"]}
 
 
 def test_a_long_chain_of_tickets_that_make_room_is_walked() -> None:
     """Each of them can do with its device or the next; the last to come wants the first's."""
     names = [f"d{number:04}" for number in range(2001)]
-    claims = [Claim(n, (names[n], names[n + 1]), 1) for n in range(2000)]
-    served = serve([*claims, Claim(2000, (names[0],), 1)], frozenset(names), frozenset())
+    requests = [Request(n, (names[n], names[n + 1]), 1) for n in range(2000)]
+    served = serve([*requests, Request(2000, (names[0],), 1)], frozenset(names), frozenset())
     assert len(served) == 2001
     assert served[2000] == [names[0]]
