@@ -1,4 +1,4 @@
-"""Errors name what was done in words: what we say to a device is nobody's to read."""
+"""Names of our actions on a device, which errors show in place of our command lines."""
 
 import re
 from types import MappingProxyType, TracebackType
@@ -12,7 +12,7 @@ SCRIPTS = "checking its scripts"
 PROBATION = "its probation run"
 
 _SCRIPT = re.compile(r"/([a-z]+)\.sh\b")
-_WHAT_SCRIPTS_DO = MappingProxyType(
+_SCRIPT_ACTIONS = MappingProxyType(
     {
         "cleanup": "removing a run's files",
         "evict": "making room",
@@ -27,23 +27,26 @@ _WHAT_SCRIPTS_DO = MappingProxyType(
 )
 
 
-def in_words(command: str, work_root: str) -> str:
-    """What a command of ours does; any other as it is, in backticks."""
+def describe_command(command: str, work_root: str) -> str:
+    """Return what a command of ours does; any other command as it is, in backticks."""
     if f"{work_root}/scripts/" not in command:
         return f"`{command}`"
-    called = [name for name in _SCRIPT.findall(command) if name in _WHAT_SCRIPTS_DO]
-    return _WHAT_SCRIPTS_DO[called[-1]] if called else SCRIPTS
+    called = [name for name in _SCRIPT.findall(command) if name in _SCRIPT_ACTIONS]
+    return _SCRIPT_ACTIONS[called[-1]] if called else SCRIPTS
 
 
-class renamed:  # noqa: N801  (read as a verb, like `contextlib.suppress`)
-    """Errors of a command of ours that did not come to its end name `action` instead of it.
+class action_named:  # noqa: N801 - used like `contextlib.suppress`
+    """Context manager that lets device errors name `action` in place of a command line.
 
-    One that failed keeps its name. A class, so that tracebacks of tests end with who called, not
-    in here or in `contextlib`.
+    A class, so that tracebacks of tests end in the caller, not here or in `contextlib`.
+
+    Args:
+        failures: whether to name it also in the error of a command that failed.
     """
 
-    def __init__(self, action: str) -> None:
+    def __init__(self, action: str, *, failures: bool = True) -> None:
         self._action = action
+        self._failures = failures
 
     def __enter__(self) -> None:
         pass
@@ -61,20 +64,7 @@ class renamed:  # noqa: N801  (read as a verb, like `contextlib.suppress`)
             ) from error.__cause__
         if isinstance(error, DeviceLostError):
             raise DeviceLostError(error.serial, self._action, error.reason) from error.__cause__
-
-
-class named(renamed):  # noqa: N801
-    """The same, and for a command that failed."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        __tracebackhide__ = True
-        super().__exit__(kind, error, trace)
-        if isinstance(error, DeviceCommandError):
+        if isinstance(error, DeviceCommandError) and self._failures:
             raise DeviceCommandError(
                 error.serial, self._action, error.exit_status, error.log_tail
             ) from error.__cause__

@@ -8,7 +8,7 @@ from harness.pool.config import PoolConfig
 from harness.pool.fence import FenceClaims
 from harness.pool.heartbeat import Heartbeat
 from harness.pool.ledger import Ledger
-from harness.pool.opening import Opener
+from harness.pool.opener import Opener
 
 
 class Changes:

@@ -1,10 +1,10 @@
-"""The fence on a device, which lets no command of a former holder through.
+"""Fence on a device, which refuses the commands of former holders.
 
-It is a folder of the device, `WORK_ROOT/fence`, with one file named by the token that holds. A
-claim makes the file of a higher token and removes the lower ones, then kills what former holders
-left. Commands of a holder run as `sh -c` with a marker in its environment; the first thing that
-shell does is to look whether its file is there. So a command either finds the fence raised, or
-carried its marker when the claim looked for markers.
+The fence is a folder of the device, `WORK_ROOT/fence`, with one file, named by the token that
+holds. A claim makes the file of a higher token, removes the lower ones, then kills the processes
+that former holders left. Commands of a holder run as `sh -c` with a marker in the environment; that
+shell first looks whether its file is there. So a command either finds the fence raised, or carried
+its marker when the claim looked for markers.
 """
 
 import re
@@ -22,10 +22,10 @@ from harness.errors import (
     NoDeviceError,
     one_line,
 )
-from harness.pool.action_names import CLAIMING, ENDING, SCRIPTS, named
+from harness.pool.action_names import CLAIMING, ENDING, SCRIPTS, action_named
 from harness.pool.ledger import DeviceRecords
 from harness.pool.members import Member
-from harness.pool.opening import Opener, identify
+from harness.pool.opener import Opener, identify
 from harness.pool.records import FenceRecord
 
 _LAST_LINE = re.compile(
@@ -37,20 +37,20 @@ _NO_SCRIPTS = 97
 
 
 class OtherDeviceError(Exception):
-    """The fence is not the one that is known of the device: it is another, or was wiped."""
+    """The fence is not the one in the ledger: it is another device, or it was wiped."""
 
 
 class HigherTokenError(Exception):
-    """A device knows of a higher token than ours; `args[0]` is that."""
+    """A device has a higher token than ours: `args[0]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A fence that holds our token, or did when it was claimed.
+    """A fence that was claimed with our token.
 
     Attributes:
-        id: what tells this device's processes from those of others on the same kernel.
-        ended: how many runs of former holders the claim ended.
+        id: distinguishes this device's processes from those of others on the same kernel.
+        ended: number of runs of former holders that the claim ended.
     """
 
     root: str
@@ -60,22 +60,22 @@ class Fence:
     ended: int = 0
 
     def guarded(self, command: str) -> str:
-        """A command line that runs `command` only if the fence still holds our token."""
+        """Return a command line that runs `command` only if the fence still has our token."""
         lost = f"echo {shlex.quote(self._lost_line)} >&2; exit {LOST_STATUS}"
         check = f"[ -e {shlex.quote(f'{self.root}/fence/{self.token}')} ] || {{ {lost}; }}\n"
         marker = f"export QNNFARM_FENCE={self.id}.{self.token}.;"
         return f"{marker} exec sh -c {shlex.quote(check + command)}"
 
     def was_lost(self, exit_status: int, stderr: str) -> bool:
-        """Whether a guarded command ended because the fence is another's."""
+        """Return whether a guarded command was refused by the fence."""
         return exit_status == LOST_STATUS and self._lost_line in stderr
 
     def sweep(self, device: Device, deadline: Deadline) -> None:
-        """End what the holder of this fence left behind on the device.
+        """End the processes that the holder of this fence left on the device.
 
         Raises:
-            LeaseLostError: the fence is another's.
-            DeviceCommandError: something cannot be ended.
+            LeaseLostError: the fence has another token.
+            DeviceCommandError: a process cannot be ended.
         """
         try:
             _run(device, self._words("sweep"), deadline, ENDING)
@@ -92,15 +92,15 @@ class Fence:
 
 
 def claim(device: Device, token: int, scripts: str, deadline: Deadline) -> Fence:
-    """Raise the fence of a device to `token`, and end what former holders left on it.
+    """Raise the fence of a device to `token`, and end the processes of former holders.
 
     Args:
-        scripts: the folder of our scripts on the device, where they have been brought.
+        scripts: folder of our scripts on the device.
 
     Raises:
-        HigherTokenError: it is higher already.
-        DeviceCommandError: something of a former holder cannot be ended, or the work root cannot
-            be written.
+        HigherTokenError: the fence is higher.
+        DeviceCommandError: a process of a former holder cannot be ended, or the work root cannot be
+            written.
         DeviceError: the device failed otherwise.
     """
     root = device.work_root
@@ -109,16 +109,15 @@ def claim(device: Device, token: int, scripts: str, deadline: Deadline) -> Fence
 
 
 def reclaim(device: Device, token: int, known: FenceRecord, deadline: Deadline) -> Fence:
-    """The same for a device that was claimed before, in one command.
+    """Claim a device that was claimed before, in one command.
 
-    It asks nothing that the device has said before. The id of the fence tells that it is still
-    the same device with the same work root, and the hashes, taken on the device in front of the
-    claim, that it still has our scripts.
+    The id of the fence shows that it is still the same device with the same work root, and the
+    hashes, taken on the device before the claim, that it still has our scripts.
 
     Raises:
         OtherDeviceError: its fence has another id; nothing was touched.
-        HigherTokenError, DeviceCommandError, DeviceError: as of `claim`; also where the scripts
-            are not there or changed.
+        HigherTokenError, DeviceCommandError, DeviceError: as for `claim`; also if scripts are
+            missing or changed.
     """
     scripts = scripts_folder(known.root)
     words = _words(known.root, scripts, "claim", token)
@@ -135,7 +134,7 @@ def _words(root: str, scripts: str, action: str, token: int) -> list[str]:
 def _run(
     device: Device, command: str | list[str], deadline: Deadline, action: str
 ) -> re.Match[str]:
-    with named(action):
+    with action_named(action):
         result = device.shell(command, timeout_s=deadline.remaining(), check=False)
     lines = result.stdout.splitlines()
     match = _LAST_LINE.fullmatch(lines[-1]) if lines else None
@@ -160,34 +159,34 @@ class ClaimedDevice:
 
 
 class FenceClaims:
-    """Raises fences, in one command where the ledger remembers the device's.
+    """Claims granted devices, with one command if the ledger has the fence of the device.
 
-    While its fence has the id that it had, a device is neither another nor wiped, and need not be
-    asked who it is.
+    While its fence has the same id, a device is neither another nor wiped, and need not be asked
+    who it is.
     """
 
-    def __init__(self, register: DeviceRecords, opener: Opener, *, timeout_s: float) -> None:
-        self._register = register
+    def __init__(self, records: DeviceRecords, opener: Opener, *, timeout_s: float) -> None:
+        self._records = records
         self._opener = opener
         self._timeout_s = timeout_s
 
     def claim(
         self, token: int, key: str, member: Member, *, min_free_bytes: int = 0
     ) -> ClaimedDevice:
-        """Raise the fence of a device that was granted.
+        """Raise the fence of a granted device.
 
         Raises:
-            HigherTokenError: the device knows of a higher token.
+            HigherTokenError: the device has a higher token.
             DeviceFullError: less than `min_free_bytes` is free.
             NoDeviceError: another device answers at its address.
-            DeviceError: it fails.
+            DeviceError: the device failed otherwise.
         """
         device = self._opener.open(member)
         deadline = Deadline.for_device(device.serial, CLAIMING, self._timeout_s)
         fence = self._fence(token, key, member, device, deadline)
         if min_free_bytes:
             free = device.free_bytes(timeout_s=deadline.remaining())
-            self._register.set_free_bytes(key, free)
+            self._records.set_free_bytes(key, free)
             if free is not None and free < min_free_bytes:
                 raise DeviceFullError(device.serial, device.work_root, min_free_bytes, free)
         return ClaimedDevice(member.name, key, device, fence)
@@ -195,19 +194,19 @@ class FenceClaims:
     def _fence(
         self, token: int, key: str, member: Member, device: Device, deadline: Deadline
     ) -> Fence:
-        known = self._register.fence_of(key)
+        known = self._records.fence_of(key)
         if known.id and known.root:
             try:
                 return reclaim(device, token, known, deadline)
             except (OtherDeviceError, DeviceCommandError):
-                pass  # wiped, or another device: the long way says
+                pass  # wiped, another device, or other scripts: claim it from scratch
         reached = identify(member, device, timeout_s=deadline.remaining())
         if reached.key != key:
-            self._register.record_found(reached.key, member.name, str(member.spec), reached.facts)
+            self._records.record_found(reached.key, member.name, str(member.spec), reached.facts)
             other = reached.key.removeprefix("hardware:")
             raise NoDeviceError(member.name, (f"{device.serial} is another device now: {other}",))
-        with named(SCRIPTS):
+        with action_named(SCRIPTS):
             scripts = ensure_scripts(device, deadline)
         fence = claim(device, token, scripts, deadline)
-        self._register.set_fence(key, FenceRecord(fence.id, fence.root))
+        self._records.set_fence(key, FenceRecord(fence.id, fence.root))
         return fence

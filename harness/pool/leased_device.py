@@ -1,4 +1,4 @@
-"""A device as its holder sees it: every call looks first whether the lease still holds."""
+"""Device under a lease: every call first checks that the lease still holds."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -8,7 +8,7 @@ from typing import Protocol
 from harness.devices.base import CommandResult, Device, DeviceProperties, Progress, PushItem
 from harness.devices.commands import command_line
 from harness.errors import DeviceCommandError, LeaseLostError
-from harness.pool.action_names import CHECKING, in_words, renamed
+from harness.pool.action_names import CHECKING, action_named, describe_command
 from harness.pool.fence import ClaimedDevice, Fence
 
 _LOG_TAIL = 4000
@@ -30,14 +30,14 @@ class LeaseCheck(Protocol):
 class LeasedDevice:
     """A device under a lease; implements `harness.devices.base.Device`.
 
-    Every method raises `LeaseLostError` before it touches the device when the lease is lost.
-    Commands check on the device itself that it did not go to another, and so do transfers before
-    and after: that is what stops a holder that was suspended in the middle.
+    Every method raises `LeaseLostError` before it touches the device if the lease is lost. Commands
+    check the fence on the device itself, and transfers do so before and after: that stops a holder
+    that was suspended in the middle.
 
     Attributes:
-        member: the name by which the pool knows it.
-        used: whether anything was asked of it under this lease.
-        dirty: whether something was cut off on it, so that processes may have stayed.
+        member: its name in the pool.
+        used: whether it was used under this lease.
+        dirty: whether a command was cut off on it, so that processes may remain.
     """
 
     def __init__(self, claimed: ClaimedDevice, lease: LeaseCheck) -> None:
@@ -54,41 +54,41 @@ class LeasedDevice:
 
     @property
     def fence(self) -> Fence:
-        """What keeps former holders away from it."""
+        """Its fence with the token of the lease."""
         return self._fence
 
     @property
     def unleased(self) -> Device:
-        """The device itself, for the pool's own work on it."""
+        """The device without the checks, for the pool's own work on it."""
         return self._device
 
     @property
     def serial(self) -> str:
-        """The name by which it is addressed."""
+        """Its address."""
         return self._device.serial
 
     @property
     def type(self) -> str:
-        """How it is reached."""
+        """Its device type."""
         return self._device.type
 
     @property
     def work_root(self) -> str:
-        """The folder on it that is ours."""
+        """Our folder on it."""
         return self._fence.root
 
     def properties(self, *, timeout_s: float = 30.0) -> DeviceProperties:
-        """What it says of itself now."""
+        """Return its properties; see `Device.properties`."""
         with self._held():
             return self._device.properties(timeout_s=timeout_s)
 
     def free_bytes(self, *, timeout_s: float = 30.0) -> int | None:
-        """What may still be written under the work root."""
+        """Return the free space under the work root; see `Device.free_bytes`."""
         with self._held():
             return self._device.free_bytes(timeout_s=timeout_s)
 
     def boot_id(self, *, timeout_s: float = 30.0) -> str:
-        """What is another one after each boot."""
+        """Return the id of its boot; see `Device.boot_id`."""
         with self._held():
             return self._device.boot_id(timeout_s=timeout_s)
 
@@ -102,9 +102,9 @@ class LeasedDevice:
         env: Mapping[str, str] | None = None,
         max_output: int = 4 << 20,
     ) -> CommandResult:
-        """Run a command while the fence is ours; see `Device.shell`."""
+        """Run a command if the fence is ours; see `Device.shell`."""
         text = command_line(command)
-        with self._held(), renamed(in_words(text, self._fence.root)):
+        with self._held(), action_named(describe_command(text, self._fence.root), failures=False):
             result = self._device.shell(
                 self._fence.guarded(text),
                 timeout_s=timeout_s,
@@ -116,7 +116,7 @@ class LeasedDevice:
         self._lost_if_fenced(result)
         if check and result.exit_status:
             tail = (result.stderr if result.stderr.strip() else result.stdout)[-_LOG_TAIL:]
-            shown = in_words(text, self._fence.root).strip("`")
+            shown = describe_command(text, self._fence.root).strip("`")
             raise DeviceCommandError(self.serial, shown, result.exit_status, tail)
         return result
 
@@ -128,9 +128,9 @@ class LeasedDevice:
         timeout_s: float,
         env: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a command while the fence is ours, and hand on its output; see `Device.stream`."""
+        """Run a command if the fence is ours, and stream its output; see `Device.stream`."""
         text = command_line(command)
-        with self._held(), renamed(in_words(text, self._fence.root)):
+        with self._held(), action_named(describe_command(text, self._fence.root), failures=False):
             result = self._device.stream(
                 self._fence.guarded(text), on_output=on_output, timeout_s=timeout_s, env=env
             )
@@ -180,7 +180,7 @@ class LeasedDevice:
         return received
 
     def forward(self, remote: str) -> AbstractContextManager[tuple[str, int]]:
-        """An address of this host that leads to a port of the device; see `Device.forward`."""
+        """Forward a port of this host to the device; see `Device.forward`."""
         self._check_on_device()
         return self._device.forward(remote)
 
@@ -210,7 +210,7 @@ class LeasedDevice:
     def _check_on_device(self) -> None:
         self._lease.check()
         self.used = True
-        with renamed(CHECKING):
+        with action_named(CHECKING, failures=False):
             result = self._device.shell(self._fence.guarded(":"), timeout_s=_CHECK_S, check=False)
         self._lost_if_fenced(result)
 

@@ -1,4 +1,4 @@
-"""Members of a pool: as its configuration names them, and as the ledger knows them."""
+"""Members of a pool: as configured, and as recorded in the ledger."""
 
 import shlex
 import threading
@@ -18,12 +18,12 @@ from harness.pool.status import MemberStatus
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A device of a pool, whether it is there or not.
+    """A configured device of a pool, whether it is there or not.
 
     Attributes:
         name: unique in the pool.
-        soc: of a virtual device that may be made.
-        power_cycle: its own command, where it has one.
+        soc: SoC with which a virtual device is made.
+        power_cycle: its own command, in place of the pool's.
     """
 
     name: str
@@ -37,10 +37,10 @@ Discover = Callable[[DeviceEntry], Sequence[DeviceSpec]]
 
 
 def configured_members(config: PoolConfig, discover: Discover, where: str) -> list[Member]:
-    """All devices of a pool, in the order of its file; what is named there is not found again.
+    """Return the devices of a configuration, in its order; discovery skips those it names.
 
     Raises:
-        PoolConfigError: one that is found has the name of another.
+        PoolConfigError: a discovered device has the name of another device.
     """
     taken = {entry.spec for entry in config.devices}
     names = {entry.name or default_name(entry.spec) for entry in config.devices if entry.spec}
@@ -64,10 +64,10 @@ def configured_members(config: PoolConfig, discover: Discover, where: str) -> li
 
 
 def members_of_specs(specs: Iterable[DeviceSpec]) -> list[Member]:
-    """A pool of just these devices.
+    """Return just these devices.
 
     Raises:
-        DeviceSpecError: one is given twice.
+        DeviceSpecError: a device is given twice.
     """
     members: list[Member] = []
     for spec in specs:
@@ -78,20 +78,19 @@ def members_of_specs(specs: Iterable[DeviceSpec]) -> list[Member]:
 
 
 class Members:
-    """The members of a pool, as the ledger knows them. For several threads.
+    """The members of a pool and their devices in the ledger; safe for several threads.
 
-    What a device is changes seldom, what it does all the time. So the members that meet a
-    requirement are found once, and again only when the ledger says that addresses or facts
-    of devices have changed; it is asked each time.
+    Addresses and facts of devices change seldom. So the members that meet a requirement are
+    remembered until the ledger's `facts_version` changes, which is read each time.
     """
 
-    def __init__(self, register: DeviceRecords, members: Sequence[Member]) -> None:
-        self._register = register
+    def __init__(self, records: DeviceRecords, members: Sequence[Member]) -> None:
+        self._records = records
         self._members = {member.name: member for member in members}
         self._keys: dict[str, str] = {}
         self._lock = threading.Lock()
         self._version = -1
-        self._found: dict[Requirement, Mapping[str, Member]] = {}
+        self._matches: dict[Requirement, Mapping[str, Member]] = {}
 
     @property
     def by_name(self) -> Mapping[str, Member]:
@@ -99,11 +98,11 @@ class Members:
         return self._members
 
     def by_key(self) -> dict[str, Member]:
-        """Those that are known, by the keys of the ledger."""
+        """Return the members whose devices the ledger has, by key."""
         return {key: self._members[name] for name, key in self._current_keys().items()}
 
     def member(self, name: str) -> Member:
-        """One by its name.
+        """Return the member of that name.
 
         Raises:
             UnknownMemberError: there is none.
@@ -114,25 +113,25 @@ class Members:
             raise UnknownMemberError(name, tuple(self._members)) from None
 
     def key_of(self, name: str) -> str | None:
-        """The device that a member is, if anybody has looked at it."""
+        """Return the key of a member's device, if the ledger has it."""
         return self._current_keys().get(name)
 
     def set_key(self, name: str, key: str) -> None:
-        """A member was reached, or is known to be absent."""
+        """Store the key of a member's device."""
         with self._lock:
             self._keys[name] = key
 
     def rows(self) -> dict[str, DeviceRow]:
-        """The devices of the members, by name, as they are now."""
+        """Return the ledger's devices of the members, by name."""
         keys = self._current_keys()
-        rows = self._register.rows(set(keys.values()))
+        rows = self._records.rows(set(keys.values()))
         return {name: rows[keys[name]] for name in self._members if keys.get(name) in rows}
 
     def statuses(self, limit: float = 0.0) -> list[MemberStatus]:
-        """All members, as others see them; those that nobody has looked at are absent.
+        """Return the status of all members; those that were never probed are absent.
 
         Args:
-            limit: of what may count against a device.
+            limit: weight of failures that brings quarantine.
         """
         rows, now = self.rows(), time.time()
         return [
@@ -141,40 +140,40 @@ class Members:
         ]
 
     def matching(self, requirement: Requirement) -> Mapping[str, Member]:
-        """The members that would do, by the keys of their devices, best first.
+        """Return the members that meet a requirement, by the keys of their devices, best first.
 
         Raises:
-            RequirementError: no device could ever do.
+            RequirementError: no device could ever meet it.
         """
         self._current_keys()
         with self._lock:
-            version, found = self._version, self._found.get(requirement)
-        if found is not None:
-            return found
+            version, matches = self._version, self._matches.get(requirement)
+        if matches is not None:
+            return matches
         keys = self._current_keys()
         fits = candidates(requirement, [s for s in self.statuses() if s.name in keys])
-        found = {keys[status.name]: self._members[status.name] for status in fits}
-        if len(found) < requirement.count:
+        matches = {keys[status.name]: self._members[status.name] for status in fits}
+        if len(matches) < requirement.count:
             reason = "some of its names stand for one and the same device"
             raise RequirementError(str(requirement), reason)
         with self._lock:
             if version == self._version:
-                self._found[requirement] = found
-        return found
+                self._matches[requirement] = matches
+        return matches
 
     def _current_keys(self) -> dict[str, str]:
-        """Which device is behind each name; another than before where it was replaced."""
-        version = self._register.facts_version()
+        """Return the key of each member's device, which changes when the device is replaced."""
+        version = self._records.facts_version()
         with self._lock:
             if version == self._version:
                 return dict(self._keys)
         names = {str(member.spec): name for name, member in self._members.items()}
-        keys = self._register.keys_of(names)
+        keys = self._records.keys_of(names)
         with self._lock:
             self._keys |= {names[spec]: key for spec, key in keys.items()}
             if version > self._version:
                 self._version = version
-                self._found = {}
+                self._matches = {}
             return dict(self._keys)
 
 
@@ -182,11 +181,7 @@ NOT_PROBED = "not looked at yet"
 
 
 def status_of(member: Member, row: DeviceRow, limit: float = 0.0) -> MemberStatus:
-    """A device that the ledger knows.
-
-    Args:
-        limit: of what may count against it.
-    """
+    """Return the status of a device that the ledger has; `limit` as in `MemberStatus`."""
     return MemberStatus(
         name=member.name,
         spec=member.spec,
@@ -199,15 +194,15 @@ def status_of(member: Member, row: DeviceRow, limit: float = 0.0) -> MemberStatu
         soc=row.facts.soc,
         hexagon=row.facts.hexagon,
         free_bytes=row.facts.free_bytes,
-        failures=tuple(found.text for found in row.failures),
-        weight=sum(found.weight for found in row.failures),
+        failures=tuple(failure.text for failure in row.failures),
+        weight=sum(failure.weight for failure in row.failures),
         limit=limit,
         seen="" if row.probed or row.state is not MemberState.ABSENT else NOT_PROBED,
     )
 
 
 def describe_idle_recovery(name: str, row: DeviceRow) -> str:
-    """That nobody goes on with a device's recovery, and what to do; empty if that is not so."""
+    """Describe a recovery that no process works on, and what to do; empty if it is not so."""
     if row.state is not MemberState.RECOVERING or row.lease is not None:
         return ""
     begun = f" ({row.step} was begun)" if row.step else ""
@@ -216,7 +211,7 @@ def describe_idle_recovery(name: str, row: DeviceRow) -> str:
 
 
 def unprobed_status(member: Member, now: float) -> MemberStatus:
-    """A device that nobody has looked at; `now` in seconds since 1970."""
+    """Return the status of a device that was never probed; `now` in seconds since 1970."""
     return MemberStatus(
         name=member.name,
         spec=member.spec,

@@ -29,7 +29,7 @@ from harness.pool.members import (
     describe_idle_recovery,
     members_of_specs,
 )
-from harness.pool.opening import DeviceOpener, Opener
+from harness.pool.opener import DeviceOpener, Opener
 from harness.pool.owner import this_process
 from harness.pool.prober import Prober
 from harness.pool.records import DeviceRow

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from harness.errors import HarnessError, one_line
 from harness.pool.ledger import DeviceRecords
 from harness.pool.members import Member, Members
-from harness.pool.opening import Opener, identify
+from harness.pool.opener import Opener, identify
 
 _NOTICE_AFTER_S = 2.0
 _ANSWER_S = 30.0

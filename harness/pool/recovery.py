@@ -27,7 +27,7 @@ from harness.pool.config import StepName
 from harness.pool.context import PoolContext
 from harness.pool.fence import HigherTokenError
 from harness.pool.members import Member
-from harness.pool.opening import ReachedDevice, identify
+from harness.pool.opener import ReachedDevice, identify
 from harness.pool.records import DeviceRow, LeaseRow
 from harness.pool.status import OnProgress
 

@@ -9,15 +9,15 @@ from harness.pool.status import MemberStatus
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a lease is asked for; what is `None` or empty may be anything.
+    """Requirement that the devices of a lease must meet; `None` and empty fields mean any.
 
     Attributes:
         soc: e.g. `SM8750`.
         hexagon: Hexagon architecture, e.g. `v79`.
-        name: one member of the pool, by its name.
-        tags: all of which it must have.
-        min_free_bytes: under its work root.
-        count: that many devices, all or none.
+        name: name of one member of the pool.
+        tags: the device must have all of them.
+        min_free_bytes: free space under the work root of the device.
+        count: number of devices, all or none.
     """
 
     soc: str | None = None
@@ -52,41 +52,42 @@ class Requirement:
 
 
 def candidates(requirement: Requirement, members: Sequence[MemberStatus]) -> list[MemberStatus]:
-    """The members that would do once they are free, or once they are back.
+    """Return the members that meet a requirement, now or once they are free or back.
 
-    Those with little that would also serve others come first: a request for any device takes
-    the one with the fewest tags.
+    Members with the fewest tags come first, so that a request for any device leaves the special
+    ones to others.
 
     Raises:
-        RequirementError: fewer than `requirement.count` could ever do; says which part is not met.
+        RequirementError: fewer than `requirement.count` could ever meet it; says which part is at
+            fault.
     """
     left = list(members)
-    for part, meets, what in _parts(requirement):
+    for part, meets, describe in _parts(requirement):
         fits = [member for member in left if meets(member)]
         if len(fits) < requirement.count:
-            raise RequirementError(str(requirement), _why(part, requirement, left, fits, what))
+            raise RequirementError(str(requirement), _why(part, requirement, left, fits, describe))
         left = fits
     return sorted(left, key=lambda member: len(member.tags))
 
 
 _Meets = Callable[[MemberStatus], bool]
-_What = Callable[[MemberStatus], str]
+_Describe = Callable[[MemberStatus], str]
 
 
-def _parts(wanted: Requirement) -> Iterable[tuple[str, _Meets, _What]]:
+def _parts(wanted: Requirement) -> Iterable[tuple[str, _Meets, _Describe]]:
     if wanted.name is not None:
         yield f"the name {wanted.name}", lambda m: m.name == wanted.name, lambda m: m.name
     if wanted.type is not None:
         yield f"the type {wanted.type}", lambda m: m.spec.type == wanted.type, _type
-    # What a device that was never there is, nobody knows: it may do.
+    # A device that never answered may meet it: its facts are unknown.
     if wanted.soc is not None:
         soc = wanted.soc
-        yield f"the SoC {soc}", lambda m: not _known(m) or m.soc == soc, _soc
+        yield f"the SoC {soc}", lambda m: not _has_facts(m) or m.soc == soc, _soc
     if wanted.hexagon is not None:
         arch = wanted.hexagon
         yield (
             f"the Hexagon architecture {arch}",
-            lambda m: not _known(m) or m.hexagon == arch,
+            lambda m: not _has_facts(m) or m.hexagon == arch,
             lambda m: m.hexagon or "unknown",
         )
     for tag in sorted(wanted.tags):
@@ -112,7 +113,7 @@ def _soc(member: MemberStatus) -> str:
     return member.soc or "unknown"
 
 
-def _known(member: MemberStatus) -> bool:
+def _has_facts(member: MemberStatus) -> bool:
     return bool(member.soc or member.hexagon or member.free_bytes is not None)
 
 
@@ -121,13 +122,13 @@ def _why(
     requirement: Requirement,
     left: Sequence[MemberStatus],
     fits: Sequence[MemberStatus],
-    what: _What,
+    describe: _Describe,
 ) -> str:
     if not left:
         return "the pool has no devices"
     if fits:
         names = ", ".join(member.name for member in fits)
         return f"{requirement.count} with {part} are wanted, there are {len(fits)} ({names})"
-    there = ", ".join(f"{member.name}: {what(member)}" for member in left[:8])
+    others = ", ".join(f"{member.name}: {describe(member)}" for member in left[:8])
     more = f" and {len(left) - 8} more" if len(left) > 8 else ""
-    return f"none has {part} ({there}{more})"
+    return f"none has {part} ({others}{more})"

@@ -1,4 +1,4 @@
-"""Status of a device in a pool, and what it says to someone who waits for the device."""
+"""Status of a device in a pool, and why a request for it waits."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,18 +19,18 @@ def ignore_progress(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """A device of the pool as it is now.
+    """Status of one device of a pool.
 
     Attributes:
-        name: by which the pool knows it; unique there.
+        name: its unique name in the pool.
         reason: why it is in this state, for people.
         since: seconds since 1970 at which it came into this state.
-        holder: who holds its lease, for people; empty for nobody.
+        holder: holder of its lease, for people; empty if there is none.
         token: fencing token of that lease.
-        failures: what counts against it: the heaviest of each lease, newest last, for people.
-        weight: what they come to; `limit` brings quarantine.
-        seen: what speaks against `state`, without having asked the device: nobody has looked at
-            it yet, or its virtual device does not run; empty: nothing.
+        failures: the heaviest failure of each lease that counts against it, newest last.
+        weight: sum of their weights; `limit` brings quarantine.
+        seen: why `state` may be wrong, without asking the device: it was never probed, or its
+            virtual device does not run; empty if nothing is known.
     """
 
     name: str
@@ -50,30 +50,30 @@ class MemberStatus:
     seen: str = ""
 
 
-_MOST_MEMBERS = 6
+_MAX_MEMBERS = 6
 _AWAY = {MemberState.ABSENT, MemberState.RECOVERING}
-_DISTRUSTED = {MemberState.QUARANTINED, MemberState.PROBATION}
+_UNTRUSTED = {MemberState.QUARANTINED, MemberState.PROBATION}
 
 WaitReasons = frozenset[tuple[str, str]]
-"""Names of devices, each with what kind of reason it has."""
+"""Names of devices, each with the kind of its reason."""
 
 
 def describe_wait(members: Sequence[MemberStatus], *, own: str = "") -> str:
-    """Who holds each of those devices since when, or why it is out.
+    """Describe who holds each device since when, or why it is out.
 
     Args:
-        own: the holder that waits: what it holds is being claimed.
+        own: the holder that waits: its own devices are being claimed.
     """
-    told = [_reason(member, own) for member in members[:_MOST_MEMBERS]]
-    if len(members) > _MOST_MEMBERS:
-        told.append(f"and {len(members) - _MOST_MEMBERS} more")
-    return "; ".join(told) or "the pool has no such device now"
+    reasons = [_reason(member, own) for member in members[:_MAX_MEMBERS]]
+    if len(members) > _MAX_MEMBERS:
+        reasons.append(f"and {len(members) - _MAX_MEMBERS} more")
+    return "; ".join(reasons) or "the pool has no such device now"
 
 
 def wait_reasons(members: Sequence[MemberStatus]) -> WaitReasons:
-    """What is another one only when a person would say that the reason is another.
+    """Return the kinds of reasons, which change only when the reason changes for a person.
 
-    A device that is looked for again and again goes from absent to recovering and back.
+    A device that is looked for again and again changes between absent and recovering.
     """
     return frozenset((member.name, _kind(member)) for member in members)
 
@@ -81,14 +81,14 @@ def wait_reasons(members: Sequence[MemberStatus]) -> WaitReasons:
 def _kind(member: MemberStatus) -> str:
     if member.state in _AWAY:
         return "away"
-    if member.state in _DISTRUSTED:
+    if member.state in _UNTRUSTED:
         return "distrusted"
     return f"held by {member.holder}" if member.holder else f"{member.state}: {member.reason}"
 
 
 def _reason(member: MemberStatus, own: str) -> str:
     name, since = one_line(member.name, 80), format_time(member.since, time.time())
-    repaired = member.state in _AWAY | _DISTRUSTED
+    repaired = member.state in _AWAY | _UNTRUSTED
     if own and member.holder == own:
         return f"{name} is being claimed since {since}"
     if member.holder and not repaired:

@@ -20,7 +20,7 @@ from harness.errors import (
     RuntimeOutputError,
     one_line,
 )
-from harness.pool.action_names import PROBATION, named
+from harness.pool.action_names import PROBATION, action_named
 from harness.pool.context import PoolContext
 from harness.pool.fence import ClaimedDevice, HigherTokenError
 from harness.pool.heartbeat import LeaseTerm
@@ -52,7 +52,7 @@ def standard_probation(device: Device) -> None:
         RuntimeOutputError: a command answered wrongly.
         DeviceError: it failed otherwise.
     """
-    with named(PROBATION):
+    with action_named(PROBATION):
         _try_out(device)
 
 

@@ -21,7 +21,7 @@ from tests.clock import ManualClock
 
 if TYPE_CHECKING:
     from harness.pool.fence import FenceClaims
-    from harness.pool.opening import Opener
+    from harness.pool.opener import Opener
 
 TTL_S = 30.0
 

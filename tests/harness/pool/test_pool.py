@@ -37,7 +37,7 @@ from harness.pool.config_file import parse_config
 from harness.pool.fence import ClaimedDevice
 from harness.pool.leased_device import LeasedDevice
 from harness.pool.members import Member
-from harness.pool.opening import DeviceOpener
+from harness.pool.opener import DeviceOpener
 from harness.pool.pool import Pool
 from harness.pool.records import Facts, FenceRecord
 from harness.pool.requirement import Requirement
@@ -238,7 +238,7 @@ from harness.errors import LeaseLostError
 from harness.pool.requirement import Requirement
 from harness.pool.config_file import parse_config
 from harness.pool.members import Member
-from harness.pool.opening import DeviceOpener
+from harness.pool.opener import DeviceOpener
 from harness.pool.pool import Pool
 from harness.pool.records import Facts, FenceRecord
 

@@ -10,7 +10,7 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import LedgerError
 from harness.pool.config import PoolConfig
 from harness.pool.members import Member
-from harness.pool.opening import DeviceOpener
+from harness.pool.opener import DeviceOpener
 from harness.pool.pool import Pool
 from harness.pool.states import MemberState
 

@@ -18,7 +18,7 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import AdbServerError, DeviceError, DeviceLostError, DeviceTimeoutError
 from harness.pool.config_file import parse_config
 from harness.pool.members import Member
-from harness.pool.opening import DeviceOpener
+from harness.pool.opener import DeviceOpener
 from harness.pool.owner import this_process
 from harness.pool.pool import Pool
 from harness.pool.records import Facts
@@ -214,7 +214,7 @@ from harness.devices.spec import DeviceSpec
 from harness.pool.requirement import Requirement
 from harness.pool.config_file import parse_config
 from harness.pool.members import Member
-from harness.pool.opening import DeviceOpener
+from harness.pool.opener import DeviceOpener
 from harness.pool.pool import Pool
 
 how, ledger, serial, text = sys.argv[1:]

@@ -15,7 +15,7 @@ from harness.errors import RecoveryStepError
 from harness.pool.config import DeviceEntry
 from harness.pool.config_file import parse_config
 from harness.pool.members import Member
-from harness.pool.opening import DeviceOpener
+from harness.pool.opener import DeviceOpener
 from harness.virtual_device import manager
 from tests.conftest import kill_server
 from tests.ssh_server import SshServer, running_ssh_server

@@ -14,7 +14,7 @@ from harness.pool.upkeep import Upkeep
 from tests.harness.pool.conftest import Bench, process
 
 if TYPE_CHECKING:
-    from harness.pool.opening import Opener
+    from harness.pool.opener import Opener
 
 
 class Broken:

@@ -26,7 +26,7 @@ from tests.harness.pool.conftest import Bench, process
 
 if TYPE_CHECKING:
     from harness.pool.fence import FenceClaims
-    from harness.pool.opening import Opener
+    from harness.pool.opener import Opener
 
 
 class _TimePasses(Changes):

@@ -1,4 +1,4 @@
-"""From a member of a pool to the device: finding it, reaching it, and what it says of itself."""
+"""Opener that discovers and opens the devices of a pool, and asks them who they are."""
 
 import re
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import device_types
 from harness.errors import RecoveryStepError
-from harness.pool.action_names import named
+from harness.pool.action_names import action_named
 from harness.pool.config import DeviceEntry, HostConfig, PoolConfig
 from harness.pool.members import Member
 from harness.pool.records import Facts
 
 _SERIAL = re.compile(r"[A-Za-z0-9._:-]{4,64}")
-_NO_SERIAL = {"unknown", "0123456789ABCDEF", "0123456789abcdef", "00000000", "12345678"}
+_PLACEHOLDER_SERIALS = {"unknown", "0123456789ABCDEF", "0123456789abcdef", "00000000", "12345678"}
 _RESTART_S = 60.0
 
 
@@ -25,7 +25,7 @@ class ReachedDevice:
     """A device that answered.
 
     Attributes:
-        key: by which the ledger knows it, whatever its address.
+        key: its key in the ledger, whatever its address.
     """
 
     key: str
@@ -34,34 +34,34 @@ class ReachedDevice:
 
 
 class Opener(Protocol):
-    """Finds and reaches devices."""
+    """Discovers and opens devices."""
 
     def discover(self, entry: DeviceEntry) -> Sequence[DeviceSpec]:
-        """The devices that an entry of the configuration stands for now."""
+        """Return the devices that an entry of the configuration stands for now."""
         ...
 
     def open(self, member: Member) -> Device:
-        """Reach a device; it need not answer yet.
+        """Open a device; it need not answer yet.
 
         Raises:
-            HarnessError: it cannot be reached.
+            HarnessError: it cannot be opened.
         """
         ...
 
     def forget(self, member: Member) -> None:
-        """Let go of what connects to a device, so that it is reached anew."""
+        """Forget the connection to a device, so that it is opened again."""
         ...
 
     def restart_server(self, member: Member) -> None:
-        """Restart the adb server of the host that a device is behind, if it is ours.
+        """Restart the adb server of a device's host, if it is ours.
 
         Raises:
-            HarnessError: it is not, or there is none.
+            HarnessError: it is not ours, or there is none.
         """
         ...
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         ...
 
 
@@ -69,10 +69,10 @@ class DeviceOpener:
     """Opens devices of every type, with the hosts of a configuration."""
 
     def __init__(self, config: PoolConfig, devices: Devices | None = None) -> None:
-        """Nothing is connected to yet.
+        """Create an opener without connections.
 
         Args:
-            devices: with connections to use as well; closed with this.
+            devices: connections to use as well; closed with this.
         """
         self._config = config
         self._devices = devices or Devices(
@@ -101,9 +101,9 @@ class DeviceOpener:
         if not host.adb_server_ours:
             raise RecoveryStepError("not taken: the configuration does not say that it is ours")
         port = self._devices.adb_of(name).port
-        behind = self._devices.open(DeviceSpec("linux", name))
+        shell_host = self._devices.open(DeviceSpec("linux", name))
         for action in ("kill-server", "start-server"):
-            behind.shell(["adb", "-P", str(port), action], timeout_s=_RESTART_S)
+            shell_host.shell(["adb", "-P", str(port), action], timeout_s=_RESTART_S)
 
     def close(self) -> None:
         """See `Opener.close`."""
@@ -111,11 +111,11 @@ class DeviceOpener:
 
 
 def identify(member: Member, device: Device, *, timeout_s: float) -> ReachedDevice:
-    """Ask a device who it is."""
-    with named("asking it who it is"):
+    """Ask a device who it is, and what its facts are."""
+    with action_named("asking it who it is"):
         properties = device.properties(timeout_s=timeout_s)
     serial = properties.hardware_serial
-    known = _SERIAL.fullmatch(serial) and serial not in _NO_SERIAL
-    key = f"hardware:{serial}" if known else str(member.spec)
+    unique = _SERIAL.fullmatch(serial) and serial not in _PLACEHOLDER_SERIALS
+    key = f"hardware:{serial}" if unique else str(member.spec)
     facts = Facts(properties.soc, properties.hexagon or "", properties.free_bytes)
     return ReachedDevice(key, device, facts)
