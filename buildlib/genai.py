@@ -14,11 +14,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
-from buildlib.cache import default_cache_root
 from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import InvalidOptionError
-from buildlib.paths import lasting_path, user_path
+from buildlib.paths import default_cache_root, lasting_path, user_path
 from buildlib.pipeline.build import Build, Sources
 from buildlib.pipeline.option_sets import GRAPH_OPTIONS, OptionSets
 from buildlib.pipeline.plan import Additions, BuildPlan

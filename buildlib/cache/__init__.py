@@ -11,23 +11,3 @@ and of all after it, and of nothing else.
 
 Layout and the five fields: "Gen AI Builder Overview", docs.qualcomm.com 80-87189-2.
 """
-
-import importlib
-from typing import TYPE_CHECKING
-
-from buildlib.cache.layout import SIDECAR, Operation
-from buildlib.paths import default_cache_root
-
-if TYPE_CHECKING:
-    from buildlib.cache.key import StageKey
-    from buildlib.cache.store import CacheEntry, StageCache
-
-__all__ = ["SIDECAR", "CacheEntry", "Operation", "StageCache", "StageKey", "default_cache_root"]
-
-
-def __getattr__(name: str) -> object:
-    """Who only asks where the cache is needs nothing of what is in it."""
-    homes = {"StageKey": "key", "CacheEntry": "store", "StageCache": "store"}
-    if name not in homes:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{homes[name]}"), name)

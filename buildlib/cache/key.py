@@ -10,8 +10,6 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from buildlib.cache.layout import Operation
-
 
 @dataclass(frozen=True)
 class StageKey:
@@ -25,7 +23,7 @@ class StageKey:
         code_sha256: of the code that does it.
     """
 
-    operation: Operation
+    operation: str
     config: Mapping[str, object]
     source_hashes: Sequence[str]
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -47,6 +45,17 @@ class StageKey:
         }
         canonical = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def combined_sha256(hashes: Mapping[str, str]) -> str:
+    """One hash over the names and the hashes of files, in any order."""
+    lines = sorted(f"{name}\0{sha256}" for name, sha256 in hashes.items())
+    return text_sha256("\n".join(lines))
+
+
+def text_sha256(text: str) -> str:
+    """SHA-256 of a text in UTF-8, in hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def plain_config(config: Mapping[str, object]) -> dict[str, Any]:

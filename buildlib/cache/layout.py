@@ -9,23 +9,11 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final
 
 from filelock import FileLock
-
-Operation = Literal[
-    "export",
-    "import",
-    "arcl",
-    "transform",
-    "quantize",
-    "lora",
-    "embedding",
-    "convert",
-    "compile",
-    "package",
-]
 
 SIDECAR: Final = "builder_cache_info.json"
 FILES: Final = ".files.json"
@@ -33,11 +21,28 @@ LAST_USED: Final = ".last_used"
 BUILDS: Final = ".builds"
 _LOCKS = ".locks"
 _HASH_IN_NAME = 32
-_ENTRY = re.compile(rf"(?:{'|'.join(get_args(Operation))})_[0-9a-f]{{{_HASH_IN_NAME}}}")
+_ENTRY = re.compile(rf"[a-z]+_[0-9a-f]{{{_HASH_IN_NAME}}}")
 _LEFTOVER = re.compile(rf"\.({_ENTRY.pattern})\.\w+")
 
 
-def entry_name(operation: Operation, digest: str) -> str:
+@dataclass(frozen=True)
+class CacheEntry:
+    """A finished stage.
+
+    Attributes:
+        hash: the whole hash; the folder's name has half of it.
+        reused: whether it was there already.
+        problem: what was wrong with the entry that stood here before, if one did.
+    """
+
+    operation: str
+    folder: Path
+    hash: str
+    reused: bool
+    problem: str | None = None
+
+
+def entry_name(operation: str, digest: str) -> str:
     """Name of an entry's folder."""
     return f"{operation}_{digest[:_HASH_IN_NAME]}"
 

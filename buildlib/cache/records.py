@@ -15,7 +15,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, Val
 
 from buildlib.cache.file_hashes import HashMemo
 from buildlib.cache.key import StageKey, plain_config
-from buildlib.cache.layout import FILES, LAST_USED, SIDECAR, Operation, entry_name
+from buildlib.cache.layout import FILES, LAST_USED, SIDECAR, entry_name
 from buildlib.errors import CacheError, InputFileError
 from buildlib.files import sync_file
 
@@ -38,7 +38,7 @@ class EntryInfo(_Record):
         hash: SHA-256 over all that the output depends on.
     """
 
-    operation: Operation
+    operation: Annotated[str, Field(pattern=r"^[a-z]+$")]
     source: str
     config: dict[str, JsonValue]
     hash: Sha256

@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -15,7 +14,7 @@ from filelock import FileLock, Timeout
 from buildlib.cache.builds import RunningBuild, entries_in_use
 from buildlib.cache.file_hashes import MEMO_FILE, HashMemo
 from buildlib.cache.key import StageKey
-from buildlib.cache.layout import LAST_USED, Operation, entry_lock, entry_name, is_model_name
+from buildlib.cache.layout import LAST_USED, CacheEntry, entry_lock, entry_name, is_model_name
 from buildlib.cache.records import problem_of, write_records
 from buildlib.cache.removal import discard, prune, sweep
 from buildlib.cache.sizes import default_limit
@@ -26,23 +25,6 @@ from buildlib.files import scratch_folder, sync_folder
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _WAIT_S = 0.5  # for another build's lock, before a look whether this one is to end
 _FULL_BYTES = 1 << 20  # where less is free, a compiler's failure is taken for the disk's
-
-
-@dataclass(frozen=True)
-class CacheEntry:
-    """A finished stage.
-
-    Attributes:
-        hash: the whole hash; the folder's name has half of it.
-        reused: whether it was there already.
-        problem: what was wrong with the entry that stood here before, if one did.
-    """
-
-    operation: Operation
-    folder: Path
-    hash: str
-    reused: bool
-    problem: str | None = None
 
 
 class StageCache:

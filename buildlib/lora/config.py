@@ -106,6 +106,14 @@ class LoraSet(_Model):
             UseCase(name=adapter.name, adapters={adapter.name: 1.0}) for adapter in self.adapters
         )
 
+    def files(self) -> dict[str, Path]:
+        """Every file that the adapters are read from, by adapter and name."""
+        return {
+            f"{adapter.name}/{path.name}": path
+            for adapter in self.adapters
+            for path in sorted(adapter.path.glob("adapter_*"))
+        }
+
     @classmethod
     def load(cls, path: Path) -> "LoraSet":
         """Read what `lora_config_path` names; paths come back absolute.

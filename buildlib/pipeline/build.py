@@ -6,27 +6,36 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from buildlib.cache import CacheEntry, StageCache
+from buildlib.cache.file_hashes import MEMO_FILE, hash_files
+from buildlib.cache.key import text_sha256
+from buildlib.cache.layout import CacheEntry
+from buildlib.cache.store import StageCache
 from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import InvalidOptionError
 from buildlib.graph.shape import GraphShape
+from buildlib.lora.config import LoraSet
 from buildlib.passes.balance import SplitEnds, choose_splits
 from buildlib.passes.split import weights_by_segment
 from buildlib.pipeline.error_names import naming
 from buildlib.pipeline.memory import available_memory
-from buildlib.pipeline.package import Prepared, compose
-from buildlib.pipeline.plan import MAX_PART_BYTES, BuildPlan, Part, integer_bytes, own_shape, parts
-from buildlib.pipeline.runner import (
-    OnStage,
-    StageRecord,
-    StageRunner,
-    hash_texts,
-)
+from buildlib.pipeline.parts import Part, all_parts
+from buildlib.pipeline.plan import MAX_PART_BYTES, BuildPlan, integer_bytes, own_shape
+from buildlib.pipeline.runner import OnStage, StageRecord, StageRunner
 from buildlib.pipeline.scheduler import Task, run_bounded
-from buildlib.pipeline.sources import ModelSource, OnnxSource
-from buildlib.pipeline.stages import MULTI_HEAD
+from buildlib.pipeline.sources import CheckpointSource, ModelSource, OnnxSource
+from buildlib.pipeline.stages.add_lora import AddLora
+from buildlib.pipeline.stages.arcl import ConvertShape
+from buildlib.pipeline.stages.compile_part import CompilePart
+from buildlib.pipeline.stages.complete_encodings import CompleteEncodings
+from buildlib.pipeline.stages.convert import Convert
+from buildlib.pipeline.stages.export import Export
+from buildlib.pipeline.stages.extract_embedding import ExtractEmbedding
+from buildlib.pipeline.stages.import_onnx import ImportOnnx
+from buildlib.pipeline.stages.package import CONTAINER, Package, Prepared, compose
+from buildlib.pipeline.stages.quantize_weights import QuantizeWeights
+from buildlib.pipeline.stages.transform import MULTI_HEAD, Transform
 from buildlib.quantize.grids import check_shared_caches
 from buildlib.quantize.summary import ignored_options
 from buildlib.toolchains.base import Toolchain, compile_memory_bytes
@@ -121,16 +130,22 @@ class Build:
     def _run(self, runner: StageRunner) -> BuildOutputs:
         plan, ready = self._ready(runner)
         main = ready[self.sources.main]
-        chain = parts(self._count_parts(plan, main.entry))
+        chain = all_parts(self._count_parts(plan, main.entry))
         runner.total = self._stage_count(plan, len(chain))
         names = [part.binary_name(self.name) for part in chain]
         composition = compose(plan, main.prepared, names)  # what does not fit ends the build here
         shapes = plan.shapes
-        arcl = {shape: runner.arcl(ready[self.sources[shape]].entry, shape) for shape in shapes}
+        arcl = {
+            shape: runner.run(ConvertShape(ready[self.sources[shape]].entry, shape))
+            for shape in shapes
+        }
         split = {}
         for shape in shapes:
             with naming(self.sources[shape]):
-                split[shape] = runner.transform(arcl[shape], shape, plan, len(chain))
+                options = plan.transformation
+                split[shape] = runner.run(
+                    Transform(arcl[shape], shape, len(chain), options.split_model, options.mha2sha)
+                )
         tasks = [
             Task(
                 part.stem,
@@ -141,16 +156,21 @@ class Build:
         ]
         built = run_bounded(tasks, max_workers=self.max_workers, memory_bytes=available_memory())
         binaries = tuple(part.binary for part in built)
-        compiled = [part.compiled for part in built]
-        container = runner.package(
-            plan,
-            main.prepared,
-            composition,
-            [part.qdq(shape) for shape in self._a_shape_each(plan) for part in built],
-            compiled,
-            binaries,
-            self.name,
-            self._inputs(ready),
+        extras = {name: file.path for name, file in composition.extras.items()}
+        hashes = hash_files(extras.values(), self.cache_root / MEMO_FILE)
+        packaged = runner.run(
+            Package(
+                plan=plan,
+                model_name=self.name,
+                prepared=main.prepared,
+                composition=composition,
+                quantized=[part.qdq(shape) for shape in self._a_shape_each(plan) for part in built],
+                compiled=[part.compiled for part in built],
+                binaries=binaries,
+                files=self._inputs(ready),
+                extra_files={name: hashes[path].sha256 for name, path in extras.items()},
+                toolchain_versions=runner.versions,
+            )
         )
 
         def files(of: Callable[[GraphShape, "BuiltPart"], Path]) -> PartFiles:
@@ -166,17 +186,14 @@ class Build:
             qdq_parts=files(lambda s, part: part.qdq(s)),
             dlcs=files(lambda s, part: part.dlc(s)),
             binaries=binaries,
-            container=container,
+            container=packaged.folder / CONTAINER,
         )
 
     def _ready(self, runner: StageRunner) -> "tuple[BuildPlan, dict[ModelSource, Ready]]":
         """Every source in canonical form, and the plan with the shapes that are to be made."""
         plan = self.plan
         inputs = {source: runner.watch.hashed(source.inputs()) for source in self.sources.each()}
-        exports = {
-            source: runner.export(source, inputs[source], plan, self._shape_for(source))
-            for source in inputs
-        }
+        exports = {source: self._export(runner, source, inputs[source]) for source in inputs}
         runner.watch.check(reread=True)
         if plan.keeps_shape:
             own = {source: own_shape(exports[source].folder / MODEL_FILE) for source in exports}
@@ -187,14 +204,50 @@ class Build:
             plan = plan.at(own.values())
         ready = {}
         for source, export in exports.items():
-            entry, prepared = runner.prepare(source, export, plan)
-            ready[source] = Ready(entry, prepared, inputs[source])
+            ready[source] = self._prepare(runner, source, export, inputs[source])
             if isinstance(source, OnnxSource) and source.encodings is not None:
                 quantization = plan.conversion.quantization
                 for text in ignored_options(export.folder, quantization, source.encodings.name):
                     warnings.warn(text, GivenEncodingsWarning, stacklevel=2)
         self._check_caches(ready)
         return plan, ready
+
+    def _export(
+        self, runner: StageRunner, source: ModelSource, files: Mapping[str, str]
+    ) -> CacheEntry:
+        """The model in canonical form, with encodings for all of it."""
+        shape, quantization = self._shape_for(source), self.plan.conversion.quantization
+        match source:
+            case OnnxSource():
+                imported = runner.run(ImportOnnx(source, files, shape))
+                return runner.run(CompleteEncodings(imported, source, quantization))
+            case CheckpointSource():
+                if shape is None:
+                    key = "arn_cl_options.skip_ar_cl_conversion"
+                    raise InvalidOptionError(key, "a checkpoint has no AR and CL to keep", ())
+                return runner.run(Export(source, files, shape, quantization))
+
+    def _prepare(
+        self,
+        runner: StageRunner,
+        source: ModelSource,
+        export: CacheEntry,
+        files: Mapping[str, str],
+    ) -> "Ready":
+        """The model with what the plan adds to it before it is cut: adapters, a table outside."""
+        entry, lora, table = export, None, None
+        added = self.plan.additions
+        if added.lora is not None:
+            adapters = LoraSet.load(added.lora.lora_config_path)
+            hashes = runner.watch.hashed(adapters.files())
+            entry = runner.run(
+                AddLora(entry, added.lora, adapters, hashes, source.calibration_text)
+            )
+            lora = entry.folder
+        if added.embedding is not None:
+            entry = runner.run(ExtractEmbedding(entry, added.embedding))
+            table = entry.folder
+        return Ready(entry, Prepared(entry.folder, lora, table), files)
 
     def _check_caches(self, ready: "Mapping[ModelSource, Ready]") -> None:
         """See that attached models and the main one mean the same by their caches."""
@@ -215,7 +268,8 @@ class Build:
     def _inputs(self, ready: "Mapping[ModelSource, Ready]") -> dict[str, str]:
         """Hashes of everything that the container was built from."""
         main = self.sources.main
-        hashes = {**ready[main].inputs, **hash_texts(main)}
+        hashes = {**ready[main].inputs}
+        hashes |= {name: text_sha256(text) for name, text in main.texts().items()}
         for ar, source in self.sources.by_ar.items():
             hashes |= {f"ar{ar}/{name}": sha for name, sha in ready[source].inputs.items()}
         return hashes
@@ -246,10 +300,13 @@ class Build:
             source = self.sources[shape]
             with naming(source):
                 if source not in weights:
-                    weights[source] = runner.weights(split[shape], shape, part)
-                converted[shape] = runner.convert(split[shape], weights[source], shape, part, plan)
+                    weights[source] = runner.run(QuantizeWeights(split[shape], shape, part))
+                converted[shape] = runner.run(
+                    Convert(split[shape], weights[source], shape, part, plan.target, self.toolchain)
+                )
         name = part.binary_name(self.name)
-        compiled = runner.compile_part(converted, part, plan, name)
+        config = plan.compile_config(part)
+        compiled = runner.run(CompilePart(converted, part, config, name, self.toolchain))
         return BuiltPart(part, converted, compiled, compiled.folder / name)
 
     def _memory(self, plan: BuildPlan, split: Mapping[GraphShape, CacheEntry], part: Part) -> int:

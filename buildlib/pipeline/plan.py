@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from buildlib.container.layout import binary_name
 from buildlib.embedding.config import EmbedDatatype
 from buildlib.errors import InvalidOptionError, ModelFileError
 from buildlib.graph import interface
@@ -20,6 +19,7 @@ from buildlib.pipeline.options import (
     OptionValue,
     SplitModelConfig,
 )
+from buildlib.pipeline.parts import Part
 from buildlib.quantize.recipe import Bitwidths
 from buildlib.speculative.config import SpeculativeConfig, check_speculation
 from buildlib.targets import Target
@@ -31,32 +31,6 @@ MAX_PART_BYTES = 1 << 30
 AI Hub cuts its Genie bundles into parts of about this size; a session on the NPU addresses less
 than 4 GiB, and loads several parts.
 """
-
-
-@dataclass(frozen=True)
-class Part:
-    """One of the parts that a model is cut into, counted from 1."""
-
-    number: int
-    count: int
-
-    @property
-    def stem(self) -> str:
-        """Name of what belongs to the part at any shape: `1_of_2`."""
-        return f"{self.number}_of_{self.count}"
-
-    def graph(self, shape: GraphShape) -> str:
-        """Name of the part's files and graph at a shape: `ar32_cl192_1_of_2`."""
-        return f"{shape}_{self.stem}"
-
-    def binary_name(self, model: str) -> str:
-        """Name of the part's context binary, as AI Hub's bundles have it."""
-        return binary_name(model, self.number, self.count)
-
-
-def parts(count: int) -> tuple[Part, ...]:
-    """All parts of a model in the order of data flow."""
-    return tuple(Part(number, count) for number in range(1, count + 1))
 
 
 @dataclass(frozen=True)

@@ -231,7 +231,7 @@ def _drafted(speaker: Speaker, folder: Path, kind: str, **block: GenieModel) -> 
 
 
 def _tokens(tokenizer: Path) -> dict[str, int]:
-    from buildlib.quantize.export import load_tokenizer
+    from buildlib.checkpoint.tokenizer import load_tokenizer
 
     return load_tokenizer(tokenizer).get_vocab()
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
@@ -17,8 +18,7 @@ from buildlib.pipeline.build import Build, BuildOutputs, Sources
 from buildlib.pipeline.plan import own_shape
 from buildlib.pipeline.runner import OnStage
 from buildlib.pipeline.sources import OnnxSource
-from buildlib.pipeline.stages import EMBEDDING_FILE
-from buildlib.quantize.export import load_tokenizer
+from buildlib.pipeline.stages.extract_embedding import EMBEDDING_FILE
 from buildlib.reference.feeds import Embed
 from buildlib.verify.comparison import VerificationReport
 from buildlib.verify.source_runner import SourcePart

@@ -8,7 +8,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from buildlib.cache import SIDECAR, StageCache, StageKey
+from buildlib.cache.key import StageKey
+from buildlib.cache.layout import SIDECAR
+from buildlib.cache.store import StageCache
 from buildlib.errors import InputFileError, InvalidOptionError
 from buildlib.replay import CompiledModel, DlcModel, compile, load  # noqa: A004
 from buildlib.targets import parse_target

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from buildlib.checkpoint.checkpoint import expected_tensors
 from buildlib.checkpoint.config import LlamaConfig
 from buildlib.graph.shape import GraphShape
-from buildlib.quantize.export import export_checkpoint
+from buildlib.pipeline.stages.export import export_checkpoint
 
 SHAPE = GraphShape(8, 32)
 OPTIONS: dict[str, object] = {

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from buildlib.cache import SIDECAR
+from buildlib.cache.layout import SIDECAR
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import (

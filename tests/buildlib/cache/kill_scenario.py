@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from buildlib.cache import StageCache, StageKey
 from buildlib.cache.file_hashes import HashMemo
+from buildlib.cache.key import StageKey
 from buildlib.cache.layout import entry_folders, leftovers, model_folders
 from buildlib.cache.records import problem_of
 from buildlib.cache.removal import prune
+from buildlib.cache.store import StageCache
 
 WEIGHTS = "weights"
 ENTRIES = 2

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from buildlib.cache import StageCache, StageKey
 from buildlib.cache.file_hashes import HashMemo
+from buildlib.cache.key import StageKey
 from buildlib.cache.layout import FILES, SIDECAR
 from buildlib.cache.records import problem_of, read_files, read_info
+from buildlib.cache.store import StageCache
 from buildlib.errors import CacheError
 
 KEY = StageKey("compile", {"graphs": {"O": 3}, "ars": [1, 128]}, ("a" * 64,), {"qnn": "2"}, "c")

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.cache import StageCache, StageKey
+from buildlib.cache.key import StageKey
 from buildlib.cache.layout import LAST_USED, entry_folders
 from buildlib.cache.removal import Usage, disk_usage, prune
 from buildlib.cache.sizes import parse_age, parse_size, size_text
+from buildlib.cache.store import StageCache
 from buildlib.errors import InvalidOptionError
 
 Make = Callable[..., Path]
@@ -100,7 +101,8 @@ def test_a_build_of_another_process_keeps_what_it_uses_until_it_dies(
 ) -> None:
     folder = make(1, 100)
     code = (
-        "import sys; from pathlib import Path; from buildlib.cache import StageCache, StageKey;"
+        "import sys; from pathlib import Path;"
+        "from buildlib.cache.key import StageKey; from buildlib.cache.store import StageCache;"
         "cache = StageCache(Path(sys.argv[1]), 'tiny');"
         "cache.get_or_build(StageKey('arcl', {'n': 1}, ()), Path('m'), None);"
         "print('using', flush=True); sys.stdin.read()"

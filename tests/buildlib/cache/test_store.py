@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from buildlib.cache import SIDECAR, StageCache, StageKey, store
-from buildlib.cache.layout import FILES, LAST_USED
+from buildlib.cache import store
+from buildlib.cache.key import StageKey
+from buildlib.cache.layout import FILES, LAST_USED, SIDECAR
+from buildlib.cache.store import StageCache
 from buildlib.errors import CacheError, InputFileError, ToolchainError
 
 

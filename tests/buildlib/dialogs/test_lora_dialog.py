@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from buildlib.checkpoint.config import load_config
+from buildlib.checkpoint.tokenizer import load_tokenizer, spread_windows
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.referee import check_genie_text
 from buildlib.encodings.files import save_encodings
@@ -17,7 +18,6 @@ from buildlib.lora.branches import LoraBranches
 from buildlib.lora.calibrate import calibrate_adapters
 from buildlib.lora.config import LoraSet
 from buildlib.lora.projections import find_projections
-from buildlib.quantize.export import load_tokenizer, spread_windows
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner
 

@@ -9,7 +9,7 @@ from buildlib.encodings.files import load_encodings
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.passes.mha2sha import convert_mha2sha
-from buildlib.quantize.export import export_checkpoint
+from buildlib.pipeline.stages.export import export_checkpoint
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.reference.emulator import emulator_chains
 from buildlib.reference.host_loop import HostLoop

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.cache import StageCache, StageKey
+from buildlib.cache.key import StageKey
 from buildlib.cache.layout import entry_lock, entry_name
+from buildlib.cache.store import StageCache
 from buildlib.errors import InputFileError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.pipeline.runner import StageRecord

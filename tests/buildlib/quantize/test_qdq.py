@@ -8,13 +8,14 @@ import onnx
 import pytest
 
 from buildlib.checkpoint.config import load_config
+from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.encodings.files import load_encodings
 from buildlib.encodings.model import Encodings
 from buildlib.errors import CalibrationError, CheckpointError, EncodingsError, PassError
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
+from buildlib.pipeline.stages.export import export_checkpoint
 from buildlib.quantize.calibration import observe_ranges
-from buildlib.quantize.export import export_checkpoint, load_tokenizer
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner, read_ports

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildlib.cache import StageCache, StageKey
+from buildlib.cache.key import StageKey
 from buildlib.cache.layout import LAST_USED
+from buildlib.cache.store import StageCache
 
 if TYPE_CHECKING:
     import subprocess

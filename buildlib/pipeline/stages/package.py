@@ -1,9 +1,12 @@
-"""The last step of a build: configurations, manifest and binaries as one container."""
+"""`package`: configurations, manifest and binaries as one container."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildlib.cache.key import combined_sha256
+from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.container.draft import ContainerDraft, DraftFile, write_container
@@ -14,10 +17,15 @@ from buildlib.container.manifest import MAX_NAME, GraphsRecord, ModelRecord, Par
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.lora.adapters import LORA_FOLDER
 from buildlib.pipeline.plan import BuildPlan
-from buildlib.pipeline.stages import EMBEDDING_FILE, LORA_FILE
+from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stages.add_lora import LORA_FILE
+from buildlib.pipeline.stages.extract_embedding import EMBEDDING_FILE
 from buildlib.quantize.summary import summarize_quantization
 from buildlib.speculative.config import Speaker, SsdBuilderConfig, speculate
 from buildlib.targets import Target
+
+CONTAINER = "container"
+"""Folder in that of the stage with the container."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,86 @@ class Composition:
 
     genie_config: GenieConfig
     extras: Mapping[str, DraftFile]
+
+
+@dataclass(frozen=True)
+class Package(Stage):
+    """The container of a build; Genie judges its configuration before it appears.
+
+    Attributes:
+        prepared: the model that it was made of.
+        quantized: parts as QDQ ONNX, at one (AR, CL) of each model that was built; they tell how
+            weights are stored.
+        compiled: parts in the order of data flow.
+        binaries: their context binaries.
+        files: SHA-256 of what the build read, by name.
+        extra_files: SHA-256 of the files beside binaries and tokenizer, by name.
+        toolchain_versions: name and versions of everything that compiled.
+    """
+
+    operation = "package"
+    compiles = True
+    plan: BuildPlan
+    model_name: str
+    prepared: Prepared
+    composition: Composition
+    quantized: Sequence[Path]
+    compiled: Sequence[CacheEntry]
+    binaries: Sequence[Path]
+    files: Mapping[str, str]
+    extra_files: Mapping[str, str]
+    toolchain_versions: Mapping[str, str]
+
+    @property
+    def subject(self) -> str:
+        return str(self.plan.target)
+
+    @property
+    def source(self) -> Path:
+        return self.prepared.model
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        return {
+            "target": str(self.plan.target),
+            "model": self.model_name,
+            "options": self.plan.as_options(),
+            "genie_config": json.loads(self.composition.genie_config.to_json()),
+        }
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (
+            combined_sha256(self.files),
+            combined_sha256(self.extra_files),
+            *(entry.hash for entry in self.compiled),
+        )
+
+    def run(self, folder: Path) -> None:
+        plan, prepared = self.plan, self.prepared
+        draft = ContainerDraft(
+            target=plan.target,
+            model=ModelRecord(
+                name=self.model_name[:MAX_NAME],
+                architecture=load_config(prepared.model / CONFIG_FILE).model_type,
+                inputs=self.files,
+                quantization=summarize_quantization(self.quantized),
+            ),
+            graphs=GraphsRecord(
+                auto_regression_numbers=plan.ars,
+                context_length=plan.context_lengths[-1],
+                context_lengths=plan.context_lengths,
+                splits=len(self.binaries),
+            ),
+            genie_config=self.composition.genie_config,
+            htp_config=htp_config(plan.compilation),
+            tokenizer=prepared.model / TOKENIZER_FILE,
+            binaries={path.name: path for path in self.binaries},
+            toolchain=self.toolchain_versions,
+            options={**plan.as_options(), "split_model.num_splits": len(self.binaries)},
+            extras=self.composition.extras,
+        )
+        write_container(draft, folder / CONTAINER)
 
 
 def compose(plan: BuildPlan, prepared: Prepared, ctx_bins: Sequence[str]) -> Composition:
@@ -79,56 +167,6 @@ def compose(plan: BuildPlan, prepared: Prepared, ctx_bins: Sequence[str]) -> Com
         kind: PartKind = "forecast_prefix" if isinstance(how, SsdBuilderConfig) else "binary"
         extras |= {name: DraftFile(path, kind) for name, path in speculation.files.items()}
     return Composition(config, extras)
-
-
-def package(
-    folder: Path,
-    *,
-    plan: BuildPlan,
-    model_name: str,
-    prepared: Prepared,
-    composition: Composition,
-    quantized: Sequence[Path],
-    inputs: Mapping[str, str],
-    binaries: Sequence[Path],
-    toolchain_versions: Mapping[str, str],
-) -> None:
-    """Write the container of a build to `folder`; Genie judges its configuration before it appears.
-
-    Args:
-        quantized: its parts as QDQ models, at one (AR, CL) of each model that was built.
-        inputs: SHA-256 of what the build read, by file name.
-        binaries: context binaries in the order of data flow.
-        toolchain_versions: name and versions of everything that compiled.
-
-    Raises:
-        GenieConfigError: Genie refuses the configuration.
-        ContainerError: the container cannot be written.
-    """
-    config = load_config(prepared.model / CONFIG_FILE)
-    draft = ContainerDraft(
-        target=plan.target,
-        model=ModelRecord(
-            name=model_name[:MAX_NAME],
-            architecture=config.model_type,
-            inputs=inputs,
-            quantization=summarize_quantization(quantized),
-        ),
-        graphs=GraphsRecord(
-            auto_regression_numbers=plan.ars,
-            context_length=plan.context_lengths[-1],
-            context_lengths=plan.context_lengths,
-            splits=len(binaries),
-        ),
-        genie_config=composition.genie_config,
-        htp_config=htp_config(plan.compilation),
-        tokenizer=prepared.model / TOKENIZER_FILE,
-        binaries={path.name: path for path in binaries},
-        toolchain=toolchain_versions,
-        options={**plan.as_options(), "split_model.num_splits": len(binaries)},
-        extras=composition.extras,
-    )
-    write_container(draft, folder)
 
 
 def genie_config(

@@ -1,0 +1,96 @@
+"""SHA-256 of the code behind a stage: its module, and all that it imports from this package.
+
+Imports are found in the text of the sources, those inside functions too. Parsing the sources would
+take ten times as long, which is felt when a build has nothing else to do; the tests compare both.
+A module that is run as a child process counts as imported: it is named by a string.
+"""
+
+import hashlib
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_TYPING_ONLY = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n)+", re.MULTILINE)
+_IMPORT = re.compile(
+    r"""^[ \t]*(?:
+        from[ ](?P<package>[\w.]+)[ ]import[ ](?P<names>\([^)]*\)|.*)
+        | import[ ](?P<module>[\w.]+)
+    )""",
+    re.MULTILINE | re.VERBOSE,
+)
+_NAME = re.compile(r"\w+")
+
+
+class CodeDigest:
+    """Digests of the modules of one package; each source is read once, and threads share them."""
+
+    def __init__(self, package: Path) -> None:
+        self._package = package
+        self._named = re.compile(rf'"({package.name}(?:\.\w+)+)"')
+        self._lock = threading.Lock()
+        self._sources: dict[str, tuple[str, frozenset[str]]] = {}
+        self._digests: dict[tuple[str, ...], str] = {}
+
+    def of(self, *modules: str) -> str:
+        """SHA-256 in hex over the sources of `modules` and of all that they import, transitively.
+
+        A module outside the package adds nothing: versions stand for the code of others.
+        """
+        with self._lock:
+            if modules not in self._digests:
+                lines = (f"{name}\0{self._sources[name][0]}" for name in self._closure(modules))
+                self._digests[modules] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+            return self._digests[modules]
+
+    def imports(self, module: str) -> frozenset[str]:
+        """Modules of the package that a module imports itself, with their parent packages."""
+        return self._source(module)[1]
+
+    def _closure(self, modules: Iterable[str]) -> list[str]:
+        pending = [module for name in modules for module in self._with_parents(name)]
+        reached: set[str] = set()
+        while pending:
+            module = pending.pop()
+            if module not in reached:
+                reached.add(module)
+                pending.extend(self._source(module)[1])
+        return sorted(reached)
+
+    def _source(self, module: str) -> tuple[str, frozenset[str]]:
+        if module not in self._sources:
+            path = self._path(module)
+            data = path.read_bytes() if path is not None else b""
+            text = _TYPING_ONLY.sub("", data.decode())
+            found = frozenset(self._imports_in(text)) - {module}
+            self._sources[module] = hashlib.sha256(data).hexdigest(), found
+        return self._sources[module]
+
+    def _imports_in(self, text: str) -> Iterator[str]:
+        for match in _IMPORT.finditer(text):
+            if match["module"]:
+                yield from self._with_parents(match["module"])
+                continue
+            yield from self._with_parents(match["package"])
+            for name in _NAME.findall(match["names"]):
+                yield from self._with_parents(f"{match['package']}.{name}")
+        for match in self._named.finditer(text):
+            yield from self._with_parents(match[1])
+
+    def _with_parents(self, module: str) -> Iterator[str]:
+        """A module of the package, and the packages that hold it; nothing for any other name."""
+        if self._path(module) is None:
+            return
+        words = module.split(".")
+        for length in range(1, len(words) + 1):
+            yield ".".join(words[:length])
+
+    def _path(self, module: str) -> Path | None:
+        package, *rest = module.split(".")
+        if package != self._package.name:
+            return None
+        place = self._package.joinpath(*rest)
+        for path in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+            if path.is_file() and (rest or path.name == "__init__.py"):
+                return path
+        return None

@@ -1,0 +1,24 @@
+"""Folder that stages hand on: `model.onnx`, `model.encodings`, `config.json`, `tokenizer.json`."""
+
+from pathlib import Path
+
+from buildlib.checkpoint.config import load_config
+from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.tokenizer import text_windows
+from buildlib.graph import interface
+from buildlib.graph.files import link_into, load_model
+
+
+def link_configuration(model_folder: Path, into: Path) -> None:
+    """Link configuration and tokenizer of a model folder into another."""
+    for name in (CONFIG_FILE, TOKENIZER_FILE):
+        link_into(model_folder / name, into)
+
+
+def calibration_windows(model_folder: Path, text: str | None) -> list[list[int]]:
+    """Cut a calibration text into windows of tokens, as long as the context of the model."""
+    shape = interface.model_shape(load_model(model_folder / MODEL_FILE))
+    if text is None or shape is None:
+        return []
+    config = load_config(model_folder / CONFIG_FILE)
+    return text_windows(model_folder / TOKENIZER_FILE, text, shape.cl, config.bos_token_id)

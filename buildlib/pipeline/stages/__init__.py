@@ -1,0 +1,14 @@
+"""Stages of a build, one a module, in the order in which they run.
+
+export               checkpoint → float ONNX with encodings
+import_onnx          anybody's ONNX → the same canonical form
+complete_encodings   encodings for what has none, by calibration
+add_lora             adapters as inputs of the graph
+extract_embedding    the embedding table as a file of its own
+arcl                 float ONNX → float ONNX at another (AR, CL)
+transform            float ONNX → its parts, cut at layer boundaries, single-head
+quantize_weights     integer weights of a part, once for all its shapes
+convert              part with encodings → QDQ ONNX → DLC
+compile_part         DLCs of one part → context binary
+package              binaries and configurations → container
+"""

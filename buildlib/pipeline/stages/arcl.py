@@ -1,0 +1,43 @@
+"""`arcl`: the whole model at one (AR, CL); weights stay shared."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildlib.cache.layout import CacheEntry
+from buildlib.checkpoint.config import load_config
+from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE
+from buildlib.graph.shape import GraphShape, check_sliding_window
+from buildlib.passes.arcl import convert_arcl
+from buildlib.pipeline.stage import Stage
+
+
+@dataclass(frozen=True)
+class ConvertShape(Stage):
+    """The whole model at one shape."""
+
+    operation = "arcl"
+    model: CacheEntry
+    shape: GraphShape
+
+    @property
+    def subject(self) -> str:
+        return str(self.shape)
+
+    @property
+    def source(self) -> Path:
+        return self.model.folder / MODEL_FILE
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        return {"ar": self.shape.ar, "cl": self.shape.cl}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.model.hash,)
+
+    def run(self, folder: Path) -> None:
+        check_sliding_window(
+            self.shape, load_config(self.model.folder / CONFIG_FILE).sliding_window
+        )
+        convert_arcl(self.source, self.shape, folder / MODEL_FILE)

@@ -1,0 +1,60 @@
+"""`compile`: the DLCs of one part as one context binary."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildlib.cache.layout import CacheEntry
+from buildlib.graph.shape import GraphShape
+from buildlib.pipeline.error_names import naming
+from buildlib.pipeline.parts import Part
+from buildlib.pipeline.stage import Stage
+from buildlib.toolchains.base import CompileConfig, Toolchain
+
+
+@dataclass(frozen=True)
+class CompilePart(Stage):
+    """The context binary of one part, with the graphs of all its shapes.
+
+    Attributes:
+        converted: the part at each shape.
+        config: how its graphs are compiled.
+        binary: name of the file.
+    """
+
+    operation = "compile"
+    compiles = True
+    converted: Mapping[GraphShape, CacheEntry]
+    part: Part
+    config: CompileConfig
+    binary: str
+    toolchain: Toolchain
+
+    @property
+    def subject(self) -> str:
+        return f"part {self.part.number} of {self.part.count}"
+
+    @property
+    def dlcs(self) -> Sequence[Path]:
+        """The part's DLCs in the order of its shapes."""
+        return [
+            entry.folder / f"{self.part.graph(shape)}.dlc"
+            for shape, entry in self.converted.items()
+        ]
+
+    @property
+    def source(self) -> Path:
+        return self.dlcs[0]
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        return self.config.compiled_part().model_dump(mode="json")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(entry.hash for entry in self.converted.values())
+
+    def run(self, folder: Path) -> None:
+        binary = folder / self.binary
+        with naming(None, {binary: Path(binary.name)}):
+            self.toolchain.compile(self.dlcs, binary, self.config)

@@ -1,0 +1,71 @@
+"""`quantize encodings`: encodings for what has none, by calibration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildlib.cache.key import text_sha256
+from buildlib.cache.layout import CacheEntry
+from buildlib.checkpoint.config import load_config
+from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
+from buildlib.encodings.files import load_encodings, save_encodings
+from buildlib.encodings.model import Encodings
+from buildlib.graph.files import load_model, save_model
+from buildlib.pipeline.error_names import naming
+from buildlib.pipeline.model_folder import calibration_windows, link_configuration
+from buildlib.pipeline.sources import OnnxSource
+from buildlib.pipeline.stage import Stage
+from buildlib.quantize.options import QuantizationOptions
+from buildlib.quantize.recipe import Bitwidths, complete_encodings
+
+
+@dataclass(frozen=True)
+class CompleteEncodings(Stage):
+    """The imported model with encodings for all of it.
+
+    Attributes:
+        export: that was imported; errors name its files.
+        quantization: bits of what has no encodings.
+    """
+
+    operation = "quantize"
+    imported: CacheEntry
+    export: OnnxSource
+    quantization: QuantizationOptions
+
+    @property
+    def subject(self) -> str:
+        return "encodings"
+
+    @property
+    def source(self) -> Path:
+        return self.imported.folder
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        text = self.export.calibration_text
+        return {
+            "quantization": self.quantization,
+            "calibration_sha256": text_sha256(text) if text else None,
+        }
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.imported.hash,)
+
+    def run(self, folder: Path) -> None:
+        with naming(self.export):
+            self._complete(self.imported.folder, folder)
+
+    def _complete(self, imported: Path, folder: Path) -> None:
+        model, encodings = imported / MODEL_FILE, imported / ENCODINGS_FILE
+        complete = complete_encodings(
+            model,
+            load_encodings(encodings) if encodings.is_file() else Encodings(),
+            load_config(imported / CONFIG_FILE),
+            calibration_windows(imported, self.export.calibration_text),
+            Bitwidths.from_options(self.quantization),
+        )
+        link_configuration(imported, folder)
+        save_encodings(complete, folder / ENCODINGS_FILE)
+        save_model(load_model(model), folder / MODEL_FILE)
