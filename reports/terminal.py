@@ -5,10 +5,10 @@ from collections import Counter
 from rich.console import Console
 from rich.text import Text
 
+from harness.console import NumberColumn, print_numbers
 from harness.results.comparison import Comparison, ComparisonGroup, Verdict
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT
-from reports.fitting import Column, FittedTable
 from reports.page import Page, Section
 from reports.summary import Row
 from reports.text import graphs, percent, visible
@@ -38,7 +38,7 @@ def show(page: Page, console: Console) -> None:
     for section in page.sections:
         title = f"HTP emulator. {EMULATOR_NOTICE}" if section.emulator else "Hardware"
         _say(console, Text(title, "bold yellow" if section.emulator else "bold"))
-        console.print(_table(section), crop=False)
+        _print_table(section, console)
         alike = Counter(map(_looks, section.rows))
         for row in section.rows:
             apart = alike[_looks(row)] > 1
@@ -107,7 +107,7 @@ def _ratio(metric: Metric, found: Comparison) -> str:
     return f"{ratio} ({found.low:.3f} to {found.high:.3f} at {found.confidence:.0%})"
 
 
-def _table(section: Section) -> FittedTable:
+def _print_table(section: Section, console: Console) -> None:
     rows = section.rows
     alike = Counter(map(_looks, rows))
     columns = []
@@ -122,12 +122,14 @@ def _table(section: Section) -> FittedTable:
         _column("grade", "n\ngrade", [_grade(row) for row in rows]),
     ]
     names = [_name(row, apart=alike[_looks(row)] > 1) for row in rows]
-    return FittedTable("Model\ntarget, workload", names, columns)
+    console.print()
+    print_numbers("Model\ntarget, workload", names, columns, console=console)
+    console.print()
 
 
-def _column(key: str, heading: str, cells: list[str]) -> Column:
+def _column(key: str, heading: str, cells: list[str]) -> NumberColumn:
     rank = RANKS.get(key, 0)
-    return Column(heading, cells, _EMPTY if rank and set(cells) == {_NOTHING} else rank)
+    return NumberColumn(heading, cells, _EMPTY if rank and set(cells) == {_NOTHING} else rank)
 
 
 def _name(row: Row, *, apart: bool) -> str:

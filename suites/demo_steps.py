@@ -17,8 +17,8 @@ from buildlib.pipeline.build import BuildOutputs
 from buildlib.pipeline.runner import StageRecord
 from buildlib.reference.perplexity import onnx_perplexity
 from harness.cli.arguments import WAIT_S
-from harness.cli.console import progress, remarks
 from harness.cli.session import open_session
+from harness.console import progress, remarks
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server, stop_if_ours
 from harness.errors import HarnessError, WrongUseError

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import WAIT_S, ContainerDir, Json, Wait
-from harness.cli.console import EMULATOR, answers, print_json, tell
 from harness.cli.measuring import (
     Charge,
     Devices,
@@ -21,7 +20,7 @@ from harness.cli.measuring import (
     Repetitions,
     Warmup,
 )
-from harness.cli.tables import Row, print_rows
+from harness.console import EMULATOR, Row, answers, print_json, print_rows, tell
 from harness.words import counted
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from harness.cli.arguments import Json, read_text
-from harness.cli.console import answers, print_json, progress
-from harness.cli.tables import Row, print_rows
+from harness.console import Row, answers, print_json, print_rows, progress
 from harness.errors import WrongUseError
 from harness.words import counted
 

@@ -9,9 +9,8 @@ import typer
 from rich.text import Text
 
 from harness.cli.arguments import Json
-from harness.cli.console import answers, print_json, progress, tell
-from harness.cli.tables import Row, print_rows
 from harness.cli.tensors import print_facts
+from harness.console import Row, answers, print_json, print_rows, progress, tell
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 from harness.words import counted

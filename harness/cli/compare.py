@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import WAIT_S, Json, Wait
-from harness.cli.console import EMULATOR, answers, print_json, tell
 from harness.cli.measuring import (
     Charge,
     Devices,
@@ -22,7 +21,7 @@ from harness.cli.measuring import (
     Repetitions,
     Warmup,
 )
-from harness.cli.tables import Row, print_rows
+from harness.console import EMULATOR, Row, answers, print_json, print_rows, tell
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import Json
-from harness.cli.console import answers, print_json, tell
-from harness.cli.tables import Row, print_rows
+from harness.console import Row, answers, print_json, print_rows, tell
 
 if TYPE_CHECKING:
     from harness.virtual_device.events import Event

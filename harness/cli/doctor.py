@@ -10,7 +10,7 @@ from typing import Literal
 import typer
 
 from harness.cli.arguments import Json
-from harness.cli.console import answers, print_json
+from harness.console import answers, print_json
 from harness.exit_codes import BAD
 
 State = Literal["ok", "note", "broken"]

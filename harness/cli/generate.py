@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, Wait
-from harness.cli.console import print_json, print_text, tell
+from harness.console import print_json, print_text, tell
 from harness.errors import WrongUseError
 
 

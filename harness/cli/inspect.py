@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from harness.cli.arguments import Json
-from harness.cli.console import answers, print_json, tell
 from harness.cli.tensors import print_facts, print_tensors
+from harness.console import answers, print_json, tell
 
 if TYPE_CHECKING:
     from rich.console import Console

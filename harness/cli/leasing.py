@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from harness.cli.console import tell
+from harness.console import tell
 from harness.errors import LeaseTimeoutError, one_line
 
 if TYPE_CHECKING:

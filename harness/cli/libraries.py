@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import Json
-from harness.cli.console import answers, print_json
-from harness.cli.tables import Row, print_rows
+from harness.console import Row, answers, print_json, print_rows
 
 app = typer.Typer(
     help="Genie and QNN for devices: what this machine has, and fetching the rest.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.console import tell
+from harness.console import tell
 from harness.errors import WrongUseError
 
 if TYPE_CHECKING:

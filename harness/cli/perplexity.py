@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, Wait, read_text
-from harness.cli.console import answers, print_json, tell
+from harness.console import answers, print_json, tell
 from harness.exit_codes import BAD
 from harness.words import counted
 

@@ -9,8 +9,7 @@ import typer
 from rich.text import Text
 
 from harness.cli.arguments import Json
-from harness.cli.console import answers, print_json, tell
-from harness.cli.tables import Row, print_rows
+from harness.console import Row, answers, print_json, print_rows, tell
 from harness.errors import one_line
 from harness.exit_codes import BAD
 

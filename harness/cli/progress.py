@@ -12,7 +12,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from harness.cli.console import progress
+from harness.console import progress
 
 if TYPE_CHECKING:
     from harness.deploy.pipeline import Progress as OnProgress

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import Json
-from harness.cli.console import answers, print_json, tell
-from harness.cli.tables import Row, print_rows
+from harness.console import Row, answers, print_json, print_rows, tell
 from harness.errors import WrongUseError
 from harness.words import counted, soc_in_words
 

@@ -8,8 +8,7 @@ import typer
 from rich.text import Text
 
 from harness.cli.arguments import Json
-from harness.cli.console import EMULATOR, answers, print_json, remarks
-from harness.cli.tables import Row, print_rows
+from harness.console import EMULATOR, Row, answers, print_json, print_rows, remarks
 from harness.words import counted
 
 if TYPE_CHECKING:

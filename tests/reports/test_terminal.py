@@ -36,7 +36,7 @@ def _shown(runs: list[Run], width: int | None) -> str:
 
 def _table(text: str) -> list[str]:
     lines = text.splitlines()
-    first = next(index for index, line in enumerate(lines) if line.startswith(" Model"))
+    first = next(index for index, line in enumerate(lines) if line.startswith("Model"))
     return lines[first : lines.index("", first)]
 
 
@@ -60,11 +60,11 @@ def test_a_terminal_gets_whole_words_and_numbers(runs: list[Run], width: int) ->
     ("width", "left_out"),
     [
         (140, ()),
-        (90, ("Memory",)),
-        (80, ("Memory", "Init")),
-        (70, ("Memory", "Init", "in float")),
-        (60, ("Memory", "Init", "in float", "grade")),
-        (54, ("Memory", "Init", "in float", "grade", "TTFT")),
+        (85, ("Memory",)),
+        (75, ("Memory", "Init")),
+        (65, ("Memory", "Init", "in float")),
+        (56, ("Memory", "Init", "in float", "grade")),
+        (50, ("Memory", "Init", "in float", "grade", "TTFT")),
         (42, ("Memory", "Init", "in float", "grade", "TTFT", "Perplexity")),
         (20, ("Memory", "Init", "in float", "grade", "TTFT", "Perplexity")),
     ],

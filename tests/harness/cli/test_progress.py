@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.cli import console
+from harness import console
 from harness.cli.progress import deploy_progress
 from harness.devices.adb.client import AdbServer
 from harness.virtual_device import manager

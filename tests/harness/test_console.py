@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 from rich.text import Text
 
-from harness.cli.tables import Row, print_rows
+from harness.console import Row, print_rows
 
 HEADINGS = ("name", "state", "load", "tags", "why")
 LONG = "it stopped answering while files were pushed to it, and no step of recovery helped: " * 2

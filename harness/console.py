@@ -1,0 +1,208 @@
+"""What people read on a terminal: consoles, text made safe to show, and tables.
+
+Answers go to stdout, progress and remarks to stderr. What is no terminal gets plain text in lines
+of any length. Tables are never cut: columns that do not fit stand beneath their row, or are left
+out by rank; numbers are never wrapped.
+"""
+
+import json
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, ProgressColumn
+from rich.text import Text
+
+_SHOWN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+_SHOWN |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+_UNBOUNDED = 100_000
+_GAP = 2
+_INDENT = 2
+_NARROWEST_NAME = 16
+"""Columns that names get in any case."""
+_LONGEST_WORD = 36
+"""Numbers make space for words of names up to this length; longer ones may be broken."""
+
+EMULATOR = "measured on the HTP emulator: its speed says nothing about hardware speed"
+
+
+def answers() -> Console:
+    """The console of answers; when stdout is no terminal, plain text in lines of any length."""
+    return _whole_lines(Console(highlight=False, soft_wrap=True))
+
+
+def remarks() -> Console:
+    """The console of progress and remarks, on stderr, so that answers can be piped."""
+    return _whole_lines(Console(stderr=True, highlight=False))
+
+
+def _whole_lines(console: Console) -> Console:
+    """What is no terminal has no width, whatever `COLUMNS` says: its lines are for `grep`."""
+    if not console.is_terminal:
+        console.width = _UNBOUNDED
+    return console
+
+
+def tell(words: str) -> None:
+    """One line on stderr, whatever it holds."""
+    remarks().print(words, markup=False, soft_wrap=True)
+
+
+def progress(*columns: ProgressColumn) -> Progress:
+    """A bar on stderr that goes away when done; nothing where stderr is no terminal."""
+    console = remarks()
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def print_text(text: str) -> None:
+    """Text that a model made up: as it is into a pipe, with control characters shown on a terminal.
+
+    A terminal obeys control characters, and nobody knows what a model says.
+    """
+    if sys.stdout.isatty():
+        text = text.translate(_SHOWN)
+    typer.echo(text)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on stdout, for programs."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a table.
+
+    Attributes:
+        cells: one for each heading, on one line each.
+        below: lines of their own beneath the row, whatever the width.
+    """
+
+    cells: Sequence[Text | str]
+    below: Sequence[Text | str] = ()
+
+
+def print_rows(
+    headings: Sequence[str],
+    rows: Sequence[Row],
+    *,
+    right: Collection[str] = (),
+    console: Console | None = None,
+) -> None:
+    """Print a table whose columns stand in the order of their importance.
+
+    On a terminal that is too narrow for all, the last of them stand beneath each row instead, with
+    their headings; the very last, which takes texts of any length, without.
+
+    Args:
+        right: headings of numbers, which are aligned to the right.
+        console: by default that of answers.
+    """
+    console = console or answers()
+    lines = [[_one_line(cell) for cell in row.cells] for row in rows]
+    widths = [
+        max(Text(heading).cell_len, *(line[number].cell_len for line in lines), 0)
+        for number, heading in enumerate(headings)
+    ]
+    beside = len(widths)
+    while console.is_terminal and beside > 1 and _total(widths[:beside]) > console.width:
+        beside -= 1
+    pads = [
+        width if heading in right else -width
+        for width, heading in zip(widths[:beside], headings, strict=False)
+    ]
+    console.print(_line([Text(heading, "bold") for heading in headings], pads))
+    for row, line in zip(rows, lines, strict=True):
+        console.print(_line(line, pads))
+        beneath = _beneath(headings, line, beside)
+        for text in (*([beneath] if beneath else []), *map(_one_line, row.below)):
+            console.print(Text(" " * _INDENT).append_text(text))
+
+
+@dataclass(frozen=True, slots=True)
+class NumberColumn:
+    """A column of numbers; heading and cells may have several lines.
+
+    Attributes:
+        cells: one for each row.
+        rank: columns of the highest rank are left out first; those of rank 0 never are.
+    """
+
+    heading: str
+    cells: Sequence[str]
+    rank: int
+
+
+def print_numbers(
+    heading: str, names: Sequence[str], columns: Sequence[NumberColumn], *, console: Console
+) -> None:
+    """Print named rows of numbers, with as many columns as fit the terminal.
+
+    Args:
+        heading: of the names.
+        names: of the rows; they are wrapped where they have to be, and numbers never.
+    """
+    words = [word for text in (heading, *names) for word in text.split()]
+    longest = max(Text(word).cell_len for word in words)
+    narrow = min(max(longest, _NARROWEST_NAME), _LONGEST_WORD)
+    widths = {column.heading: _width([column.heading, *column.cells]) for column in columns}
+    kept = list(columns)
+    limit = console.width if console.is_terminal else _UNBOUNDED
+    while _total([narrow, *(widths[column.heading] for column in kept)]) > limit:
+        optional = [column for column in kept if column.rank]
+        if not optional:
+            break
+        kept.remove(max(optional, key=lambda column: column.rank))
+    spare = limit - _total([narrow, *(widths[column.heading] for column in kept)])
+    name_width = min(max(narrow + spare, _NARROWEST_NAME), _width([heading, *names]))
+    pads = [-name_width, *(widths[column.heading] for column in kept)]
+
+    def wrapped(text: str, style: str = "") -> list[Text]:
+        return list(Text(text, style).wrap(console, name_width, overflow="fold"))
+
+    def print_block(name: list[Text], cells: Iterable[str], style: str = "") -> None:
+        columns = [[Text(line, style) for line in cell.split("\n")] for cell in cells]
+        for line in zip_longest(name, *columns, fillvalue=Text()):
+            console.print(_line(line, pads), crop=False, no_wrap=True, overflow="ignore")
+
+    print_block(wrapped(heading, "bold"), (column.heading for column in kept), "bold")
+    for number, name in enumerate(names):
+        print_block(wrapped(name), (column.cells[number] for column in kept))
+
+
+def _width(texts: Iterable[str]) -> int:
+    return max(Text(line).cell_len for text in texts for line in text.split("\n"))
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _line(cells: Sequence[Text], pads: Sequence[int]) -> Text:
+    """Cells of their columns' widths, which are negative where the text is on the left."""
+    line = Text()
+    for number, (cell, pad) in enumerate(zip(cells, pads, strict=False)):
+        spaces = " " * (abs(pad) - cell.cell_len)
+        gap = " " * _GAP if number else ""
+        line.append(gap + (spaces if pad > 0 else "")).append_text(cell)
+        line.append("" if pad > 0 else spaces)
+    line.rstrip()
+    return line
+
+
+def _beneath(headings: Sequence[str], cells: Sequence[Text], beside: int) -> Text | None:
+    """The cells that do not fit beside the others."""
+    last = len(headings) - 1
+    texts = [
+        cell.copy() if number == last else Text(f"{headings[number]} ").append_text(cell)
+        for number, cell in enumerate(cells)
+        if number >= beside and cell
+    ]
+    return Text(", ").join(texts) if texts else None
+
+
+def _one_line(cell: Text | str) -> Text:
+    return Text(" ".join(cell.splitlines())) if isinstance(cell, str) else cell
