@@ -10,7 +10,7 @@ import secrets
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,8 @@ from harness.devices.types import device_types
 from harness.virtual_device import manager
 from suites.models import tiny_llama
 from tests.private_adb import free_port, private_environment
+from tests.system import lacking_library, require_library
+from tools.system_packages import LIBRARIES
 
 SOC = "SM8750"
 
@@ -43,6 +45,25 @@ def pytest_configure() -> None:
     """Refuse to run with an installation that is older than this checkout's entry points."""
     if "virtual" not in device_types():
         raise pytest.UsageError("entry points are stale: `pip install --no-deps -e .` renews them")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skip what failed because the QNN libraries lack one of the system's."""
+    report = yield
+    if report.failed and (reason := lacking_library(str(report.longrepr))):
+        path, line, _ = item.location
+        report.outcome, report.longrepr = "skipped", (path, line or 0, reason)
+    return report
+
+
+@pytest.fixture
+def qnn_libraries() -> None:
+    """For tests that cannot tell by themselves why the QNN libraries do not load."""
+    for name in LIBRARIES.values():
+        require_library(name)
 
 
 @pytest.fixture(scope="session", autouse=True)

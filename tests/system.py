@@ -9,6 +9,8 @@ import pytest
 from tools.system_packages import LIBRARIES, PROGRAMS, find_library, find_program
 from tools.test import PACKAGES_VARIABLE
 
+_INSTALLED = os.environ.get(PACKAGES_VARIABLE) == "installed"
+
 
 def program(name: str) -> Path:
     """Find a program of `tools.system_packages`, or skip the test."""
@@ -24,8 +26,19 @@ def require_library(name: str) -> None:
         _lack(next(package for package, library in LIBRARIES.items() if library == name))
 
 
+def lacking_library(failure: str) -> str | None:
+    """Return why a test failed, where that is a missing library of `tools.system_packages`."""
+    for package, name in LIBRARIES.items():
+        if name in failure and find_library(name) is None and not _INSTALLED:
+            return _reason(package)
+    return None
+
+
 def _lack(package: str) -> NoReturn:
-    reason = f"needs Debian's package {package}, which `python3 -m tools.test` installs"
-    if os.environ.get(PACKAGES_VARIABLE) == "installed":
-        pytest.fail(reason)
-    pytest.skip(reason)
+    if _INSTALLED:
+        pytest.fail(_reason(package))
+    pytest.skip(_reason(package))
+
+
+def _reason(package: str) -> str:
+    return f"needs Debian's package {package}, which `python3 -m tools.test` installs"

@@ -1,6 +1,7 @@
 """Real exports by other people's tools, imported, against what PyTorch computed."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,10 +81,11 @@ def test_an_import_is_canonical(name: str, imported: Imported, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_are_not_written_again(name: str, imported: Imported) -> None:
-    path = imported(name, GraphShape(4, 16))
+def test_weights_are_not_written_again(name: str, tmp_path: Path) -> None:
+    export = shutil.copytree(EXPORTS / name, tmp_path / "export")  # links stay on a file system
+    path = ImportModel(GraphShape(4, 16)).run(export / "model.onnx", tmp_path / "out/model.onnx")
     for link in (other for other in path.parent.iterdir() if "onnx" not in other.suffix[:5]):
-        source = EXPORTS / name / link.name
+        source = export / link.name
         if link.suffix != ".encodings":
             assert link.samefile(source)
 

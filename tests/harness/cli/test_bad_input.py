@@ -84,6 +84,7 @@ def test_a_machine_without_the_compiler(qnnfarm: Run, model: Path, tmp_path: Pat
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.usefixtures("qnn_libraries")
 @pytest.mark.parametrize("blocks", [40, 120])
 def test_a_full_disk(model: Path, tmp_path: Path, blocks: int) -> None:
     """No file gets longer than so many blocks of 512 bytes: the model, or the compiled graph."""
@@ -100,6 +101,7 @@ def test_a_full_disk(model: Path, tmp_path: Path, blocks: int) -> None:
     assert unfinished(cache) == []
 
 
+@pytest.mark.usefixtures("qnn_libraries")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_build_that_is_ended_keeps_what_is_finished(
     model: Path, tmp_path: Path, number: signal.Signals

@@ -161,6 +161,7 @@ def test_several_targets_get_a_folder_each(
     assert (tmp_path / "out" / "SM8750-emulator" / "metadata.json").is_file()
 
 
+@pytest.mark.usefixtures("qnn_libraries")
 def test_doctor_finds_this_machine_well(qnnfarm: Run) -> None:
     done = qnnfarm("doctor", "--json")
     assert done.returncode == 0, done.stdout
@@ -169,6 +170,7 @@ def test_doctor_finds_this_machine_well(qnnfarm: Run) -> None:
     assert "broken" not in states.values()
 
 
+@pytest.mark.usefixtures("qnn_libraries")
 def test_doctor_says_when_there_is_no_namespace(qnnfarm: Run) -> None:
     done = qnnfarm("doctor", QNNFARM_VIRTUAL_NAMESPACE="none")
     assert done.returncode == 0

@@ -15,6 +15,7 @@ from harness.deploy.deployment import DeployFile
 from harness.deploy.scripts import installed_scripts
 from harness.devices.adb.device import AdbDevice
 from harness.errors import DeviceCommandError, HostFileError
+from tests.system import program
 
 RandomFile = Callable[[int], Path]
 
@@ -141,6 +142,7 @@ def _commands(device: AdbDevice) -> set[str]:
 def test_removing_a_run_ends_what_runs_in_it(
     virtual_device: AdbDevice, run_id: str, random_file: RandomFile
 ) -> None:
+    program("ps")  # the device's own, where it has no toybox
     deployment = deploy(virtual_device, {"a": random_file(1)}, run_id=run_id)
     mark = f"sleep {10**6 + secrets.randbelow(10**6)}.25"
     run = f"sh {deployment.scripts_dir}/run.sh {deployment.run_dir} 3600 log -- {mark}"
