@@ -127,14 +127,18 @@ class PlanFileError(PlanError):
 
     Attributes:
         key: e.g. `workloads[1].prompt_tokens`; empty for the whole file.
+        line: of the file, counted from 1; `None` where there is none.
     """
 
     path: str
     key: str
     reason: str
+    line: int | None = None
 
     def __str__(self) -> str:
-        return self._fill("{path}" + (": {key}" if self.key else "") + ": {reason}")
+        line = "" if self.line is None else ", line {line}"
+        key = ", {key:120}" if self.key else ""
+        return self._fill("{path}" + line + key + ": {reason}")
 
 
 class PlanBusyError(PlanError):

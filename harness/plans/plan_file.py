@@ -1,22 +1,18 @@
 """`PLAN.yaml`: what to run where, checked before anything runs. Its guide is docs/plans.md."""
 
-from collections.abc import Hashable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from harness.devices.types import check_type_name
 from harness.errors import ConditionsError, FailureClass, PlanFileError
-from harness.pool.wording import reason, together
 from harness.telemetry.charge import ChargeWindow
 from harness.telemetry.conditions import Conditions
 from harness.workloads.base import NonEmpty
 from harness.workloads.registry import AnyWorkload
+from harness.yaml_files import YamlFile, read_yaml
 
-_LARGEST_FILE = 1 << 20
-_OF_TEXTS = {"tags", "command", "zones"}
 Label = Annotated[str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,63}\Z")]
 Word = Annotated[str, Field(min_length=1, max_length=128, pattern=r"\A[^\x00-\x20\x7f]+\Z")]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
@@ -190,72 +186,10 @@ def load_plan(path: Path) -> Plan:
     """Read and check a plan.
 
     Raises:
-        PlanFileError: names the file, the key, and what is wrong there.
+        PlanFileError: names the file, the line, the key, and what is wrong there.
     """
-    try:
-        with path.open("rb") as source:
-            text = source.read(_LARGEST_FILE + 1)
-    except OSError as error:
-        raise PlanFileError(str(path), "", f"cannot be read: {error.strerror or error}") from error
-    if len(text) > _LARGEST_FILE:
-        raise PlanFileError(str(path), "", f"it is larger than {_LARGEST_FILE} bytes")
-    try:
-        content = yaml.load(text, _StrictLoader)  # noqa: S506  (a SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = "" if mark is None else f"line {mark.line + 1}: "
-        problem = error.problem or error.context or "it cannot be read"
-        said = problem if isinstance(error, _KeyError) else f"it is no YAML: {problem}"
-        raise PlanFileError(str(path), "", f"{line}{said}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise PlanFileError(str(path), "", f"it is no YAML: {error}") from error
-    except RecursionError as error:
-        raise PlanFileError(str(path), "", "it is nested too deeply") from error
-    if not isinstance(content, dict):
-        raise PlanFileError(str(path), "", "a plan is a mapping of keys: name, workloads, ...")
-    try:
-        return Plan.model_validate(content)
-    except ValidationError as error:
-        reasons: dict[str, dict[str, None]] = {}
-        for each in error.errors(include_url=False, include_input=False):
-            reasons.setdefault(_key(each["loc"]), {})[reason(each, _OF_TEXTS)] = None
-        complaints = [(key, ", or ".join(words)) for key, words in reasons.items()]
-        (key, first), *others = complaints
-        more = (f"{other}: {words}" for other, words in others)
-        raise PlanFileError(str(path), key, together(first, more)) from error
 
+    def fail(line: int | None, key: str, reason: str) -> PlanFileError:
+        return PlanFileError(str(path), key, reason, line)
 
-def _key(location: tuple[int | str, ...]) -> str:
-    """`("workloads", 1, "bench", "new_tokens")` as a user finds it: `workloads[1].new_tokens`."""
-    # Between the keys pydantic names the variant of a union: `workloads.1.bench.warmup.int`.
-    variants = {
-        ("workloads", 2), ("workloads", 3), ("workloads", 5), ("conditions", 1), ("devices", 3)
-    }  # fmt: skip
-    words: list[str] = []
-    for place, part in enumerate(location):
-        if isinstance(part, int) and words:
-            words[-1] += f"[{part}]"
-        elif isinstance(part, int) or (location[0], place) not in variants:
-            words.append(str(part))
-    return ".".join(words)
-
-
-class _KeyError(yaml.constructor.ConstructorError):
-    """A key that is there twice, or cannot be one."""
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that is there twice: one of both values would silently be lost."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable) or key in seen:
-                wrong = "is there twice" if isinstance(key, Hashable) else "cannot be a key"
-                problem = f"the key {str(key)[:80]!r} {wrong}"
-                raise _KeyError(None, None, problem, key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
+    return YamlFile(read_yaml(path, fail), Plan, fail).content

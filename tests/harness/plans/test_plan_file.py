@@ -93,13 +93,21 @@ MINIMAL = "name: x\nworkloads: [{kind: bench}]\n"
         ("name: x\nworkloads: [{kind: command, command: ['a\\0b']}]\n".replace("\\0", "\\x00")
          .replace("'", '"'), "workloads[0].command[0]", "match pattern"),
         ("name: ../x\nworkloads: [{kind: bench}]\n", "name", "match pattern"),
-        (MINIMAL + "name: y\n", "", "line 3: the key 'name' is there twice"),
-        (MINIMAL + "devices: [\n", "", "line 4: it is no YAML: "),
-        (MINIMAL + "colour: red\ndb: 3\n", "db", "must be a text; colour: there is no such key"),
-        ("- a\n- b\n", "", "a plan is a mapping"),
+        (MINIMAL + "devices: [{socc: SM8750}]\n", "devices[0].socc", "did you mean soc?"),
+        (MINIMAL + "devices: [{count: 1, count: 2}]\n", "devices[0].count", "given twice"),
+        (MINIMAL + "devices: [{[a]: 2}]\n", "devices[0]", "cannot be a key"),
+        ("name: x\nworkloads: [{kind: command, comand: [ls]}]\n",
+         "workloads[0].command", "it is missing; line 2, workloads[0].comand: there is no such"),
+        ("name: x\nworkloads: [{kind: generate, new_tokens: 4}]\n",
+         "workloads[0].prompt", "it is missing; line 2, workloads[0].new_tokens: there is no such"),
+        (MINIMAL + "devices: [\n", "", "it is no YAML: "),
+        (MINIMAL + "colour: red\ndb: 3\n",
+         "db", "must be a text; line 3, colour: there is no such key"),
+        ("- a\n- b\n", "", "no mapping of keys"),
         ("name: [\n", "", "it is no YAML"),
         ("!!python/object/apply:os.system [ls]\n", "", "it is no YAML"),
         ("[" * 5000, "", "nested too deeply"),
+        ("", "name", "it is missing; workloads: it is missing"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_by_file_and_key(
@@ -113,6 +121,20 @@ def test_what_is_wrong_is_named_by_file_and_key(
     assert str(caught.value).startswith(str(tmp_path / "plan.yaml"))
     assert str(caught.value).isprintable()
     assert caught.value.exit_code == 2
+
+
+def test_the_line_of_a_mistake_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlanFileError, match=r"plan\.yaml, line 3, name: the key is given twice"):
+        load(tmp_path, MINIMAL + "name: y\n")
+    with pytest.raises(PlanFileError, match=r"plan\.yaml, line 4: it is no YAML: "):
+        load(tmp_path, MINIMAL + "devices: [\n")
+
+
+def test_parts_that_are_alike_are_written_once(tmp_path: Path) -> None:
+    text = MINIMAL + "devices: [&one {soc: SM8750, count: 2}, {<<: *one, count: all}, *one]\n"
+    assert [(d.soc, d.count) for d in load(tmp_path, text).devices] == [
+        ("SM8750", 2), ("SM8750", "all"), ("SM8750", 2)
+    ]  # fmt: skip
 
 
 def test_a_plan_that_is_not_there_is_named(tmp_path: Path) -> None:

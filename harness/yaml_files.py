@@ -1,0 +1,243 @@
+"""YAML files that people write, read strictly: errors name line and key, and the nearest key."""
+
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from harness.errors import HarnessError
+
+MAX_BYTES = 1 << 20
+_DEEPEST = 20
+_LONGEST = 280
+_NO_SUCH_KEY = "extra_forbidden"
+_MISSING = "missing"
+_LISTS = {"tuple_type", "list_type", "frozen_set_type", "set_type"}
+_REASONS = {
+    _NO_SUCH_KEY: "there is no such key",
+    _MISSING: "it is missing",
+    "dict_type": "must be a mapping of keys",
+    "model_type": "must be a mapping of keys",
+    "model_attributes_type": "must be a mapping of keys",
+    "string_type": "must be a text",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "union_tag_not_found": "`kind` is missing",
+}
+_SHOULD = re.compile(r"^\w+ should ")
+
+Location = Sequence[int | str]
+Fail = Callable[[int | None, str, str], HarnessError]
+"""Makes the error of a file from a line (counted from 1), a key such as `devices[2].tags`, both
+empty for the whole file, and a reason."""
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_yaml(path: Path, fail: Fail) -> str:
+    """Read the text of a YAML file.
+
+    Raises:
+        HarnessError: from `fail`; the file cannot be read, is larger than 1 MiB, or is no UTF-8.
+    """
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise fail(None, "", f"cannot be read: {error.strerror or error}") from error
+    if len(content) > MAX_BYTES:
+        raise fail(None, "", "it is larger than 1 MiB")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise fail(None, "", f"it is no UTF-8: {error.reason}") from error
+
+
+class YamlFile(Generic[Model]):
+    """YAML document as a pydantic model, which knows the lines of its keys.
+
+    Attributes:
+        content: the model.
+
+    Raises:
+        HarnessError: from `fail`; it is no YAML, is nested too deeply, gives a key twice, or does
+            not fit the model.
+    """
+
+    def __init__(self, text: str, model: type[Model], fail: Fail) -> None:
+        self._fail = fail
+        self._root, content = self._parse(text)
+        if content is None:
+            content = {}
+        if not isinstance(content, dict):
+            raise fail(1, "", "it is no mapping of keys")
+        try:
+            self.content = model.model_validate(content)
+        except ValidationError as error:
+            raise self._invalid(error, model) from None
+
+    def error(self, location: Location, reason: str) -> HarnessError:
+        """Make the error of what is wrong at a location in the model."""
+        return self._fail(*self._place(location), reason)
+
+    def _parse(self, text: str) -> tuple[yaml.Node | None, Any]:
+        """The tree of the document, and what it says."""
+        try:
+            depth = 0
+            for event in yaml.parse(text, Loader=yaml.SafeLoader):
+                depth += isinstance(event, yaml.CollectionStartEvent)
+                depth -= isinstance(event, yaml.CollectionEndEvent)
+                if depth > _DEEPEST:  # PyYAML takes minutes for deeper ones
+                    raise RecursionError
+            loader = yaml.SafeLoader(text)
+            root: yaml.Node | None = loader.get_single_node()
+            if root is None:
+                return None, None
+            self._refuse_same_keys(loader, root, "", set())
+            return root, loader.construct_document(root)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            line = None if mark is None else mark.line + 1
+            problem = error.problem or error.context or "it cannot be read"
+            raise self._fail(line, "", f"it is no YAML: {problem}") from error
+        except (yaml.YAMLError, ValueError, OverflowError) as error:
+            raise self._fail(None, "", f"it is no YAML: {error}") from error
+        except RecursionError as error:
+            raise self._fail(None, "", "it is nested too deeply") from error
+
+    def _refuse_same_keys(
+        self, loader: yaml.SafeLoader, node: yaml.Node, path: str, checked: set[int]
+    ) -> None:
+        """One of the values of a key that is given twice would silently be lost."""
+        if id(node) in checked:  # an alias
+            return
+        checked.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            for number, item in enumerate(node.value):
+                self._refuse_same_keys(loader, item, f"{path}[{number}]", checked)
+        elif isinstance(node, yaml.MappingNode):
+            seen: set[Hashable] = set()
+            for key_node, value in node.value:
+                below = _joined(path, key_node.value)
+                if key_node.tag != "tag:yaml.org,2002:merge":
+                    key = loader.construct_object(key_node, deep=True)
+                    line = key_node.start_mark.line + 1
+                    if not isinstance(key, Hashable):
+                        raise self._fail(line, path, f"{str(key)[:80]} cannot be a key")
+                    if key in seen:
+                        raise self._fail(line, below, "the key is given twice")
+                    seen.add(key)
+                self._refuse_same_keys(loader, value, below, checked)
+
+    def _place(self, location: Location, *, missing: bool = False) -> tuple[int | None, str]:
+        """Line and key of a location in the model, as near as the document leads.
+
+        Parts of the location that the document does not have, such as the variant of a union, are
+        left out, but for the last one when it is `missing`.
+        """
+        node, path = self._root, ""
+        line = None if node is None else node.start_mark.line + 1
+        tags: set[int] = set()
+        for number, step in enumerate(location):
+            if isinstance(step, int):
+                path += f"[{step}]"
+                inside = isinstance(node, yaml.SequenceNode) and step < len(node.value)
+                node = node.value[step] if isinstance(node, yaml.SequenceNode) and inside else None
+                line = line if node is None else node.start_mark.line + 1
+                continue
+            values = _values(node)
+            kind = values.get("kind")
+            if kind is not None and kind[1].value == step and id(node) not in tags:
+                tags.add(id(node))  # the variant; another part of this name is a key
+            elif step in values:
+                key, node = values[step]
+                line, path = key.start_mark.line + 1, _joined(path, step)
+            elif missing and number == len(location) - 1:
+                path = _joined(path, step)
+        return line, path
+
+    def _invalid(self, error: ValidationError, model: type[BaseModel]) -> HarnessError:
+        """The first complaint with its place, and as much of the others as a line holds."""
+        reasons: dict[tuple[int | None, str], dict[str, None]] = {}
+        for found in error.errors(include_url=False, include_input=False):
+            place = self._place(found["loc"], missing=found["type"] == _MISSING)
+            reasons.setdefault(place, {})[_reason(found, model)] = None
+        (place, first), *others = ((place, ", or ".join(each)) for place, each in reasons.items())
+        more = [f"{_shown(*place)}: {reason}" for place, reason in others]
+        return self._fail(*place, _together(first, more))
+
+
+def _values(node: yaml.Node | None) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+    if not isinstance(node, yaml.MappingNode):
+        return {}
+    return {str(key.value): (key, value) for key, value in node.value}
+
+
+def _joined(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _shown(line: int | None, key: str) -> str:
+    return ", ".join(filter(None, ("" if line is None else f"line {line}", key)))
+
+
+def _together(first: str, others: Iterable[str]) -> str:
+    told, left = first, 0
+    for other in others:
+        if left or len(told) + len(other) > _LONGEST - 20:
+            left += 1
+        else:
+            told += f"; {other}"
+    return f"{told}; and {left} more" if left else told
+
+
+def _reason(error: ErrorDetails, model: type[BaseModel]) -> str:
+    """One complaint, in our words instead of pydantic's."""
+    kind, location = error["type"], error["loc"]
+    if kind in _LISTS:
+        return "must be a list of texts" if _is_of_texts(model, location) else "must be a list"
+    if kind == "union_tag_invalid":
+        context = error["ctx"]
+        return f"there is no kind {context['tag']!r}, but {context['expected_tags']}"
+    if kind == _NO_SUCH_KEY:
+        keys = {key for each in _models_at(model, location[:-1]) for key in each.model_fields}
+        near = get_close_matches(str(location[-1]), keys, 1)
+        return _REASONS[kind] + (f": did you mean {near[0]}?" if near else "")
+    return _SHOULD.sub("must ", _REASONS.get(kind) or error["msg"].removeprefix("Value error, "))
+
+
+def _models_at(model: type[BaseModel], location: Location) -> list[type[BaseModel]]:
+    """The models that a location may be of; of a union with kinds the one of its kind."""
+    models = [model]
+    for step in location:
+        if len(models) > 1 and (of_kind := [each for each in models if _kind(each) == step]):
+            models = of_kind
+        elif fields := [f for each in models if (f := each.model_fields.get(str(step)))]:
+            models = [found for field in fields for found in _models_in(field.annotation)]
+    return models
+
+
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _kind(model: type[BaseModel]) -> object:
+    field = model.model_fields.get("kind")
+    return None if field is None else field.default
+
+
+def _is_of_texts(model: type[BaseModel], location: Location) -> bool:
+    fields = [m.model_fields.get(str(location[-1])) for m in _models_at(model, location[:-1])]
+    return any(field is not None and not list(_models_in(field.annotation)) for field in fields)
