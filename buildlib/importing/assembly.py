@@ -1,4 +1,4 @@
-"""The canonical model of what a reading has written: inputs, outputs, shapes."""
+"""The canonical model of what an interpreter has written: inputs, outputs, shapes."""
 
 import numpy as np
 import onnx
@@ -15,15 +15,15 @@ from buildlib.importing.root_tensors import PastCache
 from buildlib.importing.values import LinearForm
 
 
-def assemble(model: ir.Model, reading: Interpreter, shape: GraphShape) -> ir.Model:
-    """The model of what a reading has written."""
-    logits = _logits(model, reading)
-    layers, builder = reading.layers, reading.writer.builder
+def assemble(model: ir.Model, interpreter: Interpreter, shape: GraphShape) -> ir.Model:
+    """The model of what an interpreter has written."""
+    logits = _logits(model, interpreter)
+    layers, builder = interpreter.layers, interpreter.writer.builder
     n_layers = len(layers.caches) // 2
-    if reading.tokens is None:
+    if interpreter.tokens is None:
         raise Refusal("no input holds tokens")
-    inputs = [reading.tokens, layers.mask]
-    if reading.attention.width:
+    inputs = [interpreter.tokens, layers.mask]
+    if interpreter.attention.width:
         inputs += [layers.cos, layers.sin]
     outputs = [logits]
     for layer in range(n_layers):
@@ -31,7 +31,7 @@ def assemble(model: ir.Model, reading: Interpreter, shape: GraphShape) -> ir.Mod
             inputs.append(layers.caches[name])
             outputs.append(layers.outputs[interface.kv_output(name)])
     for value in inputs:
-        value.shape = ir.Shape(_dims(value, reading.attention.width, shape))
+        value.shape = ir.Shape(_dims(value, interpreter.attention.width, shape))
     result = builder.model(inputs, outputs, str(model.graph.name))
     result.meta.update(model.meta)
     remove_unused(result.graph)
@@ -56,25 +56,25 @@ def _dims(value: ir.Value, width: int, shape: GraphShape) -> tuple[int, ...]:
     return tuple(dims) if interface.is_kv(name) else (1, shape.ar, dims[-1])
 
 
-def _logits(model: ir.Model, reading: Interpreter) -> ir.Value:
+def _logits(model: ir.Model, interpreter: Interpreter) -> ir.Value:
     """The canonical logits; the source's other outputs must be keys and values."""
     found: list[tuple[ir.Value, LinearForm]] = []
     for output in model.graph.outputs:
-        form = reading.values.get(output)
+        form = interpreter.values.get(output)
         if not isinstance(form, LinearForm):
             raise Refusal(f"output {output.name} does not depend on the text")
-        if not _is_cache(reading, form):
+        if not _is_cache(interpreter, form):
             found.append((output, form))
     named = [pair for pair in found if "logit" in str(pair[0].name).lower()] or found
     if len(named) != 1:
         names = [str(output.name) for output, _ in found]
         raise Refusal(f"no single output holds logits; besides keys and values there are {names}")
     output, form = named[0]
-    placed = reading.resolver.resolve(form, output)
+    placed = interpreter.resolver.resolve(form, output)
     if not _is_by_token(placed):
         reason = "does not hold the scores of the vocabulary in order, token by token"
         raise Refusal(f"output {output.name} {reason}")
-    writer = reading.writer
+    writer = interpreter.writer
     value = writer.value(placed.rows, stacked=False)
     shape = writer.builder.shape(1, -1, placed.rows.features)
     if value.name == interface.LOGITS:
@@ -94,9 +94,9 @@ def _is_by_token(placed: Placement) -> bool:
     return False
 
 
-def _is_cache(reading: Interpreter, form: LinearForm) -> bool:
+def _is_cache(interpreter: Interpreter, form: LinearForm) -> bool:
     """Whether an output is of keys or values: the past with the new ones, or these alone."""
-    roots, layers = reading.roots, reading.layers
+    roots, layers = interpreter.roots, interpreter.layers
     if form.varies:
         return True
     ids = form.ids[0].reshape(-1)

@@ -115,16 +115,16 @@ class ImportModel(Pass):
         check_caches(model, roles)
         probe = find_probe(roles)
         try:
-            reading = _interpret(model, roles, probe)
+            interpreter = _interpret(model, roles, probe)
         except UnequalHalvesRefusal:
-            reading = _interpret(model, roles, replace(probe, full_tables=True))
+            interpreter = _interpret(model, roles, replace(probe, full_tables=True))
         keep = self.shape is None or (self.fixed_keep_theirs and probe.is_fixed)
         shape = _own_shape(probe) if self.shape is None or keep else self.shape
-        tables = reading.attention.tables
+        tables = interpreter.attention.tables
         if tables is not None and not any(role.kind == "cos" for role in roles):
-            tolerance = reading.roots.precision.tolerance
+            tolerance = interpreter.roots.precision.tolerance
             self.rope = RopeTables(probe.past, *tables, tolerance=tolerance)
-        return assemble(model, reading, shape)
+        return assemble(model, interpreter, shape)
 
 
 def is_canonical(model: ir.Model) -> bool:
@@ -181,9 +181,9 @@ def _is_weight(value: ir.Value | None) -> bool:
 
 
 def _interpret(model: ir.Model, roles: list[Role], probe: Probe) -> Interpreter:
-    reading = Interpreter(model, roles, probe)
-    reading.run()
-    return reading
+    interpreter = Interpreter(model, roles, probe)
+    interpreter.run()
+    return interpreter
 
 
 def _check_opset(model: ir.Model) -> None:

@@ -14,6 +14,7 @@ from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import InvalidOptionError
+from buildlib.graph.interface import require_shape
 from buildlib.graph.shape import GraphShape
 from buildlib.lora.config import LoraSet
 from buildlib.passes.balance import SplitEnds, choose_splits
@@ -21,7 +22,7 @@ from buildlib.passes.split import weights_by_segment
 from buildlib.pipeline.error_names import naming
 from buildlib.pipeline.memory import available_memory
 from buildlib.pipeline.parts import Part, all_parts
-from buildlib.pipeline.plan import MAX_PART_BYTES, BuildPlan, integer_bytes, own_shape
+from buildlib.pipeline.plan import MAX_PART_BYTES, BuildPlan, integer_bytes
 from buildlib.pipeline.runner import OnStage, StageRecord, StageRunner
 from buildlib.pipeline.scheduler import Task, run_bounded
 from buildlib.pipeline.sources import CheckpointSource, ModelSource, OnnxSource
@@ -196,7 +197,7 @@ class Build:
         exports = {source: self._export(runner, source, inputs[source]) for source in inputs}
         runner.watch.check(reread=True)
         if plan.keeps_shape:
-            own = {source: own_shape(exports[source].folder / MODEL_FILE) for source in exports}
+            own = {source: require_shape(exports[source].folder / MODEL_FILE) for source in exports}
             for ar, source in self.sources.by_ar.items():
                 if own[source].ar != ar:
                     reason = f"the model attached for AR {ar} is at {own[source]}"

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from buildlib.embedding.config import EmbedDatatype
-from buildlib.errors import InvalidOptionError, ModelFileError
-from buildlib.graph import interface
+from buildlib.errors import InvalidOptionError
 from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
 from buildlib.lora.config import LoraBuilderInputConfig
@@ -249,18 +248,6 @@ def _check_splits(options: SplitModelConfig, n_layers: int | None) -> None:
         raise InvalidOptionError(key, reason, ())
     if n_layers is not None:
         check_part_count(options.num_splits, n_layers, apart)
-
-
-def own_shape(model: Path) -> GraphShape:
-    """The (AR, CL) that a canonical model is at.
-
-    Raises:
-        ModelFileError: it tells none.
-    """
-    shape = interface.model_shape(load_model(model))
-    if shape is None:
-        raise ModelFileError(model, "it has no attention mask to tell AR and CL from")
-    return shape
 
 
 def integer_bytes(part: Path) -> int:

@@ -13,9 +13,9 @@ from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
+from buildlib.graph.interface import require_shape
 from buildlib.graph.values import static_shape
 from buildlib.pipeline.build import Build, BuildOutputs, Sources
-from buildlib.pipeline.plan import own_shape
 from buildlib.pipeline.runner import OnStage
 from buildlib.pipeline.sources import OnnxSource
 from buildlib.pipeline.stages.extract_embedding import EMBEDDING_FILE
@@ -113,7 +113,7 @@ def _sources(
     for shape, imported in outputs.exports.items():
         source = sources[shape]
         if isinstance(source, OnnxSource):
-            found[imported] = SourcePart(source.model, config, own_shape(imported))
+            found[imported] = SourcePart(source.model, config, require_shape(imported))
     return found
 
 
