@@ -37,7 +37,7 @@ _ROTATIONS = {interface.COS, interface.SIN}
 
 @dataclass
 class RangeObserver:
-    """What has been seen so far."""
+    """The smallest and largest value of each activation over all observed calls."""
 
     low: dict[str, float] = field(default_factory=dict)
     high: dict[str, float] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class RangeObserver:
                 self.high[key] = max(self.high.get(key, -np.inf), float(array))
 
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """(smallest, largest) by name."""
+        """Return (smallest, largest) by name."""
         return {name: (low, self.high[name]) for name, low in self.low.items()}
 
 
@@ -79,7 +79,7 @@ def instrument_ranges(model_path: Path, out_path: Path) -> Path:
 
 
 def fixed_ranges(graph: ir.Graph) -> dict[str, Range]:
-    """By name, of the inputs that Genie feeds and of the values of bounded functions."""
+    """Return the ranges, by name, of inputs that Genie feeds and of values of bounded functions."""
     found = {str(v.name): _INPUTS[str(v.name)] for v in graph.inputs if str(v.name) in _INPUTS}
     for node in graph:
         if node.op_type in _FUNCTIONS:
@@ -88,10 +88,10 @@ def fixed_ranges(graph: ir.Graph) -> dict[str, Range]:
 
 
 def rotated_ranges(graph: ir.Graph, grids: Mapping[str, Grid]) -> dict[str, Range]:
-    """By name, of what rotary embeddings make of values on known grids.
+    """Return the ranges, by name, of rotary embeddings of values on known grids.
 
-    They keep lengths: a product with a cosine is no larger than what is rotated, and the sum of two
-    such products at most sqrt(2) times.
+    Rotations keep lengths: a product with a cosine is no larger than its other factor, and the sum
+    of two such products is at most sqrt(2) times larger.
     """
     products: dict[str, float] = {}
     sums: dict[str, float] = {}
@@ -118,10 +118,10 @@ def observe_ranges(
     token_windows: Sequence[Sequence[int]],
     progress: Callable[[int, int], None] | None = None,
 ) -> RangeObserver:
-    """The range of every activation of a whole model over windows of text.
+    """Run text through a whole model and return the observed ranges of its activations.
 
     The windows go through the model call by call with its real caches, as prefill does. Decoding
-    would show the same values at the same positions, so it adds nothing.
+    would show the same values at the same positions.
 
     Raises:
         CalibrationError: no window holds a whole call, or a token lies outside the vocabulary.

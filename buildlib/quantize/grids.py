@@ -22,11 +22,7 @@ _SKIPPED = {"Cast", "DequantizeLinear", "QuantizeLinear"}
 
 
 def activation_grids(graph: ir.Graph, encodings: Mapping[str, Encoding]) -> dict[str, Grid]:
-    """A grid for every float activation; what moves values inherits where a file says nothing.
-
-    Raises:
-        EncodingsError: values without encodings, and nothing to inherit from.
-    """
+    """Return a grid for every float activation; layout operators pass grids on."""
     grids = available_grids(graph, encodings)
     missing = [name for name in activation_names(graph) if name not in grids]
     if missing:
@@ -35,7 +31,7 @@ def activation_grids(graph: ir.Graph, encodings: Mapping[str, Encoding]) -> dict
 
 
 def missing_encodings_error(names: list[str]) -> EncodingsError:
-    """The error that names what has no encoding."""
+    """Return the error that names values without an encoding."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     text = f"{', '.join(names[:_SHOWN])}{more}"
     reason = f"{len(names)} values of the model need one and have none; give text to calibrate on"
@@ -43,11 +39,7 @@ def missing_encodings_error(names: list[str]) -> EncodingsError:
 
 
 def available_grids(graph: ir.Graph, encodings: Mapping[str, Encoding]) -> dict[str, Grid]:
-    """Grids of the activations that have an encoding or inherit one.
-
-    Raises:
-        EncodingsError: the encodings of a cache contradict each other.
-    """
+    """Return the grids of activations that have an encoding or inherit one."""
     grids = {
         name: activation_grid(encodings[name])
         for name in activation_names(graph)
@@ -71,14 +63,14 @@ def available_grids(graph: ir.Graph, encodings: Mapping[str, Encoding]) -> dict[
 
 
 def _table_grid(encoding: Encoding | None) -> Grid | None:
-    """The grid of what is taken out of a table, if it can be that of the table."""
+    """Return the grid of a lookup table if looked-up values can lie on it."""
     if encoding is None or (encoding.dtype, encoding.enc_type) != ("INT", "PER_TENSOR"):
         return None
     return activation_grid(encoding) if encoding.bw in ACTIVATION_BITS else None
 
 
 def _share_caches(graph: ir.Graph, grids: dict[str, Grid]) -> None:
-    """A cache's output is fed as its input: both lie on one grid."""
+    """Put a cache's output on the grid of its input, to which it is fed."""
     outputs = {str(value.name) for value in graph.outputs}
     for value in graph.inputs:
         name = str(value.name)
@@ -97,25 +89,25 @@ def _share_caches(graph: ir.Graph, grids: dict[str, Grid]) -> None:
 
 
 def same_grid(one: Grid, other: Grid) -> bool:
-    """Whether integers mean the same, as float32 has it."""
+    """Whether two grids give integers the same meaning, at float32 precision."""
     pair = (one.dtype, one.zero_point) == (other.dtype, other.zero_point)
     return pair and all(abs(a - b) <= 1e-6 * a for a, b in zip(one.scale, other.scale, strict=True))
 
 
 def describe_grids(one: Grid, other: Grid) -> str:
-    """Both in words: type, scale, and zero point."""
+    """Describe two grids: type, scale and zero point."""
     return " and ".join(f"{g.dtype} {g.scale[0]:.6g} ({g.zero_point[0]})" for g in (one, other))
 
 
 def activation_names(graph: ir.Graph) -> list[str]:
-    """Names of all float values but constants."""
+    """Return the names of all float values except constants."""
     values = (*graph.inputs, *(value for node in graph for value in node.outputs))
     return [str(v.name) for v in values if is_real(v) and not is_parameter(v)]
 
 
 @dataclass(frozen=True)
 class ParameterUse:
-    """Input `index` of `node`, which is the constant `source`, or a cast of it.
+    """A use of a constant: input `index` of `node` is `source`, or a cast of it.
 
     Attributes:
         grid: None where the encodings say nothing of it.
@@ -132,7 +124,7 @@ class ParameterUse:
 
     @property
     def name(self) -> str:
-        """Of the constant."""
+        """Name of the constant."""
         return str(self.source.name)
 
 
@@ -142,19 +134,16 @@ def parameter_uses(
     activations: Mapping[str, Grid],
     transposed: Collection[ir.Node] = (),
 ) -> list[ParameterUse]:
-    """All uses of float constants, with their grids.
+    """Return all uses of float constants, with their grids.
 
-    A bias lies on the int32 grid of the product that it is added to (the scale of the input times
-    that of each channel's weights) whatever its encoding says: the QNN provider takes no other.
+    A bias lies on the int32 grid of the product it is added to (the scale of the input times that
+    of each channel's weights), whatever its encoding says: the QNN provider takes no other.
 
     Args:
         graph: of a float model.
         encodings: by name.
         activations: grids of the values that are computed or fed.
         transposed: nodes whose weight is the transpose of what they need.
-
-    Raises:
-        EncodingsError: an encoding cannot be built, or lies along another axis than the operator's.
     """
     grids: dict[str, Grid] = {}
 
@@ -206,7 +195,7 @@ def _axis(node: ir.Node, own: int | None, encoding: Encoding | None) -> int:
 
 
 def _check_blocks(grid: Grid | None, source: ir.Value, axis: int) -> None:
-    """HTP computes wrong numbers with LPBQ unless 32 divides the inputs (seen with QNN 2.51)."""
+    """Refuse LPBQ unless 32 divides the inputs: HTP computes wrong numbers (seen with QNN 2.51)."""
     shape = static_shape(source)
     if grid is None or grid.block_size is None or shape is None:
         return
@@ -224,9 +213,10 @@ def _check_axis(first: int, axis: int, name: str) -> None:
 def _lookup_grid(
     node: ir.Node, value: ir.Value, grid: Grid | None, activations: Mapping[str, Grid]
 ) -> Grid | None:
-    """A table with channels, or of few bits, as that of tied embeddings: looked up on other grids.
+    """Return the grid on which `node` looks values up in a table.
 
-    QNN looks nothing up in such a table. It takes one on the grid of what is looked up.
+    QNN cannot look up values in a table with channels or of few bits, such as that of tied
+    embeddings. It takes a table on the grid of its result.
     """
     if grid is None or value not in moved_inputs(node):
         return grid
@@ -248,10 +238,10 @@ def _product_grid(
 
 
 def check_shared_caches(models: Mapping[str, Encodings]) -> None:
-    """See that all models mean the same by the integers of their caches.
+    """Check that all models give the integers of their caches the same meaning.
 
-    Genie gives every graph the same key and value buffers: what the prefill graph writes, the
-    decode graph reads, whichever model each of them was made of.
+    Genie gives every graph the same key and value buffers: the decode graph reads what the prefill
+    graph writes, even if they come from different models.
 
     Args:
         models: complete encodings, by what messages call the model.

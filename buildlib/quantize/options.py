@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class QuantizationOptions(BaseModel):
-    """Bits of what the encodings say nothing about: it is calibrated. Of a checkpoint that is all.
+    """Bits of values that the encodings leave open, which is all of a checkpoint.
 
     Attributes:
         act_bitwidth: of activations, tables and norms; keys and values have 8 always.

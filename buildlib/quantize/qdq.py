@@ -1,7 +1,7 @@
-"""Encodings made visible: a QDQ model whose inputs and outputs are the integers Genie feeds.
+"""QDQ models, whose inputs and outputs are the integers that Genie feeds.
 
-Each activation `t` becomes `t_real` -> QuantizeLinear -> `t` -> DequantizeLinear -> `t_dq`, so that
-the integers carry the name that the float value had. Weights become integers in a file beside the
+Each activation `t` becomes `t_real` -> QuantizeLinear -> `t` -> DequantizeLinear -> `t_dq`, so the
+integers carry the name that the float value had. Weights become integers in a file beside the
 model.
 """
 
@@ -29,7 +29,7 @@ _OPSET = 21  # the first with 16-bit QuantizeLinear in the standard domain
 def apply_encodings(
     model_path: Path, encodings: Encodings, out_path: Path, weights: Path | None = None
 ) -> Path:
-    """Write the float model, or part of one, as QDQ.
+    """Write a float model, or part of one, as QDQ.
 
     Args:
         model_path: of the float model.
@@ -53,7 +53,7 @@ def apply_encodings(
 def quantize_weights(model_path: Path, folder: Path, encodings: Encodings | None = None) -> Path:
     """Write the integer weights of a part, for `apply_encodings` at every (AR, CL) of it.
 
-    The file is `{k}_of_{n}.weights` for a part `{shape}_{k}_of_{n}.onnx`, with its index beside it.
+    The file for a part `{shape}_{k}_of_{n}.onnx` is `{k}_of_{n}.weights`, with its index beside it.
 
     Args:
         model_path: of the float part, at any (AR, CL).
@@ -74,13 +74,13 @@ def quantize_weights(model_path: Path, folder: Path, encodings: Encodings | None
 
 
 def weights_name(model_path: Path) -> str:
-    """Name of the file with the integer weights of a part, the same at every (AR, CL)."""
+    """Return the name of the file of integer weights of a part, the same at every (AR, CL)."""
     part = _PART.search(model_path.stem)
     return f"{part[0] if part else model_path.stem}.weights"
 
 
 class QdqPass(Pass):
-    """Puts every float value of a model on the grid that the encodings give it.
+    """Pass that puts every float value of a model on the grid of its encoding.
 
     Args:
         encodings: of the model's values.
@@ -148,7 +148,10 @@ def _still_real(model: ir.Model) -> str | None:
 def rewrite_block_gemms(
     graph: ir.Graph, encodings: dict[str, Encoding], grids: dict[str, Grid]
 ) -> set[ir.Node]:
-    """Make each Gemm with weights in blocks a MatMul, and an Add if it has a bias.
+    """Replace each Gemm with weights in blocks by a MatMul, and an Add if it has a bias.
+
+    The QNN provider fuses a MatMul with LPBQ weights of shape [in, out]. It does not fuse a Gemm,
+    and compiles one with a bias to other numbers (seen with QNN 2.51).
 
     Args:
         graph: of a float model; changed in place.
@@ -212,6 +215,6 @@ def _bias_range(bias: ir.Value, encodings: dict[str, Encoding]) -> tuple[float, 
 
 
 def _product_grid_of(name: str, grid: Grid, low: float, high: float) -> Grid:
-    """The grid of values which, with [low, high] added, lie on `grid`."""
+    """Return the grid of values that lie on `grid` once [low, high] is added."""
     bottom, top = ((limit - grid.zero_point[0]) * grid.scale[0] for limit in grid.limits)
     return activation_grid(asymmetric_encoding(name, bottom - high, top - low, grid.bits))

@@ -49,10 +49,11 @@ _LPBQ_BITS, _LPBQ_FULL_BITS = 4, 8
 
 @dataclass(frozen=True)
 class Bitwidths:
-    """Bits of what has no encodings; keys and values have 8, tables and norms those of activations.
+    """Bits of values without an encoding.
 
-    Biases have 32: the QNN provider of ONNX Runtime compiles no others. The output projection has
-    8, whatever the other weights have: its errors go straight into the logits.
+    Keys and values have 8; tables and norms have those of activations. Biases have 32: the QNN
+    provider of ONNX Runtime compiles no others. The output projection has 8, whatever the other
+    weights have: its errors go straight into the logits.
 
     Attributes:
         lpbq_block_size: weights of 4 bits get scales in blocks of so many inputs; None: a scale for
@@ -69,7 +70,7 @@ class Bitwidths:
 
     @classmethod
     def from_options(cls, options: QuantizationOptions) -> Self:
-        """The bits that a builder's options ask for."""
+        """Take the bits from a builder's options."""
         return cls(**options.model_dump())
 
     def __post_init__(self) -> None:
@@ -91,7 +92,7 @@ def complete_encodings(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Encodings:
-    """Encodings for every float value of a whole float model: those given, and what they lack.
+    """Return encodings for every float value of a whole model: the given ones and new ones.
 
     Args:
         model_path: before it is split, at a prefill shape if text is to go through it.
@@ -151,7 +152,7 @@ def complete_encodings(
 def _unencoded(
     uses: Sequence[ParameterUse], given: Mapping[str, Encoding]
 ) -> dict[str, ParameterUse]:
-    """The first use of each constant that needs an encoding; a matrix's weight counts as that.
+    """Return the first use of each constant that needs an encoding, preferring a matrix's.
 
     Biases need none.
     """
@@ -170,7 +171,7 @@ def _is_matrix(use: ParameterUse) -> bool:
 
 
 def _check_blocks(uses: Sequence[ParameterUse], bits: Bitwidths) -> None:
-    """See that every matrix can have the blocks that are asked for, before any text is run."""
+    """Check that every matrix can have the requested blocks, before any text is run."""
     size = bits.lpbq_block_size
     if size is None:
         return
@@ -191,7 +192,7 @@ def _check_blocks(uses: Sequence[ParameterUse], bits: Bitwidths) -> None:
 
 
 class _EncodingBuilder:
-    """What is known so far, and what follows from it."""
+    """Makes encodings from grids and ranges."""
 
     def __init__(
         self,
@@ -207,13 +208,13 @@ class _EncodingBuilder:
         self.shared: dict[str, Encoding] = {}
 
     def add_parameter_ranges(self, uses: Mapping[str, ParameterUse]) -> None:
-        """Ranges of the constants that are no matrices, nor their biases."""
+        """Add the ranges of constants other than matrices and their biases."""
         for name, use in uses.items():
             if not _is_matrix(use) and use.source.const_value is not None:
                 self.ranges[name] = value_range(name, tensor_array(use.source.const_value))
 
     def share_encodings(self, groups: Sequence[set[str]]) -> None:
-        """One encoding for all values that must lie on one grid."""
+        """Make one encoding for all values of each group, which must lie on one grid."""
         for names in groups:
             known = next((self.grids[name] for name in sorted(names) if name in self.grids), None)
             seen = [self.ranges[name] for name in names if name in self.ranges]
@@ -230,13 +231,13 @@ class _EncodingBuilder:
                     self.shared[name] = asymmetric_encoding(name, low, high, self.bits.act_bitwidth)
 
     def activation(self, name: str) -> Encoding:
-        """Of a value that is computed or fed."""
+        """Return the encoding of a computed value or an input."""
         if name in self.grids:
             return encoding_from_grid(name, self.grids[name])
         return self.shared[name]
 
     def parameter(self, use: ParameterUse) -> Encoding:
-        """Of a constant."""
+        """Return the encoding of a constant."""
         assert use.source.const_value is not None  # noqa: S101  (an initializer)
         axis = channel_axis(use.node, use.index)
         if axis is not None:
@@ -252,7 +253,7 @@ class _EncodingBuilder:
 
 
 def encoding_from_grid(name: str, grid: Grid) -> Encoding:
-    """The encoding whose grid is `grid`, of a whole tensor."""
+    """Return the per-tensor encoding of a grid."""
     return Encoding(
         name=name,
         dtype="INT",
@@ -265,11 +266,7 @@ def encoding_from_grid(name: str, grid: Grid) -> Encoding:
 
 
 def value_range(name: str, weights: npt.NDArray[Any]) -> tuple[float, float]:
-    """The smallest and the largest value.
-
-    Raises:
-        EncodingsError: a value is not finite.
-    """
+    """Return the smallest and the largest value."""
     low, high = np.inf, -np.inf
     for rows in _chunks(weights):
         low, high = min(low, float(rows.min())), max(high, float(rows.max()))
@@ -278,11 +275,7 @@ def value_range(name: str, weights: npt.NDArray[Any]) -> tuple[float, float]:
 
 
 def per_channel_encoding(name: str, weights: npt.NDArray[Any], axis: int, bits: int) -> Encoding:
-    """The symmetric grids that cover each channel's largest magnitude.
-
-    Raises:
-        EncodingsError: a weight is not finite.
-    """
+    """Return the symmetric encoding that covers each channel's largest magnitude."""
     others = tuple(a for a in range(weights.ndim) if a != axis)
     parts = [np.abs(rows).max(axis=others) for rows in _chunks(weights)]
     magnitudes = np.concatenate(parts) if axis == 0 else np.max(parts, axis=0)
@@ -302,18 +295,17 @@ def per_channel_encoding(name: str, weights: npt.NDArray[Any], axis: int, bits: 
 
 
 def lpbq_encoding(name: str, weights: npt.NDArray[Any], axis: int, block_size: int) -> Encoding:
-    """4 bits for each weight, 4 for the scale of each block along the other axis, one float each
-    channel: the largest block scale of a channel is 16 of its steps.
+    """Return the LPBQ encoding of a weight.
+
+    Each weight has 4 bits, the scale of each block along the other axis has 4, and each channel has
+    one float scale: the largest block scale of a channel is 16 of its steps.
 
     Args:
         name: of the tensor.
         weights: [out, in] if `axis` is 0, [in, out] if it is 1.
         axis: of the channels.
         block_size: divides the number of inputs.
-
-    Raises:
-        EncodingsError: a weight is not finite, or blocks do not divide the inputs.
-    """  # noqa: D205
+    """
     if weights.ndim != 2 or weights.shape[1 - axis] % block_size:
         reason = f"blocks of {block_size} for a weight of shape {list(weights.shape)}"
         raise EncodingsError(name, reason)
@@ -341,7 +333,7 @@ def lpbq_encoding(name: str, weights: npt.NDArray[Any], axis: int, block_size: i
 
 
 def _chunks(weights: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.float32]]:
-    """Some rows at a time, as float32; a number alone as one row."""
+    """Yield some rows at a time, as float32; a scalar as one row."""
     rows = weights.reshape(1) if weights.ndim == 0 else weights
     step = max(1, _CHUNK_VALUES // max(1, rows[:1].size))
     for start in range(0, len(rows), step):

@@ -1,4 +1,4 @@
-"""The edits that put QuantizeLinear and DequantizeLinear into a graph."""
+"""Graph edits that put QuantizeLinear and DequantizeLinear into a model."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from buildlib.quantize.weight_file import WeightStore
 
 @dataclass
 class QdqRewriter:
-    """One graph being quantized, in place.
+    """Rewrites one graph in place.
 
     Attributes:
         grids: of every float activation, by name.
@@ -28,11 +28,7 @@ class QdqRewriter:
     converted: dict[tuple[str, Grid], ir.Value] = field(default_factory=dict)
 
     def quantize_parameters(self, uses: list[ParameterUse]) -> None:
-        """Replace every float constant by its integers.
-
-        Raises:
-            EncodingsError: some have no grid, or one of another number of channels.
-        """
+        """Replace every float constant by its integers."""
         missing = sorted({use.name for use in uses if use.grid is None})
         if missing:
             raise missing_encodings_error(missing)
@@ -42,7 +38,7 @@ class QdqRewriter:
                 use.node.replace_input_with(use.index, real)
 
     def quantize_activations(self) -> None:
-        """Store every computed value, and take every input, on its grid."""
+        """Store every computed value and every input on its grid."""
         nodes = list(self.graph)
         for node in nodes:
             if node.op_type in LAYOUT_OPS:
@@ -56,7 +52,7 @@ class QdqRewriter:
                     self._quantize_output(output, node)
 
     def _parameter(self, use: ParameterUse, grid: Grid) -> ir.Value:
-        """The dequantized value of an initializer, made once for each grid."""
+        """Return the dequantized value of an initializer, made once for each grid."""
         name, tensor = use.name, use.source.const_value
         key = (f"{name} transposed" if use.transposed else name, grid)
         if key in self.converted:
@@ -84,10 +80,10 @@ class QdqRewriter:
     def _dequantize_blocks(
         self, stored: ir.Value, scales: ir.TensorProtocol, grid: Grid, label: str, axis: int
     ) -> ir.Value:
-        """The pattern by which the QNN provider knows LPBQ.
+        """Write the pattern by which the QNN provider recognises LPBQ.
 
-        Integer scales of the blocks, dequantized along the channels, are the scale of the weight,
-        whose blocks lie along its input axis.
+        The integer scales of the blocks, dequantized along the channels, are the scale of the
+        weight, whose blocks lie along its input axis.
         """
         integers = self._initializer(f"{label}_block_scale", scales)
         channels = Grid(np.dtype(np.uint8), grid.scale, (0,) * len(grid.scale))
@@ -102,7 +98,7 @@ class QdqRewriter:
         return output
 
     def _requantize_inputs(self, node: ir.Node) -> None:
-        """Put the conversion before an operator that moves values from one grid to another."""
+        """Insert a conversion before a layout operator that moves values between two grids."""
         target = self.grids.get(str(node.outputs[0].name))
         if target is None:
             return
@@ -162,7 +158,7 @@ class QdqRewriter:
         return output
 
     def _grid_values(self, grid: Grid) -> list[ir.Value]:
-        """Scale and zero point as initializers, shared by all who use the same grid."""
+        """Return scale and zero point as initializers, shared by all users of a grid."""
         key = ("", grid)
         if key not in self.converted:
             shape = () if not grid.per_channel else (-1,)
@@ -188,7 +184,7 @@ class QdqRewriter:
 
 
 def block_scales(grid: Grid, shape: tuple[int, ...], axis: int) -> npt.NDArray[np.uint8]:
-    """Integer scales of a weight's blocks, laid as the weight is; channels lie along `axis`."""
+    """Return the integer scales of a weight's blocks in the layout of the weight."""
     factors = np.frombuffer(grid.block_scale, np.uint8).reshape(shape[axis], -1)
     return np.ascontiguousarray(factors if axis == 0 else factors.T)
 

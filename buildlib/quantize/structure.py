@@ -1,4 +1,4 @@
-"""What quantization reads off a graph: layout operators, the output projection, channel axes."""
+"""Structure of a graph for quantization: layout operators, output projection, channel axes."""
 
 import onnx_ir as ir
 
@@ -15,7 +15,7 @@ _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 
 
 def moved_inputs(node: ir.Node) -> list[ir.Value]:
-    """The inputs whose values a layout operator moves to its outputs."""
+    """Return the inputs whose values a layout operator moves to its outputs."""
     if node.op_type not in LAYOUT_OPS:
         return []
     inputs = node.inputs if node.op_type == "Concat" else node.inputs[:1]
@@ -23,10 +23,10 @@ def moved_inputs(node: ir.Node) -> list[ir.Value]:
 
 
 def shared_grids(graph: ir.Graph) -> list[set[str]]:
-    """Names of values that must share one grid, every float value in one set.
+    """Return groups of names of values that must share one grid; every float value is in one.
 
-    A cache's input and output belong together. What flows into a cache's output does not: there the
-    values are requantized, from the activations' bits to the cache's.
+    A cache's input and output belong together. A value that flows into a cache's output does not
+    belong to them: it is requantized there, from the activations' bits to the cache's.
     """
     parent: dict[str, str] = {}
 
@@ -59,7 +59,7 @@ def shared_grids(graph: ir.Graph) -> list[set[str]]:
 
 
 def channel_axis(node: ir.Node, index: int) -> int | None:
-    """The axis of output channels if input `index` of `node` is a matrix's weight, else None."""
+    """Return the axis of output channels if input `index` is a matrix's weight, else None."""
     if index != 1:
         return None
     if node.op_type == "Gemm":
@@ -72,9 +72,9 @@ def channel_axis(node: ir.Node, index: int) -> int | None:
 
 
 def head_products(graph: ir.Graph) -> set[ir.Node]:
-    """The last products before the logits; none in a part that has no logits.
+    """Return the last products before the logits; none in a part without logits.
 
-    There are several where adapters are added to the projection, or where it is cut.
+    There are several if adapters are added to the projection, or if it is cut.
     """
     open_values = [value for value in graph.outputs if value.name == interface.LOGITS]
     seen: set[ir.Node] = set()
@@ -92,6 +92,6 @@ def head_products(graph: ir.Graph) -> set[ir.Node]:
 
 
 def head_weights(graph: ir.Graph) -> set[str]:
-    """Names of the constants that the head of a float model multiplies with."""
+    """Return the names of the constants in the output projection of a float model."""
     weights = (node.inputs[1] for node in head_products(graph) if len(node.inputs) > 1)
     return {str(source_of(weight).name) for weight in weights if weight is not None}

@@ -1,4 +1,4 @@
-"""Summaries of how a model is quantized: what its parts store, and which options had no effect."""
+"""Summaries of how a model is quantized: types of its tensors, and options without effect."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,17 +17,14 @@ from buildlib.quantize.structure import channel_axis, head_products
 
 
 def summarize_quantization(parts: Sequence[Path]) -> dict[str, str]:
-    """What the tensors of a model are stored as: `{"weights": "int4 per channel: 28"}`.
+    """Count the stored types of a model's tensors: `{"weights": "int4 per channel: 28"}`.
 
-    Numbers are those of tensors, the most frequent type first; single-head attention has a weight
-    for each head. `precision` tells of the linear layers between embedding and output projection
-    alone: bits of their weights, and of what these are multiplied with.
+    The most frequent type comes first; single-head attention has a weight for each head.
+    `precision` covers only the linear layers between embedding and output projection: bits of their
+    weights, and of the activations these are multiplied with.
 
     Args:
         parts: QDQ models, each at one (AR, CL).
-
-    Raises:
-        ModelFileError: one is no sound model.
     """
     found = _StorageCounts()
     for part in parts:
@@ -36,7 +33,7 @@ def summarize_quantization(parts: Sequence[Path]) -> dict[str, str]:
 
 
 class _StorageCounts:
-    """Types of what has been seen so far, by what it is there for."""
+    """Counts of stored types, by the use of the tensor."""
 
     def __init__(self) -> None:
         self._groups: dict[str, Counter[str]] = {}
@@ -44,7 +41,7 @@ class _StorageCounts:
         self._data_bits: set[int] = set()
 
     def add_part(self, graph: ir.Graph) -> None:
-        """Take in a part."""
+        """Count the tensors of a part."""
         heads = head_products(graph)
         constants: dict[ir.Value, tuple[str, str]] = {}
         activations: dict[ir.Value, str] = {
@@ -75,7 +72,7 @@ class _StorageCounts:
             self._count("kv_cache" if cache else "activations", text)
 
     def as_text(self) -> dict[str, str]:
-        """As `summarize_quantization` gives it."""
+        """Return the counts as `summarize_quantization` gives them."""
         words = {
             group: ", ".join(f"{text}: {count}" for text, count in counts.most_common())
             for group, counts in self._groups.items()
@@ -90,7 +87,7 @@ class _StorageCounts:
 
 
 def _stored(value: ir.Value) -> ir.Value | None:
-    """The integers that a real value is made of."""
+    """Return the integers that a real value is dequantized from."""
     maker = value.producer()
     if maker is None or maker.op_type != "DequantizeLinear":
         return None
@@ -124,18 +121,14 @@ def _joined(bits: Iterable[int]) -> str:
 
 
 def ignored_options(folder: Path, options: QuantizationOptions, file: str) -> list[str]:
-    """A line for each option that somebody set and that the encodings of a model do not follow.
+    """Return a line for each option that was set and that the model's encodings do not follow.
 
-    Options are of what has no encodings, so the encodings stay as they are.
+    Options apply to values without encodings; given encodings stay as they are.
 
     Args:
         folder: with the canonical model and its complete encodings.
         options: those set are looked at, not their defaults.
         file: what the encodings that were given are called.
-
-    Raises:
-        ModelFileError: there is no sound model.
-        EncodingsError: nor sound encodings.
     """
     asked = options.model_fields_set & {"act_bitwidth", "param_bitwidth", "lpbq_block_size"}
     if not asked:
@@ -155,7 +148,7 @@ def ignored_options(folder: Path, options: QuantizationOptions, file: str) -> li
 
 
 def _layers(folder: Path, options: QuantizationOptions) -> Iterator[tuple[str, str]]:
-    """(option, what there is in its place) of each tensor of a linear layer."""
+    """Yield (option, the value in effect) of each tensor of a linear layer."""
     graph = load_model(folder / MODEL_FILE).graph
     encodings = load_encodings(folder / ENCODINGS_FILE).by_name()
     heads = head_products(graph)

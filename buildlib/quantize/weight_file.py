@@ -1,7 +1,7 @@
-"""The file of integer weights that quantized models refer to by offset.
+"""File of integer weights that quantized models refer to by offset.
 
-One part's weights are the same at every (AR, CL): they are written once, with an index beside them,
-and every model of the part refers to that file.
+The weights of a part are the same at every (AR, CL): they are written once, with an index beside
+them, and every model of the part refers to that file.
 """
 
 import json
@@ -31,7 +31,7 @@ BLOCK_SCALE = ".block_scale"
 
 
 class WeightStore(Protocol):
-    """Where the integers of weights are, or are put."""
+    """Where a pass gets the integers of weights: a new file, or one written before."""
 
     def weight(
         self,
@@ -42,14 +42,15 @@ class WeightStore(Protocol):
         *,
         transposed: bool = False,
     ) -> ir.ExternalTensor:
-        """The integers of `source` on `grid`, whose channels lie along `axis`.
+        """Return the integers of `source` on `grid`, whose channels lie along `axis`.
 
-        With `transposed` they are stored with both axes exchanged; `axis` is of what is stored.
+        With `transposed` they are stored with both axes exchanged; `axis` is that of the stored
+        tensor.
         """
         ...
 
     def block_scale(self, name: str, array: npt.NDArray[np.uint8], grid: Grid) -> ir.ExternalTensor:
-        """The integer scales of the blocks of weight `name`."""
+        """Return the integer scales of the blocks of weight `name`."""
         ...
 
 
@@ -70,7 +71,7 @@ class StoredTensor:
     length: int
 
     def tensor(self, path: Path) -> ir.ExternalTensor:
-        """As an initializer of a model beside the file."""
+        """Return an initializer for a model beside the file."""
         return ir.ExternalTensor(
             location=path.name,
             offset=self.offset,
@@ -83,9 +84,9 @@ class StoredTensor:
 
 
 class WeightFile(AbstractContextManager["WeightFile"]):
-    """Written tensor by tensor, some megabytes at a time; a `WeightStore`.
+    """`WeightStore` that writes a new file, some megabytes at a time.
 
-    The file takes its name at `finish`; an exception before leaves nothing.
+    The file takes its name at `finish`; an exception before that leaves nothing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -115,11 +116,7 @@ class WeightFile(AbstractContextManager["WeightFile"]):
         *,
         transposed: bool = False,
     ) -> ir.ExternalTensor:
-        """Append the integers of a weight.
-
-        Raises:
-            EncodingsError: the grid does not fit its shape, or is not of such values.
-        """
+        """Append the integers of a weight."""
         values = tensor_array(source).T if transposed else tensor_array(source)
         try:
             layout = grid.layout(values.shape, axis)
@@ -153,7 +150,7 @@ class WeightFile(AbstractContextManager["WeightFile"]):
         return self._finish_tensor(f"{name}{BLOCK_SCALE}", grid.digest, dtype, shape, offset)
 
     def finish(self, *, index: bool = False) -> None:
-        """Make the file appear, whole, under its name; with `index`, its index too."""
+        """Give the file its name; with `index`, write its index too."""
         self._writing.close()
         if index:
             data = {
@@ -182,7 +179,7 @@ class WeightFile(AbstractContextManager["WeightFile"]):
 
 
 class SharedWeights:
-    """A weight file that is there already, found by its index; a `WeightStore`.
+    """`WeightStore` that reads an existing file through its index.
 
     Raises:
         ModelFileError: it is not whole, or its index is no index.
@@ -217,17 +214,13 @@ class SharedWeights:
         *,
         transposed: bool = False,
     ) -> ir.ExternalTensor:
-        """The integers of a weight.
-
-        Raises:
-            EncodingsError: the file has them on another grid, or not at all.
-        """
+        """Return the integers of a weight."""
         del axis
         shape = tuple(source.shape.numpy())
         return self._find(name, grid, shape[::-1] if transposed else shape)
 
     def block_scale(self, name: str, array: npt.NDArray[np.uint8], grid: Grid) -> ir.ExternalTensor:
-        """The integer scales of a weight's blocks."""
+        """Return the integer scales of a weight's blocks."""
         return self._find(f"{name}{BLOCK_SCALE}", grid, array.shape)
 
     def _find(self, name: str, grid: Grid, shape: tuple[int, ...]) -> ir.ExternalTensor:
@@ -239,12 +232,12 @@ class SharedWeights:
 
 
 def index_path(weights: Path) -> Path:
-    """Where the index of a weight file is."""
+    """Return the path of the index of a weight file."""
     return weights.with_name(f"{weights.name}.json")
 
 
 def _check_fit(name: str, grid: Grid, largest: float) -> None:
-    """Refuse a grid that was made for other values: nearly all would saturate, or become zero.
+    """Refuse a grid made for other values: nearly all would saturate or become zero.
 
     HTP computes other numbers than the CPU on such a grid (seen with QNN 2.51).
     """
@@ -259,7 +252,7 @@ def _check_fit(name: str, grid: Grid, largest: float) -> None:
 
 
 def pack_int4(integers: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """An even number of 4-bit integers, two in a byte, the first in the low half."""
+    """Pack an even number of 4-bit integers, two in a byte, the first in the low half."""
     pairs = integers.reshape(-1, 2)
     packed = np.left_shift(pairs[:, 1], 4)
     packed |= np.bitwise_and(pairs[:, 0], 0x0F)
