@@ -62,7 +62,7 @@ def check_model(model: ir.Model, path: Path) -> None:
             raise ModelFileError(path, f"tensor {str(value.name)!r} {fault}")
 
 
-def check_cache_pairs(model: ir.Model, path: Path) -> None:
+def check_interface(model: ir.Model, path: Path) -> None:
     """A canonical model gives logits, and a new key and value for each cache that it takes.
 
     Raises:

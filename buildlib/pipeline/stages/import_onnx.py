@@ -13,7 +13,7 @@ from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.files import external_tensors, link_into, load_model
 from buildlib.graph.shape import GraphShape
-from buildlib.graph.validation import check_cache_pairs, check_model, check_sizes, check_types
+from buildlib.graph.validation import check_interface, check_model, check_sizes, check_types
 from buildlib.importing.importer import ImportModel, check_rotation
 from buildlib.pipeline.error_names import naming
 from buildlib.pipeline.sources import OnnxSource
@@ -79,7 +79,7 @@ class ImportOnnx(Stage):
             with naming(source, copies):
                 importing.run(placed, folder / MODEL_FILE)
         imported = load_model(folder / MODEL_FILE)
-        check_cache_pairs(imported, source.model)
+        check_interface(imported, source.model)
         check_sizes(imported, config, source.config_file)
         check_types(imported, source.model)
         check_rotation(importing.rope, config, source.config_file)

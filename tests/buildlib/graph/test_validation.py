@@ -12,7 +12,7 @@ import pytest
 from buildlib.checkpoint.config import load_config
 from buildlib.errors import CheckpointError, ModelFileError
 from buildlib.graph.files import link_into, load_model
-from buildlib.graph.validation import check_cache_pairs, check_model, check_sizes, check_types
+from buildlib.graph.validation import check_interface, check_model, check_sizes, check_types
 
 
 def changed(export: Path, folder: Path, change: Callable[[onnx.GraphProto], None]) -> ir.Model:
@@ -169,11 +169,11 @@ def test_large_numbers_are_numbers(tiny_export: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["past_value_1_out", "past_key_0_in", "logits"])
 def test_each_end_has_its_other_end(tiny_export: Path, name: str) -> None:
     model = load_model(tiny_export / "model.onnx")
-    check_cache_pairs(model, tiny_export)
+    check_interface(model, tiny_export)
     for ends in (model.graph.inputs, model.graph.outputs):
         ends[:] = [value for value in ends if value.name != name]
     with pytest.raises(ModelFileError, match=f"{name} is missing"):
-        check_cache_pairs(model, tiny_export)
+        check_interface(model, tiny_export)
 
 
 def test_a_configuration_of_another_model_is_refused(tiny_export: Path) -> None:
