@@ -44,11 +44,7 @@ def is_signed(key: RSAPublicKey, token: bytes, signature: bytes) -> bool:
 
 
 def parse_public_key(text: bytes) -> RSAPublicKey:
-    """Read the contents of an `adbkey.pub`, or the payload of an AUTH RSAPUBLICKEY message.
-
-    Raises:
-        AdbKeyError: not an RSA-2048 key in Android's format.
-    """
+    """Read the contents of an `adbkey.pub`, or the payload of an AUTH RSAPUBLICKEY message."""
     words = text.strip(b"\0 \r\n\t").split(None, 1)
     try:
         blob = base64.b64decode(words[0], validate=True) if words else b""
@@ -60,11 +56,7 @@ def parse_public_key(text: bytes) -> RSAPublicKey:
 
 
 def parse_private_key(pem: bytes) -> RSAPublicKey:
-    """Return the public half of a private key file as `adb keygen` writes it (PEM, PKCS#8).
-
-    Raises:
-        AdbKeyError: not an unencrypted RSA-2048 key.
-    """
+    """Return the public half of a private key file as `adb keygen` writes it (PEM, PKCS#8)."""
     try:
         # Validation takes 0.1 s, and only the public half is used.
         key = load_pem_private_key(pem, None, unsafe_skip_rsa_key_validation=True)

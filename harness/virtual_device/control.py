@@ -13,16 +13,18 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError, VirtualDeviceControlError
 from harness.virtual_device.events import Event, read_events
 from harness.virtual_device.faults import Fault, parse_fault
 from harness.virtual_device.heat.simulation import HeatReading, HeatSimulation
 from harness.virtual_device.heat.thermal import check_changes
-from harness.virtual_device.injection import Injector
 from harness.virtual_device.linux import process_stat
 from harness.virtual_device.power import PowerAction, PowerCommand, PowerQueue
+
+if TYPE_CHECKING:
+    from harness.virtual_device.injection import Injector
 
 CONTROL_NAME = "control.sock"
 
@@ -92,17 +94,12 @@ class DeviceControl:
 class ControlHandler:
     """The device's side: carries out the commands of `DeviceControl`."""
 
-    injector: Injector
+    injector: "Injector"
     heat: HeatSimulation
     power: PowerQueue
 
     def handle(self, request: Mapping[str, Any]) -> Answer:
-        """Carry out one command.
-
-        Raises:
-            HarnessError: it cannot be carried out.
-            ValueError, KeyError, TypeError: it is malformed.
-        """
+        """Carry out one command."""
         match request.get("do"):
             case "inject":
                 for fault in [parse_fault(str(text)) for text in request["faults"]]:
@@ -129,11 +126,7 @@ class ControlHandler:
 
 
 def open_control(folder: Path) -> socket.socket:
-    """Return a listening socket in a device's folder, for its user alone; the caller closes it.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Return a listening socket in a device's folder, for its user alone; the caller closes it."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _socket_path(folder) as name:
@@ -170,11 +163,7 @@ async def serve_control(listener: socket.socket, handle: Handler) -> asyncio.Abs
 
 
 def ask(name: str, folder: Path, request: Mapping[str, Any]) -> Answer:
-    """Send a command to the device in `folder` and wait for its answer.
-
-    Raises:
-        VirtualDeviceControlError: the device does not run, does not answer, or refuses.
-    """
+    """Send a command to the device in `folder` and wait for its answer."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(_TIMEOUT_S)

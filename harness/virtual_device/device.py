@@ -103,9 +103,6 @@ class Device:
 
         Args:
             on_ready: called once with the port, when the device has booted for the first time.
-
-        Raises:
-            OSError: files cannot be written, or no port is free.
         """
         handler = ControlHandler(self._faults, self._heat, self._power)
         control = await serve_control(self._folder.control, handler.handle)

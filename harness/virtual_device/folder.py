@@ -142,11 +142,7 @@ class OpenFolder:
 
     @classmethod
     def open(cls, folder: Path) -> "OpenFolder":
-        """Lock and open the folder of a device.
-
-        Raises:
-            OSError: it cannot be opened, or another process serves the device.
-        """
+        """Lock and open the folder of a device."""
         with contextlib.ExitStack() as on_failure:
             lock = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             on_failure.callback(os.close, lock)

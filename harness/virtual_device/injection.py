@@ -139,11 +139,7 @@ class Injector:
 
     @contextlib.asynccontextmanager
     async def activity(self, *kinds: str, detail: str = "") -> AsyncIterator["Activity"]:
-        """Open an activity, once no fault holds it back.
-
-        Raises:
-            StreamClosedError: a fault broke the connections.
-        """
+        """Open an activity, once no fault holds it back."""
         activity = Activity(self, frozenset(kinds), detail)
         try:
             if not self.idle:
@@ -274,11 +270,7 @@ class Activity:
         self._noted: set[int] = set()
 
     async def transfer(self, count: int) -> None:
-        """Wait until a packet of `count` bytes may pass.
-
-        Raises:
-            StreamClosedError: a fault broke the connection.
-        """
+        """Wait until a packet of `count` bytes may pass."""
         if not self._injector.idle:
             await self._injector.packet(self, count)
 

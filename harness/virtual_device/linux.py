@@ -1,6 +1,7 @@
 """Linux interfaces that Python lacks: `/proc` entries of processes, and system calls through libc.
 
-Constants come from the kernel's uapi headers; they are the same on every architecture.
+System calls raise `OSError` if the kernel refuses. Constants come from its uapi headers; they are
+the same on every architecture.
 """
 
 import ctypes
@@ -114,20 +115,12 @@ def machine_boot_id() -> str:
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces of `flags` for new ones.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Leave the namespaces of `flags` for new ones."""
     _call("unshare", ctypes.c_int(flags))
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    """Attach a file system, bind a folder, or change flags and propagation of one.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Attach a file system, bind a folder, or change flags and propagation of one."""
     _call(
         "mount",
         None if source is None else os.fsencode(source),
@@ -140,40 +133,24 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 
 
 def detach(target: str) -> None:
-    """Unmount lazily.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Unmount lazily."""
     _call("umount2", os.fsencode(target), ctypes.c_int(MNT_DETACH), subject=target)
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
-    """Make `new_root` the root of this mount namespace.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Make `new_root` the root of this mount namespace."""
     _call("pivot_root", os.fsencode(new_root), os.fsencode(put_old), subject=new_root)
 
 
 def set_child_subreaper() -> None:
-    """Let orphaned descendants become children of this process.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Let orphaned descendants become children of this process."""
     _call(
         "prctl", ctypes.c_int(_PR_SET_CHILD_SUBREAPER), *[ctypes.c_ulong(n) for n in (1, 0, 0, 0)]
     )
 
 
 def set_parent_death_signal(number: int) -> None:
-    """Let the kernel signal this process when its parent dies.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Let the kernel signal this process when its parent dies."""
     zeros = [ctypes.c_ulong(0)] * 3
     _call("prctl", ctypes.c_int(_PR_SET_PDEATHSIG), ctypes.c_ulong(number), *zeros)
 

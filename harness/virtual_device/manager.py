@@ -3,6 +3,10 @@
 Each lies in a folder of its own, `devices/NAME` in the state folder: `device.json` (the record),
 `daemon.log`, and `root`, the files of the device. Changes to a device hold its lock, so that two
 commands at once do one thing after the other.
+
+Functions that take the name of a device raise `VirtualDeviceNameError` for an invalid name,
+`UnknownVirtualDeviceError` if it does not exist, `VirtualDeviceRecordError` if its record cannot be
+read, and `VirtualDeviceBusyError` if another command holds its lock for minutes.
 """
 
 import contextlib
@@ -135,24 +139,12 @@ def list_devices() -> list[VirtualDevice]:
 
 
 def get(name: str) -> VirtualDevice:
-    """Return one device.
-
-    Raises:
-        VirtualDeviceNameError: the name cannot be used.
-        UnknownVirtualDeviceError: no device has that name.
-        VirtualDeviceRecordError: its record cannot be read.
-    """
+    """Return one device."""
     return _view(_folder(name), _load(name))
 
 
 def stop(name: str) -> VirtualDevice:
-    """Stop a device and every process on it; its files stay. It may be stopped already.
-
-    Raises:
-        VirtualDeviceNameError: the name cannot be used.
-        UnknownVirtualDeviceError: no device has that name.
-        VirtualDeviceRecordError: its record cannot be read.
-    """
+    """Stop a device and every process on it; its files stay. It may be stopped already."""
     folder = _folder(name)
     _load(name)  # before the lock, which would make folders for an unknown device
     with _locked(name):
@@ -165,12 +157,7 @@ def stop(name: str) -> VirtualDevice:
 
 
 def remove(name: str) -> None:
-    """Stop a device, which may be damaged, and delete its files.
-
-    Raises:
-        VirtualDeviceNameError: the name cannot be used.
-        UnknownVirtualDeviceError: no device has that name.
-    """
+    """Stop a device, which may be damaged, and delete its files."""
     folder = _folder(name)
     if not folder.is_dir():
         raise UnknownVirtualDeviceError(name, _names())
@@ -184,13 +171,7 @@ def remove(name: str) -> None:
 
 
 def control(name: str) -> DeviceControl:
-    """Return the control of a device, which need not run.
-
-    Raises:
-        VirtualDeviceNameError: the name cannot be used.
-        UnknownVirtualDeviceError: no device has that name.
-        VirtualDeviceRecordError: its record cannot be read.
-    """
+    """Return the control of a device, which need not run."""
     _load(name)
     return DeviceControl(name, _folder(name))
 

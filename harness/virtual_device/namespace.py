@@ -59,9 +59,6 @@ def unshare(kind: NamespaceKind) -> None:
     """Leave the host's namespaces; the next forked child is the first process of the new ones.
 
     The process must have one thread only.
-
-    Raises:
-        OSError: the kernel refuses.
     """
     flags = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWIPC
     if kind is not NamespaceKind.USER:
@@ -78,9 +75,6 @@ def enter_device_root(root: Path, mount_point: Path) -> None:
     """Build the device's `/` at `mount_point`, an empty folder, and move there.
 
     Must run in the child forked after `unshare`.
-
-    Raises:
-        OSError: the kernel refuses.
     """
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     new = str(mount_point)

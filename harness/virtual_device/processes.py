@@ -181,9 +181,6 @@ class ProcessTable:
         The three descriptors stay the caller's to close; no other is inherited, because all of
         ours are closed on exec (PEP 446). `posix_spawn` copies no page tables, so the cost does
         not grow with this process.
-
-        Raises:
-            OSError: it cannot be started.
         """
         environment = {**environment, MARK_VARIABLE: str(self._folder)}
         defaulted = _DEFAULTED

@@ -72,11 +72,7 @@ def pack_header(
 
 
 def unpack_header(data: bytes | bytearray | memoryview, max_payload: int) -> Header:
-    """Read a header from untrusted bytes.
-
-    Raises:
-        AdbProtocolError: bad magic, unknown command or a payload above `max_payload`.
-    """
+    """Read a header from untrusted bytes."""
     number, arg0, arg1, length, check, magic = _HEADER.unpack(data)
     if number ^ _MASK != magic:
         raise AdbProtocolError(f"bad magic {magic:#010x} for command {number:#010x}")
@@ -117,12 +113,7 @@ class FrameDecoder:
         return memoryview(target)[self._filled :]
 
     def commit(self, count: int) -> Message | None:
-        """Take `count` bytes that were put into `buffer()`; the message they complete, if any.
-
-        Raises:
-            AdbProtocolError: the stream is not ADB, or its checksum is wrong. The decoder is
-                of no use after that.
-        """
+        """Take `count` bytes that were put into `buffer()`; the message they complete, if any."""
         self._filled += count
         if self._header is None:
             if self._filled < HEADER_SIZE:

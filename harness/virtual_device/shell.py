@@ -169,12 +169,7 @@ def pack_packet(kind: PacketKind, data: bytes | bytearray) -> bytes:
 
 
 async def read_packet(reader: ExactReader) -> tuple[int, bytes]:
-    """Read the next packet of a client: its kind, perhaps unknown, and its data.
-
-    Raises:
-        AdbProtocolError: the packet is larger than any client sends.
-        StreamClosedError: the client is gone.
-    """
+    """Read the next packet of a client: its kind, perhaps unknown, and its data."""
     kind, length = _PACKET.unpack(await reader.exactly(_PACKET.size))
     if length > _MAX_PACKET:
         raise AdbProtocolError(f"shell packet of {length} bytes")

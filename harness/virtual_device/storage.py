@@ -62,11 +62,7 @@ class Storage:
             self.limit_bytes = reduced if made is None else min(made, reduced)
 
     def claim(self, count: int) -> None:
-        """Account for `count` bytes about to be written.
-
-        Raises:
-            OSError: ENOSPC: they do not fit.
-        """
+        """Account for `count` bytes about to be written."""
         if self.limit_bytes is None:
             return
         if self._usage() + count > self.limit_bytes:

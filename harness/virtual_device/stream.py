@@ -15,7 +15,7 @@ RECEIVE_LIMIT = 3 * 1024 * 1024
 
 
 class StreamClosedError(Exception):
-    """The peer closed the stream, or the connection is gone. Never leaves the daemon."""
+    """The peer closed the stream, or the connection is gone: raised by reads and writes."""
 
 
 class Transport(Protocol):
@@ -80,9 +80,6 @@ class Stream:
 
         Returns once the last message is under way. `data` may be changed again after the next
         write has begun sending, that is after the peer's OKAY.
-
-        Raises:
-            StreamClosedError: the peer will not receive it.
         """
         view = memoryview(data)
         async with self._write_lock:
@@ -146,11 +143,7 @@ class ExactReader:
         self._rest = memoryview(b"")
 
     async def some(self, limit: int) -> memoryview:
-        """Read between 1 and `limit` bytes without copying them.
-
-        Raises:
-            StreamClosedError: the stream ended.
-        """
+        """Read between 1 and `limit` bytes without copying them."""
         if not self._rest:
             self._rest = await self._stream.read()
             if not self._rest:
@@ -159,11 +152,7 @@ class ExactReader:
         return taken
 
     async def exactly(self, count: int) -> bytes:
-        """Read exactly `count` bytes.
-
-        Raises:
-            StreamClosedError: the stream ended before.
-        """
+        """Read exactly `count` bytes."""
         if len(self._rest) >= count:
             taken, self._rest = bytes(self._rest[:count]), self._rest[count:]
             return taken

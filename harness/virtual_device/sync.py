@@ -140,10 +140,6 @@ async def _receive_file(
 
     A _failure is reported at once. What the client has sent meanwhile is then read and dropped,
     because many clients look at the answer only once they have sent everything.
-
-    Raises:
-        StreamClosedError: the client went away; the file is discarded.
-        AdbProtocolError: the client violates the protocol.
     """
     data = _Data(reader)
     try:
@@ -263,9 +259,6 @@ async def _transmit_file(stream: Stream, path: str, activity: Activity) -> None:
 
     Two blocks take turns: while one is on its way, the other is filled. A block is filled again
     only after the write of the other one has begun, hence after the client's OKAY for it.
-
-    Raises:
-        StreamClosedError: the client went away.
     """
     descriptor = -1
     try:

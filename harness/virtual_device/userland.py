@@ -40,11 +40,7 @@ class PropertyStore:
             self.set(key, value)
 
     def set(self, key: str, value: str) -> None:
-        """Set one property atomically.
-
-        Raises:
-            ValueError: the key is not valid.
-        """
+        """Set one property atomically."""
         if not _KEY.fullmatch(key):
             raise ValueError(f"not the key of a property: {key!r}")
         with atomic_write(self.folder / key, sync=False) as file:

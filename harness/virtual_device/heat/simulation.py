@@ -56,11 +56,7 @@ class HeatSimulation:
         self._files.remove()
 
     def change(self, changes: Mapping[str, float | bool]) -> HeatReading:
-        """Change settings by name; `temperature_c` and `battery` set the state itself.
-
-        Raises:
-            HeatSettingError: no such setting, or out of its range.
-        """
+        """Change settings by name; `temperature_c` and `battery` set the state itself."""
         settings = check_changes(changes, self._settings)
         temperature = changes.get("temperature_c")
         level = changes.get("battery")

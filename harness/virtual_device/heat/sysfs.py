@@ -64,9 +64,6 @@ class SysFiles:
         Args:
             limit: share of the maximum clock that is allowed now.
             status: Android's thermal status, 0 to 4.
-
-        Raises:
-            OSError: they cannot be written.
         """
         try:
             self._show(settings, state, limit, status)

@@ -56,9 +56,6 @@ class HeatSettings:
         sustained_speed: share of the maximum in fixed performance mode.
         time_scale: seconds of the model in one second.
         charging: whether a charger of 15 W is plugged in.
-
-    Raises:
-        HeatSettingError: a value out of its range.
     """
 
     ambient_c: float = 25.0
@@ -156,11 +153,7 @@ class HeatState:
 def check_changes(
     changes: Mapping[str, float | bool], settings: HeatSettings | None = None
 ) -> HeatSettings:
-    """Return the settings after changes; those of the state itself are only checked.
-
-    Raises:
-        HeatSettingError: no such setting, or out of its range.
-    """
+    """Return the settings after changes; those of the state itself are only checked."""
     names = {field.name for field in fields(HeatSettings)}
     for name, value in changes.items():
         if name in STATE_BOUNDS:

@@ -17,10 +17,8 @@ from harness.virtual_device import manager
 from harness.virtual_device.linux import all_processes, command_line, process_stat
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import NamespaceKind
+from tests.harness.virtual_device.helpers import PATIENCE_S, Adb
 from tests.private_adb import private_variables
-
-Adb = Callable[..., subprocess.CompletedProcess[bytes]]
-_PATIENCE_S = 200
 
 
 def _start_server(home: Path, port: int) -> tuple[dict[str, str], subprocess.Popen[bytes]]:
@@ -34,7 +32,7 @@ def _start_server(home: Path, port: int) -> tuple[dict[str, str], subprocess.Pop
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -60,7 +58,7 @@ def new_adb_server(
     yield start
     for environment, server in servers:
         subprocess.run([adbutils.adb_path(), "kill-server"], env=environment, check=False)
-        server.wait(timeout=_PATIENCE_S)
+        server.wait(timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +70,7 @@ def adb(adb_server: AdbServer) -> Adb:
             [adbutils.adb_path(), *map(str, arguments)],
             input=stdin,
             capture_output=True,
-            timeout=_PATIENCE_S,
+            timeout=PATIENCE_S,
             check=False,
         )
 
@@ -84,7 +82,7 @@ def connect(adb: Adb) -> Callable[[str], None]:
     """Has the adb server connect to a device that listens; `adb` itself waits 10 s for it."""
 
     def connect(serial: str) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         while b"connected to" not in (done := adb("connect", serial)).stdout:
             assert time.monotonic() < deadline, done
             time.sleep(0.1)
@@ -117,7 +115,7 @@ def stopped_share() -> Callable[[str], float]:
     """The share of half a second for which the process with that argument is stopped."""
 
     def share(argument: str) -> float:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         while not (found := _with_argument(argument)):
             assert time.monotonic() < deadline
         states = []
@@ -151,3 +149,11 @@ def on_device(device: VirtualDevice, adb: Adb) -> Adb:
         return adb("-s", device.serial, *arguments, stdin=stdin)
 
     return run
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty state folder and home."""
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path

@@ -5,9 +5,7 @@ import json
 import shlex
 import socket
 import stat
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +17,7 @@ from harness.virtual_device import manager
 from harness.virtual_device.control import ask
 from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.manager import VirtualDevice
-
-Adb = Callable[..., subprocess.CompletedProcess[bytes]]
+from tests.harness.virtual_device.helpers import Adb
 
 _STEAL = """
 import os, socket, sys

@@ -1,43 +1,16 @@
 """Properties, forwards, reboots and the end of a device."""
 
-import contextlib
 import os
-import secrets
 import socket
 import subprocess
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from harness.virtual_device import manager
-from harness.virtual_device.linux import all_processes
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import NamespaceKind
-
-Adb = Callable[..., subprocess.CompletedProcess[bytes]]
-
-
-def _running(marker: str) -> list[int]:
-    found = []
-    for process in all_processes():
-        with contextlib.suppress(OSError):
-            arguments = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
-            if marker.encode() in arguments and process.alive:
-                found.append(process.pid)
-    return found
-
-
-def _wait_until(holds: Callable[[], bool], patience_s: float = 200) -> None:
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def _marker() -> str:
-    return f"{secrets.randbelow(10**7)}.{secrets.randbelow(10**7)}"
+from tests.harness.virtual_device.helpers import Adb, new_marker, running, until
 
 
 def test_getprop_answers_like_a_device_of_its_soc(on_device: Adb) -> None:
@@ -106,23 +79,23 @@ def test_forward_reaches_a_port_on_the_device(on_device: Adb) -> None:
 def test_reboot_kills_everything_and_comes_back(
     device: VirtualDevice, on_device: Adb, adb: Adb
 ) -> None:
-    marker = _marker()
+    marker = new_marker()
     boot_id = "cat /proc/sys/kernel/random/boot_id; getprop ro.runtime.firstboot"
     before = on_device("shell", boot_id).stdout.split()
     on_device("shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 & sleep 0.2")
     on_device("shell", "echo kept >$TMPDIR/kept; setprop debug.gone 1; setprop persist.kept 2")
-    _wait_until(lambda: len(_running(marker)) == 1)
+    until(lambda: len(running(marker)) == 1)
     if device.namespace == "none":
         assert on_device("reboot").returncode == 0
     else:
         on_device("shell", "reboot; sleep 60")
-    _wait_until(lambda: not _running(marker))
+    until(lambda: not running(marker))
 
     def back() -> bool:
         adb("connect", device.serial)
         return on_device("shell", "getprop sys.boot_completed").stdout == b"1\n"
 
-    _wait_until(back)
+    until(back)
     after = on_device("shell", boot_id).stdout.split()
     assert after[1] != before[1]
     assert (after[0] != before[0]) is (device.namespace != "none")
@@ -175,7 +148,7 @@ def test_nothing_outlives_its_device(
     start_device: Callable[..., VirtualDevice], adb: Adb, kind: NamespaceKind | None, end: str
 ) -> None:
     device = start_device("mortal", namespace=kind)
-    marker = _marker()
+    marker = new_marker()
     adb(
         "-s",
         device.serial,
@@ -183,13 +156,13 @@ def test_nothing_outlives_its_device(
         f"setsid sh -c 'setsid sleep {marker} & sleep {marker}' </dev/null >/dev/null 2>&1 &"
         " sleep 0.3",
     )
-    _wait_until(lambda: len(_running(marker)) == 2)
+    until(lambda: len(running(marker)) == 2)
     if end == "kill":
         if device.namespace is NamespaceKind.NONE:
             pytest.skip("without a pid namespace the kernel cannot see to it")
         assert device.pid is not None
         subprocess.run(["kill", "-9", str(device.pid)], check=True)
-        _wait_until(lambda: manager.get("mortal").state == "stopped")
+        until(lambda: manager.get("mortal").state == "stopped")
     manager.stop("mortal")
-    _wait_until(lambda: not _running(marker))
+    until(lambda: not running(marker))
     manager.remove("mortal")

@@ -1,19 +1,109 @@
 """A device that gets hot, as its shell sees it."""
 
+import math
 import os
 import secrets
-import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from harness.errors import HeatSettingError
 from harness.virtual_device import manager
+from harness.virtual_device.heat.sysfs import SysFiles
+from harness.virtual_device.heat.thermal import HeatSettings, HeatState, check_changes
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import NamespaceKind
+from tests.harness.virtual_device.helpers import Adb, until
 
-Adb = Callable[..., subprocess.CompletedProcess[bytes]]
-_PATIENCE_S = 200
+_COOL = HeatState(25, 25)
+
+
+def test_it_settles_where_power_and_resistance_say() -> None:
+    settings = HeatSettings(idle_w=0, core_w=2, resistance_k_per_w=10, ambient_c=20)
+    settled = HeatState(20, 20).step(settings, 1e6, busy_cores=1.5)
+    assert settled.soc_c == pytest.approx(20 + 3 * 10)
+    assert settled.body_c == pytest.approx(20 + 15)
+
+
+def test_after_one_time_constant_the_rest_is_1_over_e() -> None:
+    settings = HeatSettings(
+        idle_w=0, load_w=5, resistance_k_per_w=4, capacity_j_per_k=25, ambient_c=25, time_scale=10
+    )
+    after = _COOL.step(settings, 10, busy_cores=0)
+    assert after.soc_c == pytest.approx(25 + 20 * (1 - math.exp(-1)))
+
+
+@given(st.floats(0, 100), st.floats(0, 8), st.integers(1, 50), st.floats(-20, 150))
+def test_many_small_steps_are_one_large_one(
+    seconds: float, cores: float, steps: int, start: float
+) -> None:
+    """So an idle device needs no ticks."""
+    settings = HeatSettings()
+    once = HeatState(start, start).step(settings, seconds, cores)
+    often = HeatState(start, start)
+    for _ in range(steps):
+        often = often.step(settings, seconds / steps, cores)
+    assert often.soc_c == pytest.approx(once.soc_c, abs=1e-6)
+
+
+@given(st.floats(-40, 300))
+def test_clocks_fall_and_severity_rises_with_heat(celsius: float) -> None:
+    settings = HeatSettings()
+    cooler, hotter = HeatState(celsius, celsius), HeatState(celsius + 5, celsius)
+    assert settings.min_speed <= hotter.speed(settings) <= cooler.speed(settings) <= 1
+    assert hotter.status(settings) >= cooler.status(settings)
+    assert (cooler.speed(settings) < 1) == (celsius > settings.throttle_from_c)
+
+
+def test_the_battery_follows() -> None:
+    unplugged = HeatSettings(charging=False, load_w=9, idle_w=0)
+    state = HeatState(25, 25, level=0.5).step(unplugged, 3600, busy_cores=0)
+    assert state.level == pytest.approx(0)
+    assert state.amperes(unplugged) < 0
+    assert state.charge_status(unplugged) == "Discharging"
+    full = HeatState(25, 25, level=0.99).step(HeatSettings(), 3600, busy_cores=0)
+    assert (full.level, full.charge_status(HeatSettings())) == (1.0, "Full")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ambient_c": 500},
+        {"ambient_c": math.nan},
+        {"temperature_c": math.inf},
+        {"battery": 80},
+        {"charging": 1.0},
+        {"load_w": True},
+        {"colour": 3},
+        {"throttle_from_c": 95},
+    ],
+)
+def test_settings_that_cannot_be(changes: dict[str, float]) -> None:
+    with pytest.raises(HeatSettingError):
+        check_changes(changes)
+
+
+def test_a_governor_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
+    """A shell opens the file, which empties it, before it writes."""
+    files = SysFiles(tmp_path / "sys")
+    file = tmp_path / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
+    files.show(HeatSettings(), _COOL, 1.0, 0)
+    assert file.read_text() == "schedutil\n"
+    file.write_text("")
+    files.show(HeatSettings(), _COOL, 1.0, 0)
+    assert file.read_text() == ""
+    file.write_text("performance\n")
+    files.show(HeatSettings(), _COOL, 1.0, 0)
+    assert files.governor() == "performance"
+    file.write_text("nonsense\n")
+    files.show(HeatSettings(), _COOL, 1.0, 0)
+    assert file.read_text() == "performance\n"
+
+
 _SYS = "cd $QNNFARM_SYS_ROOT &&"
 _CPU0 = "devices/system/cpu/cpu0/cpufreq"
 
@@ -37,13 +127,6 @@ def shell(warm: VirtualDevice, adb: Adb) -> Iterator[Callable[[str], str]]:
 
 
 Shell = Callable[[str], str]
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_without_the_model_nothing_is_made_up(warm: VirtualDevice, shell: Shell) -> None:
@@ -92,7 +175,7 @@ def test_work_heats_it_and_rest_cools_it(warm: VirtualDevice, shell: Shell) -> N
     hot = int(shell(zone))
     assert hot > cool + 500
     manager.control(warm.name).heat(resistance_k_per_w=9)
-    _until(lambda: int(shell(zone)) < hot - (hot - cool) // 4)
+    until(lambda: int(shell(zone)) < hot - (hot - cool) // 4)
 
 
 def test_heat_slows_its_processes_and_is_seen(
@@ -108,11 +191,11 @@ def test_heat_slows_its_processes_and_is_seen(
     assert (told.speed, told.status) == (0.1, 4)
     frequencies = shell(f"{_SYS} cat {_CPU0}/scaling_max_freq {_CPU0}/cpuinfo_max_freq")
     assert frequencies.split() == ["300000", "3000000"]
-    _until(lambda: stopped_share(marker) > 0.2)  # 0.9 where nobody else uses the processor
+    until(lambda: stopped_share(marker) > 0.2)  # 0.9 where nobody else uses the processor
     dumped = shell("dumpsys thermalservice")
     assert "Thermal Status: 4" in dumped
     manager.control(warm.name).heat(temperature_c=30)
-    _until(lambda: stopped_share(marker) == 0)
+    until(lambda: stopped_share(marker) == 0)
     assert shell(f"kill {pid}") == ""
     assert "\tTemperature{mValue=11" in dumped or "\tTemperature{mValue=12" in dumped
 
@@ -121,14 +204,14 @@ def test_governors_and_fixed_performance_act(warm: VirtualDevice, shell: Shell) 
     manager.control(warm.name).heat(temperature_c=25)
     clock = f"{_SYS} cat {_CPU0}/scaling_cur_freq"
     shell(f"{_SYS} echo performance >devices/system/cpu/cpu3/cpufreq/scaling_governor")
-    _until(lambda: shell(clock) == "3000000\n")
+    until(lambda: shell(clock) == "3000000\n")
     assert shell(f"{_SYS} cat {_CPU0}/scaling_governor") == "performance\n"
     shell(f"{_SYS} echo nonsense >{_CPU0}/scaling_governor")
-    _until(lambda: shell(f"{_SYS} cat {_CPU0}/scaling_governor") == "performance\n")
+    until(lambda: shell(f"{_SYS} cat {_CPU0}/scaling_governor") == "performance\n")
     shell("cmd power set-fixed-performance-mode-enabled true")
-    _until(lambda: shell(clock) == "2100000\n")
+    until(lambda: shell(clock) == "2100000\n")
     shell("cmd power set-fixed-performance-mode-enabled false")
-    _until(lambda: shell(clock) == "3000000\n")
+    until(lambda: shell(clock) == "3000000\n")
 
 
 def test_commands_about_power_do_what_they_say_or_refuse(shell: Shell) -> None:
@@ -150,9 +233,9 @@ def test_an_idle_device_computes_nothing(warm: VirtualDevice, shell: Shell) -> N
     manager.control(warm.name).heat(temperature_c=60)
     shell("true")
     file = warm.root / "sys/class/thermal/thermal_zone0/temp"
-    _until(lambda: _same_twice(file.read_text))
+    until(lambda: _same_twice(file.read_text))
     before = float(file.read_text())
-    _until(
+    until(
         lambda: manager.control(warm.name).heat() is not None and float(file.read_text()) < before
     )
 
@@ -175,7 +258,7 @@ def test_a_device_that_loses_its_sysfs_gets_it_back(warm: VirtualDevice, shell: 
     zone = "cat $QNNFARM_SYS_ROOT/class/thermal/thermal_zone0/temp"
     assert int(shell(zone)) > 50_000
     shell("rm -rf $QNNFARM_SYS_ROOT")
-    _until(lambda: shell(zone).strip().isdigit())
+    until(lambda: shell(zone).strip().isdigit())
     assert int(shell(zone)) > 50_000
     governor = f"$QNNFARM_SYS_ROOT/{_CPU0}/scaling_governor"
     shell(f"rm -f {governor}; mkfifo {governor}; sleep 0.3")

@@ -1,10 +1,8 @@
 """Many devices in few processes, each still a device of its own."""
 
-import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,10 +13,7 @@ from buildlib.errors import UnknownSocError
 from harness.errors import VirtualHostError
 from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.host import hosted_control, hosted_devices
-from harness.virtual_device.linux import all_processes, command_line
-
-Adb = Callable[..., subprocess.CompletedProcess[bytes]]
-_PATIENCE_S = 200
+from tests.harness.virtual_device.helpers import PATIENCE_S, Adb, new_marker, running, until
 
 
 @pytest.fixture(scope="module")
@@ -36,32 +31,11 @@ def serials(folder: Path, adb: Adb, connect: Callable[[str], None]) -> Iterator[
         adb("disconnect", serial)
 
 
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def _hosts(folder: Path) -> list[int]:
-    text = str(folder).encode()
-    return [p.pid for p in all_processes() if p.alive and text in command_line(p.pid)]
-
-
-def _marker() -> str:
-    """A duration for `sleep` that no other process has."""
-    return f"{secrets.randbelow(10**7)}.{secrets.randbelow(10**7)}"
-
-
-def _running(marker: str) -> bool:
-    return any(p.alive and marker.encode() in command_line(p.pid) for p in all_processes())
-
-
 def test_each_has_a_folder_and_properties_of_its_own(
     folder: Path, serials: list[str], adb: Adb, tmp_path: Path
 ) -> None:
     assert len(set(serials)) == 5
-    assert len(_hosts(folder)) == 2
+    assert len(running(str(folder))) == 2
     (tmp_path / "file").write_bytes(b"x" * 100_000)
     told = []
     for number, serial in enumerate(serials):
@@ -78,35 +52,35 @@ def test_a_fault_strikes_one_and_spares_its_neighbours(
     folder: Path, serials: list[str], adb: Adb
 ) -> None:
     first, second = serials[:2]
-    marks = [_marker() for _ in range(3)]
+    marks = [new_marker() for _ in range(3)]
     daemon = "setsid sh -c 'setsid sleep {} & sleep {}' </dev/null >/dev/null 2>&1 &"
     adb("-s", first, "shell", daemon.format(marks[0], marks[1]))
     adb("-s", second, "shell", daemon.format(marks[2], marks[2]))
-    _until(lambda: all(map(_running, marks)))
+    until(lambda: all(map(running, marks)))
     commands = hosted_control(folder, 0)
     commands.inject(parse_fault("power:off=inf,when=shell"))
     assert adb("-s", first, "shell", "sleep 60").returncode != 0
-    _until(lambda: commands.events()[-1].kind == "off")
-    assert [_running(mark) for mark in marks] == [False, False, True]
+    until(lambda: commands.events()[-1].kind == "off")
+    assert [bool(running(mark)) for mark in marks] == [False, False, True]
     assert adb("-s", second, "shell", "echo here").stdout == b"here\n"
     assert [event.kind for event in hosted_control(folder, 1).events()] == ["booted"]
     commands.power_on()
-    _until(lambda: b"connected" in adb("connect", first).stdout)
-    _until(lambda: adb("-s", first, "shell", "echo back").stdout == b"back\n")
+    until(lambda: b"connected" in adb("connect", first).stdout)
+    until(lambda: adb("-s", first, "shell", "echo back").stdout == b"back\n")
 
 
 def test_a_reboot_is_the_devices_own(serials: list[str], adb: Adb) -> None:
     third, fourth = serials[2:4]
     before = [adb("-s", s, "shell", "getprop ro.runtime.firstboot").stdout for s in (third, fourth)]
     adb("-s", third, "shell", "reboot; sleep 60")
-    _until(lambda: adb("connect", third).returncode == 0)
+    until(lambda: adb("connect", third).returncode == 0)
 
     def rebooted() -> bool:
         adb("connect", third)
         told = adb("-s", third, "shell", "getprop ro.runtime.firstboot").stdout
         return told.strip().isdigit() and told != before[0]
 
-    _until(rebooted)
+    until(rebooted)
     assert adb("-s", fourth, "shell", "getprop ro.runtime.firstboot").stdout == before[1]
 
 
@@ -144,18 +118,18 @@ def test_a_stranger_is_refused(
 def test_they_keep_files_and_ports_and_leave_nothing(
     tmp_path: Path, adb: Adb, connect: Callable[[str], None]
 ) -> None:
-    mark = _marker()
+    mark = new_marker()
     with hosted_devices(1, "SM8750", tmp_path, processes=4) as [serial]:
         connect(serial)
         leave = f"echo kept >$TMPDIR/kept; setsid sleep {mark} >/dev/null 2>&1 &"
         adb("-s", serial, "shell", leave)
-        _until(lambda: _running(mark))
-    assert not _running(mark)
-    assert _hosts(tmp_path) == []
+        until(lambda: running(mark))
+    assert not running(mark)
+    assert running(str(tmp_path)) == []
     with hosted_devices(1, "SM8750", tmp_path) as [again]:
         assert again == serial
         connect(serial)
-        _until(lambda: adb("-s", serial, "shell", "cat $TMPDIR/kept").stdout == b"kept\n")
+        until(lambda: adb("-s", serial, "shell", "cat $TMPDIR/kept").stdout == b"kept\n")
     adb("disconnect", serial)
 
 
@@ -171,10 +145,10 @@ with hosted_devices(2, "SM8750", Path(sys.argv[1])) as serials:
 
 def test_they_end_with_who_started_them(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-c", _THEIR_HOST, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=_PATIENCE_S)
+    done = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == -signal.SIGKILL, done
     assert len(done.stdout.split()) == 2
-    _until(lambda: _hosts(tmp_path) == [])
+    until(lambda: running(str(tmp_path)) == [])
 
 
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:
@@ -186,4 +160,4 @@ def test_what_cannot_start_says_why(tmp_path: Path) -> None:
         pass
     assert "device.json" in str(caught.value)
     assert str(caught.value).isprintable()
-    assert _hosts(tmp_path) == []
+    assert running(str(tmp_path)) == []

@@ -1,5 +1,7 @@
 """Faults strike a device as `adb` sees it, and the journal tells so."""
 
+import asyncio
+import os
 import secrets
 import subprocess
 import time
@@ -9,15 +11,20 @@ from pathlib import Path
 import adbutils
 import pytest
 
+from harness.deploy.scripts import intact
+from harness.devices.adb.device import AdbDevice
+from harness.devices.spec import DeviceSpec
 from harness.errors import VirtualDeviceControlError
+from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
 from harness.virtual_device import manager
-from harness.virtual_device.events import Event
-from harness.virtual_device.faults import parse_fault
+from harness.virtual_device.events import Event, EventLog
+from harness.virtual_device.faults import Runner, parse_fault
+from harness.virtual_device.injection import Injector
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import NamespaceKind
+from tests.harness.virtual_device.helpers import PATIENCE_S, Adb, until
 
-Adb = Callable[..., subprocess.CompletedProcess[bytes]]
-_PATIENCE_S = 200
 _TO = "/data/local/tmp/file"
 _RUN = "sh run.sh; sleep 60"
 """A run to the device; that no such script is there comes later."""
@@ -38,14 +45,7 @@ def on_struck(struck: VirtualDevice, adb: Adb) -> Iterator[Adb]:
 
     yield run
     manager.control(struck.name).clear()
-    _wait(lambda: _answers(struck, adb))
-
-
-def _wait(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: _answers(struck, adb))
 
 
 def _answers(device: VirtualDevice, adb: Adb) -> bool:
@@ -71,7 +71,7 @@ def test_a_drop_breaks_a_push_and_strikes_once(
     _inject(struck, "drop:bytes=1000000,when=push")
     before = time.time()
     assert on_struck("push", tmp_path / "file", _TO).returncode != 0
-    _wait(lambda: _answers(struck, adb))
+    until(lambda: _answers(struck, adb))
     assert on_struck("shell", "ls $TMPDIR").stdout == b""
     [event] = _strikes(struck)
     assert event.fault == "drop:bytes=1000000,when=push"
@@ -88,9 +88,9 @@ def test_a_shell_is_dropped_and_leaves_nothing(
     _inject(struck, "drop:bytes=100,when=shell")
     done = on_struck("shell", "echo $$ >$TMPDIR/pid; while :; do echo something; done")
     assert done.returncode != 0
-    _wait(lambda: _answers(struck, adb))
+    until(lambda: _answers(struck, adb))
     alive = 'read -r pid <$TMPDIR/pid; kill -0 "$pid" 2>/dev/null && echo alive; rm -f $TMPDIR/pid'
-    _wait(lambda: on_struck("shell", alive.partition("; rm")[0]).stdout == b"")
+    until(lambda: on_struck("shell", alive.partition("; rm")[0]).stdout == b"")
     on_struck("shell", "rm $TMPDIR/pid")
 
 
@@ -106,11 +106,11 @@ def test_a_stall_for_ever_ends_by_command(struck: VirtualDevice, on_struck: Adb,
         [adbutils.adb_path(), "-s", struck.serial, "shell", "echo at-last"],
         stdout=subprocess.PIPE,
     ) as waiting:
-        _wait(lambda: len(_strikes(struck)) == 1)
+        until(lambda: len(_strikes(struck)) == 1)
         with pytest.raises(subprocess.TimeoutExpired):
             waiting.wait(0.3)
         manager.control(struck.name).clear()
-        assert waiting.communicate(timeout=_PATIENCE_S)[0] == b"at-last\n"
+        assert waiting.communicate(timeout=PATIENCE_S)[0] == b"at-last\n"
 
 
 def test_the_second_file_is_corrupted_repeatably(
@@ -167,7 +167,7 @@ def test_a_reboot_in_the_middle_of_a_run(struck: VirtualDevice, on_struck: Adb, 
     _inject(struck, "reboot:after=0.2,when=run")
     before = on_struck("shell", "getprop ro.runtime.firstboot").stdout
     assert on_struck("shell", _RUN).returncode != 0
-    _wait(lambda: _answers(struck, adb))
+    until(lambda: _answers(struck, adb))
     assert on_struck("shell", "getprop ro.runtime.firstboot").stdout != before
     assert on_struck("shell", "getprop ro.boot.bootreason").stdout == b"reboot\n"
     assert [event.fault for event in _strikes(struck)] == ["reboot:after=0.2,when=run"]
@@ -184,10 +184,10 @@ def test_a_power_cut_loses_what_was_not_synced(
     on_struck("shell", f"cd $TMPDIR; echo kept >synced; sync; {write}")
     _inject(struck, "power:off=inf,unsynced=60,when=run")
     assert on_struck("shell", _RUN).returncode != 0
-    _wait(lambda: manager.control(struck.name).events()[-1].kind == "off")
+    until(lambda: manager.control(struck.name).events()[-1].kind == "off")
     assert b"connected to" not in adb("connect", struck.serial).stdout
     manager.control(struck.name).power_on()
-    _wait(lambda: _answers(struck, adb))
+    until(lambda: _answers(struck, adb))
     told = on_struck(
         "shell", "cat $TMPDIR/synced; wc -c <$TMPDIR/fresh; getprop ro.boot.bootreason"
     )
@@ -228,9 +228,9 @@ def test_throttled_processes_are_stopped_for_most_of_the_time(
     assert stopped_share(marker) == 0
     _inject(struck, "throttle:factor=10")
     assert len(manager.control(struck.name).faults()) == 1
-    _wait(lambda: stopped_share(marker) > 0.2)
+    until(lambda: stopped_share(marker) > 0.2)
     manager.control(struck.name).clear()
-    _wait(lambda: stopped_share(marker) == 0)
+    until(lambda: stopped_share(marker) == 0)
 
 
 def test_a_device_that_does_not_run_cannot_be_told(
@@ -263,7 +263,7 @@ def test_what_outlived_one_boot_outlives_the_next(
     struck: VirtualDevice, on_struck: Adb, adb: Adb
 ) -> None:
     on_struck("shell", "echo kept >$TMPDIR/kept; reboot; sleep 60")
-    _wait(lambda: _answers(struck, adb))
+    until(lambda: _answers(struck, adb))
     _cut_power(struck, on_struck, adb)
     assert on_struck("shell", "cat $TMPDIR/kept").stdout == b"kept\n"
     on_struck("shell", "rm $TMPDIR/*")
@@ -272,11 +272,106 @@ def test_what_outlived_one_boot_outlives_the_next(
 def _cut_power(device: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
     _inject(device, "power:off=0.1,unsynced=600,when=run")
     assert on_struck("shell", _RUN).returncode != 0
-    _wait(lambda: _answers(device, adb))
+    until(lambda: _answers(device, adb))
 
 
 def test_a_power_cut_during_a_reboot_is_one(struck: VirtualDevice, on_struck: Adb) -> None:
     _inject(struck, "reboot:when=run", "power:after=0.5,off=inf,when=run")
     assert on_struck("shell", _RUN).returncode != 0
-    _wait(lambda: manager.control(struck.name).events()[-1].kind == "off")
+    until(lambda: manager.control(struck.name).events()[-1].kind == "off")
     manager.control(struck.name).power_on()
+
+
+class Stillness:
+    """Effects of which only whether anything passes is looked at."""
+
+    def __init__(self) -> None:
+        self.frozen = False
+
+    def drop(self) -> None: ...
+
+    def stall(self) -> None:
+        self.frozen = True
+
+    def resume(self) -> None:
+        self.frozen = False
+
+    def reboot(self) -> None: ...
+
+    def cut_power(self, off_s: float, unsynced_s: float) -> None: ...
+
+    def limit_free(self, free: int | None) -> None: ...
+
+    def throttle(self, factor: float) -> None: ...
+
+    def signal_runner(self, pid: int, fault: Runner) -> list[int]:  # noqa: ARG002
+        return []
+
+
+async def _pass(injector: Injector, kind: str) -> None:
+    async with injector.activity(kind):
+        pass
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Iterator[EventLog]:
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    events = EventLog(folder)
+    yield events
+    events.close()
+    os.close(folder)
+
+
+def test_the_end_of_one_stall_does_not_end_another(events: EventLog) -> None:
+    """A reboot ended the first before its time; the second is to last until it is cleared."""
+
+    async def play() -> None:
+        effects = Stillness()
+        injector = Injector(effects, events)
+        injector.arm(parse_fault("stall:seconds=0.2,when=push"))
+        first = asyncio.create_task(_pass(injector, "push"))
+        await asyncio.sleep(0)
+        assert effects.frozen
+        injector.release()
+        await first
+        injector.arm(parse_fault("stall:when=shell"))
+        second = asyncio.create_task(_pass(injector, "shell"))
+        await asyncio.sleep(0.5)
+        assert effects.frozen
+        assert not second.done()
+        injector.clear()
+        await second
+        assert not effects.frozen
+
+    asyncio.run(play())
+
+
+def test_a_stall_lasts_as_long_as_it_is_told(events: EventLog) -> None:
+    async def play() -> None:
+        effects = Stillness()
+        injector = Injector(effects, events)
+        injector.arm(parse_fault("stall:seconds=0.05,count=2"))
+        for _ in range(2):
+            await _pass(injector, "push")
+            assert not effects.frozen
+
+    asyncio.run(play())
+
+
+def test_a_fault_of_runs_spares_claims(
+    make_virtual_device: Callable[..., tuple[VirtualDevice, AdbDevice]],
+) -> None:
+    virtual, _ = make_virtual_device()
+    requirement = Requirement()
+    with Pool.of([DeviceSpec("android", virtual.serial)]) as pool:
+        with pool.acquire(requirement, timeout_s=60) as lease:
+            lease.device.shell(":")
+        manager.control(virtual.name).inject(parse_fault("slow:ms=1,when=run"))
+        with pool.acquire(requirement, timeout_s=60) as lease:
+            device = lease.device
+            scripts, run_dir = device.fence.scripts, f"{device.work_root}/runs/one"
+            device.shell(f"{intact(scripts)} && mkdir -p {run_dir}")
+            assert len(_strikes(virtual)) == 0
+            run = ["sh", f"{scripts}/run.sh", "-o", "out", run_dir, "20", "log", "--", "echo", "x"]
+            assert "exit=0" in device.shell(run).stdout
+            assert len(_strikes(virtual)) == 1

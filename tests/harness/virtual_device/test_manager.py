@@ -25,14 +25,6 @@ from harness.virtual_device.folder import DeviceRecord, load_record, save_record
 from harness.virtual_device.linux import machine_boot_id, process_stat
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty state folder; devices left in it are removed."""
-    monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return tmp_path
-
-
 def test_a_life(home: Path) -> None:
     started = manager.start("alpha", "sm8750")
     try:

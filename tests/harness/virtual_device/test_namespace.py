@@ -21,8 +21,7 @@ from harness.virtual_device.namespace import (
     probe_namespace,
     try_namespace,
 )
-
-Adb = Callable[..., subprocess.CompletedProcess[bytes]]
+from tests.harness.virtual_device.helpers import Adb
 
 
 def test_none_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,48 +1,32 @@
 """Commands on a device, through the real adb."""
 
 import os
-import secrets
 import select
 import signal
+import struct
 import subprocess
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import adbutils
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from harness.virtual_device.linux import all_processes
 from harness.virtual_device.manager import VirtualDevice
-
-Adb = Callable[..., subprocess.CompletedProcess[bytes]]
-
-
-def _running(marker: str) -> list[int]:
-    """Processes, anywhere on this machine, with `marker` as an argument."""
-    found = []
-    for process in all_processes():
-        try:
-            arguments = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if marker.encode() in arguments and process.alive:
-            found.append(process.pid)
-    return found
-
-
-def _wait_until(holds: Callable[[], bool], patience_s: float = 200) -> None:
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+from harness.virtual_device.shell import (
+    ShellRequest,
+    parse_shell_service,
+    parse_window_size,
+)
+from tests.harness.virtual_device.helpers import Adb, new_marker, running, until
 
 
 @pytest.fixture
 def marker() -> str:
     """A duration for `sleep` that no other process has."""
-    return f"{secrets.randbelow(10**7)}.{secrets.randbelow(10**7)}"
+    return new_marker()
 
 
 def test_stdout_stderr_and_exit_code_come_apart(on_device: Adb) -> None:
@@ -78,7 +62,7 @@ def test_exec_in_arrives_whole_although_the_client_leaves_at_once(on_device: Adb
         "cat >$TMPDIR/exec-in.part && mv $TMPDIR/exec-in.part $TMPDIR/exec-in",
         stdin=data,
     )
-    _wait_until(lambda: on_device("shell", "test -e $TMPDIR/exec-in").returncode == 0)
+    until(lambda: on_device("shell", "test -e $TMPDIR/exec-in").returncode == 0)
     assert on_device("exec-out", "cat $TMPDIR/exec-in").stdout == data
 
 
@@ -132,23 +116,23 @@ def test_a_killed_client_takes_its_process_group_along(device: VirtualDevice, ma
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    _wait_until(lambda: len(_running(marker)) == 2)
+    until(lambda: len(running(marker)) == 2)
     client.kill()
     client.communicate()
-    _wait_until(lambda: not _running(marker))
+    until(lambda: not running(marker))
 
 
 def test_what_went_to_the_background_outlives_its_shell(on_device: Adb, marker: str) -> None:
     started = on_device("shell", f"sleep {marker} </dev/null >/dev/null 2>&1 & echo $!")
     assert started.returncode == 0
-    _wait_until(lambda: len(_running(marker)) == 1)  # it may have been forked, and not be it yet
+    until(lambda: len(running(marker)) == 1)  # it may have been forked, and not be it yet
     on_device("shell", f"kill {started.stdout.decode()}")
-    _wait_until(lambda: not _running(marker))
+    until(lambda: not running(marker))
 
 
 def test_no_zombies_stay(device: VirtualDevice, on_device: Adb) -> None:
     on_device("shell", "(sleep 0.1 &) ; (sleep 0.2 &) ; exit 0")
-    _wait_until(
+    until(
         lambda: (
             b" Z"
             not in on_device("shell", "ps -A -o stat,args 2>/dev/null | grep defunct; true").stdout
@@ -181,3 +165,37 @@ def test_a_reader_that_waits_holds_the_writer_up(device: VirtualDevice) -> None:
     finally:
         client.kill()
         client.communicate()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (b"shell:", ShellRequest(None, packets=False, terminal=True)),
+        (b"shell:ls", ShellRequest(b"ls", packets=False, terminal=False)),
+        (b"shell,v2:", ShellRequest(None, packets=True, terminal=True)),
+        (b"shell,v2,raw:a:b", ShellRequest(b"a:b", packets=True, terminal=False)),
+        (
+            b"shell,v2,TERM=xterm-256color,pty:top",
+            ShellRequest(b"top", packets=True, terminal=True, term="xterm-256color"),
+        ),
+        (b"shell,v2,TERM=$(reboot):x", ShellRequest(b"x", packets=True, terminal=False)),
+        (b"exec:cat", ShellRequest(b"cat", packets=False, terminal=False)),
+        (b"exec,v2:cat", None),
+        (b"shells:", None),
+        (b"shell", None),
+        (b"sync:", None),
+    ],
+)
+def test_service_names(name: bytes, expected: ShellRequest | None) -> None:
+    assert parse_shell_service(name) == expected
+
+
+def test_window_size() -> None:
+    assert parse_window_size(b"24x80,640x480\0") == struct.pack("@4H", 24, 80, 640, 480)
+    assert parse_window_size(b"99999x1,0x0") is None
+
+
+@given(st.binary(max_size=64))
+def test_no_window_size_and_no_name_breaks_the_parser(data: bytes) -> None:
+    parse_window_size(data)
+    parse_shell_service(data)

@@ -13,8 +13,7 @@ import pytest
 
 from harness.virtual_device import manager
 from harness.virtual_device.manager import VirtualDevice
-
-Adb = Callable[..., subprocess.CompletedProcess[bytes]]
+from tests.harness.virtual_device.helpers import Adb
 
 _TMP = "/data/local/tmp"
 _BIG = 300 * 1000 * 1000

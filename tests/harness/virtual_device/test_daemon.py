@@ -9,7 +9,6 @@ import secrets
 import signal
 import socket
 import struct
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,46 +19,23 @@ from harness.errors import VirtualDeviceStartError, VirtualHostError
 from harness.virtual_device import daemon, manager
 from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.host import hosted_control, hosted_devices
-from harness.virtual_device.linux import all_processes, command_line, process_stat
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import NamespaceKind
-from harness.virtual_device.protocol import Command, pack_header
+from harness.virtual_device.protocol import Command
+from tests.harness.virtual_device.helpers import (
+    Adb,
+    is_alive,
+    new_marker,
+    pack_message,
+    running,
+    until,
+)
 
-Adb = Callable[..., subprocess.CompletedProcess[bytes]]
-_PATIENCE_S = 200
 _VERSION = 0x01000001
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def _running(marker: str) -> list[int]:
-    marked = marker.encode()
-    return [p.pid for p in all_processes() if p.alive and marked in command_line(p.pid)]
-
-
-def _lives(pid: int) -> bool:
-    found = process_stat(pid)
-    return found is not None and found.alive
-
-
-def _marker() -> str:
-    return f"{secrets.randbelow(10**7)}.{secrets.randbelow(10**7)}"
 
 
 def _port(serial: str) -> int:
     return int(serial.rpartition(":")[2])
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return tmp_path
 
 
 # Its port
@@ -73,13 +49,13 @@ def test_nobody_gets_the_port_of_a_device_that_is_off(
     fault = "power:off=inf,when=shell" if when == "power" else "reboot:when=shell"
     manager.control(device.name).inject(parse_fault(fault))
     assert adb("-s", device.serial, "shell", "sleep 60").returncode != 0
-    _until(lambda: not _accepts(device.serial))
+    until(lambda: not _accepts(device.serial))
     # The listener was closed; the port is taken again a moment later.
-    _until(lambda: not any(_can_have(_port(device.serial), share=one) for one in (False, True)))
+    until(lambda: not any(_can_have(_port(device.serial), share=one) for one in (False, True)))
     if when == "power":
         manager.control(device.name).power_on()
-    _until(lambda: b"connected" in adb("connect", device.serial).stdout)
-    _until(lambda: adb("-s", device.serial, "shell", "echo back").stdout == b"back\n")
+    until(lambda: b"connected" in adb("connect", device.serial).stdout)
+    until(lambda: adb("-s", device.serial, "shell", "echo back").stdout == b"back\n")
     manager.remove(device.name)
 
 
@@ -113,7 +89,7 @@ def test_a_device_that_fails_spares_its_neighbours(
         (tmp_path / "h000" / "root" / "properties" / "a-folder").mkdir()
         adb("-s", first, "shell", "reboot; sleep 60")
         commands = hosted_control(tmp_path, 0)
-        _until(lambda: commands.events()[-1].detail.startswith("failed: "))
+        until(lambda: commands.events()[-1].detail.startswith("failed: "))
         time.sleep(0.5)
         assert adb("-s", second, "shell", "echo here").stdout == b"here\n"
     for serial in (first, second):
@@ -136,32 +112,32 @@ def test_a_device_that_was_killed_finds_nothing_of_its_past(
     start_device: Callable[..., VirtualDevice], adb: Adb
 ) -> None:
     device = start_device("phoenix", namespace=NamespaceKind.NONE)
-    marker = _marker()
+    marker = new_marker()
     adb("-s", device.serial, "shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 &")
-    _until(lambda: len(_running(marker)) == 1)
+    until(lambda: len(running(marker)) == 1)
     assert device.pid is not None
     os.kill(device.pid, signal.SIGKILL)
-    _until(lambda: manager.get("phoenix").state == "stopped")
-    assert _running(marker)
+    until(lambda: manager.get("phoenix").state == "stopped")
+    assert running(marker)
     start_device("phoenix", namespace=NamespaceKind.NONE)
-    assert not _running(marker)
+    assert not running(marker)
     manager.remove("phoenix")
 
 
 def test_a_copied_folder_does_not_touch_the_device_that_it_was_copied_from(
     tmp_path: Path, adb: Adb, connect: Callable[[str], None]
 ) -> None:
-    marker = _marker()
+    marker = new_marker()
     with hosted_devices(1, "SM8750", tmp_path / "one") as [serial]:
         connect(serial)
         adb("-s", serial, "shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 &")
-        _until(lambda: len(_running(marker)) == 1)
+        until(lambda: len(running(marker)) == 1)
         copy = tmp_path / "two" / "h000"
         copy.mkdir(parents=True)
         (copy / "device.json").write_bytes((tmp_path / "one/h000/device.json").read_bytes())
         with hosted_devices(1, "SM8750", tmp_path / "two"):
-            assert _running(marker)
-    assert not _running(marker)
+            assert running(marker)
+    assert not running(marker)
     adb("disconnect", serial)
 
 
@@ -169,9 +145,9 @@ def test_a_damaged_record_does_not_hide_a_process(home: Path) -> None:
     device = manager.start("hurt", "SM8750")
     (home / "devices" / "hurt" / "device.json").write_text("{")
     manager.remove("hurt")
-    assert not _running(str(home / "devices" / "hurt"))
+    assert not running(str(home / "devices" / "hurt"))
     assert device.pid is not None
-    assert not _lives(device.pid)
+    assert not is_alive(device.pid)
 
 
 def test_a_process_that_no_record_knows_is_replaced(home: Path) -> None:
@@ -182,7 +158,7 @@ def test_a_process_that_no_record_knows_is_replaced(home: Path) -> None:
     try:
         again = manager.start("lost", "SM8750")
         assert first.pid is not None
-        assert not _lives(first.pid)
+        assert not is_alive(first.pid)
         assert again.pid != first.pid
     finally:
         manager.remove("lost")
@@ -251,19 +227,15 @@ def test_the_log_keeps_its_end(tmp_path: Path) -> None:
 
 def test_a_stranger_cannot_fill_the_log(device: VirtualDevice) -> None:
     key = _android_key() + b" stranger@somewhere\0"
-    greeting = _message(Command.CNXN, _VERSION, 1 << 20, b"host::")
+    greeting = pack_message(Command.CNXN, _VERSION, 1 << 20, b"host::")
     before = device.log_path.stat().st_size
     with socket.create_connection(("127.0.0.1", _port(device.serial)), timeout=10) as peer:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            peer.sendall(greeting + 2000 * _message(Command.AUTH, 3, 0, key))
+            peer.sendall(greeting + 2000 * pack_message(Command.AUTH, 3, 0, key))
         with contextlib.suppress(ConnectionResetError):
             while peer.recv(65536):
                 pass
     assert device.log_path.stat().st_size - before < 20_000
-
-
-def _message(command: Command, arg0: int, arg1: int, payload: bytes = b"") -> bytes:
-    return pack_header(command, arg0, arg1, payload, with_checksum=True) + payload
 
 
 def _android_key() -> bytes:
