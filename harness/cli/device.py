@@ -174,8 +174,8 @@ def heat(
         "charging": charging,
         "time_scale": time_scale,
     }
-    given = {key: value for key, value in changes.items() if value is not None}
-    reading = manager.control(name).heat(**given)
+    settings = {key: value for key, value in changes.items() if value is not None}
+    reading = manager.control(name).heat(**settings)
     if json:
         print_json(None if reading is None else asdict(reading))
     elif reading is None:
@@ -204,10 +204,10 @@ def _refuse_where_held(name: str, *, force: bool) -> None:
     from harness.pool.pool import Pool
     from harness.virtual_device import manager
 
-    found = manager.get(name)
-    if force or found.state != "running":
+    device = manager.get(name)
+    if force or device.state != "running":
         return
-    with Pool.of([DeviceSpec("virtual", name), DeviceSpec("android", found.serial)]) as pool:
+    with Pool.of([DeviceSpec("virtual", name), DeviceSpec("android", device.serial)]) as pool:
         holders = [member.holder for member in pool.members() if member.holder]
     if holders:
         raise MemberStateError(name, f"held by {holders[0]}", "--force takes it all the same")

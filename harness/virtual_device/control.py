@@ -204,10 +204,10 @@ def _is_outside(connection: socket.socket) -> bool:
     if uid != os.geteuid():
         return False
     while pid > 0:
-        found = None if pid == os.getpid() else process_stat(pid)
-        if found is None:
+        process = None if pid == os.getpid() else process_stat(pid)
+        if process is None:
             return False
-        pid = found.parent
+        pid = process.parent
     return True
 
 

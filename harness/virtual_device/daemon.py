@@ -127,8 +127,8 @@ class BoundedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # no par
 
 
 def _shorten(descriptor: int) -> None:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_size <= _MAX_LOG_BYTES:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size <= _MAX_LOG_BYTES:
         return
     # It is open for writing only, and in a namespace it may have no name any more.
     with open(f"/proc/self/fd/{descriptor}", "rb") as file:  # noqa: PTH123 - no path

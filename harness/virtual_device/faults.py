@@ -221,13 +221,13 @@ def parse_fault(text: str) -> Fault:
     if kind is None:
         raise FaultSpecError(text, f"known are {', '.join(KINDS)}")
     defaults = {field.name: field.default for field in fields(kind)}
-    given: dict[str, object] = {}
+    values: dict[str, object] = {}
     for part in rest.split(",") if colon else []:
         key, equals, value = part.partition("=")
-        if key not in defaults or not equals or key in given:
+        if key not in defaults or not equals or key in values:
             raise FaultSpecError(text, f"{name} takes {', '.join(defaults)}, each once")
-        given[key] = _parse(text, key, value, defaults[key])
-    return kind(**given)  # type: ignore[arg-type]
+        values[key] = _parse(text, key, value, defaults[key])
+    return kind(**values)  # type: ignore[arg-type]
 
 
 def _parse(text: str, key: str, value: str, like: object) -> object:

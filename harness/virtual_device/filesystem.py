@@ -98,8 +98,8 @@ class IncomingFile:
         if self._partial is None:
             return
         for offset, mask in flips:
-            found = os.pread(self._descriptor, 1, offset)
-            os.pwrite(self._descriptor, bytes([found[0] ^ mask]), offset)
+            byte = os.pread(self._descriptor, 1, offset)
+            os.pwrite(self._descriptor, bytes([byte[0] ^ mask]), offset)
 
     def commit(self, mode: int, mtime: int) -> None:
         """Set its permissions and time, and give it its name."""

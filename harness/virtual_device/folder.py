@@ -65,8 +65,8 @@ class DeviceRecord:
         """Whether the recorded process still runs."""
         if self.pid is None or self.machine_boot != machine_boot_id():
             return False
-        found = process_stat(self.pid)
-        return found is not None and found.alive and found.started == self.pid_started
+        process = process_stat(self.pid)
+        return process is not None and process.alive and process.started == self.pid_started
 
     def with_process(self, pid: int, port: int, namespace: NamespaceKind) -> "DeviceRecord":
         """Return the record of a device that has just been started."""

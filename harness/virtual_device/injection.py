@@ -332,24 +332,24 @@ class DeviceEffects:
     def signal_runner(self, pid: int, fault: Runner) -> list[int]:
         """Signal the matching descendants of `pid`, and return their pids."""
         number = signal.Signals[f"SIG{fault.signal}"]
-        struck = [
+        victims = [
             process.pid
             for process in self._below(pid)
             if process.alive and _matches(command_line(process.pid), fault.match.encode())
         ]
-        for victim in struck:
+        for victim in victims:
             if number is signal.SIGSTOP:
                 self.throttler.leave_stopped(victim)
             send_signal(victim, number)
-        return struck
+        return victims
 
     def _below(self, pid: int) -> list[ProcessStat]:
-        found = self.processes.all()
+        processes = self.processes.all()
         below = {pid}
-        for process in found:  # parents come before children
+        for process in processes:  # parents come before children
             if process.parent in below or process.session == pid:
                 below.add(process.pid)
-        return [process for process in found if process.pid in below]
+        return [process for process in processes if process.pid in below]
 
 
 def _matches(arguments: list[bytes], text: bytes) -> bool:

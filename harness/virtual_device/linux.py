@@ -89,7 +89,7 @@ def environment_of(pid: int) -> list[bytes]:
 def all_processes() -> list[ProcessStat]:
     """Return every process that this one can see."""
     pids = [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdecimal()]
-    return [found for pid in pids if (found := process_stat(pid)) is not None]
+    return [process for pid in pids if (process := process_stat(pid)) is not None]
 
 
 def descendants(pid: int) -> list[ProcessStat]:
@@ -97,13 +97,13 @@ def descendants(pid: int) -> list[ProcessStat]:
     children: dict[int, list[ProcessStat]] = {}
     for process in all_processes():
         children.setdefault(process.parent, []).append(process)
-    found: list[ProcessStat] = []
+    result: list[ProcessStat] = []
     waiting = [pid]
     while waiting:
         below = children.get(waiting.pop(), [])
-        found += below
+        result += below
         waiting += [process.pid for process in below]
-    return found
+    return result
 
 
 def machine_boot_id() -> str:

@@ -124,18 +124,20 @@ def start(
 
 def list_devices() -> list[VirtualDevice]:
     """List all devices by name; one with an unreadable record is `damaged`."""
-    found: list[VirtualDevice] = []
+    devices: list[VirtualDevice] = []
     for file in sorted(_devices_dir().glob(f"*/{FILE_NAME}")):
         folder = file.parent
         if not _NAME.fullmatch(folder.name):
             continue
         try:
-            found.append(_view(folder, load_record(folder)))
+            devices.append(_view(folder, load_record(folder)))
         except FileNotFoundError:
             continue
         except VirtualDeviceRecordError:
-            found.append(VirtualDevice(folder.name, "damaged", folder / "root", folder / _LOG_NAME))
-    return found
+            devices.append(
+                VirtualDevice(folder.name, "damaged", folder / "root", folder / _LOG_NAME)
+            )
+    return devices
 
 
 def get(name: str) -> VirtualDevice:
@@ -188,47 +190,49 @@ def _updated_record(folder: Path, name: str, soc: str, storage_bytes: int | None
     if storage_bytes is None or storage_bytes == record.storage_bytes:
         return record
     if record.running:
-        made_with, wanted = f"{record.storage_bytes} bytes", f"{storage_bytes} bytes"
-        raise VirtualDeviceChangeError(name, "storage", made_with, wanted)
+        old, new = f"{record.storage_bytes} bytes", f"{storage_bytes} bytes"
+        raise VirtualDeviceChangeError(name, "storage", old, new)
     return replace(record, storage_bytes=storage_bytes)
 
 
 def _launch(name: str, folder: Path, kind: NamespaceKind) -> tuple[int, int]:
     """Start the daemon of a device, wait until it listens, and return its pid and port."""
     log_path = folder / _LOG_NAME
-    ours, theirs = os.pipe()
-    with open(ours, "rb", buffering=0) as answer:  # noqa: PTH123 - no path
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, "rb") as ready:
         try:
-            command = [sys.executable, "-P", "-m", "harness.virtual_device.daemon", str(folder)]
-            command += ["--ready-fd", str(theirs), "--namespace", kind.value]
-            with log_path.open("ab") as log:
-                # Returns when the daemon has detached itself.
-                subprocess.run(
-                    command,
-                    env={**os.environ, MARK_VARIABLE: str(folder)},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=[theirs],
-                    cwd="/",
-                    check=False,
-                    timeout=_START_PATIENCE_S,
-                )
-            os.close(theirs)
-            theirs = -1
-            in_time = bool(select.select([answer], [], [], _START_PATIENCE_S)[0])
+            _spawn(folder, kind, write_end, log_path)
+            in_time = True
         except subprocess.TimeoutExpired:
             in_time = False
         finally:
-            if theirs >= 0:
-                os.close(theirs)
-        line = answer.readline() if in_time else b""
+            os.close(write_end)
+        in_time = in_time and bool(select.select([ready], [], [], _START_PATIENCE_S)[0])
+        line = ready.readline() if in_time else b""
     if line:
-        ready = json.loads(line)
-        return ready["pid"], ready["port"]
+        answer = json.loads(line)
+        return answer["pid"], answer["port"]
     kill_leftovers({folder})
     reason = "its process ended" if in_time else f"no answer within {_START_PATIENCE_S:g} s"
     raise VirtualDeviceStartError(name, reason, _tail(log_path), str(log_path))
+
+
+def _spawn(folder: Path, kind: NamespaceKind, ready_fd: int, log_path: Path) -> None:
+    """Run the daemon until it has detached itself."""
+    command = [sys.executable, "-P", "-m", "harness.virtual_device.daemon", str(folder)]
+    command += ["--ready-fd", str(ready_fd), "--namespace", kind.value]
+    with log_path.open("ab") as log:
+        subprocess.run(
+            command,
+            env={**os.environ, MARK_VARIABLE: str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[ready_fd],
+            cwd="/",
+            check=False,
+            timeout=_START_PATIENCE_S,
+        )
 
 
 def _terminate(record: DeviceRecord) -> None:

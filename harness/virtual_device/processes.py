@@ -58,9 +58,9 @@ class ProcessTracker:
     def __init__(self) -> None:
         self._watched: dict[int, tuple[Path, OnExit]] = {}
         self._folders: dict[tuple[int, int], Path] = {}
-        self._found: list[ProcessStat] = []
+        self._descendants: list[ProcessStat] = []
         self._by_folder: dict[Path, list[ProcessStat]] = {}
-        self._found_at = float("-inf")
+        self._listed_at = float("-inf")
         self._reaped: set[int] = set()
 
     def install(self) -> None:
@@ -94,7 +94,7 @@ class ProcessTracker:
             max_age_s: accepted age of the list.
         """
         self._refresh(max_age_s)
-        return [process for process in self._found if process.pid not in self._reaped]
+        return [process for process in self._descendants if process.pid not in self._reaped]
 
     def of(self, folder: Path, max_age_s: float = 0.0) -> list[ProcessStat]:
         """Return those of the device in `folder`, like `all`."""
@@ -118,14 +118,14 @@ class ProcessTracker:
 
     def _refresh(self, max_age_s: float) -> None:
         now = time.monotonic()
-        if now - self._found_at < max_age_s:
+        if now - self._listed_at < max_age_s:
             return
-        self._found, self._found_at = descendants(os.getpid()), now
+        self._descendants, self._listed_at = descendants(os.getpid()), now
         self._reaped.clear()
         inherited: dict[int, Path] = {}
         by_folder: dict[Path, list[ProcessStat]] = defaultdict(list)
         folders: dict[tuple[int, int], Path] = {}
-        for process in self._found:
+        for process in self._descendants:
             identity = (process.pid, process.started)
             watched = self._watched.get(process.pid)
             folder = watched[0] if watched else inherited.get(process.parent)
@@ -216,12 +216,12 @@ class ProcessTable:
         """
         if not self._exclusive and not self._started.is_set():
             return []
-        found = self._find(max_age_s)
-        if not found and not self._running:
-            found = self._find() if max_age_s else found  # one may have started since
-            if not found:
+        processes = self._find(max_age_s)
+        if not processes and not self._running:
+            processes = self._find() if max_age_s else processes  # one may have started since
+            if not processes:
                 self._started.clear()
-        return found
+        return processes
 
     async def any_started(self) -> None:
         """Wait until the device may have processes."""

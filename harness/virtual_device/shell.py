@@ -48,10 +48,10 @@ _MAX_DETAIL = 200
 
 def output_pipe() -> tuple[int, int]:
     """Make a large pipe for the output of a command: read end, write end."""
-    ours, theirs = os.pipe()
+    read_end, write_end = os.pipe()
     with contextlib.suppress(OSError):
-        fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-    return ours, theirs
+        fcntl.fcntl(read_end, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+    return read_end, write_end
 
 
 class ReadEnd:
@@ -276,17 +276,17 @@ class _Shell:
         )
 
     def _start_on_pipes(self) -> Child:
-        with contextlib.ExitStack() as theirs:
+        with contextlib.ExitStack() as after_start:
             child_in, our_in = os.pipe()
-            theirs.callback(os.close, child_in)
+            after_start.callback(os.close, child_in)
             self._input = WriteEnd(our_in)
             our_out, child_out = output_pipe()
-            theirs.callback(os.close, child_out)
+            after_start.callback(os.close, child_out)
             self._outputs.append((PacketKind.STDOUT, ReadEnd(our_out)))
             child_err = child_out
             if self._request.packets:
                 our_err, child_err = output_pipe()
-                theirs.callback(os.close, child_err)
+                after_start.callback(os.close, child_err)
                 self._outputs.append((PacketKind.STDERR, ReadEnd(our_err)))
             return self._spawn(self._argv(), child_in, child_out, child_err)
 

@@ -91,14 +91,14 @@ def used_bytes(folder: Path) -> int:
     for parent, _, names in os.walk(folder):
         for name in names:
             try:
-                found = os.lstat(os.path.join(parent, name))  # noqa: PTH118 - millions of these
+                status = os.lstat(os.path.join(parent, name))  # noqa: PTH118 - millions of these
             except OSError:
                 continue
-            if found.st_nlink > 1:
-                if (found.st_dev, found.st_ino) in seen:
+            if status.st_nlink > 1:
+                if (status.st_dev, status.st_ino) in seen:
                     continue
-                seen.add((found.st_dev, found.st_ino))
-            total += -(-found.st_size // _BLOCK) * _BLOCK
+                seen.add((status.st_dev, status.st_ino))
+            total += -(-status.st_size // _BLOCK) * _BLOCK
     return total
 
 
@@ -117,11 +117,11 @@ def truncate_unsynced(data: Path, state: Path, window_s: float) -> list[str]:
         for name in names:
             path = Path(parent, name)
             try:
-                found = path.lstat()
+                status = path.lstat()
                 regular = path.is_file() and not path.is_symlink()
-                if not regular or not found.st_size or found.st_ctime_ns <= oldest_ns:
+                if not regular or not status.st_size or status.st_ctime_ns <= oldest_ns:
                     continue
-                if f"{found.st_ino} {found.st_mtime_ns} {found.st_size}" not in synced:
+                if f"{status.st_ino} {status.st_mtime_ns} {status.st_size}" not in synced:
                     os.truncate(path, 0)
                     lost.append(str(path.relative_to(data)))
             except OSError:

@@ -46,36 +46,36 @@ _MAX_LINK = 4096
 _HEAD = _DATA_HEADER.size
 
 
-def _stat_v1(ident: bytes, found: os.stat_result | None) -> bytes:
+def _stat_v1(ident: bytes, status: os.stat_result | None) -> bytes:
     """Pack the answer to STAT: all zero for a missing file, sizes and times cut to 32 bits."""
-    if found is None:
+    if status is None:
         return _STAT_V1.pack(ident, 0, 0, 0)
-    return _STAT_V1.pack(ident, found.st_mode, found.st_size & _LOW, int(found.st_mtime) & _LOW)
+    return _STAT_V1.pack(ident, status.st_mode, status.st_size & _LOW, int(status.st_mtime) & _LOW)
 
 
-def _stat_v2(ident: bytes, found: os.stat_result | None, error: int = 0) -> bytes:
+def _stat_v2(ident: bytes, status: os.stat_result | None, error: int = 0) -> bytes:
     """Pack the answer to STA2 and LST2; `error` is an errno."""
-    if found is None:
+    if status is None:
         return _STAT_V2.pack(ident, error, *[0] * 10)
     return _STAT_V2.pack(
         ident,
         0,
-        found.st_dev,
-        found.st_ino,
-        found.st_mode,
-        found.st_nlink & _LOW,
-        found.st_uid,
-        found.st_gid,
-        found.st_size,
-        int(found.st_atime),
-        int(found.st_mtime),
-        int(found.st_ctime),
+        status.st_dev,
+        status.st_ino,
+        status.st_mode,
+        status.st_nlink & _LOW,
+        status.st_uid,
+        status.st_gid,
+        status.st_size,
+        int(status.st_atime),
+        int(status.st_mtime),
+        int(status.st_ctime),
     )
 
 
-def _entry(name: bytes, found: os.stat_result | None, error: int, *, version: int) -> bytes:
+def _entry(name: bytes, status: os.stat_result | None, error: int, *, version: int) -> bytes:
     """Pack one entry of a listing."""
-    head = _stat_v1(b"DENT", found) if version == 1 else _stat_v2(b"DNT2", found, error)
+    head = _stat_v1(b"DENT", status) if version == 1 else _stat_v2(b"DNT2", status, error)
     return head + _NAME_LENGTH.pack(len(name)) + name
 
 
@@ -93,13 +93,13 @@ def _failure(text: str) -> bytes:
 
 def _stat_answer(ident: bytes, path: str) -> bytes:
     """Answer STAT and LST2, which describe a link itself, or STA2, which follows it."""
-    found: os.stat_result | None = None
+    status: os.stat_result | None = None
     error = 0
     try:
-        found = os.stat(path) if ident == b"STA2" else os.lstat(path)
+        status = os.stat(path) if ident == b"STA2" else os.lstat(path)
     except OSError as failed:
         error = failed.errno or errno.EIO
-    return _stat_v1(ident, found) if ident == b"STAT" else _stat_v2(ident, found, error)
+    return _stat_v1(ident, status) if ident == b"STAT" else _stat_v2(ident, status, error)
 
 
 def _list_answer(path: str, version: int) -> bytes:
@@ -110,14 +110,14 @@ def _list_answer(path: str, version: int) -> bytes:
     except OSError:
         names = []
     for name in names:
-        found: os.stat_result | None = None
+        status: os.stat_result | None = None
         error = 0
         try:
-            found = os.lstat(os.path.join(os.fsencode(path), name))
+            status = os.lstat(os.path.join(os.fsencode(path), name))
         except OSError as failed:
             error = failed.errno or errno.EIO
-        if found is not None or version > 1:
-            answer += _entry(name, found, error, version=version)
+        if status is not None or version > 1:
+            answer += _entry(name, status, error, version=version)
     return bytes(answer + _end_of_list(version))
 
 

@@ -1,4 +1,4 @@
-"""Keys as adb itself makes them, and what must not pass for one."""
+"""Keys of adb itself, and files that are not keys."""
 
 import base64
 import os
@@ -44,7 +44,7 @@ def _sign(key_file: Path, token: bytes) -> bytes:
     return key.sign(token, padding.PKCS1v15(), Prehashed(hashes.SHA1()))  # noqa: S303
 
 
-def test_both_halves_of_a_key_tell_the_same(key_file: Path) -> None:
+def test_private_and_public_key_files_agree(key_file: Path) -> None:
     public = key_file.with_name("adbkey.pub").read_bytes()
     assert parse_public_key(public) == parse_private_key(key_file.read_bytes())
 
@@ -62,7 +62,7 @@ def test_a_signature_holds_for_its_token_alone(key_file: Path) -> None:
 
 
 @given(st.binary(max_size=900))
-def test_what_is_no_key_is_a_key_error(data: bytes) -> None:
+def test_garbage_is_a_key_error(data: bytes) -> None:
     for text in (data, base64.b64encode(data)):
         with pytest.raises(AdbKeyError):
             parse_public_key(text)
@@ -85,7 +85,7 @@ def test_a_short_private_key_is_refused() -> None:
         parse_private_key(pem)
 
 
-def test_keys_are_looked_for_where_adb_has_them(key_file: Path, tmp_path: Path) -> None:
+def test_key_files_of_the_user(key_file: Path, tmp_path: Path) -> None:
     vendor = tmp_path / "vendor"
     vendor.mkdir()
     (vendor / "lab.adb_key").write_bytes(key_file.read_bytes())
@@ -103,14 +103,14 @@ def test_keys_are_looked_for_where_adb_has_them(key_file: Path, tmp_path: Path) 
     assert len(load_keys(files)[0]) == 1
 
 
-def test_a_public_key_alone_will_do(key_file: Path, tmp_path: Path) -> None:
+def test_a_public_key_file_suffices(key_file: Path, tmp_path: Path) -> None:
     (tmp_path / "adbkey.pub").write_bytes(key_file.with_name("adbkey.pub").read_bytes())
     keys, refused = load_keys([tmp_path / "adbkey"])
     assert len(keys) == 1
     assert refused == []
 
 
-def test_a_file_that_anybody_may_write_is_left_out(key_file: Path, tmp_path: Path) -> None:
+def test_a_world_writable_file_is_left_out(key_file: Path, tmp_path: Path) -> None:
     copy = tmp_path / "adbkey"
     copy.write_bytes(key_file.read_bytes())
     copy.chmod(0o666)

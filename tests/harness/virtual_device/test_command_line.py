@@ -14,7 +14,7 @@ def _qnnfarm(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
-def test_faults_are_told_listed_and_cleared(start_device: Callable[..., VirtualDevice]) -> None:
+def test_faults_are_injected_listed_and_cleared(start_device: Callable[..., VirtualDevice]) -> None:
     started = _qnnfarm("start", "told", "--fault", "drop:bytes=5,when=pull")
     try:
         assert started.returncode == 0, started.stderr

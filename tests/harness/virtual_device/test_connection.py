@@ -1,4 +1,4 @@
-"""Who gets in, and what becomes of peers that do not keep to the protocol."""
+"""Authentication, and peers that violate the protocol."""
 
 import asyncio
 import contextlib
@@ -50,14 +50,14 @@ def _is_closed(peer: socket.socket) -> bool:
     return True
 
 
-def test_the_owner_gets_in(on_device: Adb) -> None:
+def test_the_owner_is_accepted(on_device: Adb) -> None:
     done = on_device("get-state")
     assert done.stdout == b"device\n"
     features = on_device("features").stdout.split()
     assert {b"shell_v2", b"stat_v2", b"ls_v2", b"sendrecv_v2"} <= set(features)
 
 
-def test_a_stranger_stays_outside(
+def test_a_strangers_key_is_refused(
     device: VirtualDevice, new_adb_server: Callable[[], dict[str, str]]
 ) -> None:
     environment = new_adb_server()
@@ -195,7 +195,7 @@ _ORDERS = st.lists(
 def test_an_owner_who_does_not_keep_to_the_protocol_leaves_nothing_behind(
     orders: list[tuple[Command, int, int, bytes]], garbage: bytes
 ) -> None:
-    """Any messages in any order: the connection goes on or is closed, and then all is gone."""
+    """Any messages in any order: the connection continues or closes and leaves nothing."""
 
     async def play() -> None:
         loop = asyncio.get_running_loop()

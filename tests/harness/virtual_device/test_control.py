@@ -1,4 +1,4 @@
-"""Who may command a device, and what its process makes of anything else."""
+"""Peers of the control socket: the user, processes of the device, garbage."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ def test_the_socket_is_the_users_alone(device: VirtualDevice) -> None:
     assert stat.S_IMODE((folder / "events.jsonl").stat().st_mode) == 0o600
 
 
-def test_what_runs_on_the_device_is_refused(device: VirtualDevice, on_device: Adb) -> None:
+def test_processes_on_the_device_are_refused(device: VirtualDevice, on_device: Adb) -> None:
     folder = shlex.quote(str(device.root.parent))
     code = shlex.quote(_STEAL)
     done = on_device("shell", f"{shlex.quote(sys.executable)} -c {code} {folder}")
@@ -101,7 +101,7 @@ def test_garbage_is_answered_with_an_error(
     assert manager.control(device.name).faults() == ()
 
 
-def test_a_long_path_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     monkeypatch.setenv("QNNFARM_STATE_DIR", str(deep))
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -1,4 +1,4 @@
-"""What becomes of a device's process over weeks, when others fail, and after `kill -9`."""
+"""The process of a device: its port, neighbours, leftovers after `kill -9`, and log sizes."""
 
 import base64
 import contextlib
@@ -108,7 +108,7 @@ def test_two_processes_do_not_serve_one_device(tmp_path: Path) -> None:
 # Processes that it left
 
 
-def test_a_device_that_was_killed_finds_nothing_of_its_past(
+def test_leftovers_of_a_killed_device_are_killed_at_its_next_start(
     start_device: Callable[..., VirtualDevice], adb: Adb
 ) -> None:
     device = start_device("phoenix", namespace=NamespaceKind.NONE)
@@ -150,7 +150,7 @@ def test_a_damaged_record_does_not_hide_a_process(home: Path) -> None:
     assert not is_alive(device.pid)
 
 
-def test_a_process_that_no_record_knows_is_replaced(home: Path) -> None:
+def test_an_unrecorded_daemon_is_replaced(home: Path) -> None:
     """Its starter was killed between the start and the record."""
     first = manager.start("lost", "SM8750")
     file = home / "devices" / "lost" / "device.json"
@@ -165,9 +165,7 @@ def test_a_process_that_no_record_knows_is_replaced(home: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [{"port": 70_000}, {"port": -1}, {"namespace": "moon"}])
-def test_a_record_with_values_that_cannot_be_is_damaged(
-    home: Path, value: dict[str, object]
-) -> None:
+def test_a_record_with_impossible_values_is_damaged(home: Path, value: dict[str, object]) -> None:
     folder = home / "devices" / "odd"
     folder.mkdir(parents=True)
     record = {"version": 1, "name": "odd", "soc": "SM8750", "serial_number": "QF1", **value}
@@ -176,7 +174,7 @@ def test_a_record_with_values_that_cannot_be_is_damaged(
     manager.remove("odd")
 
 
-def test_a_machine_too_slow_to_start_a_device_is_told_in_words(
+def test_a_start_that_takes_too_long_is_an_error(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manager, "_START_PATIENCE_S", 0.001)
@@ -190,7 +188,7 @@ def test_a_machine_too_slow_to_start_a_device_is_told_in_words(
 # What grows
 
 
-def test_the_journal_of_a_running_device_is_bounded(
+def test_the_event_log_of_a_running_device_is_bounded(
     start_device: Callable[..., VirtualDevice],
 ) -> None:
     device = start_device("talks")

@@ -37,7 +37,9 @@ def test_setprop_sets_but_not_what_is_read_only(on_device: Adb) -> None:
     assert on_device("shell", "getprop ro.soc.model").stdout == b"SM8750\n"
 
 
-def test_devices_are_told_apart(start_device: Callable[..., VirtualDevice], adb: Adb) -> None:
+def test_devices_differ_in_serial_number(
+    start_device: Callable[..., VirtualDevice], adb: Adb
+) -> None:
     one, two = start_device("one", "SM8750"), start_device("two", "sm8650")
     assert one.serial != two.serial
     seen = [
@@ -119,7 +121,7 @@ def test_reboot_kills_everything_and_comes_back(
         "sync /none",
     ],
 )
-def test_what_a_command_cannot_do_it_says(on_device: Adb, command: str) -> None:
+def test_unsupported_uses_of_commands_fail(on_device: Adb, command: str) -> None:
     done = on_device("shell", command)
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr
@@ -144,7 +146,7 @@ def test_other_reboots_are_refused_with_a_reason(on_device: Adb) -> None:
 @pytest.mark.parametrize(
     ("kind", "end"), [(NamespaceKind.NONE, "stop"), (None, "stop"), (None, "kill")]
 )
-def test_nothing_outlives_its_device(
+def test_no_process_outlives_its_device(
     start_device: Callable[..., VirtualDevice], adb: Adb, kind: NamespaceKind | None, end: str
 ) -> None:
     device = start_device("mortal", namespace=kind)

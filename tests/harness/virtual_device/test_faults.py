@@ -48,7 +48,7 @@ def _faults(draw: st.DrawFn) -> Fault:
 
 
 @given(_faults())
-def test_what_is_written_is_read(fault: Fault) -> None:
+def test_texts_of_faults_round_trip(fault: Fault) -> None:
     assert parse_fault(str(fault)) == fault
 
 
@@ -63,7 +63,7 @@ def test_what_is_written_is_read(fault: Fault) -> None:
         ("slow:rate=10000000000000.0", "slow:rate=10000000000000"),
     ],
 )
-def test_how_it_is_listed(text: str, listed: str) -> None:
+def test_a_fault_is_listed_in_canonical_form(text: str, listed: str) -> None:
     assert str(parse_fault(text)) == listed
 
 
@@ -80,7 +80,7 @@ def test_how_it_is_listed(text: str, listed: str) -> None:
         ("drop:count=always,when=push,seed=7", Drop(count=ALWAYS, when="push", seed=7)),
     ],
 )
-def test_texts_of_the_manual(text: str, fault: Fault) -> None:
+def test_texts_of_the_documentation(text: str, fault: Fault) -> None:
     assert parse_fault(text) == fault
 
 
@@ -115,6 +115,6 @@ def test_any_other_text_is_refused_in_one_line(text: str) -> None:
         f"runner:match={'x' * 500}",
     ],
 )
-def test_what_no_fault_can_be(text: str) -> None:
+def test_values_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(FaultSpecError):
         parse_fault(text)

@@ -1,4 +1,4 @@
-"""A device that gets hot, as its shell sees it."""
+"""The heat model, and what a device's shell sees of it."""
 
 import math
 import os
@@ -22,7 +22,7 @@ from tests.harness.virtual_device.helpers import Adb, until
 _COOL = HeatState(25, 25)
 
 
-def test_it_settles_where_power_and_resistance_say() -> None:
+def test_it_settles_at_power_times_resistance() -> None:
     settings = HeatSettings(idle_w=0, core_w=2, resistance_k_per_w=10, ambient_c=20)
     settled = HeatState(20, 20).step(settings, 1e6, busy_cores=1.5)
     assert settled.soc_c == pytest.approx(20 + 3 * 10)
@@ -82,7 +82,7 @@ def test_the_battery_follows() -> None:
         {"throttle_from_c": 95},
     ],
 )
-def test_settings_that_cannot_be(changes: dict[str, float]) -> None:
+def test_settings_out_of_range_are_refused(changes: dict[str, float]) -> None:
     with pytest.raises(HeatSettingError):
         check_changes(changes)
 
@@ -137,7 +137,7 @@ def test_without_the_model_nothing_is_made_up(warm: VirtualDevice, shell: Shell)
     assert "not supported" in shell("cmd power set-fixed-performance-mode-enabled true")
 
 
-def test_files_show_what_the_model_says(warm: VirtualDevice, shell: Shell) -> None:
+def test_files_show_the_model(warm: VirtualDevice, shell: Shell) -> None:
     manager.control(warm.name).heat(
         ambient_c=30, temperature_c=48.25, battery=0.5, charging=False,
         capacity_j_per_k=1e5,
@@ -240,7 +240,7 @@ def test_an_idle_device_computes_nothing(warm: VirtualDevice, shell: Shell) -> N
     )
 
 
-def test_a_look_right_after_another_invents_no_power(warm: VirtualDevice, shell: Shell) -> None:
+def test_two_readings_in_a_row_agree(warm: VirtualDevice, shell: Shell) -> None:
     manager.control(warm.name).heat(idle_w=0, core_w=1)
     spin = "(while :; do :; done) </dev/null >/dev/null 2>&1 & echo $!"
     pids = shell(f"{spin}; {spin}").split()

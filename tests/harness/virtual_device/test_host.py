@@ -1,4 +1,4 @@
-"""Many devices in few processes, each still a device of its own."""
+"""Many devices in few processes, separate from each other."""
 
 import signal
 import subprocess
@@ -143,7 +143,7 @@ with hosted_devices(2, "SM8750", Path(sys.argv[1])) as serials:
 """
 
 
-def test_they_end_with_who_started_them(tmp_path: Path) -> None:
+def test_hosts_end_with_their_starter(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-c", _THEIR_HOST, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == -signal.SIGKILL, done
@@ -151,7 +151,7 @@ def test_they_end_with_who_started_them(tmp_path: Path) -> None:
     until(lambda: running(str(tmp_path)) == [])
 
 
-def test_what_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_failed_start_gives_its_reason(tmp_path: Path) -> None:
     with pytest.raises(UnknownSocError), hosted_devices(1, "SM1", tmp_path):
         pass
     (tmp_path / "h000").mkdir()

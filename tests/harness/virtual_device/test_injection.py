@@ -1,4 +1,4 @@
-"""Faults strike a device as `adb` sees it, and the journal tells so."""
+"""Faults as `adb` sees them, and their events."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ from tests.harness.virtual_device.helpers import PATIENCE_S, Adb, until
 
 _TO = "/data/local/tmp/file"
 _RUN = "sh run.sh; sleep 60"
-"""A run to the device; that no such script is there comes later."""
+"""A run for the device, although the script is missing."""
 
 
 @pytest.fixture(scope="module", params=["best", "none"])
@@ -58,7 +58,7 @@ def _inject(device: VirtualDevice, *texts: str) -> None:
 
 
 def _strikes(device: VirtualDevice) -> list[Event]:
-    """What struck since the last faults were told."""
+    """Strikes since the last fault was injected."""
     events = manager.control(device.name).events()
     told = max(index for index, event in enumerate(events) if event.kind == "armed")
     return [event for event in events[told:] if event.kind == "struck"]
@@ -134,7 +134,7 @@ def test_the_second_file_is_corrupted_repeatably(
     on_struck("shell", "rm $TMPDIR/file*")
 
 
-def test_a_full_device_refuses_until_something_goes(
+def test_a_full_device_refuses_pushes_until_files_are_deleted(
     struck: VirtualDevice, on_struck: Adb, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_bytes(bytes(1_000_000))
@@ -152,7 +152,7 @@ def test_a_full_device_refuses_until_something_goes(
     on_struck("shell", "rm $TMPDIR/file*")
 
 
-def test_a_full_disk_is_an_error_of_what_writes_and_kills_nobody(
+def test_a_full_disk_is_a_write_error_and_kills_nothing(
     struck: VirtualDevice, on_struck: Adb
 ) -> None:
     _inject(struck, "full:free=0")
@@ -197,7 +197,7 @@ def test_a_power_cut_loses_what_was_not_synced(
 
 
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
-def test_the_runner_is_struck_and_what_started_it_is_not(
+def test_the_runner_is_struck_and_its_shell_is_not(
     struck: VirtualDevice, on_struck: Adb, signal: str
 ) -> None:
     _inject(struck, f"runner:signal={signal},match=61.5")
@@ -233,7 +233,7 @@ def test_throttled_processes_are_stopped_for_most_of_the_time(
     until(lambda: stopped_share(marker) == 0)
 
 
-def test_a_device_that_does_not_run_cannot_be_told(
+def test_a_stopped_device_refuses_commands(
     start_device: Callable[..., VirtualDevice],
 ) -> None:
     start_device("asleep")
@@ -259,7 +259,7 @@ def test_sync_saves_the_files_that_it_is_given(
     on_struck("shell", "rm $TMPDIR/*")
 
 
-def test_what_outlived_one_boot_outlives_the_next(
+def test_files_of_an_earlier_boot_survive_a_power_cut(
     struck: VirtualDevice, on_struck: Adb, adb: Adb
 ) -> None:
     on_struck("shell", "echo kept >$TMPDIR/kept; reboot; sleep 60")
@@ -282,8 +282,8 @@ def test_a_power_cut_during_a_reboot_is_one(struck: VirtualDevice, on_struck: Ad
     manager.control(struck.name).power_on()
 
 
-class Stillness:
-    """Effects of which only whether anything passes is looked at."""
+class StallRecorder:
+    """Effects that only record a stall."""
 
     def __init__(self) -> None:
         self.frozen = False
@@ -326,7 +326,7 @@ def test_the_end_of_one_stall_does_not_end_another(events: EventLog) -> None:
     """A reboot ended the first before its time; the second is to last until it is cleared."""
 
     async def play() -> None:
-        effects = Stillness()
+        effects = StallRecorder()
         injector = Injector(effects, events)
         injector.arm(parse_fault("stall:seconds=0.2,when=push"))
         first = asyncio.create_task(_pass(injector, "push"))
@@ -346,9 +346,9 @@ def test_the_end_of_one_stall_does_not_end_another(events: EventLog) -> None:
     asyncio.run(play())
 
 
-def test_a_stall_lasts_as_long_as_it_is_told(events: EventLog) -> None:
+def test_a_stall_lasts_for_its_seconds(events: EventLog) -> None:
     async def play() -> None:
-        effects = Stillness()
+        effects = StallRecorder()
         injector = Injector(effects, events)
         injector.arm(parse_fault("stall:seconds=0.05,count=2"))
         for _ in range(2):

@@ -25,7 +25,7 @@ from harness.virtual_device.folder import DeviceRecord, load_record, save_record
 from harness.virtual_device.linux import machine_boot_id, process_stat
 
 
-def test_a_life(home: Path) -> None:
+def test_start_stop_and_remove(home: Path) -> None:
     started = manager.start("alpha", "sm8750")
     try:
         assert (started.name, started.soc, started.state) == ("alpha", "SM8750", "running")
@@ -78,7 +78,7 @@ def test_a_process_that_is_not_the_devices_is_left_alone(home: Path) -> None:
 
 
 @given(st.text(max_size=50).filter(lambda name: not name.isascii() or not name.isalnum()))
-def test_names_are_no_paths(name: str) -> None:
+def test_names_that_could_be_paths_are_refused(name: str) -> None:
     if manager._NAME.fullmatch(name):
         return
     for action in (manager.stop, manager.remove, manager.get):
@@ -88,7 +88,7 @@ def test_names_are_no_paths(name: str) -> None:
         manager.start(name, "SM8750")
 
 
-def test_what_is_not_there_is_named(home: Path) -> None:
+def test_unknown_names_are_errors(home: Path) -> None:
     for action in (manager.stop, manager.remove, manager.get):
         with pytest.raises(UnknownVirtualDeviceError) as caught:
             action("ghost")
@@ -142,7 +142,7 @@ def test_a_damaged_record_is_an_error_that_can_be_removed(home: Path, content: s
     assert not folder.exists()
 
 
-def test_a_record_survives_its_file(tmp_path: Path) -> None:
+def test_records_round_trip(tmp_path: Path) -> None:
     record = DeviceRecord("n", "SM8750", "QF1", 5, 1234, 1, 2, "b", "none")
     save_record(tmp_path, record)
     assert load_record(tmp_path) == record

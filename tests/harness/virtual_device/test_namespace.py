@@ -1,4 +1,4 @@
-"""The device's own root folder, granted or not."""
+"""The device's own root folder, in each kind of namespace."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""The transport's framing, on honest and on hostile bytes."""
+"""Framing of the transport, on valid and hostile bytes."""
 
 import contextlib
 

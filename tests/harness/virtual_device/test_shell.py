@@ -71,7 +71,7 @@ def test_the_old_shell_protocol_mixes_both_outputs(on_device: Adb) -> None:
     assert done.stdout == b"out\nerr\n"
 
 
-def test_a_terminal_is_one(on_device: Adb) -> None:
+def test_a_command_on_a_pseudo_terminal(on_device: Adb) -> None:
     done = on_device(
         "shell", "-tt", "test -t 0 && test -t 1 && tty && echo $TERM && : </dev/tty && stty -a"
     )
@@ -79,7 +79,7 @@ def test_a_terminal_is_one(on_device: Adb) -> None:
     assert done.stdout.startswith(b"/dev/pts/")
 
 
-def test_an_interactive_shell_obeys_what_is_typed(on_device: Adb) -> None:
+def test_an_interactive_shell(on_device: Adb) -> None:
     done = on_device("shell", "-tt", stdin=b"echo $((6 * 7))\nexit 5\n")
     assert b"42" in done.stdout
     assert done.returncode == 5
@@ -95,7 +95,7 @@ def test_the_environment_is_the_devices_own(on_device: Adb) -> None:
     assert on_device("shell", "pwd").stdout == b"/\n"
 
 
-def test_python_is_there_without_the_hosts_packages(on_device: Adb) -> None:
+def test_python_runs_without_the_hosts_packages(on_device: Adb) -> None:
     code = "import json, sys; print(sys.version_info >= (3, 8))"
     assert on_device("shell", f"python3 -c '{code}'").stdout == b"True\n"
     assert on_device("shell", "python3 -c 'import pytest' 2>/dev/null").returncode == 1
@@ -122,7 +122,7 @@ def test_a_killed_client_takes_its_process_group_along(device: VirtualDevice, ma
     until(lambda: not running(marker))
 
 
-def test_what_went_to_the_background_outlives_its_shell(on_device: Adb, marker: str) -> None:
+def test_background_processes_outlive_their_shell(on_device: Adb, marker: str) -> None:
     started = on_device("shell", f"sleep {marker} </dev/null >/dev/null 2>&1 & echo $!")
     assert started.returncode == 0
     until(lambda: len(running(marker)) == 1)  # it may have been forked, and not be it yet
@@ -140,7 +140,7 @@ def test_no_zombies_stay(device: VirtualDevice, on_device: Adb) -> None:
     )
 
 
-def test_a_reader_that_waits_holds_the_writer_up(device: VirtualDevice) -> None:
+def test_a_waiting_reader_stops_the_writer(device: VirtualDevice) -> None:
     client = subprocess.Popen(
         [
             adbutils.adb_path(),

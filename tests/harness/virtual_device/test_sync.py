@@ -20,7 +20,7 @@ _BIG = 300 * 1000 * 1000
 
 
 def _write_noise(path: Path, size: int) -> str:
-    """Fill a file with bytes that repeat in no short distance; their SHA-256."""
+    """Fill a file with noise and return its SHA-256."""
     block = os.urandom(1 << 20)
     digest = hashlib.sha256()
     with path.open("wb") as file:
