@@ -1,4 +1,4 @@
-"""What a `pool.yaml` may say: which devices a pool has, and what may be done to them."""
+"""Schema of `pool.yaml`: the devices of a pool, and how they are recovered."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -23,7 +23,7 @@ from harness.pool.failure_policy import QuarantineRule, backoff
 _PLACEHOLDER = re.compile(r"\{\w+\}")
 
 PLACEHOLDERS = ("name", "serial", "key")
-"""What `{...}` in a `power_cycle` may be."""
+"""Placeholders of a `power_cycle` command."""
 
 Name = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:@%\[\]-]{0,127}$", strict=True)
@@ -49,13 +49,13 @@ def _fillable(words: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 
 class DeviceEntry(_Model):
-    """One device, or those that are found.
+    """One device, or a discovery of devices.
 
     Attributes:
         discover: `adb`: all devices of the adb server (`host`'s, if given); `virtual`: all
             virtual devices of this user.
-        exclude: identifiers that are found but not wanted.
-        soc: of a virtual device that is to be made if there is none of that name.
+        exclude: identifiers that discovery leaves out.
+        soc: SoC with which a virtual device is made if none has its name.
     """
 
     name: Name | None = None
@@ -101,7 +101,7 @@ class DeviceEntry(_Model):
 
     @property
     def spec(self) -> DeviceSpec | None:
-        """The device that is named; `None` for those that are found."""
+        """The device; `None` for a discovery."""
         return None if self.type is None else DeviceSpec(self.type, self.identifier)
 
 
@@ -125,7 +125,7 @@ class AdbServerConfig(_Model):
 
 
 class RecoveryConfig(_Model):
-    """What is tried with a device that failed, in which order, and how often.
+    """Recovery of devices that failed: its steps in order, and its back-off.
 
     Attributes:
         power_cycle: program and arguments, run without a shell; `{name}`, `{serial}` and `{key}`
@@ -151,12 +151,12 @@ class RecoveryConfig(_Model):
         return steps
 
     def backoff(self, attempts: int) -> float:
-        """Seconds to wait after that many failures."""
+        """Return the seconds to wait after that many failures."""
         return backoff(self.backoff_s, self.max_backoff_s, attempts)
 
 
 class QuarantineConfig(_Model):
-    """When evidence is enough, and how long a device is out before a probation run.
+    """When failures bring quarantine, and how long it lasts before a probation run.
 
     Attributes:
         backoff_s: doubled by each probation that fails and each return, up to `max_backoff_s`.
@@ -169,19 +169,19 @@ class QuarantineConfig(_Model):
 
     @property
     def rule(self) -> QuarantineRule:
-        """The same for the ledger."""
+        """The same rule for the ledger."""
         return QuarantineRule(self.limit, self.window, self.backoff_s, self.max_backoff_s)
 
 
 class LeaseConfig(_Model):
-    """How long a heartbeat is good for: a process that sleeps longer loses its leases."""
+    """How long a heartbeat is valid: a process that sleeps longer loses its leases."""
 
     ttl_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 30.0
     claim_timeout_s: Seconds = 60.0
 
 
 class PoolConfig(_Model):
-    """A pool, as its file says."""
+    """Content of a `pool.yaml`."""
 
     devices: tuple[DeviceEntry, ...] = (DeviceEntry(discover="adb"),)
     hosts: dict[Name, HostConfig] = Field(default_factory=dict)
@@ -201,5 +201,5 @@ class PoolConfig(_Model):
 
 
 def default_name(spec: DeviceSpec) -> str:
-    """What a device is called that was given no name."""
+    """Return the name of a device that was given none."""
     return spec.identifier or spec.type

@@ -1,4 +1,4 @@
-"""The file of the ledger: SQLite in WAL mode, opened, versioned, and its failures named."""
+"""SQLite file of the ledger: schema, migrations, transactions and errors."""
 
 import contextlib
 import os
@@ -76,18 +76,19 @@ _MIGRATIONS: MappingProxyType[int, str] = MappingProxyType(
         """,
     }
 )
-"""From a format to the next."""
+"""Statements that bring a file from a format to the next one."""
 
 
 def default_path() -> Path:
-    """The ledger of this user on this host, which all pools share."""
+    """Return the path of the ledger of this user on this host, which all pools share."""
     return state_dir() / "pool.db"
 
 
 class Database:
-    """One connection, which the threads of this process take turns to use for short transactions.
+    """Connection that the threads of this process share for short transactions, one at a time.
 
-    A child made by `fork` gets a connection of its own.
+    A forked child opens its own connection. Everything raises `LedgerError` when the file cannot be
+    used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,38 +98,30 @@ class Database:
         self._connection: sqlite3.Connection | None = None
 
     def close(self) -> None:
-        """Close the file. It is opened again when it is used again."""
+        """Close the file; its next use opens it again."""
         with self._lock:
             if self._connection is not None and self._pid == os.getpid():
                 self._connection.close()
             self._connection = None
 
     def writing(self) -> AbstractContextManager[sqlite3.Connection]:
-        """A transaction that alone may write; all of it happens, or nothing.
-
-        Raises:
-            LedgerError: the file cannot be used.
-        """
+        """Begin a transaction that alone may write; all of it happens, or nothing."""
         return self._transaction("BEGIN IMMEDIATE")
 
     def reading(self) -> AbstractContextManager[sqlite3.Connection]:
-        """One consistent view of the ledger.
-
-        Raises:
-            LedgerError: the file cannot be used.
-        """
+        """Begin a transaction that reads one consistent view."""
         return self._transaction("BEGIN")
 
     def version(self) -> int:
-        """A number that changes when another process has changed the ledger."""
-        with self._lock, self._named():
+        """Return a number that changes when another process has changed the ledger."""
+        with self._lock, self._typed_errors():
             return int(self._open().execute("PRAGMA data_version").fetchone()[0])
 
     @contextlib.contextmanager
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._named():
+        with self._lock, self._typed_errors():
             connection = self._open()
-            try:  # with the beginning in it: Ctrl-C may come right after that
+            try:  # includes BEGIN: Ctrl-C may come right after it
                 connection.execute(begin)
                 yield connection
                 connection.execute("COMMIT")
@@ -155,25 +148,25 @@ class Database:
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         # ClaimedDevice by anything that is no ledger of ours, the file is left as it is.
-        application, found, tables = _identity(connection)
-        if application != _APPLICATION_ID and (application or found or tables):
+        application, version, tables = _identity(connection)
+        if application != _APPLICATION_ID and (application or version or tables):
             raise DamagedLedgerError(str(self.path), "it is some other database")
-        if found > FORMAT:
-            raise NewerLedgerError(str(self.path), found)
+        if version > FORMAT:
+            raise NewerLedgerError(str(self.path), version)
         _use_wal(connection)
-        # What a power cut may take back are leases, which it ends anyway.
+        # A power cut may lose the last transactions: leases, which it ends anyway.
         connection.execute("PRAGMA synchronous = NORMAL")
-        if found < FORMAT:
-            self._bring_up_to_date(connection)
+        if version < FORMAT:
+            self._migrate(connection)
 
-    def _bring_up_to_date(self, connection: sqlite3.Connection) -> None:
+    def _migrate(self, connection: sqlite3.Connection) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            found = connection.execute("PRAGMA user_version").fetchone()[0]
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
             scripts = (
-                [_TABLES] if not found else [_MIGRATIONS[number] for number in range(found, FORMAT)]
+                [_MIGRATIONS[number] for number in range(version, FORMAT)] if version else [_TABLES]
             )
-            if found < FORMAT:
+            if version < FORMAT:
                 for statement in filter(str.strip, "".join(scripts).split(";")):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -185,7 +178,7 @@ class Database:
             raise
 
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
+    def _typed_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -197,9 +190,9 @@ class Database:
 
 
 def _identity(connection: sqlite3.Connection) -> tuple[int, int, int]:
-    """Application id, version and number of tables: all of one moment, as others may make the file.
+    """Return application id, version and number of tables, read in one transaction.
 
-    Read one by one they could be of before and after, which is how a stranger's file looks.
+    Read one by one while another process creates the file, they would look like a foreign database.
     """
     connection.execute("BEGIN")
     try:
@@ -212,7 +205,7 @@ def _identity(connection: sqlite3.Connection) -> tuple[int, int, int]:
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Change to WAL; where several do that at once, SQLite refuses all but one without waiting."""
+    """Change to WAL mode; if several processes do so at once, SQLite refuses all but one."""
     deadline = time.monotonic() + _BUSY_S
     while True:
         try:

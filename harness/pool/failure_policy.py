@@ -49,12 +49,12 @@ class FailureRecord:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineRule:
-    """When evidence is enough, and for how long a device is out then.
+    """When failures bring quarantine, and how long it lasts.
 
     Attributes:
-        limit: sum of weights from which on a device is quarantined.
-        window: of how many of its last leases; of one lease only the heaviest failure counts.
-        backoff_s: until its probation run; doubled by each that fails and each return.
+        limit: sum of weights that brings quarantine.
+        window: number of the last leases that count, each with its heaviest failure.
+        backoff_s: time until the probation run; doubled by each that fails and each return.
     """
 
     limit: float = 3.0
@@ -64,29 +64,29 @@ class QuarantineRule:
 
     @property
     def memory(self) -> int:
-        """For how many of its leases a device's evidence is kept, settled or not."""
+        """Number of the last leases whose failures are kept."""
         return 10 * self.window
 
-    def counted(self, evidence: Iterable[FailureRecord], leases: int) -> Sequence[FailureRecord]:
-        """What counts: the heaviest failure of each lease in the window, the newest lease last.
+    def counted(self, failures: Iterable[FailureRecord], leases: int) -> Sequence[FailureRecord]:
+        """Return the heaviest failure of each lease in the window, the newest lease last.
 
         Args:
-            leases: how many the device has had.
+            leases: number of leases of the device so far.
         """
         worst: dict[int, FailureRecord] = {}
-        for found in evidence:
-            known = worst.get(found.lease)
-            if found.lease > leases - self.window and (
-                known is None or found.weight > known.weight
+        for failure in failures:
+            other = worst.get(failure.lease)
+            if failure.lease > leases - self.window and (
+                other is None or failure.weight > other.weight
             ):
-                worst[found.lease] = found
+                worst[failure.lease] = failure
         return [worst[lease] for lease in sorted(worst)]
 
     def backoff(self, times: int) -> float:
-        """Seconds to wait for a probation run after so many that failed, and returns."""
+        """Return the seconds until a probation run after so many failed ones and returns."""
         return backoff(self.backoff_s, self.max_backoff_s, times)
 
 
 def backoff(first_s: float, most_s: float, failures: int) -> float:
-    """Seconds to wait after that many failures: doubled each time, up to a bound."""
+    """Return the seconds to wait after that many failures: doubled each time, up to a bound."""
     return min(first_s * 2.0 ** min(failures, 30), most_s)

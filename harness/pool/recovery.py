@@ -1,4 +1,4 @@
-"""Getting a device back: gentle steps first, each recorded with how it went."""
+"""Recovery of a device: gentle steps first, each recorded with its result."""
 
 import os
 import re
@@ -157,8 +157,8 @@ class Recovery:
         server = ensure_server()
         if ":" in serial:
             server.disconnect(serial)
-            # Whoever looks next connects again: a device that boots gets the time for it, not at
-            # once a step that may disturb others.
+            # A failure is not the end of the step: a device that boots gets the time for it, as
+            # waiting for its answer connects again.
             with suppress(DeviceConnectError, DeviceTimeoutError):
                 server.connect(serial)
         else:
@@ -178,7 +178,7 @@ class Recovery:
             lost = _tcp_devices()
             _kill(address_from(os.environ))
         server = ensure_server()
-        for serial in lost:  # a new server finds those on USB by itself, but not these
+        for serial in lost:  # a new server finds devices on USB by itself, but not these
             if serial != own:
                 with suppress(DeviceConnectError, DeviceTimeoutError, DeviceUnauthorizedError):
                     server.connect(serial, timeout_s=_ANSWER_S)
@@ -201,7 +201,7 @@ class Recovery:
 
     @property
     def _adb_serial(self) -> str | None:
-        """Its serial at this host's adb server; `None` if it is not reached through that."""
+        """Its serial at this host's adb server; `None` if it is not reached through it."""
         return device_types()[self._member.spec.type].preview(self._member.spec).adb_serial
 
 
@@ -253,7 +253,7 @@ def _ask(address: ServerAddress, service: str) -> None:
 
 
 def _listens() -> bool:
-    """Whether something is at the adb server's port, sound or not."""
+    """Return whether anything listens at the adb server's port."""
     try:
         query(address_from(os.environ), "host:version", Deadline(_ANSWER_S))
     except ServerUnreachable:
@@ -264,12 +264,12 @@ def _listens() -> bool:
 
 
 def _tcp_devices() -> list[str]:
-    """The usable devices that the adb server reaches by the network, if it still answers."""
+    """Return the usable devices that the adb server reaches by TCP, if it still answers."""
     try:
-        known = [found.serial for found in ensure_server().devices() if found.usable]
+        serials = [entry.serial for entry in ensure_server().devices() if entry.usable]
     except AdbServerError:
         return []
-    return [serial for serial in known if _TCP.fullmatch(serial)]
+    return [serial for serial in serials if _TCP.fullmatch(serial)]
 
 
 def _kill(address: ServerAddress) -> None:

@@ -1,4 +1,4 @@
-"""The state machine of a device: every way from one state to another stands in one table."""
+"""State machine of a device: one table has all transitions."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -6,16 +6,16 @@ from types import MappingProxyType
 
 
 class MemberState(StrEnum):
-    """The state of a device in a pool; each has a reason, and an exit that the ledger knows."""
+    """State of a device in a pool; each has a reason, and an exit in the table below."""
 
     READY = "ready"
     LEASED = "leased"
     DRAINING = "draining"
-    """No new leases, by a person's wish; ends with `undrain`."""
+    """A person allows no new leases; ends with `undrain`."""
     RECOVERING = "recovering"
     """It failed; the steps of recovery are being tried."""
     QUARANTINED = "quarantined"
-    """Its evidence says that results from it cannot be trusted; ends with a probation run."""
+    """Its failures say that its results cannot be trusted; ends with a probation run."""
     PROBATION = "probation"
     """A run decides whether it is ready again."""
     ABSENT = "absent"
@@ -28,11 +28,11 @@ class Event(StrEnum):
     GRANTED = "granted"
     RELEASED = "released"
     EXPIRED = "expired"
-    """Whoever held or worked on it is gone."""
+    """The process that held or repaired it is gone."""
     FAILED = "failed"
     """It has to be recovered."""
     RECOVER = "recovery"
-    """It is to be recovered: a person asks for it, or it is time to look for it again."""
+    """A recovery begins: a person asks for it, or the device is looked for again."""
     RECOVERED = "recovered"
     GAVE_UP = "gave up"
     """No step of recovery helped."""
@@ -41,7 +41,7 @@ class Event(StrEnum):
     FOUND = "found"
     """It answered."""
     DISTRUSTED = "distrusted"
-    """Its evidence is over the limit."""
+    """Its failures are over the limit."""
     TRIED = "tried"
     """A probation run begins."""
     PASSED = "passed"
@@ -64,7 +64,7 @@ _TABLE: dict[MemberState, dict[Event, MemberState]] = {
         Event.EXPIRED: MemberState.READY,
         Event.FAILED: MemberState.RECOVERING,
         Event.DRAIN: MemberState.DRAINING,
-        # A repair during which it was drained and undrained: leased by whoever does it.
+        # A repair during which it was drained and undrained: leased by the process that repairs it.
         Event.RECOVERED: MemberState.READY,
         Event.GAVE_UP: MemberState.ABSENT,
         Event.PASSED: MemberState.READY,
@@ -72,7 +72,7 @@ _TABLE: dict[MemberState, dict[Event, MemberState]] = {
     },
     MemberState.DRAINING: {
         Event.UNDRAIN: MemberState.READY,
-        # A person's wish outlasts what happens meanwhile.
+        # A drain outlasts what happens meanwhile.
         Event.RELEASED: MemberState.DRAINING,
         Event.EXPIRED: MemberState.DRAINING,
         Event.FAILED: MemberState.DRAINING,

@@ -1,4 +1,4 @@
-"""Recovery and probation of devices, in the background of whoever waits for one."""
+"""Background repair of devices by the processes that wait for one: recovery and probation."""
 
 import hashlib
 import logging
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _MAX_THREADS = 8
 
 Probation = Callable[[Device], None]
-"""Raises a `HarnessError` if the device does not pass."""
+"""Probation run; raises a `HarnessError` if the device fails it."""
 
 _BYTES = 4 << 20
 _ROUNDS = 3
@@ -45,22 +45,22 @@ _TIMEOUT_S = 120.0
 
 
 def standard_probation(device: Device) -> None:
-    """Files survive the way there and back, commands answer rightly, and it does not reboot.
+    """Check that files survive the way there and back, that commands answer, and the boot lasts.
 
     Raises:
-        DeploymentCorruptError: a file came out as another.
-        RuntimeOutputError: a command answered wrongly.
-        DeviceError: it failed otherwise.
+        DeploymentCorruptError: a file came back changed.
+        RuntimeOutputError: a command gave a wrong answer.
+        DeviceError: the device failed otherwise.
     """
     with action_named(PROBATION):
-        _try_out(device)
+        _check_device(device)
 
 
-def _try_out(device: Device) -> None:
+def _check_device(device: Device) -> None:
     deadline = Deadline.for_device(device.serial, PROBATION, _TIMEOUT_S)
     ensure_scripts(device, deadline)
     boot = device.boot_id(timeout_s=deadline.remaining())
-    incoming = f"{device.work_root}/incoming"  # where what an interruption leaves is cleared away
+    incoming = f"{device.work_root}/incoming"  # leftovers of interruptions in it are cleared
     device.shell(["mkdir", "-p", incoming], timeout_s=deadline.remaining())
     remote = f"{incoming}/probation.{secrets.token_hex(8)}"
     try:
