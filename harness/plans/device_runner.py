@@ -13,7 +13,7 @@ from harness.plans.guard import Guard, guarded
 from harness.plans.outcome import CellResult
 from harness.plans.results import ResultsLater
 from harness.plans.seams import LeasedDevice
-from harness.pool.leased_device import LeasedDevice as PoolDevice
+from harness.pool.lease import LeasedDevice as PoolDevice
 from harness.results.records import Run
 from harness.results.store import RunFilter
 from harness.telemetry.conditions import Conditions

@@ -147,7 +147,7 @@ class Database:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        # ClaimedDevice by anything that is no ledger of ours, the file is left as it is.
+        # A file that is not our ledger is left as it is.
         application, version, tables = _identity(connection)
         if application != _APPLICATION_ID and (application or version or tables):
             raise DamagedLedgerError(str(self.path), "it is some other database")

@@ -1,7 +1,8 @@
-"""Opener that discovers and opens the devices of a pool, and asks them who they are."""
+"""Opener that discovers and opens the devices of a pool, and prober that asks who they are."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,15 +10,20 @@ from harness.devices.base import Device
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import device_types
-from harness.errors import RecoveryStepError
+from harness.errors import HarnessError, RecoveryStepError, one_line
 from harness.pool.action_names import action_named
 from harness.pool.config import DeviceEntry, HostConfig, PoolConfig
-from harness.pool.members import Member
+from harness.pool.ledger import DeviceRecords
+from harness.pool.members import Member, Members
 from harness.pool.records import Facts
 
 _SERIAL = re.compile(r"[A-Za-z0-9._:-]{4,64}")
 _PLACEHOLDER_SERIALS = {"unknown", "0123456789ABCDEF", "0123456789abcdef", "00000000", "12345678"}
 _RESTART_S = 60.0
+_SLOW_S = 2.0
+_ANSWER_S = 30.0
+_MAX_THREADS = 16
+_MAX_NAMES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +125,54 @@ def identify(member: Member, device: Device, *, timeout_s: float) -> ReachedDevi
     key = f"hardware:{serial}" if unique else str(member.spec)
     facts = Facts(properties.soc, properties.hexagon or "", properties.free_bytes)
     return ReachedDevice(key, device, facts)
+
+
+class Prober:
+    """Asks devices who they are, and records the answers.
+
+    Args:
+        on_progress: called with the names of slow devices, once probing takes two seconds.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        records: DeviceRecords,
+        opener: Opener,
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self._members = members
+        self._records = records
+        self._opener = opener
+        self._on_progress = on_progress
+
+    def probe(self, members: Sequence[Member]) -> None:
+        """Ask each device; one that does not answer is absent."""
+        if not members:
+            return
+        with ThreadPoolExecutor(min(len(members), _MAX_THREADS)) as threads:
+            keys = {member.name: threads.submit(self._probe_one, member) for member in members}
+            try:
+                wait(keys.values(), timeout=_SLOW_S)
+                if slow := [name for name, key in keys.items() if not key.done()]:
+                    self._on_progress(_slow_notice(slow))
+                for name, key in keys.items():
+                    self._members.set_key(name, key.result())
+            finally:  # after Ctrl-C, devices that were not asked yet stay unasked
+                threads.shutdown(wait=False, cancel_futures=True)
+
+    def _probe_one(self, member: Member) -> str:
+        """Probe a device and return its key in the ledger."""
+        spec = str(member.spec)
+        try:
+            reached = identify(member, self._opener.open(member), timeout_s=_ANSWER_S)
+        except HarnessError as error:
+            return self._records.record_absent(member.name, spec, one_line(str(error)))
+        self._records.record_found(reached.key, member.name, spec, reached.facts)
+        return reached.key
+
+
+def _slow_notice(slow: Sequence[str]) -> str:
+    names = ", ".join(one_line(name, 80) for name in slow[:_MAX_NAMES])
+    more = f" and {len(slow) - _MAX_NAMES} more" if len(slow) > _MAX_NAMES else ""
+    return f"looking for {names}{more}: a device has {_ANSWER_S:g} s to answer"

@@ -29,9 +29,8 @@ from harness.pool.members import (
     describe_idle_recovery,
     members_of_specs,
 )
-from harness.pool.opener import DeviceOpener, Opener
+from harness.pool.opener import DeviceOpener, Opener, Prober
 from harness.pool.owner import this_process
-from harness.pool.prober import Prober
 from harness.pool.records import DeviceRow
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState

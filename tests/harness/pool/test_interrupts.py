@@ -13,8 +13,7 @@ from harness.errors import DeviceLostError, LedgerError
 from harness.pool.acquisition import Acquisition
 from harness.pool.context import PoolContext
 from harness.pool.fence import ClaimedDevice, Fence, HigherTokenError
-from harness.pool.lease import Lease
-from harness.pool.leased_device import LeasedDevice
+from harness.pool.lease import Lease, LeasedDevice
 from harness.pool.members import Member
 from harness.pool.requirement import Requirement
 from tests.harness.pool.conftest import TTL_S, Bench, process

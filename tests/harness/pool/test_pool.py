@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -35,7 +36,7 @@ from harness.errors import (
 from harness.pool.config import PoolConfig
 from harness.pool.config_file import parse_config
 from harness.pool.fence import ClaimedDevice
-from harness.pool.leased_device import LeasedDevice
+from harness.pool.lease import Lease, LeasedDevice
 from harness.pool.members import Member
 from harness.pool.opener import DeviceOpener
 from harness.pool.pool import Pool
@@ -195,7 +196,7 @@ class _Sleeper:
 
 def asleep(device: LeasedDevice) -> LeasedDevice:
     claimed = ClaimedDevice(device.member, device.key, device.unleased, device.fence)
-    return LeasedDevice(claimed, _Sleeper())
+    return LeasedDevice(claimed, cast("Lease", _Sleeper()))
 
 
 def test_a_late_holder_is_refused_by_the_device(open_pool: OpenPool, tmp_path: Path) -> None:
