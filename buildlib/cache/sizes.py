@@ -4,25 +4,31 @@ import os
 import re
 from datetime import timedelta
 
+from pydantic import ByteSize, TypeAdapter
+
 from buildlib.errors import InvalidOptionError
 
 LIMIT_VARIABLE = "QNNFARM_CACHE_LIMIT"
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_SIZE = TypeAdapter(ByteSize)
+_NUMBER_AND_UNIT = re.compile(r"\d+(\.\d+)?\s*[a-z]*", re.IGNORECASE)
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.IGNORECASE)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes of `50GB`, `1.5 GiB` or `1000`.
+    """Read a size as pydantic's `ByteSize` does: `50GB`, `1.5 GiB`, `1000`; `5Gi` too.
 
     Raises:
         InvalidOptionError: it is no size; names the option.
     """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None or (found[3] and not found[2]):
-        raise InvalidOptionError(option, f"{text!r} is no size such as 50GB or 512MiB", ())
-    power = " kmgt".index(found[2].lower() or " ")
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    size = text.strip()
+    try:
+        if not _NUMBER_AND_UNIT.fullmatch(size):  # of more than that, ByteSize reads the beginning
+            raise ValueError
+        return _SIZE.validate_python(f"{size}b" if size.lower().endswith("i") else size)
+    except ValueError:
+        reason = f"{text!r} is no size such as 50GB or 512MiB"
+        raise InvalidOptionError(option, reason, ()) from None
 
 
 def parse_age(text: str, option: str) -> timedelta:

@@ -147,7 +147,14 @@ def test_a_limit_from_the_environment(
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("50GB", 50 * 10**9), ("1.5 GiB", 3 << 29), ("10k", 10_000), ("7", 7), ("0B", 0)],
+    [
+        ("50GB", 50 * 10**9),
+        ("1.5 GiB", 3 << 29),
+        ("10k", 10_000),
+        ("7", 7),
+        ("0B", 0),
+        ("5Gi", 5 << 30),
+    ],
 )
 def test_sizes_as_people_write_them(text: str, size: int) -> None:
     assert parse_size(text, "limit") == size
