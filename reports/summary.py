@@ -165,7 +165,7 @@ def _all_values(run: Run, key: str) -> tuple[float, ...]:
 
 def _row(key: SpeedKey, runs: tuple[Run, ...], perplexity: PerplexityRow | None) -> Row:
     cells = {}
-    remarks: list[str] = []
+    by_metric: list[tuple[Metric, str]] = []
     for name in SPEED_METRICS:
         if not any(_all_values(run, name) for run in runs):
             continue
@@ -174,8 +174,8 @@ def _row(key: SpeedKey, runs: tuple[Run, ...], perplexity: PerplexityRow | None)
         found = stats.summarise(sessions)
         if found is not None:
             cells[name] = Cell(metric, found, grade_runs(runs, name))
-        remarks += [f"{metric.label}: {remark}" for remark in stats.remarks(sessions)]
-    unsteady = _merged(remarks)
+        by_metric += [(metric, remark) for remark in stats.remarks(sessions)]
+    unsteady = _joined(by_metric)
     remarks = [*unsteady, *_workload_remarks(key, runs)]
     output = _output(runs, perplexity)
     if output == "unchecked":
@@ -212,8 +212,8 @@ def _grade(cells: Mapping[str, Cell]) -> tuple[str, tuple[str, ...]]:
     grades = [stability.grade for stability in found.values() if stability is not None]
     if not grades:
         return "", ()
-    reasons = _merged(
-        f"{find_metric(key).label}: {reason}"
+    reasons = _joined(
+        (find_metric(key), reason)
         for key, stability in found.items()
         if stability is not None
         for reason in stability.reasons
@@ -233,13 +233,12 @@ def _kept_apart(alike: Sequence[SpeedKey]) -> tuple[str, ...]:
     return (f"Kept apart from a row like it by: {', '.join(differences(alike))}",)
 
 
-def _merged(remarks: Iterable[str]) -> list[str]:
-    """The same remark on several metrics as one, with the metrics named together."""
+def _joined(remarks: Iterable[tuple[Metric, str]]) -> list[str]:
+    """Put each remark in words once, after the names of all metrics that it is about."""
     metrics: dict[str, list[str]] = {}
-    for remark in remarks:
-        label, _, text = remark.partition(": ")
-        metrics.setdefault(text, []).append(label)
-    return [f"{', '.join(labels)}: {text}" for text, labels in metrics.items()]
+    for metric, remark in remarks:
+        metrics.setdefault(remark, []).append(metric.label)
+    return [f"{', '.join(labels)}: {remark}" for remark, labels in metrics.items()]
 
 
 def _workload_remarks(key: SpeedKey, runs: Sequence[Run]) -> list[str]:
