@@ -1,1 +1,1 @@
-"""What each tensor's integers mean: encodings files, and encodings that travel with a graph."""
+"""Encodings, the meaning of integers in tensors: their files, and how they travel with a graph."""

@@ -1,4 +1,4 @@
-"""AIMET's encodings format 0.6.1: for each tensor name a list, of one encoding or one a channel.
+"""AIMET's encodings format 0.6.1: a list for each tensor name, of one encoding or one a channel.
 
 Format: https://quic.github.io/aimet-pages, encoding format specification 0.6.1. Booleans are the
 strings "True" and "False"; blocks do not exist.
@@ -28,7 +28,7 @@ _GROUPS = ("activation_encodings", "param_encodings")
 
 
 def read(data: Json) -> Encodings:
-    """Encodings of a parsed file.
+    """Read the encodings of a parsed file.
 
     Raises:
         MalformedError: it says which tensor.
@@ -92,7 +92,7 @@ def _column(cells: list[Json], key: str) -> Json:
 def _check_limits(
     cells: list[Json], scale: npt.NDArray[np.float64], offset: npt.NDArray[np.int64], bits: int
 ) -> None:
-    """The ends of the grid, where they are given, are those that scale and offset make.
+    """Check that the ends of the grid, if given, follow from scale and offset.
 
     A strictly symmetric grid ends a step early, and files are written from float32.
     """
@@ -110,7 +110,7 @@ def _check_limits(
 
 
 def write(encodings: Encodings) -> Iterator[bytes]:
-    """A file in pieces, a tensor on each line.
+    """Yield a file in pieces, a tensor on each line.
 
     Raises:
         MalformedError: an encoding has blocks.

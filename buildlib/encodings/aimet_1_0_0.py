@@ -30,7 +30,7 @@ _BLOCK_TYPES = {"PER_BLOCK", "LPBQ"}
 
 
 def read(data: Json) -> Encodings:
-    """Encodings of a parsed file.
+    """Read the encodings of a parsed file.
 
     Raises:
         MalformedError: it says which tensor.
@@ -76,7 +76,7 @@ def _grid(entry: Json) -> Json:
 
 
 def write(encodings: Encodings) -> Iterator[bytes]:
-    """A file in pieces, an encoding on each line."""
+    """Yield a file in pieces, an encoding on each line."""
     yield b'{"version": "1.0.0"'
     for group in _GROUPS:
         yield f',\n"{group}": ['.encode()

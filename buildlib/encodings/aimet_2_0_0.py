@@ -32,7 +32,7 @@ _WRITABLE_BITS = {2, 4, 8, 16, 32}
 
 
 def read(data: Json) -> Encodings:
-    """Encodings of a parsed file; what has channels or blocks counts as a parameter.
+    """Read the encodings of a parsed file; those with channels or blocks count as parameters.
 
     Raises:
         MalformedError: it says which tensor.
@@ -113,14 +113,14 @@ def _not_zero(entry: Json, key: str) -> bool:
 
 
 def _axis(axis: int | None, rank: int) -> int:
-    """The axis of blocks, counted from the front."""
+    """Return the axis of blocks, counted from the front."""
     if axis is None or rank < 2 or not -rank <= axis < rank:
         raise MalformedError(f"blocks along axis {axis} of scales of rank {rank}")
     return axis % rank
 
 
 def _channel_axis(shape: tuple[int, ...], block_axis: int) -> int:
-    """The only axis but that of the blocks which is longer than 1; the neighbour if there is none.
+    """Return the only axis longer than 1 besides that of the blocks, or its neighbour.
 
     Channels come before inputs, as in Conv, or where blocks lie along the first axis after them.
     """
@@ -131,7 +131,7 @@ def _channel_axis(shape: tuple[int, ...], block_axis: int) -> int:
 
 
 def _by_channel(array: npt.NDArray[Any], channel_axis: int, block_axis: int) -> npt.NDArray[Any]:
-    """As [channels, blocks]."""
+    """Return the array as [channels, blocks]."""
     n_channels, n_blocks = array.shape[channel_axis], array.shape[block_axis]
     flat = array.reshape(-1)
     if channel_axis < block_axis:
@@ -140,7 +140,7 @@ def _by_channel(array: npt.NDArray[Any], channel_axis: int, block_axis: int) -> 
 
 
 def write(encodings: Encodings) -> Iterator[bytes]:
-    """A file in pieces, an encoding on each line; an axis that is not known counts as 0.
+    """Yield a file in pieces, an encoding on each line; an unknown axis counts as 0.
 
     Raises:
         MalformedError: the format cannot say an encoding.
@@ -211,7 +211,7 @@ def _block_axis(encoding: Encoding) -> int:
 
 
 def _nested(values: npt.NDArray[Any], n_channels: int, encoding: Encoding) -> list[Any]:
-    """[channels, blocks] in the layout of the weight, which has as few axes as can be."""
+    """Return [channels, blocks] in the layout of a weight with as few axes as possible."""
     array = values.reshape(n_channels, -1)
     block_axis = _block_axis(encoding)
     channel_axis = encoding.axis if encoding.axis is not None else 1 - min(block_axis, 1)

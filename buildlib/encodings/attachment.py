@@ -1,7 +1,7 @@
-"""Encodings that travel with a graph: each hangs on the value whose integers it explains.
+"""Encodings attached to the values of a graph, with which they travel.
 
-A pass that renames or moves a value takes its encoding along without knowing; one that makes a new
-value says where its encoding comes from, with `inherit` or `set_encoding`.
+A pass that renames or moves a value takes its encoding along without knowing. A pass that makes a
+new value tells where its encoding comes from, with `inherit` or `set_encoding`.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _KEY = "qnnfarm.encoding"
 
 
 def attach(model: ir.Model, encodings: Encodings) -> None:
-    """Hang every encoding of a file on the value of its name; axes count from the front then.
+    """Attach every encoding to the value of its name; axes then count from the front.
 
     Raises:
         EncodingsError: the model has no value of that name.
@@ -29,7 +29,7 @@ def attach(model: ir.Model, encodings: Encodings) -> None:
 
 
 def collect(model: ir.Model) -> Encodings:
-    """The encodings of all values of a model, under the names that the values have now."""
+    """Return the encodings of all values of a model, under the current names of the values."""
     activations: list[Encoding] = []
     parameters: list[Encoding] = []
     for value in _values(model.graph):
@@ -41,7 +41,7 @@ def collect(model: ir.Model) -> Encodings:
 
 
 def encoding_of(value: ir.Value) -> Encoding | None:
-    """The encoding of a value, with the value's own name; None for one without."""
+    """Return the encoding of a value, under the value's own name, or None."""
     encoding = value.meta.get(_KEY)
     if not isinstance(encoding, Encoding):
         return None
@@ -51,7 +51,7 @@ def encoding_of(value: ir.Value) -> Encoding | None:
 
 
 def set_encoding(value: ir.Value, encoding: Encoding | None) -> None:
-    """Give a value an encoding, whatever name that bears; None takes it away."""
+    """Set the encoding of a value, whatever its name; None removes it."""
     if encoding is None:
         value.meta.pop(_KEY, None)
     else:
@@ -59,7 +59,7 @@ def set_encoding(value: ir.Value, encoding: Encoding | None) -> None:
 
 
 def inherit(value: ir.Value, source: ir.Value) -> ir.Value:
-    """Give `value` the encoding of `source`, if that has one; returns `value`."""
+    """Copy the encoding of `source`, if it has one, to `value`, and return `value`."""
     encoding = encoding_of(source)
     if encoding is not None:
         set_encoding(value, encoding)
@@ -67,7 +67,7 @@ def inherit(value: ir.Value, source: ir.Value) -> ir.Value:
 
 
 def _from_the_front(encoding: Encoding, value: ir.Value) -> Encoding:
-    """Files may count an axis from the end, as QuantizeLinear does; passes drop dimensions of 1."""
+    """Count axes from the front: files may count from the end, and passes drop axes of 1."""
     axes = {"axis": encoding.axis, "block_axis": encoding.block_axis}
     behind = {key: axis for key, axis in axes.items() if axis is not None and axis < 0}
     if not behind:

@@ -1,4 +1,4 @@
-"""Encodings files: which format one has, and one line for the user where it is broken."""
+"""Encodings files: load and save any known format, with one-line errors for broken files."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ class Format:
 
 
 def formats() -> dict[str, Format]:
-    """All formats, by the version that their files bear."""
+    """Return all formats, by their version."""
     legacy = Format(aimet_0_6_1.read, aimet_0_6_1.write)
     latest = Format(aimet_2_0_0.read, aimet_2_0_0.write)
     return {
@@ -83,7 +83,7 @@ def save_encodings(encodings: Encodings, path: Path, version: str = "1.0.0") -> 
 
 
 def shown_line(text: str) -> str:
-    """A message with what came from the file kept to one line."""
+    """Return a message as one line, bounded in length."""
     return " ".join(text.split())[:300]
 
 
@@ -104,7 +104,7 @@ def _parse(path: Path) -> object:
 
 
 def _check_names(path: Path, text: bytes, data: Json) -> None:
-    """Names are keys in the older formats, and of two equal keys a parser keeps one alone."""
+    """Refuse repeated names: they are keys in older formats, and a parser keeps only one."""
     groups = [data.get("activation_encodings"), data.get("param_encodings")]
     kept = sum(
         len(cells)

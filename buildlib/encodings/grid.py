@@ -1,4 +1,4 @@
-"""`Grid`: the integers of one tensor as ONNX stores them, and the arithmetic between."""
+"""Integer grids of tensors as ONNX stores them, and quantization onto them."""
 
 import hashlib
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _COMPRESSED_BITS = 4
 
 @dataclass(frozen=True)
 class Grid:
-    """An integer q of `dtype` means (q - zero_point) * scale.
+    """An affine grid: the integer q of `dtype` means (q - zero_point) * scale.
 
     Attributes:
         scale: one value, or one for each channel.
@@ -50,14 +50,14 @@ class Grid:
 
     @cached_property
     def limits(self) -> tuple[int, int]:
-        """The smallest and the largest integer."""
+        """The smallest and the largest integer of the type."""
         signed = self.dtype.name.startswith("int")
         low = -(1 << (self.bits - 1)) if signed else 0
         return low, low + (1 << self.bits) - 1
 
     @cached_property
     def digest(self) -> str:
-        """Tells this grid from any other; the same on every machine."""
+        """Identifies the grid; the same on every machine."""
         known = hashlib.sha256(f"{self.dtype.name} {self.block_size}".encode())
         known.update(np.array(self.scale, "<f8").tobytes())
         known.update(np.array(self.zero_point, "<i8").tobytes())
@@ -65,20 +65,20 @@ class Grid:
         return known.hexdigest()[:32]
 
     def quantize(self, values: npt.ArrayLike, axis: int = 0) -> npt.NDArray[Any]:
-        """Round to even and saturate, as QuantizeLinear does; `axis` is the channels'."""
+        """Round to even and saturate, as QuantizeLinear does; `axis` is that of the channels."""
         array = np.asarray(values, dtype=np.float32)
         layout = self.layout(array.shape, axis)
         stored: npt.NDArray[Any] = layout.quantize(array, 0).astype(self.dtype)
         return stored
 
     def dequantize(self, integers: npt.NDArray[Any], axis: int = 0) -> npt.NDArray[np.float32]:
-        """The values the integers stand for, computed as DequantizeLinear does."""
+        """Return the values that the integers stand for, computed as DequantizeLinear does."""
         layout = self.layout(integers.shape, axis)
         steps = integers.astype(np.float32).reshape(layout.view) - layout.zero
         return (steps * layout.scale).astype(np.float32).reshape(integers.shape)
 
     def layout(self, shape: tuple[int, ...], axis: int) -> "Layout":
-        """The grid laid over a tensor with channels along `axis`.
+        """Lay the grid over a tensor with channels along `axis`.
 
         Raises:
             ValueError: channels or blocks do not fit the shape; the text says how.
@@ -121,7 +121,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Layout:
-    """A grid laid over a tensor, so that rows of it can be quantized on their own.
+    """A grid laid over a tensor, so that its rows can be quantized independently.
 
     Attributes:
         view: the tensor's shape with blocks as an axis of their own.
@@ -136,7 +136,7 @@ class Layout:
     rows: int
 
     def quantize(self, values: npt.NDArray[Any], start: int) -> npt.NDArray[Any]:
-        """Integers of the rows of the tensor from `start` on, in the smallest type numpy has.
+        """Quantize the rows from `start` on, to the smallest type that numpy has.
 
         Args:
             values: of whole rows of the view, with the tensor's other axes.
@@ -157,7 +157,7 @@ class Layout:
 
 
 def activation_grid(encoding: Encoding) -> Grid:
-    """Activations are unsigned: the zero point is the negated offset.
+    """Return the unsigned grid of an activation; its zero point is the negated offset.
 
     Raises:
         EncodingsError: no 8 or 16 bit integer grid of the whole tensor.
@@ -171,9 +171,9 @@ def activation_grid(encoding: Encoding) -> Grid:
 
 
 def weight_grid(encoding: Encoding) -> Grid:
-    """Symmetric weights are signed with zero point 0, others unsigned.
+    """Return the grid of a weight: signed with zero point 0 if symmetric, else unsigned.
 
-    Strictly symmetric ones, which leave out the lowest integer, may count from one below the half.
+    Strictly symmetric grids, which leave out the lowest integer, may count from one below the half.
 
     Raises:
         EncodingsError: no grid of 4, 8 or 16 bit integers, LPBQ of other than 4 bits, or a float

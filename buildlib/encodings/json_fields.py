@@ -1,6 +1,6 @@
-"""Fields of encodings that come from JSON: of the right kind, or `MalformedError`.
+"""Typed access to fields of encodings in JSON.
 
-Arrays are checked as arrays, so that a million scales cost no more than reading them.
+Arrays are checked as arrays, so a million scales cost no more than reading them.
 """
 
 from collections.abc import Callable
@@ -20,18 +20,18 @@ _LARGEST_INT = 1 << 40
 
 
 class MalformedError(ValueError):
-    """Something in the file is not what its format says; the text says what, in one line."""
+    """A file violates its format; the text says how, in one line."""
 
 
 def shown(value: object) -> str:
-    """A value of the file as part of a message: one line, and short."""
+    """Return a value of the file as a short line for a message."""
     text = str(value)[: _SHOWN + 1] if isinstance(value, str) else repr(value)[: _SHOWN + 1]
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def field(entry: Json, key: str, kind: type[Plain]) -> Plain:
-    """The value of a key that must be there."""
+    """Return the value of a required key."""
     value = entry.get(key)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise MalformedError(f"{key} is {shown(value)}")
@@ -39,12 +39,12 @@ def field(entry: Json, key: str, kind: type[Plain]) -> Plain:
 
 
 def optional(entry: Json, key: str, kind: type[Plain]) -> Plain | None:
-    """The value of a key that may be missing, or null."""
+    """Return the value of a key that may be missing or null."""
     return None if entry.get(key) is None else field(entry, key, kind)
 
 
 def boolean(entry: Json, key: str) -> bool:
-    """A boolean, which format 0.6.1 writes as a string; missing is False."""
+    """Return a boolean, which format 0.6.1 writes as a string; missing is False."""
     value = entry.get(key, False)
     known = {True: True, False: False, "True": True, "False": False, "true": True, "false": False}
     if not isinstance(value, bool | str) or value not in known:
@@ -53,12 +53,12 @@ def boolean(entry: Json, key: str) -> bool:
 
 
 def floats(entry: Json, key: str) -> npt.NDArray[np.float64]:
-    """A number, or numbers nested to any depth."""
+    """Return a number, or numbers nested to any depth, as an array."""
     return _numbers(entry, key).astype(np.float64)
 
 
 def integers(entry: Json, key: str) -> npt.NDArray[np.int64]:
-    """The same for whole numbers, which may be written as 3.0."""
+    """Return integers as an array; 3.0 counts as an integer."""
     array = _numbers(entry, key)
     if array.size and not (np.abs(array) < _LARGEST_INT).all():
         raise MalformedError(f"{key} holds a number out of range")
@@ -69,7 +69,7 @@ def integers(entry: Json, key: str) -> npt.NDArray[np.int64]:
 
 
 def flat_floats(entry: Json, key: str) -> tuple[float, ...]:
-    """The same as `floats`, flat; of one number without the cost of an array."""
+    """Return `floats`, flat; a single number avoids the cost of an array."""
     value = _single(entry, key)
     if value is not None:
         return (float(value),)
@@ -78,7 +78,7 @@ def flat_floats(entry: Json, key: str) -> tuple[float, ...]:
 
 
 def flat_integers(entry: Json, key: str) -> tuple[int, ...]:
-    """The same as `integers`, flat; of one number without the cost of an array."""
+    """Return `integers`, flat; a single number avoids the cost of an array."""
     value = _single(entry, key)
     if isinstance(value, int) and abs(value) < _LARGEST_INT:
         return (value,)
@@ -87,7 +87,7 @@ def flat_integers(entry: Json, key: str) -> tuple[int, ...]:
 
 
 def _single(entry: Json, key: str) -> int | float | None:
-    """The only number of a field, if there is but one and it is a sane one."""
+    """Return the only number of a field, or None if there are several or it is huge."""
     value: object = entry.get(key)
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
@@ -97,7 +97,7 @@ def _single(entry: Json, key: str) -> int | float | None:
 
 
 def small_integers(entry: Json, key: str) -> npt.NDArray[np.uint8]:
-    """The same for whole numbers of [1, 255]."""
+    """Return integers of [1, 255] as an array."""
     array = integers(entry, key)
     if array.size and not (array.min() >= 1 and array.max() <= 255):
         raise MalformedError(f"{key} holds a number outside 1 to 255")
@@ -118,22 +118,14 @@ def _numbers(entry: Json, key: str) -> npt.NDArray[Any]:
 
 
 def read_entry(entry: object, grid: Callable[[Json], Json]) -> Encoding:
-    """One encoding of a list; `grid` reads everything but the name.
-
-    Raises:
-        MalformedError: it is none.
-    """
+    """Read one encoding of a list; `grid` reads everything except the name."""
     if not isinstance(entry, dict):
         raise MalformedError(f"an encoding is {shown(entry)}")
     return make_encoding(field(entry, "name", str), lambda: grid(entry))
 
 
 def make_encoding(name: str, grid: Callable[[], Json]) -> Encoding:
-    """The encoding of a tensor.
-
-    Raises:
-        MalformedError: its fields make no sense.
-    """
+    """Make the encoding of a tensor; errors name the tensor."""
     try:
         return Encoding(name=name, **grid())
     except ValidationError as error:
@@ -143,7 +135,7 @@ def make_encoding(name: str, grid: Callable[[], Json]) -> Encoding:
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first fault that pydantic found, in words."""
+    """Return the first fault that pydantic found, in words."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     said = str(first["msg"]).removeprefix("Value error, ")

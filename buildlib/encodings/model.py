@@ -1,7 +1,7 @@
-"""What the integers of each tensor mean, in one form whatever the file format was.
+"""Encodings of tensors, in one form for all file formats.
 
-An integer q in [0, 2^bw) means (q + offset) * scale, as in AIMET's format 1.0.0, so that an offset
-is zero or negative; symmetric signed weights have offset -2^(bw-1).
+An integer q in [0, 2^bw) means (q + offset) * scale, as in AIMET's format 1.0.0, so an offset is
+zero or negative; symmetric signed weights have offset -2^(bw-1).
 """
 
 import math
@@ -57,7 +57,7 @@ class Encoding(BaseModel):
         return self.bw if self.compressed_bw is None else self.compressed_bw
 
     def rows(self, start: int, stop: int, count: int | None = None) -> "Encoding":
-        """The encoding of channels [start, stop) alone.
+        """Return the encoding of channels [start, stop) alone.
 
         Args:
             start: the first channel.
@@ -129,9 +129,9 @@ class Encoding(BaseModel):
 
 
 class Encodings(BaseModel):
-    """A whole encodings file. Names are those of values and initializers of the float model.
+    """All encodings of an encodings file, named after values and initializers of the float model.
 
-    Which of the two groups an encoding is in says nothing: format 2.0.0 has but one.
+    The two groups carry no meaning: format 2.0.0 has only one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -151,12 +151,12 @@ class Encodings(BaseModel):
         return self
 
     def by_name(self) -> dict[str, Encoding]:
-        """All encodings, whichever group they are in."""
+        """Return all encodings of both groups by name."""
         return {e.name: e for e in (*self.activation_encodings, *self.param_encodings)}
 
 
 def asymmetric_encoding(name: str, low: float, high: float, bits: int) -> Encoding:
-    """The asymmetric grid that covers [low, high] and holds zero exactly."""
+    """Return the asymmetric encoding that covers [low, high] and holds zero exactly."""
     low, high = min(low, 0.0), max(high, 0.0)
     steps = (1 << bits) - 1
     scale = max((high - low) / steps, _SMALLEST_SCALE)
@@ -167,7 +167,7 @@ def asymmetric_encoding(name: str, low: float, high: float, bits: int) -> Encodi
 
 
 def symmetric_encoding(name: str, magnitude: float, bits: int) -> Encoding:
-    """The grid around 2^(bits-1) that covers [-magnitude, magnitude]."""
+    """Return the encoding around 2^(bits-1) that covers [-magnitude, magnitude]."""
     half = 1 << (bits - 1)
     scale = max(magnitude / (half - 1), _SMALLEST_SCALE)
     return _per_tensor(name, bits, scale, -half, is_sym=True)

@@ -1,1 +1,1 @@
-"""From a checkpoint to float ONNX with the inputs and outputs that Genie expects."""
+"""Canonical float ONNX: its interface to Genie, its files, its making from a checkpoint."""

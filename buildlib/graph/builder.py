@@ -1,4 +1,4 @@
-"""A thin builder over onnx_ir: named single-output nodes, weights by reference."""
+"""Builder of onnx_ir graphs: named single-output nodes, weights by reference."""
 
 from typing import Any
 
@@ -21,14 +21,14 @@ _DTYPES: dict[StoredDtype, ir.DataType] = {
 
 
 class GraphBuilder:
-    """Collects nodes and initializers; every node is named after its output."""
+    """Collects nodes and initializers; every node is named after its first output."""
 
     def __init__(self) -> None:
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
 
     def input(self, name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.Value:
-        """A graph input; the caller keeps it, in its order."""
+        """Make a graph input; the caller keeps the inputs in order."""
         return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
 
     def op(self, op_type: str, inputs: list[ir.Value], name: str, **attributes: Any) -> ir.Value:  # noqa: ANN401
@@ -50,16 +50,16 @@ class GraphBuilder:
         return tuple(outputs)
 
     def constant(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
-        """A small initializer inside the model file; one of the same name is reused."""
+        """Add a small initializer inside the model file, or return the one of that name."""
         return self._initializer(name, ir.tensor(array, name=name))
 
     def shape(self, *dims: int) -> ir.Value:
-        """A target shape for Reshape; -1 stands for the one dimension that AR decides."""
+        """Add a target shape for Reshape; -1 stands for the one dimension that follows AR."""
         name = "shape_" + "_".join("ar" if dim < 0 else str(dim) for dim in dims)
         return self.constant(name, np.array(dims, dtype=np.int64))
 
     def weight(self, ref: TensorRef, name: str | None = None) -> ir.Value:
-        """A float32 value of the tensor, whose bytes stay where they are in the checkpoint."""
+        """Return a float32 value of a tensor whose bytes stay in the checkpoint."""
         name = name or ref.name
         dtype = _DTYPES[ref.dtype]
         tensor = ir.ExternalTensor(
@@ -77,7 +77,7 @@ class GraphBuilder:
         return self.op("Cast", [value], f"{name}_f32", to=ir.DataType.FLOAT.value)
 
     def model(self, inputs: list[ir.Value], outputs: list[ir.Value], name: str) -> ir.Model:
-        """The model of everything added."""
+        """Build the model of everything added."""
         graph = ir.Graph(
             inputs,
             outputs,

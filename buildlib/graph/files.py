@@ -1,4 +1,4 @@
-"""ONNX files whose weights lie beside them: load, save, link, never copy without need."""
+"""ONNX files with external weights: load, save, and link without copying."""
 
 import shutil
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _CONSTANTS = frozenset({"Constant", "ConstantOfShape"})
 
 
 def load_model(path: Path) -> ir.Model:
-    """Read a model without its external weights, whose files are checked to hold them.
+    """Load a model without its external weights; check that their files hold them.
 
     Raises:
         ModelFileError: missing, no ONNX, or with weights outside its folder or its files.
@@ -62,7 +62,7 @@ def save_model(model: ir.Model, path: Path) -> Path:
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """The initializers, and the values of constant nodes, that lie outside the model file."""
+    """Yield initializers and values of constant nodes that lie outside the model file."""
     for value in model.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor):
             yield value.const_value
@@ -74,10 +74,10 @@ def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
 
 
 def tensor_array(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
-    """The values of a tensor; one in an external file is mapped, read-only.
+    """Return the values of a tensor; those of an external file are mapped, read-only.
 
-    onnx_ir itself refuses to read files with several hard links, which is how weights are shared
-    here; what it guards against, `load_model` has checked (the file is inside the model's folder).
+    onnx_ir refuses to read files with several hard links, which is how weights are shared here. The
+    danger it guards against is excluded by `load_model`: the file is inside the model's folder.
     """
     if not isinstance(tensor, ir.ExternalTensor):
         return tensor.numpy()
@@ -101,7 +101,7 @@ def link_into(source: Path, folder: Path, name: str | None = None) -> Path:
 
 
 def _file_size(model_path: Path, tensor: ir.ExternalTensor) -> int:
-    """Bytes of the file that a tensor lies in, which is beside the model."""
+    """Return the size of the file beside the model that holds a tensor."""
     name = str(tensor.name)[:_SHOWN]
     if not isinstance(tensor.location, str):  # onnx_ir keeps bytes that are no UTF-8
         raise ModelFileError(

@@ -1,9 +1,8 @@
-"""The inputs and outputs by which Genie recognises a graph, and what each dimension means.
+"""Inputs and outputs by which Genie recognises a graph, and the meaning of each dimension.
 
-Per layer i: `past_key_{i}_in` [n_kv, 1, head_dim, CL-AR], `past_value_{i}_in`
-[n_kv, 1, CL-AR, head_dim], `past_key_{i}_out` [n_kv, 1, head_dim, AR], `past_value_{i}_out`
-[n_kv, 1, AR, head_dim]. Whatever else crosses the border of a part is a hidden state
-[1, AR, hidden].
+Per layer i: `past_key_{i}_in` [n_kv, 1, head_dim, CL-AR], `past_value_{i}_in` [n_kv, 1, CL-AR,
+head_dim], `past_key_{i}_out` [n_kv, 1, head_dim, AR], `past_value_{i}_out` [n_kv, 1, AR, head_dim].
+All other values between parts are hidden states [1, AR, hidden].
 """
 
 import re
@@ -34,22 +33,22 @@ _KV = re.compile(r"past_(key|value)_(\d+)_(in|out)")
 
 
 def past_key(layer: int, end: str) -> str:
-    """`end` is `in` or `out`."""
+    """Return the name of a key tensor; `end` is `in` or `out`."""
     return f"past_key_{layer}_{end}"
 
 
 def past_value(layer: int, end: str) -> str:
-    """`end` is `in` or `out`."""
+    """Return the name of a value tensor; `end` is `in` or `out`."""
     return f"past_value_{layer}_{end}"
 
 
 def kv_output(name: str) -> str:
-    """The output whose values are fed back as key/value input `name`."""
+    """Return the output whose values are fed back as key/value input `name`."""
     return f"{name.removesuffix('_in')}_out"
 
 
 def token_axis(name: str) -> int:
-    """The axis of a key/value tensor that counts tokens."""
+    """Return the axis of a key/value tensor that counts tokens."""
     return 3 if name.startswith("past_key") else 2
 
 
@@ -59,13 +58,13 @@ def is_kv(name: str) -> bool:
 
 
 def kv_layer(name: str) -> int | None:
-    """The layer of a key/value tensor, or None for any other name."""
+    """Return the layer of a key/value tensor, or None for any other name."""
     match = _KV.fullmatch(name)
     return int(match[2]) if match else None
 
 
 def input_shapes(config: DecoderConfig, shape: GraphShape) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a whole model's inputs, in order."""
+    """Return names and shapes of a whole model's inputs, in order."""
     ar, cl, past = shape.ar, shape.cl, shape.past
     kv, dim = config.num_key_value_heads, config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -81,19 +80,19 @@ def input_shapes(config: DecoderConfig, shape: GraphShape) -> dict[str, tuple[in
 
 
 def shape_of(inputs: Mapping[str, Sequence[int]]) -> GraphShape | None:
-    """The (AR, CL) of a model or part, read from its mask; None when it has none."""
+    """Return the (AR, CL) of a model or part, read from its mask, or None without a mask."""
     mask = inputs.get(ATTENTION_MASK)
     return GraphShape(mask[2], mask[3]) if mask is not None and len(mask) == 4 else None
 
 
 def model_shape(model: ir.Model) -> GraphShape | None:
-    """The (AR, CL) of a model file, as `shape_of` reads it."""
+    """Return the (AR, CL) of a model, or None."""
     inputs = {str(value.name): static_shape(value) for value in model.graph.inputs}
     return shape_of({name: dims for name, dims in inputs.items() if dims is not None})
 
 
 def require_shape(path: Path) -> GraphShape:
-    """The (AR, CL) of the model in a file.
+    """Return the (AR, CL) of the model in a file.
 
     Raises:
         ModelFileError: the model cannot be read, or has no attention mask.
@@ -104,8 +103,8 @@ def require_shape(path: Path) -> GraphShape:
     return shape
 
 
-def reshaped(name: str, dims: Sequence[int], shape: GraphShape) -> tuple[int, ...]:
-    """The dimensions that input or output `name`, now `dims`, has at another (AR, CL)."""
+def dims_at(name: str, dims: Sequence[int], shape: GraphShape) -> tuple[int, ...]:
+    """Return the dimensions of input or output `name`, now `dims`, at another (AR, CL)."""
     kv = _KV.fullmatch(name)
     if kv:
         length = shape.past if kv[3] == "in" else shape.ar

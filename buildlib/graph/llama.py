@@ -1,8 +1,8 @@
-"""A Llama, Mistral or Qwen as float ONNX, (AR, CL) living in the shapes of its inputs alone.
+"""Float ONNX of a Llama, Mistral or Qwen, with (AR, CL) only in the shapes of its inputs.
 
-Projections are Gemm with transposed weights, because that is how a checkpoint stores them: its
-bytes are used in place. Query heads are grouped by the key/value head they share,
-[n_kv, group, AR, head_dim], so that keys and values are never repeated.
+Projections are Gemm with transposed weights, because a checkpoint stores them that way: its bytes
+are used in place. Query heads are grouped by the key/value head they share, [n_kv, group, AR,
+head_dim], so keys and values are never repeated.
 """
 
 import math
@@ -31,7 +31,7 @@ def export_onnx(checkpoint: Checkpoint, shape: GraphShape, folder: Path) -> Path
 
 
 def build_llama(checkpoint: Checkpoint, shape: GraphShape) -> ir.Model:
-    """The whole model: embedding, decoder layers, final norm and output projection.
+    """Build the whole model: embedding, decoder layers, final norm and output projection.
 
     Raises:
         InvalidShapeError: the context is longer than attention reaches (`sliding_window`).
@@ -89,7 +89,7 @@ class _Layer:
         return self.checkpoint.config
 
     def build(self, hidden: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """From [1, AR, hidden] to the same, with the new key and value beside it."""
+        """Build a layer from [1, AR, hidden] to the same; return it with the new key and value."""
         config = self.config
         flat = self._normed(hidden, "input_layernorm", "attention_norm")
         attended, new_key, new_value = self._attention(flat)
@@ -141,7 +141,7 @@ class _Layer:
         return self.builder.op("Transpose", [split], name, perm=[1, 2, 0, 3])
 
     def _head_norm(self, heads: ir.Value, which: str) -> ir.Value:
-        """Every head of [n_kv, group, AR, head_dim] normalised by itself, where the model does."""
+        """Normalise each head of [n_kv, group, AR, head_dim], if the model does."""
         if not self.config.qk_norm:
             return heads
         weight = f"model.layers.{self.index}.self_attn.{which}_norm.weight"
@@ -149,7 +149,7 @@ class _Layer:
         return _rms_norm(self.builder, self.checkpoint, weight, heads, name)
 
     def _rotated(self, heads: ir.Value, which: str) -> ir.Value:
-        """Rotary position embedding of [n_kv, group, AR, head_dim]."""
+        """Apply the rotary position embedding to [n_kv, group, AR, head_dim]."""
         op = self._op
         cos, sin = self.inputs[interface.COS], self.inputs[interface.SIN]
         names = tuple(f"layer_{self.index}_{which}_{half}" for half in ("first", "second"))
@@ -165,7 +165,7 @@ class _Layer:
         return op("Concat", halves, f"{which}_rotated", axis=-1)
 
     def _mlp(self, flat: ir.Value) -> ir.Value:
-        """SwiGLU: down(silu(gate(x)) * up(x))."""
+        """Build SwiGLU: down(silu(gate(x)) * up(x))."""
         op = self._op
         gate = self._project(flat, "mlp.gate_proj")
         gate = op("Mul", [gate, op("Sigmoid", [gate], "gate_sigmoid")], "gate_silu")

@@ -16,7 +16,7 @@ from buildlib.checkpoint.config import DecoderConfig, LinearRopeScaling, Llama3R
 def rope_tables(
     config: DecoderConfig, n_positions: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Cosines and sines, each [n_positions, rotary_dim/2]."""
+    """Return cosines and sines, each [n_positions, rotary_dim/2]."""
     exponents = np.arange(0, config.rotary_dim, 2, dtype=np.float64) / config.rotary_dim
     frequencies = config.rope_theta**-exponents
     match config.rope_scaling:
@@ -31,7 +31,7 @@ def rope_tables(
 def _scaled(
     frequencies: npt.NDArray[np.float64], scaling: Llama3RopeScaling
 ) -> npt.NDArray[np.float64]:
-    """Slow frequencies divided by the factor, fast ones kept, those between blended."""
+    """Divide slow frequencies by the factor, keep fast ones, and blend those between."""
     turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     blend = np.clip((turns - low) / (high - low), 0.0, 1.0)

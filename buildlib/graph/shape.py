@@ -1,4 +1,4 @@
-"""`GraphShape`: how many tokens a graph takes at once (AR) and can look back on (CL)."""
+"""`GraphShape`: tokens that a graph takes at once (AR) and slots it attends to (CL)."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ LONGEST_CONTEXT = 1 << 20
 
 @dataclass(frozen=True, order=True)
 class GraphShape:
-    """The two sizes that tell one graph of a model from another.
+    """The two sizes that distinguish the graphs of a model.
 
     Attributes:
         ar: autoregression length, tokens a call: 1 decodes, more prefill.
@@ -52,7 +52,7 @@ def _near_divisors(ar: int, cl: int) -> str:
 
 
 def check_sliding_window(shape: GraphShape, sliding_window: int | None) -> None:
-    """Refuse a context in which full attention is not what the model was trained with.
+    """Refuse a context longer than the sliding window that the model was trained with.
 
     Raises:
         InvalidShapeError: the context is longer than the window that the model looks back.

@@ -1,4 +1,4 @@
-"""What must hold of a model before anything is made of it, whoever wrote its files.
+"""Validation of ONNX models from any source, before stages work on them.
 
 `check_model` is for a model as it was loaded, the others for one in canonical form.
 """
@@ -28,7 +28,7 @@ _REAL = frozenset({
 
 
 def check_model(model: ir.Model, path: Path) -> None:
-    """Names that can be printed, each made once; operators of the opset; weights that are numbers.
+    """Check names, operators against the opset, and that weights are finite numbers.
 
     Reads every weight once, mapped: some 5 GB/s from the file cache.
 
@@ -63,7 +63,7 @@ def check_model(model: ir.Model, path: Path) -> None:
 
 
 def check_interface(model: ir.Model, path: Path) -> None:
-    """A canonical model gives logits, and a new key and value for each cache that it takes.
+    """Check that a canonical model has logits, and a new key and value for each of its caches.
 
     Raises:
         ModelFileError: names what is missing.
@@ -83,7 +83,7 @@ def check_interface(model: ir.Model, path: Path) -> None:
 
 
 def check_sizes(model: ir.Model, config: DecoderConfig, path: Path) -> None:
-    """That `config.json`, by which Genie is configured, is of this canonical model.
+    """Check that `config.json`, which configures Genie, belongs to this canonical model.
 
     Raises:
         CheckpointError: names the key, what it says, and what the model has.
@@ -107,9 +107,9 @@ def check_sizes(model: ir.Model, config: DecoderConfig, path: Path) -> None:
 
 
 def check_types(model: ir.Model, path: Path) -> None:
-    """Shapes and types of a canonical model fit each other, from its inputs to its outputs.
+    """Check that shapes and types of a canonical model fit, from its inputs to its outputs.
 
-    Changes `model`: inner shapes are those that follow from the inputs.
+    Changes `model`: inner shapes become those that follow from the inputs.
 
     Raises:
         ModelFileError: names the operator, or the input or output.
@@ -126,7 +126,7 @@ def check_types(model: ir.Model, path: Path) -> None:
         if value.dtype in {None, ir.DataType.UNDEFINED}:
             raise ModelFileError(path, f"{name} has no type")
         if interface.is_kv(name) and (
-            dims is None or len(dims) != 4 or interface.reshaped(name, dims, shape) != dims
+            dims is None or len(dims) != 4 or interface.dims_at(name, dims, shape) != dims
         ):
             sizes = f"the mask says AR {shape.ar} and CL {shape.cl}"
             raise ModelFileError(path, f"{name} is {value.shape}, {sizes}")
@@ -148,14 +148,14 @@ def check_types(model: ir.Model, path: Path) -> None:
 
 
 def _leading_dims(name: str, shape: GraphShape) -> tuple[int, ...] | None:
-    """What the dimensions of an input begin with; None for those that `interface.is_kv`."""
+    """Return the first dimensions that an input must have; None for key/value inputs."""
     if name in {interface.INPUT_IDS, interface.INPUTS_EMBEDS}:
         return 1, shape.ar
     return (1, 1, shape.ar) if name in {interface.COS, interface.SIN} else None
 
 
 def _check_bias(node: ir.Node, path: Path) -> None:
-    """What ONNX's own inference does not look at: that a Gemm's third input fits its product."""
+    """Check that a Gemm's third input fits its product, which ONNX's inference does not."""
     bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
     if bias is None:
         return
@@ -169,7 +169,7 @@ def _check_bias(node: ir.Node, path: Path) -> None:
 
 
 def _check_operand_types(model: ir.Model, path: Path) -> None:
-    """No operator gets a type that it cannot take; shapes may be symbolic, and are not judged."""
+    """Check that no operator gets a type it cannot take; symbolic shapes are ignored."""
     try:
         proto = ir.to_proto(model)
         del proto.graph.value_info[:]
@@ -184,7 +184,7 @@ def _check_operand_types(model: ir.Model, path: Path) -> None:
 
 
 def _check_opset(node: ir.Node, model: ir.Model, path: Path) -> None:
-    """An operator that ONNX defines must be one of the model's opset, with its attributes."""
+    """Check that a standard operator exists in the model's opset, with its attributes."""
     where = f"{node.op_type} ({str(node.name)!r})"
     version = model.opset_imports.get(node.domain)
     if version is None:
@@ -244,7 +244,7 @@ def _has_data(proto: onnx.TensorProto) -> bool:
 
 
 def _is_finite(chunk: np.ndarray) -> bool:
-    """A sum is not finite when a term is not; when it overflows, the terms are looked at."""
+    """Whether all terms are finite: a sum is not if a term is not; if it overflows, look again."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(chunk.sum(dtype=np.float32))) or bool(np.isfinite(chunk).all())
 

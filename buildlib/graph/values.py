@@ -1,4 +1,4 @@
-"""Values of a graph: their shapes, what they stem from, and which of them nothing uses."""
+"""Values of a graph: shapes, the constants they come from, and removal of unused ones."""
 
 import onnx
 import onnx_ir as ir
@@ -7,7 +7,7 @@ _REAL = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Replace all inner and output shapes of `model`, in place; weights are not loaded.
+    """Infer all inner and output shapes of `model` anew, in place; weights are not loaded.
 
     Raises:
         onnx.shape_inference.InferenceError: an operator cannot take the shapes it gets.
@@ -35,14 +35,14 @@ def infer_shapes(model: ir.Model) -> None:
 
 
 def static_shape(value: ir.Value) -> tuple[int, ...] | None:
-    """The shape as numbers, or None when a dimension is not known."""
+    """Return the shape as numbers, or None when a dimension is unknown."""
     if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
         return None
     return tuple(int(dim) for dim in value.shape if isinstance(dim, int))
 
 
 def source_of(value: ir.Value) -> ir.Value:
-    """The stored initializer that `value` is a cast of, or `value` itself."""
+    """Return the stored initializer that `value` is a cast of, or `value` itself."""
     producer = value.producer()
     while producer is not None and producer.op_type == "Cast" and producer.inputs[0] is not None:
         value = producer.inputs[0]
@@ -56,12 +56,12 @@ def is_parameter(value: ir.Value) -> bool:
 
 
 def is_real(value: ir.Value) -> bool:
-    """Whether the value holds numbers to quantize (token ids and shapes do not)."""
+    """Whether the value holds numbers to quantize, unlike token ids and shapes."""
     return source_of(value).dtype in _REAL
 
 
 def remove_unused(graph: ir.Graph) -> None:
-    """Drop every node and initializer that nothing uses, in place."""
+    """Remove every node and initializer without users, in place."""
     for node in reversed(list(graph)):
         if not any(value.uses() or value.is_graph_output() for value in node.outputs):
             for index in range(len(node.inputs)):

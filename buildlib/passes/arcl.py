@@ -61,9 +61,9 @@ def _reshaped(value: ir.Value, source: GraphShape, shape: GraphShape) -> tuple[i
     """What an input or output becomes; what does not follow AR (LoRA weights) stays."""
     dims = static_shape(value) or ()
     name = str(value.name)
-    if len(dims) < 2 or interface.reshaped(name, dims, source) != dims:
+    if len(dims) < 2 or interface.dims_at(name, dims, source) != dims:
         return dims
-    return interface.reshaped(name, dims, shape)
+    return interface.dims_at(name, dims, shape)
 
 
 def _missing_mask(model: ir.Model) -> str | None:
@@ -82,7 +82,7 @@ def _shape_conflict(model: ir.Model) -> str | None:
     for value in (*model.graph.inputs, *model.graph.outputs):
         name, dims = str(value.name), static_shape(value) or ()
         if interface.is_kv(name) and (
-            len(dims) != 4 or interface.reshaped(name, dims, shape) != dims
+            len(dims) != 4 or interface.dims_at(name, dims, shape) != dims
         ):
             return f"{name} is {list(dims)}, the mask says AR {shape.ar} and CL {shape.cl}"
     return None

@@ -239,7 +239,7 @@ def _ports(config: DecoderConfig, shape: GraphShape, kinds: set[str]) -> Ports:
     for name, dims in inputs.items():
         if interface.is_kv(name):
             new = interface.kv_output(name)
-            outputs[new] = interface.reshaped(new, dims, shape)
+            outputs[new] = interface.dims_at(new, dims, shape)
     ids, real = np.dtype(np.int32), np.dtype(np.float32)
     made = {
         name: Port(name, ids if name == interface.INPUT_IDS else real, dims)
