@@ -1,15 +1,23 @@
 """`GenAIContainer`: a Genie bundle that knows what it is, and notices when it was changed."""
 
+import stat
+import zipfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from buildlib.cache.file_hashes import HashMemo
-from buildlib.container.archive import write_archive
-from buildlib.container.containerable import GenAIContainerable
-from buildlib.container.files import check_file, copy_file, write_text
+from buildlib.container.files import (
+    check_file,
+    copy_file,
+    placed_file,
+    placed_folder,
+    pour,
+    write_text,
+)
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.htp_config import HtpConfig
 from buildlib.container.layout import (
@@ -20,10 +28,47 @@ from buildlib.container.layout import (
     archive_stem,
     holds,
 )
-from buildlib.container.manifest import PRECISION, ContainerMetadata, is_container, read_metadata
-from buildlib.container.placement import placed_folder
+from buildlib.container.manifest import (
+    PRECISION,
+    ContainerMetadata,
+    FileRecord,
+    is_container,
+    read_metadata,
+)
 from buildlib.errors import ContainerExistsError, ContainerFileError, InvalidOptionError
 from buildlib.paths import user_path
+
+
+class GenAIContainerable:
+    """Base of the containers; its `load` gives the kind of container that the folder holds.
+
+    Documented as `GenAIContainerable.load(path)`, docs.qualcomm.com 80-87189-2
+    (`qairt-gen-ai-api-gen-ai-builder-containers`).
+    """
+
+    path: Path
+    metadata: ContainerMetadata
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], *, verify: bool = True) -> Self:
+        """Open whichever container a folder holds.
+
+        Args:
+            path: the folder.
+            verify: compare the content of every file with its hash, not just its size.
+
+        Raises:
+            ContainerError: any of its kinds; the folder is no container, or was changed.
+            GenieConfigError: a configuration in it is not readable.
+            TypeError: the folder holds another kind of container than this class.
+        """
+        from buildlib.container.container import GenAIContainer
+
+        container = GenAIContainer.load(path, verify=verify)  # the one kind that metadata can name
+        if not isinstance(container, cls):
+            raise TypeError(f"{path} holds a {type(container).__name__}, no {cls.__name__}")
+        return container
+
 
 ExportFormat = Literal["genie_bundle", "zip"]
 
@@ -178,3 +223,35 @@ def _check_files(folder: Path, metadata: ContainerMetadata, *, verify: bool) -> 
         with HashMemo.at(None) as memo:
             for name, record in metadata.files.items():
                 check_file(folder, name, record, memo)
+
+
+_EARLIEST = (1980, 1, 1, 0, 0, 0)
+_UNIX = 3
+
+
+def write_archive(folder: Path, files: Mapping[str, FileRecord], destination: Path) -> None:
+    """Write the files of a folder as `<model>.genie.zip`, below one folder named as the archive.
+
+    Equal containers give equal bytes: files stand in the order of their names, with one time and
+    one mode, and are stored uncompressed, since weights hardly get smaller.
+
+    Raises:
+        ContainerExistsError: the destination is there.
+        ContainerFileError: a file is not what its record says.
+        ContainerError: the archive cannot be written.
+    """
+    top = destination.name.removesuffix(ARCHIVE_SUFFIX).removesuffix(".zip") or "bundle"
+    with (
+        placed_file(destination) as sink,
+        zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED, strict_timestamps=True) as archive,
+    ):
+        for name, record in sorted(files.items()):
+            check_file(folder, name, record)
+            header = zipfile.ZipInfo(f"{top}/{name}", _EARLIEST)
+            header.create_system = _UNIX
+            header.external_attr = (stat.S_IFREG | 0o644) << 16
+            header.file_size = record.size_bytes  # decides between 32 and 64 bits
+            with archive.open(header, "w") as member:
+                written = pour(folder / name, member, record.kind)
+            if written != record:
+                raise ContainerFileError(str(folder), name, "has changed since it was written")

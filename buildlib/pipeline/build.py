@@ -20,11 +20,10 @@ from buildlib.lora.config import LoraSet
 from buildlib.passes.balance import SplitEnds, choose_splits
 from buildlib.passes.split import weights_by_segment
 from buildlib.pipeline.error_names import naming
-from buildlib.pipeline.memory import available_memory
 from buildlib.pipeline.parts import Part, all_parts
 from buildlib.pipeline.plan import MAX_PART_BYTES, BuildPlan, integer_bytes
 from buildlib.pipeline.runner import OnStage, StageRecord, StageRunner
-from buildlib.pipeline.scheduler import Task, run_bounded
+from buildlib.pipeline.scheduler import Task, available_memory, run_bounded
 from buildlib.pipeline.sources import CheckpointSource, ModelSource, OnnxSource
 from buildlib.pipeline.stages.add_lora import AddLora
 from buildlib.pipeline.stages.arcl import ConvertShape

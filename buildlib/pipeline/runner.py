@@ -2,20 +2,77 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import buildlib
-from buildlib.cache.file_hashes import MEMO_FILE
+from buildlib.cache.file_hashes import MEMO_FILE, hash_files
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import CacheEntry
 from buildlib.cache.store import StageCache
 from buildlib.child_processes import check_cancelled
+from buildlib.errors import InputFileError
 from buildlib.pipeline.code_digest import CodeDigest
-from buildlib.pipeline.source_watch import SourceWatch
 from buildlib.pipeline.stage import Stage
 from buildlib.toolchains.base import Toolchain
+
+_Look = tuple[int, int]
+
+
+class SourceWatch:
+    """The user's files as they were when they were hashed; threads share it.
+
+    Stages read them through links, so a file that is written over changes under a stage whose key
+    has the hash of its former content.
+    """
+
+    def __init__(self, memo: Path) -> None:
+        self._memo = memo
+        self._looks: dict[Path, _Look] = {}
+        self._hashes: dict[Path, str] = {}
+
+    def hashed(self, files: Mapping[str, Path]) -> dict[str, str]:
+        """SHA-256 of files by name; from now on they are watched.
+
+        Raises:
+            InputFileError: one cannot be read.
+        """
+        looks = {path: look for path in files.values() if (look := _look(path))}
+        digests = hash_files(files.values(), self._memo)
+        self._hashes |= {path: digest.sha256 for path, digest in digests.items()}
+        self._looks |= looks
+        return {name: digests[path].sha256 for name, path in files.items()}
+
+    def check(self, *, reread: bool = False) -> None:
+        """Refuse changed files: compare size and date of each, and hash those that differ.
+
+        A removed file is no change: its links stay.
+
+        Args:
+            reread: trust size and mtime of none; the hash is known if the file is what it was.
+
+        Raises:
+            InputFileError: one has.
+        """
+        odd = {
+            path: now
+            for path, before in list(self._looks.items())
+            if (now := _look(path)) and (now != before or reread)
+        }
+        digests = hash_files(odd, self._memo)
+        for path, digest in digests.items():
+            if digest.sha256 != self._hashes[path]:
+                raise InputFileError(str(path), "it changed while it was built from; build again")
+        self._looks |= odd  # merely a new date
+
+
+def _look(path: Path) -> _Look | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)

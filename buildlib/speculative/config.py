@@ -16,9 +16,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from buildlib.container.config_model import Count, GenieModel
 from buildlib.container.container import GenAIContainer
-from buildlib.container.genie_config import GenieConfig
+from buildlib.container.genie_config import Eaglet, GenieConfig, Lade, Spd, Ssd
 from buildlib.container.genie_engine import Engine
-from buildlib.container.genie_speculative import Eaglet, Lade, Spd, Ssd
 from buildlib.container.layout import TOKENIZER
 from buildlib.errors import InvalidOptionError
 from buildlib.paths import user_path

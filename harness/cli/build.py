@@ -120,8 +120,8 @@ def build(
     json: Json = False,
 ) -> None:
     """Build a container for each target; stages that have not changed come from the cache."""
+    from buildlib.container.files import refuse_to_lose
     from buildlib.container.manifest import is_container
-    from buildlib.container.placement import refuse_to_lose
     from buildlib.genai import GenAIBuilderFactory
     from buildlib.lora.config import LoraBuilderInputConfig
     from buildlib.targets import parse_target

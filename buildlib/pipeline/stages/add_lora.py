@@ -13,7 +13,7 @@ from buildlib.files import atomic_write_bytes
 from buildlib.graph.files import load_model
 from buildlib.lora.adapters import Adapters
 from buildlib.lora.branches import LoraBranches
-from buildlib.lora.calibrate import calibrate_adapters
+from buildlib.lora.calibration import calibrate_adapters
 from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
 from buildlib.lora.projections import find_projections
 from buildlib.pipeline.model_folder import calibration_windows, link_configuration

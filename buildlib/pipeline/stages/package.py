@@ -9,11 +9,11 @@ from buildlib.cache.key import combined_sha256
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
-from buildlib.container.draft import ContainerDraft, DraftFile, write_container
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_engine import Lora, RopeScaling
 from buildlib.container.htp_config import htp_config
 from buildlib.container.manifest import MAX_NAME, GraphsRecord, ModelRecord, PartKind
+from buildlib.container.writer import ContainerContents, ContainerFile, write_container
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.lora.adapters import LORA_FOLDER
 from buildlib.pipeline.plan import BuildPlan
@@ -48,7 +48,7 @@ class Composition:
     """What Genie is told, and the files beyond binaries and tokenizer that it is told of."""
 
     genie_config: GenieConfig
-    extras: Mapping[str, DraftFile]
+    extras: Mapping[str, ContainerFile]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Package(Stage):
 
     def run(self, folder: Path) -> None:
         plan, prepared = self.plan, self.prepared
-        draft = ContainerDraft(
+        draft = ContainerContents(
             target=plan.target,
             model=ModelRecord(
                 name=self.model_name[:MAX_NAME],
@@ -146,26 +146,26 @@ def compose(plan: BuildPlan, prepared: Prepared, ctx_bins: Sequence[str]) -> Com
     """
     decoder = load_config(prepared.model / CONFIG_FILE)
     config = genie_config(decoder, plan.context_lengths[-1], ctx_bins, plan.target)
-    extras: dict[str, DraftFile] = {}
+    extras: dict[str, ContainerFile] = {}
     if prepared.lora is not None:
         config = config.with_lora(
             Lora.model_validate_json((prepared.lora / LORA_FILE).read_text("utf-8"))
         )
         extras |= {
-            path.relative_to(prepared.lora).as_posix(): DraftFile(path, "lora")
+            path.relative_to(prepared.lora).as_posix(): ContainerFile(path, "lora")
             for path in sorted((prepared.lora / LORA_FOLDER).rglob("*.raw"))
         }
     if prepared.table is not None:
         text = (prepared.table / EMBEDDING_FILE).read_text("utf-8")
         config = config.with_embedding(EmbeddingConfig.model_validate_json(text).genie())
-        extras[TABLE_FILE] = DraftFile(prepared.table / TABLE_FILE, "embedding")
+        extras[TABLE_FILE] = ContainerFile(prepared.table / TABLE_FILE, "embedding")
     how = plan.additions.speculative
     if how is not None:
         speaker = Speaker(config, plan.target, prepared.model / TOKENIZER_FILE)
         speculation = speculate(speaker, how, plan.ars)
         config = speculation.genie_config
         kind: PartKind = "forecast_prefix" if isinstance(how, SsdBuilderConfig) else "binary"
-        extras |= {name: DraftFile(path, kind) for name, path in speculation.files.items()}
+        extras |= {name: ContainerFile(path, kind) for name, path in speculation.files.items()}
     return Composition(config, extras)
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.container.draft import ContainerDraft
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.htp_config import htp_config
 from buildlib.container.manifest import GraphsRecord, ModelRecord
+from buildlib.container.writer import ContainerContents
 from buildlib.targets import parse_target
 
 BINARIES = ("tiny_part_1_of_2.bin", "tiny_part_2_of_2.bin")
@@ -28,8 +28,8 @@ def genie_config() -> GenieConfig:
 
 
 @pytest.fixture
-def make_draft(tmp_path: Path, genie_config: GenieConfig) -> Callable[[], ContainerDraft]:
-    def make() -> ContainerDraft:
+def make_draft(tmp_path: Path, genie_config: GenieConfig) -> Callable[[], ContainerContents]:
+    def make() -> ContainerContents:
         parts = tmp_path / "parts"
         parts.mkdir(exist_ok=True)
         (parts / "tokenizer.json").write_text('{"model": {}}')
@@ -38,7 +38,7 @@ def make_draft(tmp_path: Path, genie_config: GenieConfig) -> Callable[[], Contai
             binaries[name] = parts / f"{number}.bin"
             binaries[name].write_bytes(bytes([number]) * (10_000 * (number + 1)))
         target = parse_target("SM8750:emulator")
-        return ContainerDraft(
+        return ContainerContents(
             target=target,
             model=ModelRecord(
                 name="tiny",
@@ -60,5 +60,5 @@ def make_draft(tmp_path: Path, genie_config: GenieConfig) -> Callable[[], Contai
 
 
 @pytest.fixture
-def draft(make_draft: Callable[[], ContainerDraft]) -> ContainerDraft:
+def draft(make_draft: Callable[[], ContainerContents]) -> ContainerContents:
     return make_draft()

@@ -17,8 +17,8 @@ from buildlib.container.genie_config import (
     basic_dialog,
 )
 from buildlib.container.genie_engine import RopeScaling
+from buildlib.container.genie_validator import check_genie_config, check_genie_text
 from buildlib.container.htp_config import HtpConfig, HtpContext, htp_config
-from buildlib.container.referee import check_genie_config, check_genie_text
 from buildlib.errors import GenieConfigError
 from buildlib.targets import parse_target
 
@@ -98,7 +98,7 @@ def test_nonsense_is_refused_by_both(text: bytes) -> None:
         check_genie_text(text, "genie_config.json")
 
 
-def test_referee_reads_the_folder(genie_config: GenieConfig, tmp_path: Path) -> None:
+def test_the_validator_reads_the_folder(genie_config: GenieConfig, tmp_path: Path) -> None:
     with pytest.raises(GenieConfigError, match="No such file"):
         check_genie_config(tmp_path)
     (tmp_path / "genie_config.json").write_text(genie_config.to_json())

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from buildlib.container.container import GenAIContainer
-from buildlib.container.draft import ContainerDraft, write_container
 from buildlib.container.genie_config import GenieConfig
+from buildlib.container.writer import ContainerContents, write_container
 from buildlib.errors import (
     ContainerError,
     ContainerExistsError,
@@ -21,16 +21,16 @@ from buildlib.errors import (
 )
 
 
-def no_referee(_folder: Path) -> None:
+def skip_genie(_folder: Path) -> None:
     """Genie's judgement has tests of its own."""
 
 
-def write(draft: ContainerDraft, dest: Path, *, exist_ok: bool = False) -> GenAIContainer:
-    return write_container(draft, dest, exist_ok=exist_ok, referee=no_referee)
+def write(draft: ContainerContents, dest: Path, *, exist_ok: bool = False) -> GenAIContainer:
+    return write_container(draft, dest, exist_ok=exist_ok, validate=skip_genie)
 
 
 @pytest.fixture
-def container(draft: ContainerDraft, tmp_path: Path) -> GenAIContainer:
+def container(draft: ContainerContents, tmp_path: Path) -> GenAIContainer:
     return write(draft, tmp_path / "container")
 
 
@@ -38,7 +38,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_written_with_genies_own_consent(draft: ContainerDraft, tmp_path: Path) -> None:
+def test_written_with_genies_own_consent(draft: ContainerContents, tmp_path: Path) -> None:
     written = write_container(draft, tmp_path / "deep" / "container")
     loaded = GenAIContainer.load(tmp_path / "deep" / "container")
     assert loaded == written
@@ -55,23 +55,23 @@ def test_written_with_genies_own_consent(draft: ContainerDraft, tmp_path: Path) 
     assert loaded.metadata.size_bytes == sum(part.size_bytes for part in loaded.sizes)
 
 
-def test_nothing_appears_when_the_referee_refuses(draft: ContainerDraft, tmp_path: Path) -> None:
+def test_nothing_appears_when_genie_refuses(draft: ContainerContents, tmp_path: Path) -> None:
     def refuse(folder: Path) -> None:
         assert (folder / "genie_config.json").is_file()
         raise GenieConfigError("genie_config.json", "no")
 
     dest = tmp_path / "out" / "container"
     with pytest.raises(GenieConfigError):
-        write_container(draft, dest, referee=refuse)
+        write_container(draft, dest, validate=refuse)
     assert list(dest.parent.iterdir()) == []
 
 
 def test_the_same_build_twice_differs_in_its_time_alone(
-    make_draft: Callable[[], ContainerDraft], tmp_path: Path
+    make_draft: Callable[[], ContainerContents], tmp_path: Path
 ) -> None:
     for name, year in (("a", 2026), ("b", 2027)):
         at = datetime(year, 1, 1, tzinfo=UTC)
-        write_container(make_draft(), tmp_path / name, created_at=at, referee=no_referee)
+        write_container(make_draft(), tmp_path / name, created_at=at, validate=skip_genie)
     first, second = snapshot(tmp_path / "a"), snapshot(tmp_path / "b")
     texts = [files.pop("metadata.json").decode().splitlines() for files in (first, second)]
     assert first == second
@@ -156,7 +156,7 @@ def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_save_replaces_a_container_when_told(
-    container: GenAIContainer, draft: ContainerDraft, tmp_path: Path
+    container: GenAIContainer, draft: ContainerContents, tmp_path: Path
 ) -> None:
     other = dataclasses.replace(draft, options={})
     target = write(other, tmp_path / "other").path
@@ -267,7 +267,7 @@ def test_digest_binds_the_list_of_files(container: GenAIContainer) -> None:
 
 
 def test_parts_must_fit_together(
-    draft: ContainerDraft, genie_config: GenieConfig, tmp_path: Path
+    draft: ContainerContents, genie_config: GenieConfig, tmp_path: Path
 ) -> None:
     fewer = dict(list(draft.binaries.items())[:1])
     with pytest.raises(ContainerError, match="tiny_part_2_of_2"):

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.container.container import GenAIContainer
-from buildlib.container.containerable import GenAIContainerable
-from buildlib.container.draft import ContainerDraft, DraftFile, write_container
+from buildlib.container.container import GenAIContainer, GenAIContainerable
+from buildlib.container.writer import ContainerContents, ContainerFile, write_container
 from buildlib.errors import ContainerError, ContainerExistsError, ContainerFileError
 
 BUNDLE = {
@@ -28,16 +27,16 @@ BUNDLE = {
 
 
 @pytest.fixture
-def container(draft: ContainerDraft, tmp_path: Path) -> GenAIContainer:
+def container(draft: ContainerContents, tmp_path: Path) -> GenAIContainer:
     table, adapter = tmp_path / "table", tmp_path / "adapter"
     table.write_bytes(b"t" * 3000)
     adapter.write_bytes(b"a" * 100)
     extras = {
-        "embedding_weights.raw": DraftFile(table, "embedding"),
-        "adapters/poet/lora_a.raw": DraftFile(adapter, "lora"),
+        "embedding_weights.raw": ContainerFile(table, "embedding"),
+        "adapters/poet/lora_a.raw": ContainerFile(adapter, "lora"),
     }
     full = dataclasses.replace(draft, extras=extras)
-    return write_container(full, tmp_path / "container", referee=lambda _: None)
+    return write_container(full, tmp_path / "container", validate=lambda _: None)
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -57,11 +56,11 @@ def test_parts_beside_the_binaries(container: GenAIContainer, tmp_path: Path) ->
         GenAIContainer.load(container.path)
 
 
-def test_a_part_under_a_bad_name_is_refused(draft: ContainerDraft, tmp_path: Path) -> None:
+def test_a_part_under_a_bad_name_is_refused(draft: ContainerContents, tmp_path: Path) -> None:
     for name in ("../evil", "tokenizer.json", "tokenizer.json/below", "metadata.json"):
-        bad = dataclasses.replace(draft, extras={name: DraftFile(draft.tokenizer, "lora")})
+        bad = dataclasses.replace(draft, extras={name: ContainerFile(draft.tokenizer, "lora")})
         with pytest.raises(ContainerError):
-            write_container(bad, tmp_path / "container", referee=lambda _: None)
+            write_container(bad, tmp_path / "container", validate=lambda _: None)
     assert not (tmp_path / "container").exists()
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from buildlib.container.genie_config import GenieConfig
-from buildlib.container.referee import check_genie_text
+from buildlib.container.genie_validator import check_genie_text
 from buildlib.embedding.config import TABLE_FILE
 from buildlib.embedding.extraction import EmbeddingExtraction
 from buildlib.embedding.table import write_table

@@ -10,12 +10,12 @@ import numpy as np
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.tokenizer import load_tokenizer, spread_windows
 from buildlib.container.genie_config import GenieConfig
-from buildlib.container.referee import check_genie_text
+from buildlib.container.genie_validator import check_genie_text
 from buildlib.encodings.files import save_encodings
 from buildlib.graph.files import load_model
 from buildlib.lora.adapters import Adapters
 from buildlib.lora.branches import LoraBranches
-from buildlib.lora.calibrate import calibrate_adapters
+from buildlib.lora.calibration import calibrate_adapters
 from buildlib.lora.config import LoraSet
 from buildlib.lora.projections import find_projections
 from buildlib.reference.host_loop import HostLoop

@@ -25,7 +25,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.importing.importer import ImportModel
 from buildlib.lora.adapters import Adapters
 from buildlib.lora.branches import LoraBranches
-from buildlib.lora.calibrate import calibrate_adapters
+from buildlib.lora.calibration import calibrate_adapters
 from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
 from buildlib.lora.peft import read_adapter
 from buildlib.lora.projections import find_projections

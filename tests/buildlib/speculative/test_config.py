@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from buildlib.container.container import GenAIContainer
-from buildlib.container.draft import ContainerDraft, DraftFile, write_container
 from buildlib.container.genie_config import (
     Context,
     Embedding,
@@ -18,7 +17,8 @@ from buildlib.container.genie_config import (
     basic_dialog,
 )
 from buildlib.container.genie_engine import Lora, LoraAdapter
-from buildlib.container.referee import check_genie_text
+from buildlib.container.genie_validator import check_genie_text
+from buildlib.container.writer import ContainerContents, ContainerFile, write_container
 from buildlib.errors import ContainerError, GenieConfigError, InvalidOptionError
 from buildlib.speculative.config import (
     EagletBuilderConfig,
@@ -136,7 +136,7 @@ def test_a_draft_with_a_table_of_its_own(tiny_bundle: Path, tmp_path: Path) -> N
     """Its binaries take rows of its table, which a dialog of two engines has no place for."""
     bundle = GenAIContainer.load(tiny_bundle)
     (tmp_path / "rows").write_bytes(b"rows")
-    draft = ContainerDraft(
+    draft = ContainerContents(
         target=parse_target(bundle.metadata.target.name),
         model=bundle.metadata.model,
         graphs=bundle.metadata.graphs,
@@ -146,7 +146,7 @@ def test_a_draft_with_a_table_of_its_own(tiny_bundle: Path, tmp_path: Path) -> N
         binaries={name: bundle.files[name] for name in bundle.genie_config.ctx_bins},
         toolchain=bundle.metadata.toolchain,
         options=bundle.metadata.options,
-        extras={TABLE.lut_path: DraftFile(tmp_path / "rows", "embedding")},
+        extras={TABLE.lut_path: ContainerFile(tmp_path / "rows", "embedding")},
     )
     folder = write_container(draft, tmp_path / "draft").path
     with pytest.raises(InvalidOptionError, match=r"draft_container.*table of its own"):

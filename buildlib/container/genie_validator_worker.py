@@ -1,4 +1,4 @@
-"""The referee's child: `python -m buildlib.container.referee_worker judge ANSWER_FILE`."""
+"""Child process that lets Genie judge: `python -m buildlib.container.genie_validator_worker`."""
 
 import ctypes
 import os

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.pipeline.memory import available_memory
+from buildlib.pipeline.scheduler import available_memory
 
 MEMINFO = "MemTotal:       8000000 kB\nMemAvailable:   4000000 kB\n"
 

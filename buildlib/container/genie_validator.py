@@ -12,7 +12,7 @@ from buildlib.errors import GenieConfigError
 from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 
-_WORKER = "buildlib.container.referee_worker"
+_WORKER = "buildlib.container.genie_validator_worker"
 _TIMEOUT_S = 60.0
 _SAYS_NOTHING = re.compile(
     r"at least one subschema has failed, but all of them are required to validate( - )?"

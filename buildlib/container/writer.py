@@ -7,8 +7,9 @@ from pathlib import Path
 
 from buildlib.cache.file_hashes import HashMemo
 from buildlib.container.container import GenAIContainer
-from buildlib.container.files import copy_file, write_text
+from buildlib.container.files import copy_file, placed_folder, write_text
 from buildlib.container.genie_config import GenieConfig
+from buildlib.container.genie_validator import check_genie_config
 from buildlib.container.htp_config import HtpConfig
 from buildlib.container.layout import (
     GENIE_CONFIG,
@@ -28,14 +29,12 @@ from buildlib.container.manifest import (
     build_metadata,
     is_container,
 )
-from buildlib.container.placement import placed_folder
-from buildlib.container.referee import check_genie_config
 from buildlib.errors import ContainerError
 from buildlib.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
-class DraftFile:
+class ContainerFile:
     """A file to put into a container, and what it is there for."""
 
     path: Path
@@ -43,7 +42,7 @@ class DraftFile:
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerDraft:
+class ContainerContents:
     """Everything that a container is made of, before it is one.
 
     Attributes:
@@ -63,16 +62,16 @@ class ContainerDraft:
     binaries: Mapping[str, Path]
     toolchain: Mapping[str, str]
     options: Mapping[str, Scalar | tuple[Scalar, ...]]
-    extras: Mapping[str, DraftFile] = field(default_factory=dict)
+    extras: Mapping[str, ContainerFile] = field(default_factory=dict)
 
 
 def write_container(
-    draft: ContainerDraft,
+    draft: ContainerContents,
     dest: Path,
     *,
     exist_ok: bool = False,
     created_at: datetime | None = None,
-    referee: Callable[[Path], None] = check_genie_config,
+    validate: Callable[[Path], None] = check_genie_config,
 ) -> GenAIContainer:
     """Make a container, with its configuration judged by Genie before it appears.
 
@@ -84,7 +83,7 @@ def write_container(
     _check_fit(draft, dest)
     with placed_folder(dest, exist_ok=exist_ok, may_replace=is_container) as scratch:
         files = _write_files(draft, scratch)
-        referee(scratch)
+        validate(scratch)
         metadata = build_metadata(
             model=draft.model,
             graphs=draft.graphs,
@@ -98,9 +97,9 @@ def write_container(
     return GenAIContainer(dest, metadata, draft.genie_config, draft.htp_config)
 
 
-def _write_files(draft: ContainerDraft, folder: Path) -> dict[str, FileRecord]:
-    given = {name: DraftFile(source, "binary") for name, source in draft.binaries.items()}
-    given |= {TOKENIZER: DraftFile(draft.tokenizer, "tokenizer"), **draft.extras}
+def _write_files(draft: ContainerContents, folder: Path) -> dict[str, FileRecord]:
+    given = {name: ContainerFile(source, "binary") for name, source in draft.binaries.items()}
+    given |= {TOKENIZER: ContainerFile(draft.tokenizer, "tokenizer"), **draft.extras}
     files = {}
     with HashMemo.at(None) as memo:
         for name, file in given.items():
@@ -114,7 +113,7 @@ def _write_files(draft: ContainerDraft, folder: Path) -> dict[str, FileRecord]:
     return files
 
 
-def _check_fit(draft: ContainerDraft, dest: Path) -> None:
+def _check_fit(draft: ContainerContents, dest: Path) -> None:
     """The configuration must speak of exactly the files that are given."""
     configured = set(draft.genie_config.referenced_files)
     needed = [*draft.binaries, TOKENIZER, HTP_CONFIG]
