@@ -1,6 +1,9 @@
-"""Schema of `pool.yaml`: the devices of a pool, and how they are recovered."""
+"""Configuration of a pool in `pool.yaml`: its schema, and reading it."""
 
 import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -17,8 +20,9 @@ from buildlib.errors import UnknownSocError
 from buildlib.targets import find_soc
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import check_type_name
-from harness.errors import DeviceSpecError
+from harness.errors import DeviceSpecError, PoolConfigError, VirtualDeviceChangeError
 from harness.pool.failure_policy import QuarantineRule, backoff
+from harness.yaml_files import YamlFile, read_yaml
 
 _PLACEHOLDER = re.compile(r"\{\w+\}")
 
@@ -203,3 +207,63 @@ class PoolConfig(_Model):
 def default_name(spec: DeviceSpec) -> str:
     """Return the name of a device that was given none."""
     return spec.identifier or spec.type
+
+
+def _unknown_soc(_: DeviceSpec) -> None:
+    """Know the SoC of no device."""
+
+
+def load_config(
+    path: Path, *, soc_of: Callable[[DeviceSpec], str | None] = _unknown_soc
+) -> PoolConfig:
+    """Read a `pool.yaml`.
+
+    Args:
+        soc_of: gives the SoC of a device that exists, if it is known.
+
+    Raises:
+        PoolConfigError: the file cannot be read or used; names the line and the key.
+    """
+    content = read_yaml(path, partial(PoolConfigError, str(path)))
+    return parse_config(content, str(path), soc_of=soc_of)
+
+
+def parse_config(
+    text: str,
+    where: str = "pool.yaml",
+    *,
+    soc_of: Callable[[DeviceSpec], str | None] = _unknown_soc,
+) -> PoolConfig:
+    """Read the text of a `pool.yaml`; see `load_config`.
+
+    Raises:
+        PoolConfigError: the text cannot be used.
+    """
+    file = YamlFile(text, PoolConfig, partial(PoolConfigError, where))
+    config = file.content
+    if duplicate := _find_duplicate(config.devices):
+        number, reason = duplicate
+        raise file.error(("devices", number), reason)
+    for number, entry in enumerate(config.devices):
+        soc = soc_of(entry.spec) if entry.soc and entry.spec else None
+        if soc is not None and soc != entry.soc:
+            error = VirtualDeviceChangeError(entry.identifier, "SoC", soc, str(entry.soc))
+            raise file.error(("devices", number, "soc"), str(error))
+    return config
+
+
+def _find_duplicate(entries: Sequence[DeviceEntry]) -> tuple[int, str] | None:
+    """Return the first entry that repeats the name or the device of an earlier one, and why."""
+    names: set[str] = set()
+    specs: set[DeviceSpec] = set()
+    for number, entry in enumerate(entries):
+        if (spec := entry.spec) is None:
+            continue
+        name = entry.name or default_name(spec)
+        if spec in specs:
+            return number, f"{spec} is given twice"
+        if name in names:
+            return number, f"two devices are named {name}: give one another `name`"
+        names.add(name)
+        specs.add(spec)
+    return None

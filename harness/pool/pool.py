@@ -14,8 +14,7 @@ from harness.devices.types import device_types
 from harness.errors import one_line
 from harness.pool.acquisition import Acquisition
 from harness.pool.admin import PoolAdmin
-from harness.pool.config import PoolConfig
-from harness.pool.config_file import load_config
+from harness.pool.config import PoolConfig, load_config
 from harness.pool.context import PoolContext
 from harness.pool.database import Database, default_path
 from harness.pool.fence import FenceClaims

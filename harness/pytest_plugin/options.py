@@ -201,7 +201,7 @@ def check_db(settings: Settings) -> None:
 def _check_pool(path: Path) -> None:
     """Refuse a file that was asked for now; one of an ini file is read when a test needs it."""
     from harness.errors import PoolConfigError
-    from harness.pool.config_file import load_config
+    from harness.pool.config import load_config
 
     try:
         load_config(path)

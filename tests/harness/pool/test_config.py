@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import HarnessError, PoolConfigError, RecoveryStepError
-from harness.pool.config import PoolConfig
-from harness.pool.config_file import load_config, parse_config
+from harness.pool.config import PoolConfig, load_config, parse_config
 from harness.pool.members import Member, configured_members
 from harness.pool.recovery import fill_placeholders, run_command
 

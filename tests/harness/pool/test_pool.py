@@ -33,8 +33,7 @@ from harness.errors import (
     RunnerError,
     UnknownMemberError,
 )
-from harness.pool.config import PoolConfig
-from harness.pool.config_file import parse_config
+from harness.pool.config import PoolConfig, parse_config
 from harness.pool.fence import ClaimedDevice
 from harness.pool.lease import Lease, LeasedDevice
 from harness.pool.members import Member
@@ -237,7 +236,7 @@ from pathlib import Path
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseLostError
 from harness.pool.requirement import Requirement
-from harness.pool.config_file import parse_config
+from harness.pool.config import parse_config
 from harness.pool.members import Member
 from harness.pool.opener import DeviceOpener
 from harness.pool.pool import Pool

@@ -16,7 +16,7 @@ from harness.devices.adb.server import ensure_server, resolve_server
 from harness.devices.base import Device, DeviceProperties
 from harness.devices.spec import DeviceSpec
 from harness.errors import AdbServerError, DeviceError, DeviceLostError, DeviceTimeoutError
-from harness.pool.config_file import parse_config
+from harness.pool.config import parse_config
 from harness.pool.members import Member
 from harness.pool.opener import DeviceOpener
 from harness.pool.owner import this_process
@@ -212,7 +212,7 @@ import sys
 from pathlib import Path
 from harness.devices.spec import DeviceSpec
 from harness.pool.requirement import Requirement
-from harness.pool.config_file import parse_config
+from harness.pool.config import parse_config
 from harness.pool.members import Member
 from harness.pool.opener import DeviceOpener
 from harness.pool.pool import Pool

@@ -12,8 +12,7 @@ from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server, find_adb, resolve_server
 from harness.devices.spec import DeviceSpec
 from harness.errors import RecoveryStepError
-from harness.pool.config import DeviceEntry
-from harness.pool.config_file import parse_config
+from harness.pool.config import DeviceEntry, parse_config
 from harness.pool.members import Member
 from harness.pool.opener import DeviceOpener
 from harness.virtual_device import manager
