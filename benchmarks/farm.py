@@ -29,7 +29,7 @@ from tests.private_adb import private_adb
 if TYPE_CHECKING:
     from harness.devices.adb.client import AdbServer
     from harness.plans.outcome import Summary
-    from harness.plans.seams import Lease
+    from harness.plans.protocols import Lease
     from harness.pool.pool import Pool
     from harness.pool.requirement import Requirement
     from harness.pool.status import MemberStatus
@@ -97,10 +97,9 @@ def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary
     from contextlib import closing
 
     from harness.devices.spec import DeviceSpec
+    from harness.plans.cell_runner import Containers, DeviceCellRunner, ResultsLater
     from harness.plans.cells import make_cell
-    from harness.plans.device_runner import Containers, DeviceCellRunner
     from harness.plans.journal import Journal
-    from harness.plans.results import ResultsLater
     from harness.plans.scheduler import run_matrix
     from harness.pool.pool import Pool
     from harness.pool.requirement import Requirement

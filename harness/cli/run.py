@@ -14,8 +14,8 @@ from harness.words import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.plans.campaign import Campaign
     from harness.plans.outcome import Failure, Summary
+    from harness.plans.plan_run import Campaign
 
 
 def run(
@@ -46,7 +46,7 @@ def run(
 
     Exits 1 where cells failed; 2 where devices alone kept it from measuring anything.
     """
-    from harness.plans.campaign import open_campaign
+    from harness.plans.plan_run import open_campaign
 
     console = remarks()
     with open_campaign(

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.plans.cells import Cell
 from harness.plans.outcome import CellOutcome, Failure
-from harness.plans.waiting import AFTER_S
+from harness.plans.wait_notices import AFTER_S
 
 _MOST_ROWS = 20
 _MOST_LABELS = 4

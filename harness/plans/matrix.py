@@ -11,7 +11,7 @@ from pathlib import Path
 from buildlib.errors import BuildError
 from harness.errors import PlanFileError, PromptTooLongError
 from harness.plans.cells import Cell, copy_of, make_cell
-from harness.plans.eligibility import meets
+from harness.plans.lease_requests import meets
 from harness.plans.plan_file import DeviceEntry, Plan, WorkloadEntry
 from harness.pool.requirement import Requirement
 from harness.pool.status import MemberStatus

@@ -20,19 +20,15 @@ from harness.errors import (
     StoreUnavailableError,
     one_line,
 )
-from harness.plans.asking import Asking, serves
-from harness.plans.attempt import Attempt
-from harness.plans.cell_queue import CellQueue
+from harness.plans.cancellation import CellInterrupted
+from harness.plans.cell_queue import CellQueue, Durations
 from harness.plans.cells import Cell
-from harness.plans.durations import Durations
-from harness.plans.eligibility import Members
-from harness.plans.guard import CellInterrupted
 from harness.plans.journal import Journal
+from harness.plans.lease_requests import Asking, Members, Placement, serves
 from harness.plans.outcome import CellOutcome, CellResult, Summary
-from harness.plans.placement import Placement
-from harness.plans.seams import CellRunner, DevicePool, Lease, Observer, Silent
-from harness.plans.tally import Tally
-from harness.plans.waiting import WaitingNotices
+from harness.plans.outcome_log import Attempt, Tally
+from harness.plans.protocols import CellRunner, DevicePool, Lease, Observer, Silent
+from harness.plans.wait_notices import WaitingNotices
 from harness.pool.owner import this_process
 from harness.pool.requirement import Requirement
 

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
+from harness.plans.cell_runner import Containers, DeviceCellRunner, ResultsLater
 from harness.plans.cells import Cell, make_cell
-from harness.plans.device_runner import Containers, DeviceCellRunner
 from harness.plans.journal import Journal
 from harness.plans.outcome import CellResult, Summary
 from harness.plans.plan_file import Retries
-from harness.plans.results import ResultsLater
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement

@@ -9,12 +9,12 @@ from typing import Self, cast
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import HarnessError, LeaseTimeoutError, RequirementError
+from harness.plans.cancellation import Guard
 from harness.plans.cells import Cell, make_cell
-from harness.plans.eligibility import meets
-from harness.plans.guard import Guard
+from harness.plans.lease_requests import meets
 from harness.plans.outcome import CellResult
 from harness.plans.plan_file import Retries
-from harness.plans.seams import LeasedDevice
+from harness.plans.protocols import LeasedDevice
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.pool.status import MemberStatus

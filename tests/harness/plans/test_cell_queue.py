@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.plans.cell_queue import CellQueue
+from harness.plans.cell_queue import CellQueue, Durations
 from harness.plans.cells import Cell, make_cell
-from harness.plans.durations import Durations
 from harness.pool.requirement import Requirement
 from harness.workloads.command import Command
 from tests.harness.plans.farm import cells

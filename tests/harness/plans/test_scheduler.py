@@ -20,9 +20,9 @@ from harness.errors import (
     RuntimeOutputError,
     StoreUnavailableError,
 )
-from harness.plans import asking, cell_queue, placement, scheduler, tally
+from harness.plans import cell_queue, lease_requests, outcome_log, scheduler
+from harness.plans.cancellation import Guard
 from harness.plans.cells import Cell, make_cell
-from harness.plans.guard import Guard
 from harness.plans.journal import Journal
 from harness.plans.outcome import CellResult, Summary
 from harness.plans.plan_file import Retries
@@ -163,7 +163,7 @@ def test_a_cell_that_waits_again_begins_to_wait_then(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = LookingClock()
-    monkeypatch.setattr("harness.plans.asking.time", clock)
+    monkeypatch.setattr("harness.plans.lease_requests.time", clock)
     pool = HandPool(members("a"))
     tries = itertools.count()
 
@@ -327,7 +327,7 @@ def test_whatever_fails_each_cell_ends_once_and_all_leases_end(
 
 
 def test_ctrl_c_at_any_line_leaves_no_lease_and_a_journal_that_is_true(tmp_path: Path) -> None:
-    modules = (asking, cell_queue, placement, scheduler, tally)
+    modules = (cell_queue, lease_requests, outcome_log, scheduler)
     todo = cells(3, Requirement(name="a")) + cells(2, Requirement(name="b"), first=3)
     todo += cells(1, Requirement(name="nobody"), first=5)
     for number in itertools.count(1, 3):

@@ -1,14 +1,43 @@
-"""What became of each cell: in the journal first, then here, then told."""
+"""Attempts at cells, and the log of what became of each: journal first, then observers."""
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from harness.plans.attempt import Attempt
+from harness.plans.cancellation import Guard
 from harness.plans.cells import Cell
 from harness.plans.journal import Journal
 from harness.plans.outcome import CellOutcome, CellResult, CellStatus, Failure
-from harness.plans.seams import Observer
+from harness.plans.protocols import LeasedDevice, Observer
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A cell on its device, since it was put there.
+
+    Attributes:
+        expired: whether somebody ends it already, for it took too long.
+    """
+
+    cell: Cell
+    device: LeasedDevice
+    guard: Guard = field(default_factory=Guard)
+    began: float = field(default_factory=time.monotonic)
+    expired: bool = False
+
+    def elapsed_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.began
+
+    def is_overdue(self) -> bool:
+        """Whether it took too long, and nobody ends it yet."""
+        return not self.expired and self.elapsed_s() > self.cell.timeout_s
+
+    def expire(self) -> None:
+        """Cut it short because it took too long; waits for the device."""
+        action = f"cell {self.cell.label}"
+        self.guard.expire(self.device.serial, action, self.cell.timeout_s)
 
 
 class Tally:

@@ -1,4 +1,4 @@
-"""Cells on real devices: what each kind of work does there, and what it leaves: nothing."""
+"""Runs cells on leased devices, and stores their results."""
 
 import hashlib
 import threading
@@ -8,17 +8,68 @@ from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
 from harness.clock import Deadline
+from harness.plans.cancellation import Guard, guarded
 from harness.plans.cells import Cell
-from harness.plans.guard import Guard, guarded
 from harness.plans.outcome import CellResult
-from harness.plans.results import ResultsLater
-from harness.plans.seams import LeasedDevice
+from harness.plans.protocols import LeasedDevice
 from harness.pool.lease import LeasedDevice as PoolDevice
 from harness.results.records import Run
-from harness.results.store import RunFilter
+from harness.results.store import ResultsStore, RunFilter
 from harness.telemetry.conditions import Conditions
 from harness.workloads.base import Recording, WorkloadResult, stored_result
 from harness.workloads.session import Session, SessionOptions, meet_conditions
+
+
+class ResultsLater:
+    """A results database that is made when it is first written to. For several threads.
+
+    Args:
+        location: as `ResultsStore.open` has it. A database that exists is opened at once.
+        must_exist: only read what an earlier run stored.
+
+    Raises:
+        MissingStoreError: it must exist, and does not.
+        StoreError: it exists, and cannot be used.
+    """
+
+    def __init__(self, location: str, *, must_exist: bool = False) -> None:
+        self._location = location
+        self._lock = threading.Lock()
+        self._store: ResultsStore | None = None
+        self._path = file_of(location)
+        if must_exist or self._path is None or self._path.exists():
+            self._store = ResultsStore.open(location, create=not must_exist)
+
+    @property
+    def location(self) -> str:
+        """The path or URL, without its password; the same before it is made and after."""
+        return str(self._path) if self._store is None else self._store.location
+
+    @property
+    def there(self) -> ResultsStore | None:
+        """The database, if there is one yet."""
+        return self._store
+
+    def made(self) -> ResultsStore:
+        """The database, made now where there is none."""
+        with self._lock:
+            if self._store is None:
+                self._store = ResultsStore.open(self._location)
+            return self._store
+
+    def close(self) -> None:
+        """Give up what connects to it."""
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+
+
+def file_of(location: str) -> Path | None:
+    """The file of a SQLite database; `None` of another."""
+    if "://" in location and not location.startswith("sqlite"):
+        return None
+    return Path(location.removeprefix("sqlite:///"))
+
 
 _SWEEP_S = 30.0
 

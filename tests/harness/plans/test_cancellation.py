@@ -8,7 +8,7 @@ import pytest
 
 from harness.devices.adb.device import AdbDevice
 from harness.errors import DeviceLostError, DeviceTimeoutError
-from harness.plans.guard import CellInterrupted, Guard, guarded
+from harness.plans.cancellation import CellInterrupted, Guard, guarded
 
 
 def test_nothing_more_is_done_on_the_device(virtual_device: AdbDevice) -> None:

@@ -1,9 +1,9 @@
-"""Saying what cells wait for: once it has lasted, and again once another reason has."""
+"""Notices of what cells wait for: once it has lasted, and again once another reason has."""
 
 import time
 from collections.abc import Mapping, Sequence
 
-from harness.plans.seams import Observer
+from harness.plans.protocols import Observer
 from harness.pool.requirement import Requirement
 from harness.pool.status import MemberStatus, WaitReasons, describe_wait, wait_reasons
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from harness.devices.spec import DeviceSpec
-from harness.plans.seams import Silent
-from harness.plans.waiting import WaitingNotices
+from harness.plans.protocols import Silent
+from harness.plans.wait_notices import WaitingNotices
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.pool.status import MemberStatus
@@ -52,7 +52,7 @@ def test_another_reason_that_is_over_soon_is_not_worth_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, told = LookingClock(), Told()
-    monkeypatch.setattr("harness.plans.waiting.time", clock)
+    monkeypatch.setattr("harness.plans.wait_notices.time", clock)
     notices = WaitingNotices(told, after_s=2.0)
     ready = replace(PHONE, state=MemberState.READY, holder="")
     gone = replace(ready, state=MemberState.ABSENT)

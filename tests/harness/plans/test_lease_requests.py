@@ -26,7 +26,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> LookingClock:
     made = LookingClock()
-    monkeypatch.setattr("harness.plans.asking.time", made)
+    monkeypatch.setattr("harness.plans.lease_requests.time", made)
     return made
 
 

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import MissingStoreError, PlanFileError, WrongUseError
+from harness.plans.cell_runner import Containers, DeviceCellRunner, ResultsLater, file_of
 from harness.plans.cells import Cell
-from harness.plans.device_runner import Containers, DeviceCellRunner
 from harness.plans.journal import Journal, journal_path
 from harness.plans.matrix import expand, resolve, select
 from harness.plans.outcome import CellResult, Summary
 from harness.plans.plan_file import Plan, load_plan
-from harness.plans.results import ResultsLater, file_of
+from harness.plans.protocols import Observer
 from harness.plans.scheduler import MatrixOptions, run_matrix
-from harness.plans.seams import Observer
 from harness.pool.pool import Pool, find_config
 from harness.pool.status import OnProgress, ignore_progress
 from harness.results.records import new_run_id
@@ -70,9 +69,7 @@ class Campaign:
             max_parallel, self.plan.timeouts.lease_s, f"qnnfarm run {self.plan.name}"
         )
         with ExitStack() as stack:
-            pool = self.pool or stack.enter_context(
-                Pool.open(self.pool_file, on_progress=self.tell)
-            )
+            pool = self.pool or stack.enter_context(Pool.open(self.pool_file, on_progress=self.tell))
             return run_matrix(
                 self.cells,
                 pool,

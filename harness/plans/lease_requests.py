@@ -1,16 +1,119 @@
-"""Which devices to ask the pool for, by what waits and what is there."""
+"""Lease requests: which devices to ask the pool for, and which of them may run a cell."""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from harness.errors import HarnessError, NoDeviceForCellError, RequirementError
 from harness.plans.cell_queue import CellQueue
 from harness.plans.cells import Cell
-from harness.plans.eligibility import Members
-from harness.plans.placement import Placement
-from harness.pool.requirement import Requirement
+from harness.pool.requirement import Requirement, candidates
+from harness.pool.states import MemberState
+from harness.pool.status import MemberStatus
+
+_OUT_OF_USE = {MemberState.ABSENT, MemberState.DRAINING, MemberState.QUARANTINED}
+
+
+def meets(requirement: Requirement, member: MemberStatus) -> bool:
+    """Whether a device is of the kind that is asked for, by what the pool knows of it.
+
+    Free space is left to the pool: it changes, and is asked of the device when it is leased.
+    """
+    return (
+        requirement.name in {None, member.name}
+        and requirement.type in {None, member.spec.type}
+        and requirement.soc in {None, member.soc}
+        and requirement.hexagon in {None, member.hexagon}
+        and requirement.tags <= member.tags
+    )
+
+
+class Members:
+    """The devices of the pool as they were at one moment."""
+
+    def __init__(self, members: Iterable[MemberStatus]) -> None:
+        self._by_name = {member.name: member for member in members}
+        self._meeting: dict[Requirement, Sequence[str]] = {}
+
+    def meeting(self, requirement: Requirement) -> Sequence[str]:
+        """Names of the devices of that kind."""
+        found = self._meeting.get(requirement)
+        if found is None:
+            found = [name for name, m in self._by_name.items() if meets(requirement, m)]
+            self._meeting[requirement] = found
+        return found
+
+    def would_do(self, requirement: Requirement) -> Sequence[MemberStatus]:
+        """Those that would do once they are free or back, as far as anybody knows."""
+        try:
+            return candidates(replace(requirement, count=1), list(self._by_name.values()))
+        except RequirementError:
+            return ()
+
+    def usable(self, names: Iterable[str]) -> list[str]:
+        """Those that can be had now or soon, the ready ones first."""
+        usable = [n for n in names if self._by_name[n].state not in _OUT_OF_USE]
+        return sorted(usable, key=lambda n: self._by_name[n].state is not MemberState.READY)
+
+    def ready(self, names: Iterable[str]) -> list[str]:
+        """Those that nobody holds."""
+        return [n for n in names if self._by_name[n].state is MemberState.READY]
+
+    def fits(self, name: str, leased_as: Requirement, wanted: Requirement) -> bool:
+        """Whether a device that was leased for one requirement will do for another."""
+        if wanted == replace(leased_as, name=wanted.name):
+            return wanted.name in {None, name}
+        member = self._by_name.get(name)
+        if member is None or not meets(wanted, member):
+            return False
+        return wanted.min_free_bytes <= leased_as.min_free_bytes
+
+
+class Placement:
+    """Where cells failed, and where their replicas are. Not for several threads."""
+
+    def __init__(self) -> None:
+        self._failed_on: dict[str, set[str]] = {}
+        self._replicas_on: dict[str, set[str]] = {}
+
+    def allows(self, cell: Cell, member: str) -> bool:
+        """Whether the device may run the cell."""
+        return member not in self._failed_on.get(cell.key, ()) and not self._has_replica(
+            cell, member
+        )
+
+    def is_bound(self, cell: Cell) -> bool:
+        """Whether not every device that meets the cell's requirement will do."""
+        return bool(cell.spread) or bool(self._failed_on.get(cell.key))
+
+    def given(self, cell: Cell, member: str) -> None:
+        """The device runs the cell."""
+        if cell.spread:
+            self._replicas_on.setdefault(cell.spread, set()).add(member)
+
+    def failed(self, cell: Cell, member: str) -> None:
+        """The cell failed there: it is better tried elsewhere."""
+        self._failed_on.setdefault(cell.key, set()).add(member)
+        if cell.spread:
+            self._replicas_on[cell.spread].discard(member)
+
+    def refused(self, cell: Cell, member: str) -> None:
+        """The device would never do for the cell, by what the pool knows of it."""
+        self._failed_on.setdefault(cell.key, set()).add(member)
+
+    def relax(self, cell: Cell, members: Collection[str]) -> None:
+        """Where a cell failed on all devices that there are, it may go onto them again."""
+        if members and not any(self.allows(cell, member) for member in members):
+            self._failed_on.pop(cell.key, None)
+
+    def is_exhausted(self, cell: Cell, members: Collection[str]) -> bool:
+        """Whether each of the devices has another replica of the cell."""
+        return bool(members) and all(self._has_replica(cell, member) for member in members)
+
+    def _has_replica(self, cell: Cell, member: str) -> bool:
+        return bool(cell.spread) and member in self._replicas_on.get(cell.spread, ())
+
 
 _MOST_ASKING = 16
 """100 devices of one host are leased as fast by 16 at once as by 32, and slower by 4."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import NotAStoreError
-from harness.plans.results import ResultsLater
+from harness.plans.cell_runner import ResultsLater
 
 
 @pytest.mark.parametrize("form", ["{}", "sqlite:///{}"])

@@ -6,8 +6,8 @@ from typing import Protocol, Self
 
 from harness.devices.base import Device
 from harness.errors import HarnessError
+from harness.plans.cancellation import Guard
 from harness.plans.cells import Cell
-from harness.plans.guard import Guard
 from harness.plans.outcome import CellOutcome, CellResult, Failure
 from harness.pool.requirement import Requirement
 from harness.pool.status import MemberStatus
