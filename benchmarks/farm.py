@@ -97,7 +97,7 @@ def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary
     from contextlib import closing
 
     from harness.devices.spec import DeviceSpec
-    from harness.plans.cell_runner import Containers, DeviceCellRunner, ResultsLater
+    from harness.plans.cell_runner import ContainerCache, DeviceCellRunner, LazyResultsStore
     from harness.plans.cells import make_cell
     from harness.plans.journal import Journal
     from harness.plans.scheduler import run_matrix
@@ -117,13 +117,13 @@ def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary
     began = time.monotonic()
     with (
         Pool.of([DeviceSpec("android", serial) for serial in serials]) as pool,
-        closing(ResultsLater(str(folder / "results.db"))) as store,
+        closing(LazyResultsStore(str(folder / "results.db"))) as store,
         Journal(folder / "journal.jsonl") as journal,
     ):
         print(f"  pool of {len(serials)} devices opened in {time.monotonic() - began:.1f} s")
         journal.begin("farm", "0" * 32, fresh=True)
         timed = TimedPool(pool)
-        runner = DeviceCellRunner(store, Containers(), journal.campaign)
+        runner = DeviceCellRunner(store, ContainerCache(), journal.plan_run_id)
         return run_matrix(cells, timed, runner, journal), timed
 
 

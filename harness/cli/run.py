@@ -1,4 +1,4 @@
-"""`qnnfarm run`: a plan's matrix of containers, devices and workloads on the devices of a pool."""
+"""`qnnfarm run`: runs a plan's matrix of containers, devices and workloads on a pool."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.plans.outcome import Failure, Summary
-    from harness.plans.plan_run import Campaign
+    from harness.plans.plan_run import PlanRun
 
 
 def run(
@@ -29,72 +29,73 @@ def run(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Only cells whose label matches, e.g. `tiny/*`; may be given again."),
+        typer.Option(help="Only cells whose label matches, e.g. `tiny/*`; may be repeated."),
     ] = None,
     max_parallel: Annotated[
-        int | None, typer.Option(min=1, help="Use at most so many devices at once.")
+        int | None, typer.Option(min=1, help="Most devices to use at once.")
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Run all cells, also those that are done.")
+        bool, typer.Option("--fresh", help="Run all cells, including those that are done.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the cells and what is done; run nothing.")
+        bool, typer.Option("--dry-run", help="Show the cells and which are done; run nothing.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Run a plan: containers x devices x workloads, with retries; goes on after a crash.
+    """Run a plan: containers x devices x workloads, with retries; resumes after a crash.
 
-    Exits 1 where cells failed; 2 where devices alone kept it from measuring anything.
+    Exits 1 if cells failed, 2 if devices alone kept it from measuring anything.
     """
-    from harness.plans.plan_run import open_campaign
+    from harness.plans.plan_run import open_plan_run
 
     console = remarks()
-    with open_campaign(
-        plan_file, db=db, pool_file=pool, only=only or (), fresh=fresh, begin=not dry_run,
-        tell=lambda words: console.print(Text(words), soft_wrap=True),
-    ) as campaign:  # fmt: skip
+    with open_plan_run(
+        plan_file, db=db, pool_file=pool, only=only or (), fresh=fresh, dry_run=dry_run,
+        on_progress=lambda words: console.print(Text(words), soft_wrap=True),
+    ) as plan_run:  # fmt: skip
         if dry_run:
-            _show_cells(campaign, as_json=json)
+            _show_cells(plan_run, as_json=json)
             return
-        summary = _run(campaign, max_parallel, console)
+        summary = _run(plan_run, max_parallel, console)
     if json:
-        print_json(_as_mapping(campaign, summary))
+        print_json(_document(plan_run, summary))
     else:
-        _show(campaign, summary)
+        _show(plan_run, summary)
     raise typer.Exit(summary.exit_code)
 
 
-def _run(campaign: "Campaign", max_parallel: int | None, console: "Console") -> "Summary":
+def _run(plan_run: "PlanRun", max_parallel: int | None, console: "Console") -> "Summary":
     from harness.cli.run_progress import RunProgress
 
-    if campaign.done_before or campaign.lost:
-        words = f"going on: {campaign.done_before} of {len(campaign.cells)} cells are done"
-        lost = f", {campaign.lost} were cut off and run again" if campaign.lost else ""
+    if plan_run.done_before or plan_run.lost:
+        words = f"resuming: {plan_run.done_before} of {len(plan_run.cells)} cells are done"
+        lost = f"; {plan_run.lost} were interrupted and run again" if plan_run.lost else ""
         console.print(words + lost)
-    progress = RunProgress(console, campaign.cells, campaign.done_before)
+    progress = RunProgress(console, plan_run.cells, plan_run.done_before)
     with progress.live() or nullcontext():
-        return campaign.run(max_parallel=max_parallel, observer=progress)
+        return plan_run.run(max_parallel=max_parallel, observer=progress)
 
 
-def _show_cells(campaign: "Campaign", *, as_json: bool) -> None:
+def _show_cells(plan_run: "PlanRun", *, as_json: bool) -> None:
     from harness.plans.matrix import cell_as_mapping
 
+    cells = plan_run.cells
     if as_json:
-        print_json([{**cell_as_mapping(c), "done": campaign.is_done(c)} for c in campaign.cells])
+        print_json([{**cell_as_mapping(cell), "done": plan_run.is_done(cell)} for cell in cells])
         return
     rows = []
-    for cell in campaign.cells:
-        done = "done" if campaign.is_done(cell) else ""
+    for cell in cells:
+        done = "done" if plan_run.is_done(cell) else ""
         rows.append(Row([cell.label, str(cell.requirement), cell.workload.kind, done]))
-    print_rows(("cell", "device", "work", ""), rows)
-    answers().print(f"{counted(len(campaign.cells), 'cell')}, {campaign.done_before} of them done")
+    print_rows(("cell", "device", "workload", ""), rows)
+    answers().print(f"{counted(len(cells), 'cell')}, {plan_run.done_before} done")
 
 
-def _as_mapping(campaign: "Campaign", summary: "Summary") -> dict[str, object]:
+def _document(plan_run: "PlanRun", summary: "Summary") -> dict[str, object]:
     return {
-        "plan": campaign.plan.name,
-        "campaign": campaign.journal.campaign,
-        "db": campaign.location,
+        "plan": plan_run.plan.name,
+        "campaign": plan_run.journal.plan_run_id,
+        "db": plan_run.location,
         "exit_code": summary.exit_code,
         "interrupted": summary.interrupted,
         "elapsed_s": round(summary.elapsed_s, 3),
@@ -105,29 +106,31 @@ def _as_mapping(campaign: "Campaign", summary: "Summary") -> dict[str, object]:
     }
 
 
-def _show(campaign: "Campaign", summary: "Summary") -> None:
+def _show(plan_run: "PlanRun", summary: "Summary") -> None:
     rows = []
     first: dict[Failure, str] = {}
     for outcome in summary.outcomes:
         failure = outcome.failure
-        said = outcome.result.summary
+        result = outcome.result.summary
         if failure and failure in first:
-            said = f"as {first[failure]}"
+            result = f"as {first[failure]}"
         elif failure:
-            said = f"{failure.error}: {failure.reason}"
+            result = f"{failure.error}: {failure.reason}"
             first[failure] = outcome.cell.label
         status = "done before" if outcome.resumed else outcome.status
-        rows.append(Row([outcome.cell.label, status, outcome.device, said]))
+        rows.append(Row([outcome.cell.label, status, outcome.device, result]))
     print_rows(("cell", "", "device", "result"), rows)
     console = answers()
     left = summary.count("left") + summary.count("interrupted")
-    kept = f"; results in {campaign.location}" if campaign.has_results else ""
+    stored = f"; results in {plan_run.location}" if plan_run.has_results else ""
     console.print(
         f"{summary.count('done')} done, {summary.count('failed')} failed, {left} left in "
-        f"{summary.elapsed_s:.1f} s{kept}",
+        f"{summary.elapsed_s:.1f} s{stored}",
         markup=False,
     )
     if any(outcome.result.emulator for outcome in summary.outcomes):
         console.print(EMULATOR)
     if left or summary.count("failed"):
-        console.print("the same command runs what is not done; --fresh runs all", markup=False)
+        console.print(
+            "the same command runs the cells that are not done; --fresh runs all", markup=False
+        )

@@ -1,4 +1,4 @@
-"""What `qnnfarm run` shows while it runs: a live table on a terminal, plain lines elsewhere."""
+"""Progress of `qnnfarm run`: a live table on a terminal, plain lines elsewhere."""
 
 import threading
 import time
@@ -11,14 +11,14 @@ from rich.text import Text
 
 from harness.plans.cells import Cell
 from harness.plans.outcome import CellOutcome, Failure
-from harness.plans.wait_notices import AFTER_S
+from harness.plans.wait_notices import NOTICE_AFTER_S
 
 _MOST_ROWS = 20
 _MOST_LABELS = 4
 
 
 class RunProgress:
-    """Watches a run of a plan; an `Observer`. Show it with `live`, or as lines without."""
+    """Shows a run of a plan, live or as lines; an `Observer`."""
 
     def __init__(self, console: Console, cells: Sequence[Cell], done_before: int) -> None:
         self._console = console
@@ -34,7 +34,7 @@ class RunProgress:
         self._stopping = False
 
     def live(self) -> Live | None:
-        """The live display, to be entered; `None` where there is no terminal."""
+        """The live display, a context manager; `None` without a terminal."""
         if not self._live:
             return None
         return Live(
@@ -44,19 +44,19 @@ class RunProgress:
             transient=True,
         )
 
-    def cell_begun(self, cell: Cell, device: str) -> None:
+    def on_cell_start(self, cell: Cell, device: str) -> None:
         """See `Observer`."""
         with self._lock:
             self._busy[device] = (cell, time.monotonic())
             self._most_devices = max(self._most_devices, len(self._busy))
 
-    def cell_retried(self, cell: Cell, device: str, failure: Failure) -> None:
+    def on_cell_retry(self, cell: Cell, device: str, failure: Failure) -> None:
         """See `Observer`."""
         with self._lock:
             self._busy.pop(device, None)
-        self._say(f"retry {cell.label} after {failure.error} on {device}: {failure.reason}")
+        self._print(f"retry {cell.label} after {failure.error} on {device}: {failure.reason}")
 
-    def cell_ended(self, outcome: CellOutcome) -> None:
+    def on_cell_end(self, outcome: CellOutcome) -> None:
         """See `Observer`."""
         with self._lock:
             self._busy.pop(outcome.device, None)
@@ -65,13 +65,13 @@ class RunProgress:
             count = f"[{self._before + sum(self._ended.values())}/{self._total}]"
         failure = outcome.failure
         if failure is not None:
-            self._say(f"{count} failed {outcome.cell.label}: {failure.error}: {failure.reason}")
+            self._print(f"{count} failed {outcome.cell.label}: {failure.error}: {failure.reason}")
         elif not self._live:
             words = f"{outcome.status} {outcome.cell.label} on {outcome.device}"
-            said = f": {outcome.result.summary}" if outcome.result.summary else ""
-            self._say(f"{count} {words} in {outcome.duration_s:.1f} s{said}")
+            result = f": {outcome.result.summary}" if outcome.result.summary else ""
+            self._print(f"{count} {words} in {outcome.duration_s:.1f} s{result}")
 
-    def without_device(self, outcomes: Sequence[CellOutcome]) -> None:
+    def on_no_device(self, outcomes: Sequence[CellOutcome]) -> None:
         """See `Observer`."""
         with self._lock:
             for outcome in outcomes:
@@ -83,24 +83,24 @@ class RunProgress:
             shown += f" and {len(labels) - _MOST_LABELS} more"
         failure = outcomes[0].failure
         if failure is not None:
-            self._say(f"{count} failed {shown}: {failure.error}: {failure.reason}")
+            self._print(f"{count} failed {shown}: {failure.error}: {failure.reason}")
 
-    def waiting(self, wanted: str, reason: str) -> None:
+    def on_wait(self, requirement: str, reason: str) -> None:
         """See `Observer`."""
         with self._lock:
-            _, since = self._waiting.pop(wanted, ("", time.monotonic() - AFTER_S))
+            _, since = self._waiting.pop(requirement, ("", time.monotonic() - NOTICE_AFTER_S))
             if reason:
-                self._waiting[wanted] = reason, since
+                self._waiting[requirement] = reason, since
         if reason and not self._live:
-            self._say(f"waiting for {wanted}: {reason}")
+            self._print(f"waiting for {requirement}: {reason}")
 
-    def stopping(self) -> None:
+    def on_stop(self) -> None:
         """See `Observer`."""
         self._stopping = True
-        self._say("stopping: ending what runs on the devices; once more to leave at once")
+        self._print("stopping: ending what runs on the devices; interrupt again to leave at once")
 
     def render(self) -> Group:
-        """The display as it is now."""
+        """Render the display as it is now."""
         with self._lock:
             busy = sorted(self._busy.items())
             waiting = list(self._waiting.items())
@@ -111,11 +111,11 @@ class RunProgress:
             rows.add_row(Text(device), Text(cell.label), f"{at - began:.0f} s")
         if len(busy) > _MOST_ROWS:
             rows.add_row(f"and {len(busy) - _MOST_ROWS} more", "", "")
-        for wanted, (reason, since) in waiting:
-            said = Text(f"waiting for {wanted}: {reason}")
-            rows.add_row("", said, f"{at - since:.0f} s", style="yellow")
+        for requirement, (reason, since) in waiting:
+            words = Text(f"waiting for {requirement}: {reason}")
+            rows.add_row("", words, f"{at - since:.0f} s", style="yellow")
         left = self._total - self._before - sum(ended.values())
-        words = [
+        counts = [
             f"{self._before + ended['done']} done",
             f"{ended['failed']} failed",
             f"{left} left",
@@ -123,11 +123,11 @@ class RunProgress:
         measured = ended["done"] + ended["failed"]
         if measured and left and not self._stopping:
             eta_s = left * (seconds / measured) / max(1, self._most_devices)
-            words.append(f"about {_duration(eta_s)} to go")
+            counts.append(f"about {_duration(eta_s)} to go")
         head = "stopping: " if self._stopping else ""
-        return Group(rows, Text(head + ", ".join(words), style="bold"))
+        return Group(rows, Text(head + ", ".join(counts), style="bold"))
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)
 
 

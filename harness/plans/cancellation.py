@@ -1,7 +1,7 @@
-"""How a cell that works in one thread is ended from another.
+"""Cancellation of a cell that runs in one thread, from another thread.
 
 A thread that waits for a device cannot be interrupted. So what runs on the device is ended there,
-by a connection of its own; the waiting call then returns, and the next step of the cell raises.
+over a connection of its own; the waiting call then returns, and the next step of the cell raises.
 """
 
 import contextlib
@@ -17,72 +17,72 @@ _TRANSFERS = {"push", "push_many", "pull"}
 
 
 class CellInterrupted(BaseException):
-    """The run of the plan is to end now; no failure, so that a run is stored as interrupted."""
+    """The whole run ends now. Not an `Exception`, so that a run is stored as interrupted."""
 
 
-class Guard:
-    """The end of one try of one cell, for one thread that works and any that cut it short."""
+class CancelToken:
+    """Cancels one try of a cell; one thread works, any other may cancel."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._cause: Callable[[], BaseException] | None = None
-        self._ends: list[Callable[[], None]] = []
-        self._exempt = threading.local()
+        self._callbacks: list[Callable[[], None]] = []
+        self._shield = threading.local()
 
     def check(self) -> None:
-        """Go on, unless the cell was cut short.
+        """Raise if the cell was cancelled.
 
         Raises:
-            CellInterrupted: the run of the plan is to end.
+            CellInterrupted: the whole run ends.
             DeviceTimeoutError: the cell took too long.
         """
-        if self._cause is not None and not getattr(self._exempt, "set", False):
+        if self._cause is not None and not getattr(self._shield, "is_on", False):
             raise self._cause()
 
     def interrupt(self) -> None:
-        """Cut the cell short because the whole run ends. Ends what it runs on its device."""
-        self._cut(CellInterrupted)
+        """Cancel the cell because the whole run ends; ends what it runs on its device."""
+        self._cancel(CellInterrupted)
 
     def expire(self, serial: str, action: str, timeout_s: float) -> None:
-        """Cut the cell short because it took too long. Ends what it runs on its device."""
-        self._cut(lambda: DeviceTimeoutError(serial, action, timeout_s))
+        """Cancel the cell because it took too long; ends what it runs on its device."""
+        self._cancel(lambda: DeviceTimeoutError(serial, action, timeout_s))
 
     @contextlib.contextmanager
-    def ending(self, end: Callable[[], None]) -> Iterator[None]:
-        """While the block runs, `end` is what ends its work on the device; any thread calls it."""
+    def on_cancel(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Call `callback`, in the cancelling thread, if the cell is cancelled in this block."""
         with self._lock:
-            self._ends.append(end)
+            self._callbacks.append(callback)
         try:
             self.check()
             yield
         finally:
             with self._lock:
-                self._ends.remove(end)
+                self._callbacks.remove(callback)
 
     @contextlib.contextmanager
-    def exempt(self) -> Iterator[None]:
-        """A block, such as a clean-up, that this thread finishes in any case."""
-        before = getattr(self._exempt, "set", False)
-        self._exempt.set = True
+    def shield(self) -> Iterator[None]:
+        """Let this thread finish a block, e.g. a clean-up, even if the cell is cancelled."""
+        before = getattr(self._shield, "is_on", False)
+        self._shield.is_on = True
         try:
             yield
         finally:
-            self._exempt.set = before
+            self._shield.is_on = before
 
-    def _cut(self, cause: Callable[[], BaseException]) -> None:
+    def _cancel(self, cause: Callable[[], BaseException]) -> None:
         with self._lock:  # so that no clean-up begins before all is ended
             self._cause = self._cause or cause
-            for end in self._ends:
+            for callback in self._callbacks:
                 with contextlib.suppress(HarnessError):
-                    end()
+                    callback()
 
 
-class _GuardedDevice:
-    """A device whose every operation first asks the guard, and asks again when it failed."""
+class _CancellableDevice:
+    """A device that checks a token before and after every operation, also one that failed."""
 
-    def __init__(self, device: Device, guard: Guard) -> None:
+    def __init__(self, device: Device, token: CancelToken) -> None:
         self._device = device
-        self._guard = guard
+        self._token = token
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (it stands for all of `Device`)
         value = getattr(self._device, name)
@@ -90,31 +90,31 @@ class _GuardedDevice:
             return value
 
         @functools.wraps(value)
-        def guarded(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-            self._guard.check()
+        def checked(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+            self._token.check()
             if name in _TRANSFERS:
-                options["on_progress"] = self._checking(options.get("on_progress"))
+                options["on_progress"] = self._check_progress(options.get("on_progress"))
             try:
                 result = value(*arguments, **options)
             except HarnessError:
-                self._guard.check()
+                self._token.check()
                 raise
-            self._guard.check()
+            self._token.check()
             return result
 
-        return guarded
+        return checked
 
-    def _checking(self, on_progress: Progress | None) -> Progress:
-        """Asks the guard in the middle of a transfer, which nothing on the device could end."""
+    def _check_progress(self, on_progress: Progress | None) -> Progress:
+        """Check the token during a transfer, which nothing on the device could end."""
 
         def check(transferred: int) -> None:
-            self._guard.check()
+            self._token.check()
             if on_progress is not None:
                 on_progress(transferred)
 
         return check
 
 
-def guarded(device: Device, guard: Guard) -> Device:
-    """`device`, whose operations raise once the guard says that the cell is to end."""
-    return cast("Device", _GuardedDevice(device, guard))
+def cancellable(device: Device, token: CancelToken) -> Device:
+    """Wrap a device so that its operations raise once the token is cancelled."""
+    return cast("Device", _CancellableDevice(device, token))

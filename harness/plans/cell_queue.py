@@ -19,52 +19,52 @@ class _Mean:
 
 
 class Durations:
-    """What is expected of cells; learns while a plan runs. Not for several threads.
+    """Estimates of how long cells take, which learn while a plan runs. Not thread-safe.
 
-    A cell takes as long as it did before; else as long as the other sessions of it, else as the
-    same work on other containers or devices, else as work of its kind.
+    A cell takes as long as it did before; else as long as its other sessions, else as the same
+    workload on other containers or devices, else as workloads of its kind.
 
     Args:
         cells: of the plan.
-        known_s: how long a cell took in an earlier run; `None`: it is not known.
+        recorded_s: duration of a cell in an earlier run; `None` if there is none.
     """
 
     def __init__(
-        self, cells: Iterable[Cell], known_s: Callable[[Cell], float | None] = lambda _: None
+        self, cells: Iterable[Cell], recorded_s: Callable[[Cell], float | None] = lambda _: None
     ) -> None:
-        self._known_s = known_s
+        self._recorded_s = recorded_s
         self._means: dict[object, _Mean] = {}
         for cell in cells:
-            seconds = known_s(cell)
+            seconds = recorded_s(cell)
             if seconds is not None:
                 self.learn(cell, seconds)
 
     def learn(self, cell: Cell, seconds: float) -> None:
-        """A cell took so long."""
-        for likeness in _likenesses(cell):
-            self._means.setdefault(likeness, _Mean()).add(seconds)
+        """Learn how long a cell took."""
+        for group in _groups(cell):
+            self._means.setdefault(group, _Mean()).add(seconds)
 
     def expected_s(self, cell: Cell) -> float:
-        """Seconds; 1 where nothing like it is known."""
-        known = self._known_s(cell)
-        if known is not None:
-            return known
-        for likeness in _likenesses(cell):
-            mean = self._means.get(likeness)
+        """Estimate a cell in seconds; 1 if nothing like it ran yet."""
+        recorded = self._recorded_s(cell)
+        if recorded is not None:
+            return recorded
+        for group in _groups(cell):
+            mean = self._means.get(group)
             if mean is not None:
                 return mean.sum_s / mean.count
         return 1.0
 
 
-def _likenesses(cell: Cell) -> tuple[object, ...]:
-    """What it has in common with others, closest first."""
+def _groups(cell: Cell) -> tuple[object, ...]:
+    """Groups of similar cells, the closest first."""
     return cell.group, cell.workload, cell.workload.kind
 
 
 _URGENT = 0.5
-"""Part of what is left for each device, from which on a cell is long."""
+"""A cell longer than this part of each device's share of what is left is urgent."""
 _NEWS = 0.05
-"""Durations that are worth a new order, in parts of what waits."""
+"""New durations, relative to the waiting cells, that are worth a new order."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -77,7 +77,12 @@ class _Entry:
 
 
 class CellQueue:
-    """The cells that wait. Not for several threads: its owner has a lock."""
+    """Waiting cells, by greedy list scheduling. Not thread-safe: its owner has a lock.
+
+    A device goes on with the container that it has, so that nothing is pushed needlessly; but near
+    the end, once a cell is long for what is left, the longest goes first, so that devices finish
+    together.
+    """
 
     def __init__(self, cells: Sequence[Cell], durations: Durations) -> None:
         self._numbers = {cell.key: number for number, cell in enumerate(cells)}
@@ -93,31 +98,31 @@ class CellQueue:
 
     @property
     def left_s(self) -> float:
-        """Expected seconds of all that waits."""
+        """Expected seconds of all waiting cells."""
         return max(0.0, self._left_s)
 
     def requirements(self) -> Sequence[tuple[Requirement, int]]:
-        """What waits, by what it requires of a device; each with the number of its cells."""
+        """Requirements of waiting cells, each with the number of its cells."""
         counts: dict[Requirement, int] = {}
         for (requirement, _), group in self._groups.items():
             counts[requirement] = counts.get(requirement, 0) + len(group)
         return [(requirement, count) for requirement, count in counts.items() if count]
 
     def waiting(self, requirement: Requirement) -> Iterator[Cell]:
-        """The cells that wait for such a device."""
-        for (wanted, _), group in self._groups.items():
-            if wanted == requirement:
+        """Cells that wait for a device of this requirement."""
+        for (other, _), group in self._groups.items():
+            if other == requirement:
                 yield from (entry.cell for entry in group)
 
     def put(self, cell: Cell) -> None:
-        """A cell that waits again."""
+        """Add a cell that waits again."""
         entry = self._entry(cell)
         bisect.insort(self._group(cell), entry)
         self._left_s -= entry.minus_expected_s
         self._count += 1
 
     def learn(self, cell: Cell, seconds: float) -> None:
-        """A cell took so long, and others like it will."""
+        """Learn how long a cell took, for others like it."""
         self._durations.learn(cell, seconds)
         self._learned += 1
         if self._learned > _NEWS * self._count:
@@ -131,13 +136,13 @@ class CellQueue:
         affinity: str,
         devices: int,
     ) -> Cell | None:
-        """The next cell for a device, which no longer waits then; `None` if none is for it.
+        """Take the next cell for a device; `None` if none fits it.
 
         Args:
-            fits: whether the device is of the kind that is required.
-            allowed: whether it may run this very cell.
+            fits: whether the device is of the required kind.
+            allowed: whether it may run this particular cell.
             affinity: of the cell that it ran before.
-            devices: how many share what waits.
+            devices: number of devices that share the waiting cells.
         """
         heads = [
             entry
@@ -155,7 +160,7 @@ class CellQueue:
         return chosen.cell
 
     def remove(self, cells: Iterable[Cell]) -> None:
-        """Cells that wait for nothing any more."""
+        """Remove cells that will not run."""
         for cell in cells:
             self._remove(next(e for e in self._group(cell) if e.cell.key == cell.key))
 
@@ -166,7 +171,7 @@ class CellQueue:
         self._count -= 1
 
     def _sort(self, cells: Sequence[Cell]) -> None:
-        """Put all that waits into order anew, by what is expected now."""
+        """Sort all waiting cells by the current estimates."""
         self._groups.clear()
         for cell in cells:
             self._group(cell).append(self._entry(cell))

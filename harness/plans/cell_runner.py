@@ -8,7 +8,7 @@ from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
 from harness.clock import Deadline
-from harness.plans.cancellation import Guard, guarded
+from harness.plans.cancellation import CancelToken, cancellable
 from harness.plans.cells import Cell
 from harness.plans.outcome import CellResult
 from harness.plans.protocols import LeasedDevice
@@ -19,12 +19,14 @@ from harness.telemetry.conditions import Conditions
 from harness.workloads.base import Recording, WorkloadResult, stored_result
 from harness.workloads.session import Session, SessionOptions, meet_conditions
 
+_SWEEP_S = 30.0
 
-class ResultsLater:
-    """A results database that is made when it is first written to. For several threads.
+
+class LazyResultsStore:
+    """Results database that is made when it is first written to. Thread-safe.
 
     Args:
-        location: as `ResultsStore.open` has it. A database that exists is opened at once.
+        location: as `ResultsStore.open` takes it. A database that exists is opened at once.
         must_exist: only read what an earlier run stored.
 
     Raises:
@@ -35,8 +37,8 @@ class ResultsLater:
     def __init__(self, location: str, *, must_exist: bool = False) -> None:
         self._location = location
         self._lock = threading.Lock()
+        self._path = database_file(location)
         self._store: ResultsStore | None = None
-        self._path = file_of(location)
         if must_exist or self._path is None or self._path.exists():
             self._store = ResultsStore.open(location, create=not must_exist)
 
@@ -46,79 +48,76 @@ class ResultsLater:
         return str(self._path) if self._store is None else self._store.location
 
     @property
-    def there(self) -> ResultsStore | None:
-        """The database, if there is one yet."""
+    def existing(self) -> ResultsStore | None:
+        """The database, if it exists by now."""
         return self._store
 
-    def made(self) -> ResultsStore:
-        """The database, made now where there is none."""
+    def open(self) -> ResultsStore:
+        """Open the database; make it if it does not exist."""
         with self._lock:
             if self._store is None:
                 self._store = ResultsStore.open(self._location)
             return self._store
 
     def close(self) -> None:
-        """Give up what connects to it."""
+        """Close its connections."""
         with self._lock:
             if self._store is not None:
                 self._store.close()
 
 
-def file_of(location: str) -> Path | None:
-    """The file of a SQLite database; `None` of another."""
+def database_file(location: str) -> Path | None:
+    """The file of a SQLite database; `None` for another database."""
     if "://" in location and not location.startswith("sqlite"):
         return None
     return Path(location.removeprefix("sqlite:///"))
 
 
-_SWEEP_S = 30.0
-
-
-class Containers:
-    """Containers by their folders, each read once; for several threads."""
+class ContainerCache:
+    """Containers by folder, each read once. Thread-safe."""
 
     def __init__(self) -> None:
-        self._loaded: dict[Path, GenAIContainer] = {}
-        self._loading = threading.Lock()
+        self._containers: dict[Path, GenAIContainer] = {}
+        self._lock = threading.Lock()
 
     def load(self, path: Path) -> GenAIContainer:
-        """The container of a folder.
+        """Load the container of a folder.
 
         Raises:
-            BuildError: it is not whole.
+            BuildError: it is incomplete.
         """
-        with self._loading:
-            if path not in self._loaded:
-                self._loaded[path] = GenAIContainer.load(path)
-            return self._loaded[path]
+        with self._lock:
+            if path not in self._containers:
+                self._containers[path] = GenAIContainer.load(path)
+            return self._containers[path]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCellRunner:
-    """Runs cells on devices of the pool, and keeps their results in a store; `CellRunner`.
+    """Runs cells on devices of the pool, and stores their results; a `CellRunner`.
 
     Attributes:
-        campaign: of the journal; what groups the sessions of a cell is derived from it.
-        runner_s: for one process of the runner on a device.
-        conditions: of benchmarks; `None` measures devices as they are.
-        telemetry_hz: samples a second while a device generates; `None`: no telemetry.
+        plan_run_id: the journal's; the group of a cell's sessions in the store derives from it.
+        runner_timeout_s: for one process of the runner on a device.
+        conditions: that benchmarks wait for; `None` measures devices as they are.
+        telemetry_hz: samples a second while a device generates; `None` for no telemetry.
     """
 
-    store: ResultsLater
-    containers: Containers
-    campaign: str
-    runner_s: float = 300.0
+    store: LazyResultsStore
+    containers: ContainerCache
+    plan_run_id: str
+    runner_timeout_s: float = 300.0
     conditions: Conditions | None = None
     telemetry_hz: float | None = None
 
-    def run(self, cell: Cell, device: LeasedDevice, guard: Guard) -> CellResult:
-        """Run one cell; see `CellRunner.run`."""
+    def run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
+        """See `CellRunner`."""
         session = Session(
-            guarded(device, guard),
+            cancellable(device, cancel),
             None if cell.container is None else self.containers.load(cell.container),
             SessionOptions(
                 timeout_s=cell.timeout_s,
-                runner_timeout_s=self.runner_s,
+                runner_timeout_s=self.runner_timeout_s,
                 telemetry_hz=self.telemetry_hz,
                 prepare=None
                 if self.conditions is None
@@ -129,48 +128,48 @@ class DeviceCellRunner:
         if not cell.workload.needs_container and isinstance(device, PoolDevice):
             device.dirty = True  # what a command leaves running ends with the lease
         try:
-            with guard.ending(lambda: _end_all(device)):
+            with cancel.on_cancel(lambda: _end_processes(device)):
                 result = cell.workload.run(session, self._recording(cell, session))
         finally:
-            # The clean-up runs on the device too, and is not to be ended with the rest.
-            with guard.exempt():
+            with cancel.shield():
                 session.close()
         return _cell_result(result)
 
     def group_id(self, cell: Cell) -> str:
-        """What the sessions of a cell share in the store, for as long as the plan goes on."""
-        return hashlib.sha256(f"{self.campaign}:{cell.group}".encode()).hexdigest()[:32]
+        """Group of the cell's sessions in the store, the same as long as the plan goes on."""
+        return hashlib.sha256(f"{self.plan_run_id}:{cell.group}".encode()).hexdigest()[:32]
 
-    def finished(self, cell: Cell) -> CellResult | None:
-        """What the store holds of a cell that an earlier run of the plan has done.
+    def stored_result(self, cell: Cell) -> CellResult | None:
+        """Result of a cell that an earlier run of the plan stored.
 
         The store is asked, not the journal, so that a process killed between the two repeats
         nothing, and results that were deleted are measured again.
         """
-        done = [run for run in self._done(cell) if run.session == cell.session]
-        return _cell_result(stored_result(done[-1])) if done else None
+        runs = [run for run in self._stored_runs(cell) if run.session == cell.session]
+        return _cell_result(stored_result(runs[-1])) if runs else None
 
     @property
     def has_results(self) -> bool:
         """Whether there is a database."""
-        return self.store.there is not None
+        return self.store.existing is not None
 
     def _recording(self, cell: Cell, session: Session) -> Recording:
         first: Run | None = None
-        for run in self._done(cell):
+        for run in self._stored_runs(cell):
             device = session.properties
             if (run.device.soc, run.device.emulator) == (device.soc, device.emulator):
                 first = run
                 break
-        return Recording(self.store.made, self.group_id(cell), cell.session, cell.label, first)
+        return Recording(self.store.open, self.group_id(cell), cell.session, cell.label, first)
 
-    def _done(self, cell: Cell) -> tuple[Run, ...]:
-        if not cell.workload.needs_container or self.store.there is None:
+    def _stored_runs(self, cell: Cell) -> tuple[Run, ...]:
+        store = self.store.existing
+        if store is None or not cell.workload.needs_container:
             return ()
-        return self.store.there.list_runs(RunFilter(status="done", group_id=self.group_id(cell)))
+        return store.list_runs(RunFilter(status="done", group_id=self.group_id(cell)))
 
 
-def _end_all(device: LeasedDevice) -> None:
+def _end_processes(device: LeasedDevice) -> None:
     """End what runs on a device of the pool under our lease."""
     if isinstance(device, PoolDevice):
         deadline = Deadline.for_device(device.serial, "ending a cell", _SWEEP_S)

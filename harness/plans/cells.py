@@ -1,10 +1,12 @@
-"""A cell: one workload of one container in one session, on one device of a kind."""
+"""Cells: one workload of one container in one session, on one device of a kind."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from harness.plans.plan_file import Retries
 from harness.pool.requirement import Requirement
@@ -13,19 +15,18 @@ from harness.workloads.registry import AnyWorkload
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one lease of one device is used for.
+    """One thing to do once on one device. Cells pickle, and go to JSON and back.
 
     Attributes:
         key: SHA-256 of all that it measures; the same cell has it in every run of every plan.
         group: the same for all sessions of a cell, and for no other.
-        label: for people: `CONTAINER/DEVICES/WORKLOAD`, and session and replica where there are
+        label: for people: `CONTAINER/DEVICES/WORKLOAD`, with session and replica if there are
             several. Unique in its plan.
-        workload: what is to be done.
-        requirement: which devices will do; asks for one.
+        requirement: of the device; asks for one.
         folder: what the workload's relative paths are relative to.
         container: its folder; `None` for a plain command.
-        affinity: cells with the same affinity share what lies on a device: the container's hash.
-        spread: cells with the same spread go onto different devices; empty for no such wish.
+        affinity: the container's hash; cells of one affinity share what lies on a device.
+        anti_affinity: cells of one anti-affinity go onto different devices; empty for any.
         session: counted from 0.
     """
 
@@ -37,10 +38,26 @@ class Cell:
     folder: Path = Path()
     container: Path | None = None
     affinity: str = ""
-    spread: str = ""
+    anti_affinity: str = ""
     session: int = 0
     retries: Retries = field(default_factory=Retries)
     timeout_s: float = 3600.0
+
+    def to_json(self) -> str:
+        """Write it as JSON."""
+        return _ADAPTER.dump_json(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> "Cell":
+        """Read one from JSON.
+
+        Raises:
+            ValueError: it is no cell.
+        """
+        return _ADAPTER.validate_json(text)
+
+
+_ADAPTER: TypeAdapter[Cell] = TypeAdapter(Cell)
 
 
 def make_cell(
@@ -59,15 +76,15 @@ def make_cell(
     retries: Retries | None = None,
     timeout_s: float = 3600.0,
 ) -> Cell:
-    """A cell with its key.
+    """Make a cell with its key.
 
     Args:
-        content: SHA-256 of the files that the workload reads on this host.
+        content: SHA-256 of the file that the workload reads on this host.
         conditions: that its measurement begins under.
         replica: which of several devices of the same requirement.
         spread: whether its replicas go onto different devices.
     """
-    what = {
+    identity = {
         "container": container_sha256,
         "work": workload.model_dump(mode="json"),
         "content": content,
@@ -75,7 +92,8 @@ def make_cell(
         "requirement": asdict(requirement) | {"tags": sorted(requirement.tags)},
         "replica": replica,
     }
-    group = _digest(what)
+    group = _digest(identity)
+    replicas = identity | {"replica": None, "session": session}
     return Cell(
         key=_digest({"group": group, "session": session}),
         group=group,
@@ -85,28 +103,28 @@ def make_cell(
         folder=folder,
         container=container,
         affinity=container_sha256,
-        spread=_digest(what | {"replica": None, "session": session}) if spread else "",
+        anti_affinity=_digest(replicas) if spread else "",
         session=session,
         retries=retries or Retries(),
         timeout_s=timeout_s,
     )
 
 
-def copy_of(cell: Cell, number: int) -> Cell:
-    """The same once more, as a cell of its own, for a plan that asks for it again.
+def duplicate(cell: Cell, number: int) -> Cell:
+    """Make the same cell once more, for a plan that asks for it again.
 
     Args:
         number: counted from 1.
     """
 
-    def again(digest: str) -> str:
+    def of_copy(digest: str) -> str:
         return _digest({"of": digest, "copy": number})
 
     return replace(
         cell,
-        key=again(cell.key),
-        group=again(cell.group),
-        spread=again(cell.spread) if cell.spread else "",
+        key=of_copy(cell.key),
+        group=of_copy(cell.group),
+        anti_affinity=of_copy(cell.anti_affinity) if cell.anti_affinity else "",
     )
 
 

@@ -1,9 +1,9 @@
-"""What became of a plan's cells, so that a later run goes on where this one ended.
+"""Journal of a plan's cells, so that a later run goes on where this one ended.
 
 One file of JSON lines for each plan and results database, appended to while the plan goes on. A
-line that says how a cell ended is on the disk (fsync) before anybody is told; a torn last line, as
-a crash leaves it, is cut off by the next run. When the plan is begun afresh, the file is replaced
-by one that keeps how long cells took, and nothing else of before.
+line that says how a cell ended is on the disk (fsync) before observers hear of it; the next run
+cuts off a torn last line, as a crash leaves it. A fresh start replaces the file by one that keeps
+only how long cells took.
 """
 
 import hashlib
@@ -33,19 +33,19 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 def journal_path(name: str, plan_file: Path, db: str) -> Path:
-    """Where the journal of a plan lies that writes into a results database."""
+    """Path of the journal of a plan that writes into a results database."""
     identity = json.dumps([str(plan_file.absolute()), db])
     digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return state_dir() / "plans" / f"{name}-{digest}.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """What the journal knows of a cell in the current run of a plan.
+class JournalEntry:
+    """State of a cell since the plan's last fresh start.
 
     Attributes:
-        status: `left` while it has been begun and did not end: its process died.
-        device: the last it ran on.
+        status: `left` if it began and did not end: its process died.
+        device: the last one it ran on.
     """
 
     status: CellStatus
@@ -56,21 +56,17 @@ class Remembered:
 
 @dataclass(slots=True)
 class _Content:
-    campaign: str = ""
-    cells: dict[str, Remembered] = field(default_factory=dict)
+    plan_run_id: str = ""
+    cells: dict[str, JournalEntry] = field(default_factory=dict)
     durations: dict[str, float] = field(default_factory=dict)
     done: dict[str, bytes] = field(default_factory=dict)
-    """The newest line of each cell, and of each group, that says how long it took."""
+    """The newest line of each cell, and of each group, with its duration."""
 
 
 class Journal:
-    """The journal of one plan, held by one process at a time; a context manager.
+    """Journal of one plan, held by one process at a time; a context manager.
 
-    All methods may be called by several threads. Threads that end cells at the same time share an
-    fsync.
-
-    Attributes:
-        campaign: 32 hexadecimal digits that stay the same until a plan is begun afresh.
+    Thread-safe. Threads that end cells at the same time share an fsync.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,15 +86,15 @@ class Journal:
         return self._path
 
     @property
-    def campaign(self) -> str:
-        """See the class."""
-        return self._content.campaign
+    def plan_run_id(self) -> str:
+        """32 hexadecimal digits that stay the same until a fresh start."""
+        return self._content.plan_run_id
 
     def __enter__(self) -> Self:
-        """Take the journal and read it.
+        """Lock the journal and read it.
 
         Raises:
-            PlanBusyError: another process has it.
+            PlanBusyError: another process holds it.
             JournalError: it cannot be read or written, or a newer qnnfarm wrote it.
         """
         try:
@@ -124,51 +120,51 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Give it up."""
-        with self._syncing, self._writing:  # threads that are left behind write into no other file
+        """Release it."""
+        with self._syncing, self._writing:  # threads left behind must not write into another file
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
         self._lock.release()
 
-    def begin(self, plan: str, campaign: str, *, fresh: bool) -> None:
-        """Go on with what the journal holds, or (`fresh`, or there is nothing) begin anew.
+    def begin(self, plan: str, plan_run_id: str, *, fresh: bool) -> None:
+        """Go on with what the journal holds, or start fresh if asked to or if it is empty.
 
         Args:
-            campaign: the identifier of a new beginning.
+            plan_run_id: identifier of a fresh start.
 
         Raises:
-            JournalError: it cannot be written; what it held is as it was.
+            JournalError: it cannot be written; its content is unchanged.
         """
-        beginning = {"event": "plan", "format": _FORMAT, "plan": plan, "campaign": campaign}
-        if not self._content.campaign:
+        beginning = {"event": "plan", "format": _FORMAT, "plan": plan, "campaign": plan_run_id}
+        if not self._content.plan_run_id:
             self._append(beginning)
             self._sync()
         elif fresh:
             self._replace(beginning)
         else:
             return
-        self._content.campaign = campaign
+        self._content.plan_run_id = plan_run_id
         self._content.cells.clear()
 
     def lost(self) -> set[str]:
         """Keys of the cells that were running when an earlier run of the plan died."""
-        return {key for key, known in self._content.cells.items() if known.status == "left"}
+        return {key for key, entry in self._content.cells.items() if entry.status == "left"}
 
-    def remembered(self, key: str) -> Remembered | None:
-        """What is known of a cell since the plan was begun; `None` if it never was."""
+    def entry(self, key: str) -> JournalEntry | None:
+        """State of a cell; `None` if it has not begun since the last fresh start."""
         return self._content.cells.get(key)
 
     def expected_s(self, key: str, group: str) -> float | None:
-        """How long a cell took when it was last done, in any run of the plan."""
+        """Duration of a cell when it was last done, in any run of the plan."""
         return self._content.durations.get(key, self._content.durations.get(group))
 
-    def cell_begun(self, key: str, device: str) -> None:
-        """Write down that a cell is being tried. Survives this process, not the machine."""
+    def record_start(self, key: str, device: str) -> None:
+        """Record that a cell is being tried. Survives this process, not the machine."""
         self._append({"event": "begun", "cell": key, "device": device})
 
-    def cells_ended(self, outcomes: Sequence[CellOutcome]) -> None:
-        """Write down how cells ended; on the disk when this returns."""
+    def record_ends(self, outcomes: Sequence[CellOutcome]) -> None:
+        """Record how cells ended; on the disk when this returns."""
         for outcome in outcomes:
             self._append(_record(outcome))
         self._sync()
@@ -184,7 +180,7 @@ class Journal:
             self._written += 1
 
     def _replace(self, beginning: Mapping[str, object]) -> None:
-        """Put a file in the journal's place, at once, that holds but the durations of before."""
+        """Replace the file, atomically, by one that holds only the durations so far."""
         kept = list(dict.fromkeys(self._content.done.values()))[-_MOST_KEPT:]
         with self._syncing, self._writing:
             old = self._usable()
@@ -199,7 +195,7 @@ class Journal:
                 raise JournalError(str(self._path), error.strerror or str(error)) from error
 
     def _sync(self) -> None:
-        """Bring all that was written before this call to the disk, by one fsync for many calls."""
+        """Flush what was written before this call to the disk; many calls share one fsync."""
         with self._writing:
             mine = self._written
         with self._syncing:
@@ -214,15 +210,15 @@ class Journal:
             self._synced = upto
 
     def _usable(self) -> int:
-        """The open file, of which all that was written until now is whole."""
+        """The open file; every line written to it so far is whole."""
         if self._file is None or self._broken:
             raise JournalError(str(self._path), self._broken or "it is closed")
         return self._file
 
     def _failed(self, error: OSError) -> JournalError:
-        """Nothing is written any more: a line that was cut off is to stay the last.
+        """Refuse all further writes, so that a torn line stays the last.
 
-        Nor is fsync tried again, which tells of a write-back that failed only once.
+        Nor is fsync tried again: it reports a failed write-back only once.
         """
         self._broken = error.strerror or str(error)
         return JournalError(str(self._path), self._broken)
@@ -240,7 +236,7 @@ class Journal:
             try:
                 self._take(json.loads(line), line)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                reason = f"line {number} is damaged ({error}): remove it to begin anew"
+                reason = f"line {number} is damaged ({error}): remove it to start over"
                 raise JournalError(str(self._path), reason) from error
 
     def _take(self, record: Mapping[str, object], line: bytes) -> None:
@@ -249,11 +245,11 @@ class Journal:
             case "plan":
                 if int(str(record["format"])) > _FORMAT:
                     raise JournalError(str(self._path), "a newer qnnfarm wrote it: update qnnfarm")
-                content.campaign = _campaign(record["campaign"])
+                content.plan_run_id = _plan_run_id(record["campaign"])
                 content.cells.clear()
             case "begun":
-                known = Remembered("left", str(record["device"]), CellResult(), 0.0)
-                content.cells[str(record["cell"])] = known
+                begun = JournalEntry("left", str(record["device"]), CellResult(), 0.0)
+                content.cells[str(record["cell"])] = begun
             case "ended":
                 ended = _ended(record)
                 content.cells[str(record["cell"])] = ended
@@ -294,13 +290,13 @@ def _record(outcome: CellOutcome) -> Mapping[str, object]:
     }
 
 
-def _campaign(value: object) -> str:
+def _plan_run_id(value: object) -> str:
     if not isinstance(value, str) or not _ID.fullmatch(value):
         raise ValueError("no campaign")
     return value
 
 
-def _ended(record: Mapping[str, object]) -> Remembered:
+def _ended(record: Mapping[str, object]) -> JournalEntry:
     status, values, run_id = record["status"], record["values"], record["run_id"]
     if not isinstance(values, dict):
         raise TypeError("values are a mapping")
@@ -312,6 +308,6 @@ def _ended(record: Mapping[str, object]) -> Remembered:
     duration = float(str(record["duration_s"]))
     match status:
         case "done" | "failed" | "interrupted":
-            return Remembered(status, str(record["device"]), result, duration)
+            return JournalEntry(status, str(record["device"]), result, duration)
         case _:
             raise ValueError(f"a cell cannot end as {status!r:.40}")

@@ -13,12 +13,14 @@ from harness.pool.states import MemberState
 from harness.pool.status import MemberStatus
 
 _OUT_OF_USE = {MemberState.ABSENT, MemberState.DRAINING, MemberState.QUARANTINED}
+_MOST_PENDING = 16
+"""100 devices of one host are leased as fast by 16 requests at once as by 32, slower by 4."""
 
 
 def meets(requirement: Requirement, member: MemberStatus) -> bool:
-    """Whether a device is of the kind that is asked for, by what the pool knows of it.
+    """Return whether a device is of the required kind, as far as the pool's records tell.
 
-    Free space is left to the pool: it changes, and is asked of the device when it is leased.
+    Free space is left to the pool: it changes, and is measured when the device is leased.
     """
     return (
         requirement.name in {None, member.name}
@@ -29,30 +31,37 @@ def meets(requirement: Requirement, member: MemberStatus) -> bool:
     )
 
 
+def serves(request: Requirement, requirement: Requirement) -> bool:
+    """Return whether a request, by name or not, is made for cells of a requirement."""
+    return request == requirement or (
+        requirement.name is None and request == replace(requirement, name=request.name)
+    )
+
+
 class Members:
-    """The devices of the pool as they were at one moment."""
+    """Snapshot of the pool's devices."""
 
     def __init__(self, members: Iterable[MemberStatus]) -> None:
         self._by_name = {member.name: member for member in members}
-        self._meeting: dict[Requirement, Sequence[str]] = {}
+        self._matching: dict[Requirement, Sequence[str]] = {}
 
-    def meeting(self, requirement: Requirement) -> Sequence[str]:
-        """Names of the devices of that kind."""
-        found = self._meeting.get(requirement)
-        if found is None:
-            found = [name for name, m in self._by_name.items() if meets(requirement, m)]
-            self._meeting[requirement] = found
-        return found
+    def matching(self, requirement: Requirement) -> Sequence[str]:
+        """Names of the devices of the required kind."""
+        names = self._matching.get(requirement)
+        if names is None:
+            names = [name for name, member in self._by_name.items() if meets(requirement, member)]
+            self._matching[requirement] = names
+        return names
 
-    def would_do(self, requirement: Requirement) -> Sequence[MemberStatus]:
-        """Those that would do once they are free or back, as far as anybody knows."""
+    def candidates(self, requirement: Requirement) -> Sequence[MemberStatus]:
+        """The devices that would do once they are free or back."""
         try:
             return candidates(replace(requirement, count=1), list(self._by_name.values()))
         except RequirementError:
             return ()
 
     def usable(self, names: Iterable[str]) -> list[str]:
-        """Those that can be had now or soon, the ready ones first."""
+        """Those that can be leased now or soon, the ready ones first."""
         usable = [n for n in names if self._by_name[n].state not in _OUT_OF_USE]
         return sorted(usable, key=lambda n: self._by_name[n].state is not MemberState.READY)
 
@@ -60,77 +69,72 @@ class Members:
         """Those that nobody holds."""
         return [n for n in names if self._by_name[n].state is MemberState.READY]
 
-    def fits(self, name: str, leased_as: Requirement, wanted: Requirement) -> bool:
-        """Whether a device that was leased for one requirement will do for another."""
-        if wanted == replace(leased_as, name=wanted.name):
-            return wanted.name in {None, name}
+    def fits(self, name: str, leased_as: Requirement, requirement: Requirement) -> bool:
+        """Return whether a device leased for one requirement will do for another."""
+        if requirement == replace(leased_as, name=requirement.name):
+            return requirement.name in {None, name}
         member = self._by_name.get(name)
-        if member is None or not meets(wanted, member):
+        if member is None or not meets(requirement, member):
             return False
-        return wanted.min_free_bytes <= leased_as.min_free_bytes
+        return requirement.min_free_bytes <= leased_as.min_free_bytes
 
 
 class Placement:
-    """Where cells failed, and where their replicas are. Not for several threads."""
+    """Which devices a cell must avoid: where it failed, and where its replicas run.
+
+    Not thread-safe.
+    """
 
     def __init__(self) -> None:
-        self._failed_on: dict[str, set[str]] = {}
+        self._excluded: dict[str, set[str]] = {}
         self._replicas_on: dict[str, set[str]] = {}
 
     def allows(self, cell: Cell, member: str) -> bool:
-        """Whether the device may run the cell."""
-        return member not in self._failed_on.get(cell.key, ()) and not self._has_replica(
+        """Return whether the device may run the cell."""
+        return member not in self._excluded.get(cell.key, ()) and not self._has_replica(
             cell, member
         )
 
-    def is_bound(self, cell: Cell) -> bool:
-        """Whether not every device that meets the cell's requirement will do."""
-        return bool(cell.spread) or bool(self._failed_on.get(cell.key))
+    def is_restricted(self, cell: Cell) -> bool:
+        """Return whether the cell may not go onto just any device of its kind."""
+        return bool(cell.anti_affinity) or bool(self._excluded.get(cell.key))
 
-    def given(self, cell: Cell, member: str) -> None:
-        """The device runs the cell."""
-        if cell.spread:
-            self._replicas_on.setdefault(cell.spread, set()).add(member)
+    def assign(self, cell: Cell, member: str) -> None:
+        """Record that the device runs the cell."""
+        if cell.anti_affinity:
+            self._replicas_on.setdefault(cell.anti_affinity, set()).add(member)
 
-    def failed(self, cell: Cell, member: str) -> None:
-        """The cell failed there: it is better tried elsewhere."""
-        self._failed_on.setdefault(cell.key, set()).add(member)
-        if cell.spread:
-            self._replicas_on[cell.spread].discard(member)
+    def unassign(self, cell: Cell, member: str) -> None:
+        """Record that the cell failed on the device, and is better tried elsewhere."""
+        self.exclude(cell, member)
+        if cell.anti_affinity:
+            self._replicas_on[cell.anti_affinity].discard(member)
 
-    def refused(self, cell: Cell, member: str) -> None:
-        """The device would never do for the cell, by what the pool knows of it."""
-        self._failed_on.setdefault(cell.key, set()).add(member)
+    def exclude(self, cell: Cell, member: str) -> None:
+        """Keep the cell away from the device."""
+        self._excluded.setdefault(cell.key, set()).add(member)
 
     def relax(self, cell: Cell, members: Collection[str]) -> None:
-        """Where a cell failed on all devices that there are, it may go onto them again."""
+        """Forget where a cell failed, once it failed on all of these devices."""
         if members and not any(self.allows(cell, member) for member in members):
-            self._failed_on.pop(cell.key, None)
+            self._excluded.pop(cell.key, None)
 
     def is_exhausted(self, cell: Cell, members: Collection[str]) -> bool:
-        """Whether each of the devices has another replica of the cell."""
+        """Return whether each of the devices runs another replica of the cell."""
         return bool(members) and all(self._has_replica(cell, member) for member in members)
 
     def _has_replica(self, cell: Cell, member: str) -> bool:
-        return bool(cell.spread) and member in self._replicas_on.get(cell.spread, ())
+        replicas_on = self._replicas_on.get(cell.anti_affinity, ())
+        return bool(cell.anti_affinity) and member in replicas_on
 
 
-_MOST_ASKING = 16
-"""100 devices of one host are leased as fast by 16 at once as by 32, and slower by 4."""
-
-
-def serves(asked: Requirement, wanted: Requirement) -> bool:
-    """Whether a request, by name or not, is made for what requires `wanted`."""
-    return asked == wanted or (wanted.name is None and asked == replace(wanted, name=asked.name))
-
-
-class Asking:
-    """The requests that are on their way. Not for several threads: its owner has a lock.
+class LeaseRequests:
+    """The pending requests to the pool. Not thread-safe: its owner has a lock.
 
     Args:
-        fail: told of cells that can get no device, which wait no longer then.
-        max_parallel: at most so many devices at once; `None` for no limit.
-        lease_s: for how long cells wait while no device at all is free for them.
+        fail: called with cells that can get no device; it takes them out of the queue.
+        max_parallel: most devices at once; `None` for no limit.
+        lease_s: how long cells wait while no device at all is free for them.
     """
 
     def __init__(
@@ -147,77 +151,80 @@ class Asking:
         self._fail = fail
         self._max_parallel = max_parallel
         self._lease_s = lease_s
-        self._asked: Counter[Requirement] = Counter()
-        self._without_device: dict[Requirement, float] = {}
+        self._pending: Counter[Requirement] = Counter()
+        self._starving_since: dict[Requirement, float] = {}
         self._limited: set[Requirement] = set()
-        self._crowded = False
+        self._is_crowded = False
 
-    def requests(self, members: Members, held: Collection[str]) -> Iterator[Requirement]:
-        """What to ask for now; each counts as asked for until it is `answered`.
+    def open(self, members: Members, leased: Collection[str]) -> Iterator[Requirement]:
+        """Decide what to request now; each request is pending until it is closed.
 
-        First what is there to be had, then what has to be waited for.
+        Devices that are free come first, then those that have to be waited for.
 
         Args:
-            held: names of the devices that are leased.
+            leased: names of the devices that this run holds.
         """
         self._limited.clear()
-        self._crowded = False
+        self._is_crowded = False
         waiting = self._queue.requirements()
         for at_once in (True, False):
             for requirement, count in waiting:
-                names = members.meeting(requirement)
-                free = [name for name in members.usable(names) if name not in held]
+                names = members.matching(requirement)
+                free = [name for name in members.usable(names) if name not in leased]
                 if at_once:
                     free = members.ready(free)
-                least = 0 if at_once or any(name in held for name in names) else 1
-                for wish in self._wishes(requirement, count, names, free, members, least):
-                    if not self._may_ask(len(held)):
+                least = 0 if at_once or any(name in leased for name in names) else 1
+                for request in self._requests(requirement, count, names, free, members, least):
+                    if not self._is_below_limit(len(leased)):
                         self._limited.add(requirement)
-                        self._crowded = self._crowded or at_once
+                        self._is_crowded = self._is_crowded or at_once
                         break
-                    self._asked[wish] += 1
-                    yield wish
+                    self._pending[request] += 1
+                    yield request
 
-    def answered(self, requirement: Requirement) -> None:
-        """A request came to its end, whichever."""
-        self._asked[requirement] -= 1
+    def close(self, request: Requirement) -> None:
+        """Count a request as no longer pending."""
+        self._pending[request] -= 1
 
-    def refused(self, asked: Requirement, error: RequirementError) -> None:
-        """No device could ever do: cells fail, or go elsewhere if it was asked for by name."""
-        self._fail(list(self._queue.waiting(asked)), error)
+    def reject(self, request: Requirement, error: RequirementError) -> None:
+        """Handle a request that no device can meet.
+
+        Its cells fail, or go elsewhere if it was made by name.
+        """
+        self._fail(list(self._queue.waiting(request)), error)
         for requirement, _ in self._queue.requirements():
-            if asked.name is not None and serves(asked, requirement):
-                for cell in filter(self._placement.is_bound, self._queue.waiting(requirement)):
-                    self._placement.refused(cell, asked.name)
+            if request.name is not None and serves(request, requirement):
+                for cell in filter(self._placement.is_restricted, self._queue.waiting(requirement)):
+                    self._placement.exclude(cell, request.name)
 
-    def gives_way(self, asked: Requirement, members: Members, held: Collection[str]) -> bool:
-        """Whether a request that has to wait takes the place of one that could be served now."""
-        return self._crowded and not any(
-            name not in held for name in members.ready(members.meeting(asked))
+    def should_yield(self, request: Requirement, members: Members, leased: Collection[str]) -> bool:
+        """Return whether a request that must wait blocks one that could be served now."""
+        return self._is_crowded and not any(
+            name not in leased for name in members.ready(members.matching(request))
         )
 
-    def give_up(self, members: Members, held: Collection[str]) -> None:
-        """Cells for which no device at all could be had for too long have failed."""
+    def fail_starved(self, members: Members, leased: Collection[str]) -> None:
+        """Fail the cells that have waited too long without any device."""
         at = time.monotonic()
-        starving = self.starving(members, held)
-        for other in self._without_device.keys() - set(starving):
-            del self._without_device[other]  # what waits again later begins to wait then
+        starving = self.starving(members, leased)
+        for other in self._starving_since.keys() - set(starving):
+            del self._starving_since[other]
         for requirement in starving:
-            since = self._without_device.setdefault(requirement, at)
+            since = self._starving_since.setdefault(requirement, at)
             if at - since >= self._lease_s:
                 error = NoDeviceForCellError(str(requirement), self._lease_s)
                 self._fail(list(self._queue.waiting(requirement)), error)
 
-    def starving(self, members: Members, held: Collection[str]) -> Sequence[Requirement]:
-        """What cells wait for while no device serves them, though one is asked for."""
+    def starving(self, members: Members, leased: Collection[str]) -> Sequence[Requirement]:
+        """Requirements of waiting cells that no leased device serves, though one is requested."""
         return [
             requirement
             for requirement, _ in self._queue.requirements()
             if requirement not in self._limited
-            and not any(name in held for name in members.meeting(requirement))
+            and not any(name in leased for name in members.matching(requirement))
         ]
 
-    def _wishes(
+    def _requests(
         self,
         requirement: Requirement,
         count: int,
@@ -226,33 +233,32 @@ class Asking:
         members: Members,
         least: int,
     ) -> Iterator[Requirement]:
-        bound = all(map(self._placement.is_bound, self._queue.waiting(requirement)))
-        if bound and names:
-            yield from self._by_name(requirement, names, free, members.usable(names))
+        if names and all(map(self._placement.is_restricted, self._queue.waiting(requirement))):
+            yield from self._requests_by_name(requirement, names, free, members.usable(names))
             return
-        while self._asked[requirement] < min(count, max(len(free), least)):
+        while self._pending[requirement] < min(count, max(len(free), least)):
             yield requirement
 
-    def _by_name(
+    def _requests_by_name(
         self,
         requirement: Requirement,
         names: Sequence[str],
         free: Sequence[str],
         usable: Sequence[str],
     ) -> Iterator[Requirement]:
-        """For cells that may not go onto just any device: again, or spread over devices."""
+        """Requests for cells that are tried again elsewhere, or spread over devices."""
         for cell in list(self._queue.waiting(requirement)):
             if self._placement.is_exhausted(cell, names):
-                reason = f"all {len(names)} have another replica of the cell: lower its `count`"
+                reason = f"all {len(names)} run another replica of the cell: lower its `count`"
                 self._fail([cell], RequirementError(str(requirement), reason))
                 continue
             self._placement.relax(cell, usable)
             for name in free:
-                named = replace(requirement, name=name)
-                if self._placement.allows(cell, name) and not self._asked[named]:
-                    yield named
+                request = replace(requirement, name=name)
+                if self._placement.allows(cell, name) and not self._pending[request]:
+                    yield request
                     break
 
-    def _may_ask(self, held: int) -> bool:
-        most, asking = self._max_parallel, self._asked.total()
-        return asking < _MOST_ASKING and (most is None or asking + held < most)
+    def _is_below_limit(self, leased: int) -> bool:
+        most, pending = self._max_parallel, self._pending.total()
+        return pending < _MOST_PENDING and (most is None or pending + leased < most)

@@ -1,4 +1,4 @@
-"""A plan's cells: containers x devices x workloads x sessions."""
+"""Matrix of a plan: containers x devices x workloads x sessions."""
 
 import fnmatch
 import hashlib
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from buildlib.errors import BuildError
 from harness.errors import PlanFileError, PromptTooLongError
-from harness.plans.cells import Cell, copy_of, make_cell
+from harness.plans.cells import Cell, duplicate, make_cell
 from harness.plans.lease_requests import meets
 from harness.plans.plan_file import DeviceEntry, Plan, WorkloadEntry
 from harness.pool.requirement import Requirement
@@ -23,14 +23,14 @@ _LARGEST_TEXT = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class ContainerIdentity:
-    """A container as the matrix knows it: where it lies, and its content hash."""
+    """Folder and content hash of a container."""
 
     path: Path
     sha256: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _DeviceSlot:
     label: str
     requirement: Requirement
     replica: int
@@ -45,24 +45,24 @@ def expand(
     members: Callable[[], Sequence[MemberStatus]],
     check: Callable[[Path, AnyWorkload], None] = lambda *_: None,
 ) -> tuple[Cell, ...]:
-    """All cells of a plan, in the order in which it names them.
+    """Expand a plan into its cells, in the plan's order.
 
     Args:
         path: the plan's file; paths in the plan are relative to its folder.
         identify: gives a container's content hash.
-        members: the pool's devices; asked only where a plan wants each of them (`count: all`).
+        members: gives the pool's devices; called only if the plan has `count: all`.
         check: raises `PromptTooLongError` if a container cannot run a workload.
 
     Raises:
-        PlanFileError: a label is there twice, a file cannot be read, a container is not whole or
-            has no room for a workload, a match matches nothing, or there are no cells, or far too
-            many.
+        PlanFileError: a duplicate label, an unreadable file, an incomplete container or one whose
+            context is too short for a workload, a match that matches nothing, no cells, or far
+            too many.
     """
     return tuple(_Expansion(plan, path, identify, members, check).cells())
 
 
 def select(cells: Sequence[Cell], patterns: Sequence[str]) -> tuple[Cell, ...]:
-    """The cells whose label matches one of the patterns (`*`, `?`, `[...]`), or is it."""
+    """Select the cells whose label is, or matches, one of the patterns (`*`, `?`, `[...]`)."""
     if not patterns:
         return tuple(cells)
     return tuple(
@@ -99,13 +99,13 @@ class _Expansion:
         )
         runs_model = any(workload.needs_container for workload in workloads)
         if not paths and runs_model:
-            raise self._error("containers", "a plan whose workloads run a model names containers")
+            raise self._error("containers", "name containers: a workload of the plan runs a model")
         identities = [
             self._identity(number, path) for number, path in enumerate(paths) if runs_model
         ]
         contents = [self._content(i, workload) for i, workload in enumerate(workloads)]
-        places = [
-            list(self._places(i, label, entry))
+        slots = [
+            list(self._slots(i, label, entry))
             for i, (label, entry) in enumerate(zip(devices, plan.devices, strict=True))
         ]
         combinations = [
@@ -117,30 +117,30 @@ class _Expansion:
         names = [
             (containers[c] if c >= 0 else "", devices[d], labels[w]) for c, d, w in combinations
         ]
-        kept = self._kept(names)
+        selected = self._select(names)
         total = sum(
-            len(places[d]) * plan.workloads[w].sessions
-            for (_, d, w), keep in zip(combinations, kept, strict=True)
+            len(slots[d]) * plan.workloads[w].sessions
+            for (_, d, w), keep in zip(combinations, selected, strict=True)
             if keep
         )
         if not 0 < total <= MOST_CELLS:
             amount = "no cell" if not total else f"{total:,} cells, more than {MOST_CELLS:,}"
-            raise self._error("", f"the plan comes to {amount}")
+            raise self._error("", f"the plan has {amount}")
         self._check_context(
-            paths, {(c, w) for (c, _, w), keep in zip(combinations, kept, strict=True) if keep}
+            paths, {(c, w) for (c, _, w), keep in zip(combinations, selected, strict=True) if keep}
         )
-        asked: Counter[str] = Counter()
-        for (c, d, w), name, keep in zip(combinations, names, kept, strict=True):
+        copies: Counter[str] = Counter()
+        for (c, d, w), name, keep in zip(combinations, names, selected, strict=True):
             if keep:
                 identity = identities[c] if c >= 0 else None
                 groups = set()
                 for cell in self._sessions(
-                    name, plan.workloads[w], contents[w], identity, places[d]
+                    name, plan.workloads[w], contents[w], identity, slots[d]
                 ):
                     groups.add(cell.group)
-                    before = asked[cell.group]
-                    yield copy_of(cell, before) if before else cell
-                asked.update(groups)
+                    before = copies[cell.group]
+                    yield duplicate(cell, before) if before else cell
+                copies.update(groups)
 
     def _identity(self, number: int, path: Path) -> ContainerIdentity:
         try:
@@ -165,24 +165,24 @@ class _Expansion:
         entry: WorkloadEntry,
         content: str,
         container: ContainerIdentity | None,
-        places: Sequence[_Place],
+        slots: Sequence[_DeviceSlot],
     ) -> Iterator[Cell]:
         for session in range(entry.sessions):
-            for place in places:
-                words = [name[0], place.label, name[2]]
+            for slot in slots:
+                words = [name[0], slot.label, name[2]]
                 label = "/".join(word for word in words if word)
                 yield make_cell(
                     f"{label}#{session + 1}" if entry.sessions > 1 else label,
                     entry.workload,
-                    place.requirement,
+                    slot.requirement,
                     folder=self._path.parent,
                     container=container.path if container else None,
                     container_sha256=container.sha256 if container else "",
                     content=content,
                     conditions=self._conditions(entry.workload),
                     session=session,
-                    replica=place.replica,
-                    spread=place.spread,
+                    replica=slot.replica,
+                    spread=slot.spread,
                     retries=self._plan.retries,
                     timeout_s=self._plan.timeouts.cell_s,
                 )
@@ -193,7 +193,7 @@ class _Expansion:
             return {}
         return conditions.model_dump(mode="json")
 
-    def _places(self, number: int, label: str, entry: DeviceEntry) -> Iterator[_Place]:
+    def _slots(self, number: int, label: str, entry: DeviceEntry) -> Iterator[_DeviceSlot]:
         requirement = Requirement(
             soc=entry.soc,
             hexagon=entry.hexagon,
@@ -203,19 +203,23 @@ class _Expansion:
             min_free_bytes=entry.min_free_bytes,
         )
         if entry.count == "all":
-            named = sorted(m.name for m in self._members() if meets(requirement, m))
-            if not named:
-                raise self._error(f"devices[{number}]", f"the pool has none: {requirement}")
-            for name in named:
-                yield _Place(f"{label}@{name}", replace(requirement, name=name), 0, spread=False)
+            names = sorted(m.name for m in self._members() if meets(requirement, m))
+            if not names:
+                raise self._error(
+                    f"devices[{number}]", f"the pool has no such device: {requirement}"
+                )
+            for name in names:
+                yield _DeviceSlot(
+                    f"{label}@{name}", replace(requirement, name=name), 0, spread=False
+                )
         elif entry.count == 1:
-            yield _Place(label, requirement, 0, spread=False)
+            yield _DeviceSlot(label, requirement, 0, spread=False)
         else:
             for replica in range(entry.count):
-                yield _Place(f"{label}@{replica + 1}", requirement, replica, spread=True)
+                yield _DeviceSlot(f"{label}@{replica + 1}", requirement, replica, spread=True)
 
-    def _kept(self, names: Sequence[tuple[str, str, str]]) -> list[bool]:
-        """Which combinations run: what is excluded does not, unless it is included again."""
+    def _select(self, names: Sequence[tuple[str, str, str]]) -> list[bool]:
+        """Decide which combinations run: excluded ones do not, unless they are included again."""
         for key, matches in (("exclude", self._plan.exclude), ("include", self._plan.include)):
             for number, match in enumerate(matches):
                 if not any(match.matches(*name) for name in names):
@@ -245,30 +249,32 @@ class _Expansion:
         return hashlib.sha256(content).hexdigest()
 
     def _labelled(self, key: str, labels: Sequence[str]) -> Sequence[str]:
-        """The labels; one given by the plan twice is an error, one of ours gets a number."""
-        given: Mapping[str, int] = Counter(labels)
+        """Refuse duplicate labels."""
+        counts = Counter(labels)
         for number, label in enumerate(labels):
-            if given[label] > 1:
+            if counts[label] > 1:
                 where = f"{key}[{number}].label"
-                raise self._error(where, f"there are several with the label {label}: give each one")
+                raise self._error(where, f"several have the label {label}: give each its own")
         return labels
 
     def _resolve(self, path: str) -> Path:
-        return resolve(self._path, path)
+        return resolve_path(self._path, path)
 
     def _error(self, key: str, reason: str) -> PlanFileError:
         return PlanFileError(str(self._path), key, reason)
 
 
-def resolve(plan_file: Path, path: str) -> Path:
-    """A path of a plan: relative to the plan's folder, and without `..`."""
-    found = (plan_file.parent / Path(path).expanduser()).absolute()
+def resolve_path(plan_file: Path, path: str) -> Path:
+    """Resolve a path of a plan, which is relative to the plan's folder; without `..`."""
+    absolute = (plan_file.parent / Path(path).expanduser()).absolute()
     # A link keeps its own name, which is the label of a container.
-    return found.resolve() if found.name == ".." else found.parent.resolve() / found.name
+    if absolute.name == "..":
+        return absolute.resolve()
+    return absolute.parent.resolve() / absolute.name
 
 
 def cell_as_mapping(cell: Cell) -> Mapping[str, object]:
-    """A cell for programs."""
+    """A cell in JSON answers."""
     return {
         "cell": cell.label,
         "key": cell.key,

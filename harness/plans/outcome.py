@@ -1,4 +1,4 @@
-"""How cells end, and what they come to together."""
+"""Outcomes of cells, and their summary."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ def classify(error: Exception, workload: AnyWorkload) -> FailureClass:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a try did not succeed.
+    """Why a try failed.
 
     Attributes:
         error: name of the error's class.
@@ -33,18 +33,18 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception, workload: AnyWorkload) -> "Failure":
-        """From an error raised on purpose."""
+        """Make one from an error raised on purpose."""
         return cls(classify(error, workload), type(error).__name__, one_line(str(error), 1000))
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What a cell that succeeded gave.
+    """Result of a cell that succeeded.
 
     Attributes:
         run_id: of the results store; `None` for a plain command, which measures nothing.
         summary: for people, a few words: `prefill 12.3 tokens/s`.
-        values: of the metrics, their means.
+        values: means by metric.
         emulator: whether they are an emulator's, which says nothing about hardware speed.
     """
 
@@ -62,10 +62,10 @@ class CellOutcome:
     """How a cell ended.
 
     Attributes:
-        status: `left`: it was not begun.
-        resumed: whether an earlier run of the plan had done it.
-        device: the pool's name of the last device that it ran on.
-        failures: of all tries, oldest first, with their devices; those before a success as well.
+        status: `left` if it did not run.
+        resumed: whether an earlier run of the plan did it.
+        device: name, in the pool, of the last device that it ran on.
+        failures: of all tries, oldest first, with their devices; also those before a success.
         duration_s: of the last try, with deployment and clean-up.
     """
 
@@ -83,7 +83,7 @@ class CellOutcome:
         return self.failures[-1][1] if self.status == "failed" and self.failures else None
 
     def as_mapping(self) -> Mapping[str, object]:
-        """For programs."""
+        """The outcome in JSON answers."""
         return {
             "cell": self.cell.label,
             "key": self.cell.key,
@@ -104,10 +104,10 @@ class CellOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A plan's run: every cell's outcome, in the plan's order.
+    """Outcomes of a run of a plan, in the plan's order.
 
     Attributes:
-        elapsed_s: of this run, from the first request for a device to the last release.
+        elapsed_s: from the first lease request to the last release.
     """
 
     outcomes: Sequence[CellOutcome]
@@ -120,7 +120,7 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """130 interrupted; 0 all done; 2 for want of working devices nothing measured; else 1."""
+        """130: interrupted; 0: all done; 2: devices alone kept it from measuring; else 1."""
         if self.interrupted:
             return INTERRUPTED
         if self.count("done") == len(self.outcomes):

@@ -1,4 +1,4 @@
-"""A plan on its way: its cells, its journal, its store and its pool, opened together."""
+"""A run of a plan: its cells, journal, results and pool, opened together."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import MissingStoreError, PlanFileError, WrongUseError
-from harness.plans.cell_runner import Containers, DeviceCellRunner, ResultsLater, file_of
+from harness.plans.cell_runner import (
+    ContainerCache,
+    DeviceCellRunner,
+    LazyResultsStore,
+    database_file,
+)
 from harness.plans.cells import Cell
 from harness.plans.journal import Journal, journal_path
-from harness.plans.matrix import expand, resolve, select
+from harness.plans.matrix import expand, resolve_path, select
 from harness.plans.outcome import CellResult, Summary
 from harness.plans.plan_file import Plan, load_plan
 from harness.plans.protocols import Observer
@@ -22,14 +27,15 @@ from harness.telemetry.sampler import DEFAULT_HZ
 
 
 @dataclass(frozen=True, slots=True)
-class Campaign:
-    """A plan that is about to be run, or is going on.
+class PlanRun:
+    """An opened plan.
 
     Attributes:
-        runner: `None` where it is only looked at, and there is no database yet.
-        lost: cells that ran when an earlier run of the plan died.
+        runner: `None` in a dry run without a database.
+        done: results of earlier runs of the plan, by the cell's key.
+        lost: number of cells that ran when an earlier run of the plan died.
         location: of the results.
-        tell: told in words which devices are waited for, where looking for them lasts.
+        on_progress: called with notices of the pool, while it looks for devices.
     """
 
     plan: Plan
@@ -41,7 +47,7 @@ class Campaign:
     done: dict[str, CellResult]
     lost: int
     location: str
-    tell: OnProgress = ignore_progress
+    on_progress: OnProgress = ignore_progress
 
     @property
     def done_before(self) -> int:
@@ -50,26 +56,28 @@ class Campaign:
 
     @property
     def has_results(self) -> bool:
-        """Whether there is a database: none is made before there is something to keep."""
+        """Whether there is a database; none is made before there is something to keep."""
         return self.runner is not None and self.runner.has_results
 
     def is_done(self, cell: Cell) -> bool:
-        """Whether an earlier run has done it."""
+        """Return whether an earlier run has done the cell."""
         return cell.key in self.done
 
     def run(self, *, max_parallel: int | None = None, observer: Observer | None = None) -> Summary:
         """Run what is not done; see `run_matrix`.
 
         Raises:
-            ValueError: it was opened to be looked at only, and there is no database yet.
+            ValueError: it was opened as a dry run.
         """
         if self.runner is None:
-            raise ValueError("this plan was not begun")
+            raise ValueError("this is a dry run")
         options = MatrixOptions(
             max_parallel, self.plan.timeouts.lease_s, f"qnnfarm run {self.plan.name}"
         )
         with ExitStack() as stack:
-            pool = self.pool or stack.enter_context(Pool.open(self.pool_file, on_progress=self.tell))
+            pool = self.pool or stack.enter_context(
+                Pool.open(self.pool_file, on_progress=self.on_progress)
+            )
             return run_matrix(
                 self.cells,
                 pool,
@@ -77,50 +85,50 @@ class Campaign:
                 self.journal,
                 options=options,
                 observer=observer,
-                finished=lambda cell: self.done.get(cell.key),
+                stored_result=lambda cell: self.done.get(cell.key),
             )
 
 
 @contextmanager
-def open_campaign(
+def open_plan_run(
     plan_file: Path,
     *,
     db: str | None = None,
     pool_file: Path | None = None,
     only: Sequence[str] = (),
     fresh: bool = False,
-    begin: bool = True,
-    tell: OnProgress = ignore_progress,
-) -> Iterator[Campaign]:
-    """Read a plan and what became of it until now.
+    dry_run: bool = False,
+    on_progress: OnProgress = ignore_progress,
+) -> Iterator[PlanRun]:
+    """Open a plan with what earlier runs of it did.
 
     Args:
-        db: instead of the plan's; relative to the working folder.
-        pool_file: instead of the plan's.
-        only: patterns of the labels of the cells that matter.
+        db: overrides the plan's; relative to the working folder.
+        pool_file: overrides the plan's.
+        only: select cells by patterns of their labels.
         fresh: forget what was done.
-        begin: whether it is going to be run; else nothing is written.
-        tell: told in words which devices are waited for, where looking for them lasts.
+        dry_run: write nothing.
+        on_progress: called with notices of the pool, while it looks for devices.
 
     Raises:
         PlanFileError: the plan cannot be used.
-        PoolConfigError: the pool's file cannot.
-        WrongUseError: no cell has such a label.
-        PlanBusyError: another process runs it.
+        PoolConfigError: the pool's file cannot be used.
+        WrongUseError: no cell matches `only`.
+        PlanBusyError: another process runs the plan.
     """
     plan = load_plan(plan_file)
-    location = db if db is not None else _db_of(plan, plan_file)
+    location = db if db is not None else _database_of(plan, plan_file)
     _check_folder(location, plan_file, by_option=db is not None)
     if pool_file is None and plan.pool is not None:
-        pool_file = resolve(plan_file, plan.pool)
+        pool_file = resolve_path(plan_file, plan.pool)
         if not pool_file.is_file():
             raise PlanFileError(str(plan_file), "pool", f"there is no file {pool_file}")
     find_config(pool_file)
     with ExitStack() as stack:
         pool = None
         if any(entry.count == "all" for entry in plan.devices):
-            pool = stack.enter_context(Pool.open(pool_file, on_progress=tell))
-        containers = Containers()
+            pool = stack.enter_context(Pool.open(pool_file, on_progress=on_progress))
+        containers = ContainerCache()
         cells = expand(
             plan,
             plan_file,
@@ -132,47 +140,49 @@ def open_campaign(
         if not cells:
             raise WrongUseError(f"no cell of {plan_file} matches {' or '.join(only)}")
         try:
-            store = stack.enter_context(
-                contextlib.closing(ResultsLater(location, must_exist=not begin))
-            )
+            store = LazyResultsStore(location, must_exist=dry_run)
         except MissingStoreError as error:
             location = error.location  # without its password
             path = journal_path(plan.name, plan_file, location)
-            yield Campaign(plan, cells, Journal(path), None, pool_file, pool, {}, 0, location)
+            yield PlanRun(plan, cells, Journal(path), None, pool_file, pool, {}, 0, location)
             return
+        stack.enter_context(contextlib.closing(store))
         path = journal_path(plan.name, plan_file, store.location)
         journal = stack.enter_context(Journal(path))
-        if begin:
+        if not dry_run:
             journal.begin(plan.name, new_run_id(), fresh=fresh)
         runner = DeviceCellRunner(
             store,
             containers,
-            journal.campaign,
-            runner_s=plan.timeouts.runner_s,
+            journal.plan_run_id,
+            runner_timeout_s=plan.timeouts.runner_s,
             conditions=None if plan.conditions == "none" else plan.conditions.conditions(),
             telemetry_hz=DEFAULT_HZ if plan.telemetry else None,
         )
-        found = {} if fresh else {c.key: _finished(c, journal, runner) for c in cells}
-        done = {key: result for key, result in found.items() if result is not None}
-        lost = sum(key not in done for key in journal.lost() & found.keys())
-        yield Campaign(
-            plan, cells, journal, runner, pool_file, pool, done, lost, store.location, tell
+        done: dict[str, CellResult] = {}
+        lost = 0
+        if not fresh:
+            results = ((cell.key, _earlier_result(cell, journal, runner)) for cell in cells)
+            done = {key: result for key, result in results if result is not None}
+            lost = sum(cell.key in journal.lost() and cell.key not in done for cell in cells)
+        yield PlanRun(
+            plan, cells, journal, runner, pool_file, pool, done, lost, store.location, on_progress
         )
 
 
-def _finished(cell: Cell, journal: Journal, runner: DeviceCellRunner) -> CellResult | None:
-    """What earlier runs of the plan have of a cell; the store knows all but plain commands."""
-    known = journal.remembered(cell.key)
-    if known is None:
+def _earlier_result(cell: Cell, journal: Journal, runner: DeviceCellRunner) -> CellResult | None:
+    """Result of a cell from an earlier run; the store has all but those of plain commands."""
+    entry = journal.entry(cell.key)
+    if entry is None:
         return None
     if cell.workload.needs_container:
-        return runner.finished(cell)
-    return known.result if known.status == "done" else None
+        return runner.stored_result(cell)
+    return entry.result if entry.status == "done" else None
 
 
 def _check_folder(location: str, plan_file: Path, *, by_option: bool) -> None:
-    """Refuse a database in a folder that is not there, before anything is measured."""
-    path = file_of(location)
+    """Refuse a database in a missing folder before anything is measured."""
+    path = database_file(location)
     if path is None or path.absolute().parent.is_dir():
         return
     reason = f"there is no folder {path.absolute().parent}"
@@ -181,7 +191,7 @@ def _check_folder(location: str, plan_file: Path, *, by_option: bool) -> None:
     raise PlanFileError(str(plan_file), "db", reason)
 
 
-def _db_of(plan: Plan, plan_file: Path) -> str:
+def _database_of(plan: Plan, plan_file: Path) -> str:
     if plan.db is None:
         raise PlanFileError(str(plan_file), "db", "name a results database here, or by --db")
-    return plan.db if "://" in plan.db else str(resolve(plan_file, plan.db))
+    return plan.db if "://" in plan.db else str(resolve_path(plan_file, plan.db))

@@ -1,4 +1,4 @@
-"""What the scheduler needs of others: a pool, something that runs a cell, somebody who watches."""
+"""Protocols of the scheduler: the pool, the runner of cells, and the observer."""
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -6,7 +6,7 @@ from typing import Protocol, Self
 
 from harness.devices.base import Device
 from harness.errors import HarnessError
-from harness.plans.cancellation import Guard
+from harness.plans.cancellation import CancelToken
 from harness.plans.cells import Cell
 from harness.plans.outcome import CellOutcome, CellResult, Failure
 from harness.pool.requirement import Requirement
@@ -18,20 +18,20 @@ class LeasedDevice(Device, Protocol):
 
     @property
     def member(self) -> str:
-        """The pool's name of it."""
+        """Its name in the pool."""
         ...
 
 
 class Lease(Protocol):
-    """What the pool hands out; `harness.pool` has the real one."""
+    """Lease of one device; implemented in `harness.pool`."""
 
     @property
     def device(self) -> LeasedDevice:
-        """The one device of it."""
+        """The leased device."""
         ...
 
     def report(self, failure: HarnessError) -> None:
-        """Evidence against the device."""
+        """Report a failure of the device to the pool."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -46,7 +46,7 @@ class Lease(Protocol):
 
 
 class DevicePool(Protocol):
-    """Where leases come from; `harness.pool` has the real one."""
+    """Source of leases; implemented in `harness.pool`."""
 
     def members(self) -> Sequence[MemberStatus]:
         """The devices, as they are now."""
@@ -55,7 +55,7 @@ class DevicePool(Protocol):
     def acquire(
         self, requirement: Requirement, *, purpose: str = "", cancelled: Callable[[], bool]
     ) -> Lease:
-        """A lease; waits for it until `cancelled`, which is asked several times a second.
+        """Wait for a lease, until `cancelled` returns True; it is called several times a second.
 
         Raises:
             RequirementError: no device could ever do.
@@ -67,68 +67,67 @@ class DevicePool(Protocol):
 class CellRunner(Protocol):
     """Runs one cell on one device."""
 
-    def run(self, cell: Cell, device: LeasedDevice, guard: Guard) -> CellResult:
+    def run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
         """Run it, and leave nothing of it on the device, whatever happens.
 
-        Another thread may cut the cell short by `guard`, also while this waits for the device.
+        Another thread may cancel the cell, also while this waits for the device.
 
         Raises:
             HarnessError: it failed.
-            CellInterrupted: it was cut short.
+            CellInterrupted: it was cancelled because the whole run ends.
         """
         ...
 
 
 class Observer(Protocol):
-    """Is told what happens, by the threads in which it happens."""
+    """Gets the events of a run, in the threads in which they happen."""
 
-    def cell_begun(self, cell: Cell, device: str) -> None:
+    def on_cell_start(self, cell: Cell, device: str) -> None:
         """A device began with a cell."""
         ...
 
-    def cell_retried(self, cell: Cell, device: str, failure: Failure) -> None:
+    def on_cell_retry(self, cell: Cell, device: str, failure: Failure) -> None:
         """A try failed, and the cell waits for another."""
         ...
 
-    def cell_ended(self, outcome: CellOutcome) -> None:
+    def on_cell_end(self, outcome: CellOutcome) -> None:
         """A cell is done, failed or interrupted."""
         ...
 
-    def without_device(self, outcomes: Sequence[CellOutcome]) -> None:
-        """Cells have failed, all for the same reason: they will get no device."""
+    def on_no_device(self, outcomes: Sequence[CellOutcome]) -> None:
+        """Cells failed, all for the same reason: they will get no device."""
         ...
 
-    def waiting(self, wanted: str, reason: str) -> None:
-        """Cells wait for a device, or for another reason than before.
+    def on_wait(self, requirement: str, reason: str) -> None:
+        """Cells wait for a device, or the reason changed.
 
         Args:
-            wanted: what they wait for.
-            reason: who holds it, or why it is out; empty: it is not waited for any more.
+            reason: who holds the devices, or why they are out; empty: the wait is over.
         """
         ...
 
-    def stopping(self) -> None:
-        """No cell is begun any more, and those that run are being ended."""
+    def on_stop(self) -> None:
+        """No more cells begin, and those that run are being ended."""
         ...
 
 
-class Silent:
-    """An observer that keeps it to itself."""
+class NullObserver:
+    """An observer that ignores all events."""
 
-    def cell_begun(self, cell: Cell, device: str) -> None:
-        """Nothing."""
+    def on_cell_start(self, cell: Cell, device: str) -> None:
+        """See `Observer`."""
 
-    def cell_retried(self, cell: Cell, device: str, failure: Failure) -> None:
-        """Nothing."""
+    def on_cell_retry(self, cell: Cell, device: str, failure: Failure) -> None:
+        """See `Observer`."""
 
-    def cell_ended(self, outcome: CellOutcome) -> None:
-        """Nothing."""
+    def on_cell_end(self, outcome: CellOutcome) -> None:
+        """See `Observer`."""
 
-    def without_device(self, outcomes: Sequence[CellOutcome]) -> None:
-        """Nothing."""
+    def on_no_device(self, outcomes: Sequence[CellOutcome]) -> None:
+        """See `Observer`."""
 
-    def waiting(self, wanted: str, reason: str) -> None:
-        """Nothing."""
+    def on_wait(self, requirement: str, reason: str) -> None:
+        """See `Observer`."""
 
-    def stopping(self) -> None:
-        """Nothing."""
+    def on_stop(self) -> None:
+        """See `Observer`."""

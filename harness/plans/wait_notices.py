@@ -7,30 +7,33 @@ from harness.plans.protocols import Observer
 from harness.pool.requirement import Requirement
 from harness.pool.status import MemberStatus, WaitReasons, describe_wait, wait_reasons
 
-AFTER_S = 2.0
-"""What takes less is not worth a line."""
-_MOST = 8
-_NOTHING_TOLD = ""
+NOTICE_AFTER_S = 2.0
+"""Shorter waits are not worth a line."""
+_MOST_NOTICES = 8
 
 
-class WaitingNotices:
-    """Tells an observer why cells get no device. Not for several threads.
+class WaitNotices:
+    """Tells an observer why cells get no device. Not thread-safe.
+
+    A reason is told once it has lasted, and again once another reason has.
 
     Args:
-        own: as the pool shows who holds a device under a lease of this run.
+        own: how the pool shows a device that this run holds.
     """
 
-    def __init__(self, observer: Observer, *, own: str = "", after_s: float = AFTER_S) -> None:
+    def __init__(
+        self, observer: Observer, *, own: str = "", after_s: float = NOTICE_AFTER_S
+    ) -> None:
         self._own = own
         self._observer = observer
         self._after_s = after_s
         self._since: dict[Requirement, float] = {}
-        self._told: dict[Requirement, WaitReasons] = {}
-        self._other: dict[Requirement, tuple[WaitReasons, float]] = {}
-        self._more = _NOTHING_TOLD
+        self._reported: dict[Requirement, WaitReasons] = {}
+        self._pending: dict[Requirement, tuple[WaitReasons, float]] = {}
+        self._rest = ""
 
-    def look(self, starving: Mapping[Requirement, Sequence[MemberStatus]]) -> None:
-        """Tell what has to be told now.
+    def update(self, starving: Mapping[Requirement, Sequence[MemberStatus]]) -> None:
+        """Report what is due now.
 
         Args:
             starving: what cells wait for without any device, with the devices that would do.
@@ -38,38 +41,38 @@ class WaitingNotices:
         at = time.monotonic()
         for over in self._since.keys() - starving.keys():
             del self._since[over]
-            self._other.pop(over, None)
-            if self._told.pop(over, None) is not None:
-                self._observer.waiting(str(over), "")
-        more = 0
-        for wanted, members in starving.items():
-            if at - self._since.setdefault(wanted, at) < self._after_s:
+            self._pending.pop(over, None)
+            if self._reported.pop(over, None) is not None:
+                self._observer.on_wait(str(over), "")
+        rest = 0
+        for requirement, members in starving.items():
+            if at - self._since.setdefault(requirement, at) < self._after_s:
                 continue
-            if wanted not in self._told and len(self._told) >= _MOST:
-                more += 1
-            elif self._is_news(wanted, found := wait_reasons(members), at):
-                self._told[wanted] = found
-                self._observer.waiting(str(wanted), describe_wait(members, own=self._own))
-        self._tell_of_more(f"{more} more kinds of device" if more else _NOTHING_TOLD)
+            if requirement not in self._reported and len(self._reported) >= _MOST_NOTICES:
+                rest += 1
+            elif self._is_news(requirement, current := wait_reasons(members), at):
+                self._reported[requirement] = current
+                self._observer.on_wait(str(requirement), describe_wait(members, own=self._own))
+        self._report_rest(f"{rest} more kinds of device" if rest else "")
 
-    def _is_news(self, wanted: Requirement, found: WaitReasons, at: float) -> bool:
-        """Whether it is reasons other than those told, and not ones that are over soon."""
-        if wanted not in self._told:
+    def _is_news(self, requirement: Requirement, current: WaitReasons, at: float) -> bool:
+        """Return whether the reasons differ from the reported ones, and have lasted."""
+        if requirement not in self._reported:
             return True
-        if self._told[wanted] == found:
-            self._other.pop(wanted, None)
+        if self._reported[requirement] == current:
+            self._pending.pop(requirement, None)
             return False
-        other, since = self._other.get(wanted, (found, at))
-        if other != found:
+        pending, since = self._pending.get(requirement, (current, at))
+        if pending != current:
             since = at
-        self._other[wanted] = (found, since)
+        self._pending[requirement] = (current, since)
         return at - since >= self._after_s
 
-    def _tell_of_more(self, words: str) -> None:
-        if words == self._more:
+    def _report_rest(self, words: str) -> None:
+        if words == self._rest:
             return
-        if self._more:
-            self._observer.waiting(self._more, "")
+        if self._rest:
+            self._observer.on_wait(self._rest, "")
         if words:
-            self._observer.waiting(words, "none can be had")
-        self._more = words
+            self._observer.on_wait(words, "none is available")
+        self._rest = words

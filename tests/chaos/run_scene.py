@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from harness.plans.cell_runner import Containers, DeviceCellRunner, ResultsLater
+from harness.plans.cell_runner import ContainerCache, DeviceCellRunner, LazyResultsStore
 from harness.plans.cells import Cell, make_cell
 from harness.plans.journal import Journal
 from harness.plans.outcome import CellResult, Summary
@@ -102,19 +102,19 @@ def _runner(lab: Lab, farm: Farm, case: Case, cells: list[Cell], name: str) -> A
         with _open(lab, case) as (store, journal):
             journal.begin("chaos", "c" * 32, fresh=False)
             runner = DeviceCellRunner(
-                store, Containers(), journal.campaign, runner_s=patient(_RUNNER_S)
+                store, ContainerCache(), journal.plan_run_id, runner_timeout_s=patient(_RUNNER_S)
             )
             options = MatrixOptions(lease_s=patient(_LEASE_S), purpose=case.name)
 
             def finished(cell: Cell) -> CellResult | None:
-                known = journal.remembered(cell.key)
+                known = journal.entry(cell.key)
                 if known is None or cell.container is not None:
-                    return None if known is None else runner.finished(cell)
+                    return None if known is None else runner.stored_result(cell)
                 return known.result if known.status == "done" else None
 
             with Pool.open(farm.pool_file) as pool:
                 summary = run_matrix(
-                    cells, pool, runner, journal, options=options, finished=finished
+                    cells, pool, runner, journal, options=options, stored_result=finished
                 )
             _tell(tell, summary)
 
@@ -138,11 +138,11 @@ def _tell(tell: Tell, summary: Summary) -> None:
 
 
 @contextmanager
-def _open(lab: Lab, case: Case) -> Iterator[tuple[ResultsLater, Journal]]:
+def _open(lab: Lab, case: Case) -> Iterator[tuple[LazyResultsStore, Journal]]:
     folder = lab.folder / "results"
     folder.mkdir(exist_ok=True)
     with (
-        closing(ResultsLater(str(folder / f"{case.name}.db"))) as store,
+        closing(LazyResultsStore(str(folder / f"{case.name}.db"))) as store,
         Journal(folder / f"{case.name}.jsonl") as journal,
     ):
         yield store, journal
@@ -195,10 +195,10 @@ def _complaints(lab: Lab, case: Case, ends: list[End]) -> list[str]:
     cells = {cell.label: cell for cell in cells_of(lab, case)}
     final = {end.who.removeprefix("again: "): end for end in ends if not end.who.endswith("a try")}
     with _open(lab, case) as (store, journal):
-        runs = store.made().list_runs(RunFilter())
+        runs = store.open().list_runs(RunFilter())
         for label, cell in cells.items():
             end = final.get(f"cell {label}")
-            known = journal.remembered(cell.key)
+            known = journal.entry(cell.key)
             done = [run for run in runs if run.label == label and run.status == "done"]
             if end is None:
                 continue
@@ -249,6 +249,6 @@ def learn(lab: Lab) -> None:
     conduct([actor], [], patient(300.0))
     assert actor.end["end"] == "well", actor.end
     with _open(lab, case) as (store, _):
-        for run in store.made().list_runs(RunFilter(status="done")):
+        for run in store.open().list_runs(RunFilter(status="done")):
             lab.texts[key_of(run)] = run.generated_text or ""
     assert len(lab.texts) == len(works), actor.told

@@ -15,20 +15,20 @@ def shown(*, terminal: bool) -> str:
     first, second, third, _ = todo = cells(4)
     console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=100)
     progress = RunProgress(console, todo, done_before=1)
-    progress.cell_begun(first, "pixel")
-    progress.cell_begun(second, "board")
+    progress.on_cell_start(first, "pixel")
+    progress.on_cell_start(second, "board")
     failure = Failure.of(DeviceLostError("s", "[red]push", "off\x1b[2J"), first.workload)
-    progress.cell_retried(first, "pixel", failure)
+    progress.on_cell_retry(first, "pixel", failure)
     done = CellOutcome(
         second, "done", device="board", result=CellResult(summary="fast"), duration_s=8.0
     )
-    progress.cell_ended(done)
-    progress.cell_begun(third, "board")
+    progress.on_cell_end(done)
+    progress.on_cell_start(third, "board")
     failed = replace(done, cell=first, status="failed", failures=(("pixel", failure),))
-    progress.cell_ended(replace(failed, device="pixel"))
+    progress.on_cell_end(replace(failed, device="pixel"))
     if terminal:
         console.print(progress.render())
-    progress.stopping()
+    progress.on_stop()
     output = console.file
     assert isinstance(output, io.StringIO)
     return output.getvalue()
@@ -40,7 +40,7 @@ def test_lines_without_a_terminal() -> None:
         "retry cell-0 after DeviceLostError on pixel: device s went away during [red]push: off [2J",
         "[2/4] done cell-1 on board in 8.0 s: fast",
         "[3/4] failed cell-0: DeviceLostError: device s went away during [red]push: off [2J",
-        "stopping: ending what runs on the devices; once more to leave at once",
+        "stopping: ending what runs on the devices; interrupt again to leave at once",
     ]
 
 
@@ -48,11 +48,11 @@ def waited_for(*, terminal: bool) -> str:
     todo = cells(12)
     console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=100)
     progress = RunProgress(console, todo, done_before=0)
-    progress.waiting("soc=SM8750", "pixel is held by ann: nightly since 21:00:00")
-    progress.waiting("tag=hot", "board is draining (swollen) since 20:00:00")
-    progress.waiting("soc=SM8750", "")
+    progress.on_wait("soc=SM8750", "pixel is held by ann: nightly since 21:00:00")
+    progress.on_wait("tag=hot", "board is draining (swollen) since 20:00:00")
+    progress.on_wait("soc=SM8750", "")
     failure = Failure.of(RequirementError("tag=old", "none has the tag old"), todo[0].workload)
-    progress.without_device(
+    progress.on_no_device(
         [CellOutcome(cell, "failed", failures=(("", failure),)) for cell in todo[:11]]
     )
     if terminal:

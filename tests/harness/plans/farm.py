@@ -9,7 +9,7 @@ from typing import Self, cast
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import HarnessError, LeaseTimeoutError, RequirementError
-from harness.plans.cancellation import Guard
+from harness.plans.cancellation import CancelToken
 from harness.plans.cells import Cell, make_cell
 from harness.plans.lease_requests import meets
 from harness.plans.outcome import CellResult
@@ -21,7 +21,7 @@ from harness.pool.status import MemberStatus
 from harness.workloads.command import Command
 
 
-class LookingClock:
+class HandClock:
     """The clock by which cells wait for devices, turned by hand; it knows when it is looked at.
 
     Attributes:
@@ -162,9 +162,11 @@ def cells(
 
 
 class HandRunner:
-    """Runs `action(cell, member, guard)`; sees to it that no device has two cells at once."""
+    """Runs `action(cell, member, cancel)`; sees to it that no device has two cells at once."""
 
-    def __init__(self, action: Callable[[Cell, str, Guard], object] = lambda *_: None) -> None:
+    def __init__(
+        self, action: Callable[[Cell, str, CancelToken], object] = lambda *_: None
+    ) -> None:
         self._action = action
         self._lock = threading.Lock()
         self._busy: set[str] = set()
@@ -175,14 +177,14 @@ class HandRunner:
     def tries(self) -> Counter[str]:
         return Counter(label for label, _ in self.ran)
 
-    def run(self, cell: Cell, device: LeasedDevice, guard: Guard) -> CellResult:
+    def run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
         member = device.member
         with self._lock:
             self.collisions += member in self._busy
             self._busy.add(member)
             self.ran.append((cell.label, member))
         try:
-            self._action(cell, member, guard)
+            self._action(cell, member, cancel)
         finally:
             with self._lock:
                 self._busy.discard(member)

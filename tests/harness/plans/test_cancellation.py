@@ -8,27 +8,27 @@ import pytest
 
 from harness.devices.adb.device import AdbDevice
 from harness.errors import DeviceLostError, DeviceTimeoutError
-from harness.plans.cancellation import CellInterrupted, Guard, guarded
+from harness.plans.cancellation import CancelToken, CellInterrupted, cancellable
 
 
 def test_nothing_more_is_done_on_the_device(virtual_device: AdbDevice) -> None:
-    guard = Guard()
-    device = guarded(virtual_device, guard)
+    token = CancelToken()
+    device = cancellable(virtual_device, token)
     assert device.serial == virtual_device.serial
     assert device.shell(["echo", "a b"]).stdout == "a b\n"
-    guard.interrupt()
+    token.interrupt()
     for operation in (device.properties, device.free_bytes, lambda: device.shell(["true"])):
         with pytest.raises(CellInterrupted):
             operation()
-    with guard.exempt():
+    with token.shield():
         assert device.shell(["echo", "cleaning"]).stdout == "cleaning\n"
     with pytest.raises(CellInterrupted):
-        guard.check()
+        token.check()
 
 
 def test_a_transfer_ends_in_its_middle(virtual_device: AdbDevice, tmp_path: Path) -> None:
-    guard = Guard()
-    device = guarded(virtual_device, guard)
+    token = CancelToken()
+    device = cancellable(virtual_device, token)
     local = tmp_path / "large"
     with local.open("wb") as sink:
         sink.truncate(64 << 20)
@@ -36,7 +36,7 @@ def test_a_transfer_ends_in_its_middle(virtual_device: AdbDevice, tmp_path: Path
 
     def progress(count: int) -> None:
         sent.append(count)
-        guard.interrupt()
+        token.interrupt()
 
     with pytest.raises(CellInterrupted):
         device.push(local, f"{virtual_device.work_root}/large", on_progress=progress)
@@ -46,19 +46,19 @@ def test_a_transfer_ends_in_its_middle(virtual_device: AdbDevice, tmp_path: Path
 def test_what_a_cut_breaks_counts_as_the_cut() -> None:
     class Breaking:
         def boot_id(self) -> str:
-            guard.expire("serial", "cell x", 5.0)
+            token.expire("serial", "cell x", 5.0)
             raise DeviceLostError("serial", "a command", "it was ended")
 
-    guard = Guard()
+    token = CancelToken()
     with pytest.raises(DeviceTimeoutError, match="cell x took longer than 5 s"):
-        guarded(cast("AdbDevice", Breaking()), guard).boot_id()
-    guard.interrupt()
+        cancellable(cast("AdbDevice", Breaking()), token).boot_id()
+    token.interrupt()
     with pytest.raises(DeviceTimeoutError):  # the first cause stays
-        guard.check()
+        token.check()
 
 
 def test_a_cut_ends_what_runs_now_and_whoever_cleans_up_waits_for_that() -> None:
-    guard, ending, ended = Guard(), threading.Event(), threading.Event()
+    token, ending, ended = CancelToken(), threading.Event(), threading.Event()
     order: list[str] = []
 
     def slow_end() -> None:
@@ -67,28 +67,28 @@ def test_a_cut_ends_what_runs_now_and_whoever_cleans_up_waits_for_that() -> None
         order.append("ended")
 
     def work() -> None:
-        with guard.ending(slow_end):
-            threading.Thread(target=guard.interrupt).start()
+        with token.on_cancel(slow_end):
+            threading.Thread(target=token.interrupt).start()
             assert ending.wait(30)
             threading.Timer(0.05, ended.set).start()
-            guard.check()
+            token.check()
         order.append("never")
 
     with pytest.raises(CellInterrupted):
         work()
     order.append("cleaned up")
     assert order == ["ended", "cleaned up"]
-    with pytest.raises(CellInterrupted), guard.ending(slow_end):
+    with pytest.raises(CellInterrupted), token.on_cancel(slow_end):
         order.append("nothing begins any more")
     assert order == ["ended", "cleaned up"]
 
 
 def test_one_end_that_fails_does_not_keep_another() -> None:
-    guard, ended = Guard(), threading.Event()
+    token, ended = CancelToken(), threading.Event()
 
     def fails() -> None:
         raise DeviceLostError("serial", "a sweep", "closed")
 
-    with guard.ending(fails), guard.ending(ended.set):
-        guard.interrupt()
+    with token.on_cancel(fails), token.on_cancel(ended.set):
+        token.interrupt()
     assert ended.is_set()

@@ -6,22 +6,22 @@ from pathlib import Path
 import pytest
 
 from harness.errors import NotAStoreError
-from harness.plans.cell_runner import ResultsLater
+from harness.plans.cell_runner import LazyResultsStore
 
 
 @pytest.mark.parametrize("form", ["{}", "sqlite:///{}"])
 def test_it_is_made_when_it_is_written_to(tmp_path: Path, form: str) -> None:
     path = tmp_path / "results.db"
-    with closing(ResultsLater(form.format(path))) as later:
-        before = later.location
-        assert later.there is None
+    with closing(LazyResultsStore(form.format(path))) as store:
+        before = store.location
+        assert store.existing is None
         assert not path.exists()
-        assert later.made() is later.made()
-        assert later.there is not None
+        assert store.open() is store.open()
+        assert store.existing is not None
         assert path.exists()
-        assert later.location == before  # the journal of the plan goes by it
-    with closing(ResultsLater(form.format(path))) as again:
-        assert again.there is not None
+        assert store.location == before  # the journal of the plan goes by it
+    with closing(LazyResultsStore(form.format(path))) as again:
+        assert again.existing is not None
         assert again.location == before
 
 
@@ -29,4 +29,4 @@ def test_what_is_no_database_is_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     path.write_text("notes of mine")
     with pytest.raises(NotAStoreError):
-        ResultsLater(str(path))
+        LazyResultsStore(str(path))

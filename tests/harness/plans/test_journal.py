@@ -34,8 +34,8 @@ def write(path: Path) -> list[Cell]:
     with Journal(path) as journal:
         journal.begin("plan", ONE, fresh=False)
         for cell in todo:
-            journal.cell_begun(cell.key, "pixel")
-        journal.cells_ended(
+            journal.record_start(cell.key, "pixel")
+        journal.record_ends(
             [outcome(done), CellOutcome(failed, "failed", failures=(("pixel", failure),))]
         )
     return todo
@@ -45,17 +45,17 @@ def test_a_later_run_knows_what_became_of_each_cell(tmp_path: Path) -> None:
     done, failed, lost = write(tmp_path / "j.jsonl")
     with Journal(tmp_path / "j.jsonl") as journal:
         journal.begin("plan", TWO, fresh=False)
-        assert journal.campaign == ONE
-        known = journal.remembered(done.key)
+        assert journal.plan_run_id == ONE
+        known = journal.entry(done.key)
         assert known is not None
         assert (known.status, known.device, known.result) == (
             "done", "pixel", outcome(done).result,
         )  # fmt: skip
-        again = journal.remembered(failed.key)
+        again = journal.entry(failed.key)
         assert again is not None
         assert again.status == "failed"
         assert journal.lost() == {lost.key}
-        assert journal.remembered("0" * 64) is None
+        assert journal.entry("0" * 64) is None
         assert journal.expected_s(done.key, done.group) == 2.5
         assert journal.expected_s("another session", done.group) == 2.5
         assert journal.expected_s(failed.key, failed.group) is None
@@ -65,11 +65,11 @@ def test_a_fresh_start_forgets_results_and_keeps_durations(tmp_path: Path) -> No
     done, *_ = write(tmp_path / "j.jsonl")
     with Journal(tmp_path / "j.jsonl") as journal:
         journal.begin("plan", TWO, fresh=True)
-        assert journal.campaign == TWO
-        assert journal.remembered(done.key) is None
+        assert journal.plan_run_id == TWO
+        assert journal.entry(done.key) is None
     with Journal(tmp_path / "j.jsonl") as journal:
-        assert journal.campaign == TWO
-        assert journal.remembered(done.key) is None
+        assert journal.plan_run_id == TWO
+        assert journal.entry(done.key) is None
         assert journal.lost() == set()
         assert journal.expected_s(done.key, done.group) == 2.5
 
@@ -87,8 +87,8 @@ def test_cut_anywhere_it_holds_all_lines_before(
     lines = content[:cut].count(b"\n")
     with Journal(path) as journal:
         journal.begin("plan", TWO, fresh=False)
-        assert journal.campaign == (ONE if lines else TWO)
-        journal.cell_begun("e" * 64, "pixel")
+        assert journal.plan_run_id == (ONE if lines else TWO)
+        journal.record_start("e" * 64, "pixel")
     kept = path.read_bytes().splitlines()
     assert len(kept) == max(lines, 1) + 1
     assert all(json.loads(line) for line in kept)
@@ -153,7 +153,7 @@ def test_many_threads_share_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(os, "fsync", slow)
         journal.begin("plan", ONE, fresh=False)
         threads = [
-            threading.Thread(target=journal.cells_ended, args=([outcome(cell)],)) for cell in todo
+            threading.Thread(target=journal.record_ends, args=([outcome(cell)],)) for cell in todo
         ]
         for thread in threads:
             thread.start()
@@ -165,7 +165,7 @@ def test_many_threads_share_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(syncs) == 3
     assert syncs[-1] == path.stat().st_size
     with Journal(path) as journal:
-        assert all(journal.remembered(cell.key) for cell in todo)
+        assert all(journal.entry(cell.key) for cell in todo)
 
 
 def test_text_from_outside_stays_on_its_line(tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def test_text_from_outside_stays_on_its_line(tmp_path: Path) -> None:
     hostile = replace(outcome(cell), result=CellResult(summary='a\nb","\x00\ud800'))
     with Journal(tmp_path / "j.jsonl") as journal:
         journal.begin("plan", ONE, fresh=False)
-        journal.cells_ended([hostile])
+        journal.record_ends([hostile])
     with Journal(tmp_path / "j.jsonl") as journal:
-        known = journal.remembered(cell.key)
+        known = journal.entry(cell.key)
     assert known is not None
     assert known.result == hostile.result
 
@@ -200,13 +200,13 @@ from harness.plans.journal import Journal
 path = pathlib.Path(sys.argv[1])
 with Journal(path) as journal:
     journal.begin("plan", "1" * 32, fresh=False)
-    journal.cell_begun("a" * 64, "pixel")
+    journal.record_start("a" * 64, "pixel")
     most = path.stat().st_size + 40
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
     for room in (most, resource.RLIM_INFINITY):  # as if somebody made room meanwhile
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
         try:
-            journal.cell_begun("b" * 64, "pixel")
+            journal.record_start("b" * 64, "pixel")
         except JournalError as error:
             print(error.reason)
 """
@@ -225,7 +225,7 @@ def test_a_line_that_the_disk_cut_off_stays_the_last(tmp_path: Path) -> None:
     with Journal(path) as journal:
         assert journal.lost() == {"a" * 64}
         journal.begin("plan", TWO, fresh=False)
-        assert journal.campaign == ONE
+        assert journal.plan_run_id == ONE
 
 
 def test_nothing_counts_as_kept_that_was_not_brought_to_the_disk(
@@ -248,7 +248,7 @@ def test_nothing_counts_as_kept_that_was_not_brought_to_the_disk(
 
     def end(journal: Journal) -> None:
         try:
-            journal.cells_ended([outcome(cell)])
+            journal.record_ends([outcome(cell)])
         except JournalError:
             told.append("refused")
         else:
@@ -276,17 +276,17 @@ def test_what_the_disk_refused_once_is_not_kept_by_a_later_try(
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", lambda _: os.close(-1))
             with pytest.raises(JournalError):
-                journal.cells_ended([outcome(first)])
+                journal.record_ends([outcome(first)])
         with pytest.raises(JournalError):
-            journal.cells_ended([outcome(second)])
+            journal.record_ends([outcome(second)])
 
 
 def nightly(path: Path, campaign: str, todo: list[Cell], duration_s: float) -> None:
     with Journal(path) as journal:
         journal.begin("plan", campaign, fresh=True)
         for cell in todo:
-            journal.cell_begun(cell.key, "pixel")
-        journal.cells_ended([outcome(cell, duration_s) for cell in todo])
+            journal.record_start(cell.key, "pixel")
+        journal.record_ends([outcome(cell, duration_s) for cell in todo])
 
 
 def test_a_journal_that_is_begun_afresh_every_night_does_not_grow(tmp_path: Path) -> None:
@@ -302,11 +302,11 @@ def test_a_journal_that_is_begun_afresh_every_night_does_not_grow(tmp_path: Path
         for cell in todo[:4]:
             assert journal.expected_s(cell.key, cell.group) == 111.0
         assert journal.expected_s(todo[4].key, "") == 100.0  # of the night in which it was done
-        assert journal.remembered(todo[0].key) is None
-        journal.cells_ended([outcome(todo[0], 1.0)])
+        assert journal.entry(todo[0].key) is None
+        journal.record_ends([outcome(todo[0], 1.0)])
     with Journal(path) as journal:
-        assert journal.campaign == TWO
-        known = journal.remembered(todo[0].key)
+        assert journal.plan_run_id == TWO
+        known = journal.entry(todo[0].key)
         assert known is not None
         assert known.duration_s == 1.0
 
@@ -323,7 +323,7 @@ def test_what_is_kept_says_the_same_of_every_cell_and_group(
         journal.begin("plan", ONE, fresh=False)
         for key, group, seconds in ended:
             named = replace(cell, key=f"{key}" * 64, group=f"{group + 4}" * 64)
-            journal.cells_ended([outcome(named, seconds)])
+            journal.record_ends([outcome(named, seconds)])
 
     def known() -> list[float | None]:
         with Journal(path) as journal:
@@ -378,10 +378,10 @@ def test_a_crash_while_it_is_replaced_leaves_the_old_or_the_new_one_whole(
             check=False, timeout=120, cwd=Path(__file__).parents[3],
         ).returncode  # fmt: skip
         with Journal(path) as journal:
-            campaigns.append(journal.campaign)
+            campaigns.append(journal.plan_run_id)
             assert journal.expected_s(todo[0].key, todo[0].group) == 2.5
-            assert path.read_bytes() == old or journal.campaign == TWO
-            assert (journal.remembered(todo[0].key) is None) == (journal.campaign == TWO)
+            assert path.read_bytes() == old or journal.plan_run_id == TWO
+            assert (journal.entry(todo[0].key) is None) == (journal.plan_run_id == TWO)
         if ended == 0:
             break
     assert ended == 0
@@ -398,7 +398,7 @@ def test_a_journal_that_cannot_be_replaced_stays_as_it_was(
             patch.setattr(os, "fsync", lambda _: os.close(-1))
             with pytest.raises(JournalError):
                 journal.begin("plan", TWO, fresh=True)
-        assert journal.campaign == ONE
+        assert journal.plan_run_id == ONE
     with Journal(tmp_path / "j.jsonl") as journal:
-        assert journal.campaign == ONE
-        assert journal.remembered(todo[0].key) is not None
+        assert journal.plan_run_id == ONE
+        assert journal.entry(todo[0].key) is not None

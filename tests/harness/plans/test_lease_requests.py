@@ -13,7 +13,7 @@ from harness.plans.outcome import Summary
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
-from tests.harness.plans.farm import HandPool, HandRunner, LookingClock, cells, members
+from tests.harness.plans.farm import HandClock, HandPool, HandRunner, cells, members
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> LookingClock:
-    made = LookingClock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    made = HandClock()
     monkeypatch.setattr("harness.plans.lease_requests.time", made)
     return made
 
@@ -67,7 +67,7 @@ def test_a_device_that_the_pool_refuses_is_no_other_to_try_again_on(journal: Jou
 
 @pytest.mark.parametrize(("limit", "taken"), [(None, 20), (1, 1), (2, 3)])
 def test_requests_for_what_others_hold_do_not_keep_the_rest_waiting(
-    journal: Journal, clock: LookingClock, limit: int | None, taken: int
+    journal: Journal, clock: HandClock, limit: int | None, taken: int
 ) -> None:
     names = [f"d{number:02}" for number in range(25)]
     todo = [
@@ -90,7 +90,7 @@ def test_requests_for_what_others_hold_do_not_keep_the_rest_waiting(
 
 
 def test_what_a_limit_of_ours_keeps_waiting_is_not_without_a_device(
-    journal: Journal, clock: LookingClock
+    journal: Journal, clock: HandClock
 ) -> None:
     todo = cells(4, Requirement(name="a")) + cells(1, Requirement(name="b"), first=4)
     runner = HandRunner(lambda *_: clock.turn(0.5))

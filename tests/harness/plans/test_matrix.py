@@ -79,8 +79,8 @@ def test_several_devices_are_replicas_that_keep_apart(cells_of: Expand) -> None:
     cells = cells_of(containers=TWO[:1], devices=[{"soc": "SM8750", "count": 3}])
     assert labels(cells) == [f"a/SM8750@{n}/bench" for n in (1, 2, 3)]
     assert len({cell.key for cell in cells}) == 3
-    assert len({cell.spread for cell in cells}) == 1
-    assert cells[0].spread
+    assert len({cell.anti_affinity for cell in cells}) == 1
+    assert cells[0].anti_affinity
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,12 @@ def test_the_text_counts_by_its_content(cells_of: Expand, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("keys", "key", "reason"),
     [
-        ({}, "containers", "names containers"),
+        ({}, "containers", "name containers"),
         ({"containers": [{"path": "x/a"}, {"path": "y/a"}]}, "containers[0].label", "several"),
         ({"containers": TWO, "workloads": [BENCH, BENCH]}, "workloads[0].label", "several"),
         ({"containers": TWO, "exclude": [{"workload": "bunch"}]}, "exclude[0]", "no combination"),
         ({"containers": TWO, "exclude": [{"workload": "bench"}]}, "", "no cell"),
-        ({"containers": TWO, "devices": [{"tags": ["x"], "count": "all"}]}, "devices[0]", "none"),
+        ({"containers": TWO, "devices": [{"tags": ["x"], "count": "all"}]}, "devices[0]", "such"),
         ({"containers": TWO, "devices": [{"count": 10_000}],
           "workloads": [{**BENCH, "sessions": 1000}]}, "", "more than"),
         ({"containers": TWO, "workloads": [{"kind": "perplexity", "text": "no.txt"}]},
@@ -233,5 +233,5 @@ def test_what_a_plan_asks_for_twice_is_done_twice(cells_of: Expand, plan: dict[s
     for cell in cells:  # sessions of one cell share a group, and the copies do not
         same = [other.session for other in cells if other.group == cell.group]
         assert len(same) == len(set(same))
-    keep_apart = {cell.spread for cell in cells if cell.spread}
-    assert all(sum(cell.spread == spread for cell in cells) == 2 for spread in keep_apart)
+    keep_apart = {cell.anti_affinity for cell in cells if cell.anti_affinity}
+    assert all(sum(cell.anti_affinity == spread for cell in cells) == 2 for spread in keep_apart)

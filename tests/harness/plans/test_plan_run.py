@@ -277,7 +277,7 @@ def test_after_a_kill_it_goes_on_and_repeats_nothing(
 
     answer, err = finish(start(plan, "--json"))
     assert answer["exit_code"] == 0, err
-    assert "going on: 1 of 3 cells are done, 1 were cut off and run again" in err
+    assert "resuming: 1 of 3 cells are done; 1 were interrupted and run again" in err
     after = lab.runs()
     assert sorted(label for label, status in after if status == "done") == [
         f"tiny/any/bench#{n}" for n in range(1, 4)

@@ -21,7 +21,7 @@ from harness.errors import (
     StoreUnavailableError,
 )
 from harness.plans import cell_queue, lease_requests, outcome_log, scheduler
-from harness.plans.cancellation import Guard
+from harness.plans.cancellation import CancelToken
 from harness.plans.cells import Cell, make_cell
 from harness.plans.journal import Journal
 from harness.plans.outcome import CellResult, Summary
@@ -29,7 +29,7 @@ from harness.plans.plan_file import Retries
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.requirement import Requirement
 from harness.workloads.command import Command
-from tests.harness.plans.farm import HandPool, HandRunner, LookingClock, cells, members
+from tests.harness.plans.farm import HandClock, HandPool, HandRunner, cells, members
 from tests.harness.pool.interrupts import Interrupter
 
 
@@ -56,7 +56,7 @@ def test_every_cell_runs_once_and_no_lease_stays(journal: Journal) -> None:
     assert pool.held == set()
     journal.close()
     with Journal(journal.path) as again:
-        known = [again.remembered(cell.key) for cell in todo]
+        known = [again.entry(cell.key) for cell in todo]
     assert all(k is not None and k.status == "done" for k in known)
 
 
@@ -77,7 +77,7 @@ def test_a_device_stays_leased_for_its_next_cells(journal: Journal) -> None:
 
 
 def test_a_cell_that_lost_its_device_is_run_on_another(journal: Journal) -> None:
-    def fails_on_a(cell: Cell, member: str, _guard: Guard) -> None:
+    def fails_on_a(cell: Cell, member: str, _token: CancelToken) -> None:
         if member == "a":
             raise DeviceLostError("serial-of-a", "a push", "closed")
 
@@ -162,12 +162,12 @@ def test_no_device_free_in_time_fails_the_cells(journal: Journal) -> None:
 def test_a_cell_that_waits_again_begins_to_wait_then(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = LookingClock()
+    clock = HandClock()
     monkeypatch.setattr("harness.plans.lease_requests.time", clock)
     pool = HandPool(members("a"))
     tries = itertools.count()
 
-    def lost_at_last(cell: Cell, member: str, guard: Guard) -> None:
+    def lost_at_last(cell: Cell, member: str, token: CancelToken) -> None:
         if not next(tries):
             clock.turn(1.5)  # longer than cells wait for a device
             raise DeviceLostError("s", "a push", "closed")
@@ -209,7 +209,7 @@ def test_what_is_finished_is_not_run_again(journal: Journal) -> None:
         HandPool(members("a")),
         runner,
         journal,
-        finished=lambda cell: before.get(cell.key),
+        stored_result=lambda cell: before.get(cell.key),
     )
     assert runner.tries == {"cell-0": 1, "cell-2": 1, "cell-3": 1}
     assert [o.resumed for o in summary.outcomes] == [False, True, False, False]
@@ -218,12 +218,12 @@ def test_what_is_finished_is_not_run_again(journal: Journal) -> None:
 
 
 def test_a_cell_that_takes_too_long_is_ended_and_tried_elsewhere(journal: Journal) -> None:
-    def hangs_on_a(cell: Cell, member: str, guard: Guard) -> None:
+    def hangs_on_a(cell: Cell, member: str, token: CancelToken) -> None:
         if member == "a":
             ended = threading.Event()
-            with guard.ending(ended.set):
+            with token.on_cancel(ended.set):
                 assert ended.wait(200)
-                guard.check()
+                token.check()
 
     todo = cells(1, Requirement(), timeout_s=0.05)
     pool, runner = HandPool(members("a", "b")), HandRunner(hangs_on_a)
@@ -236,13 +236,13 @@ def test_a_cell_that_takes_too_long_is_ended_and_tried_elsewhere(journal: Journa
 def test_an_interrupt_ends_what_runs_and_leaves_the_rest(journal: Journal) -> None:
     started = threading.Barrier(2)
 
-    def interrupted(cell: Cell, member: str, guard: Guard) -> None:
+    def interrupted(cell: Cell, member: str, token: CancelToken) -> None:
         ended = threading.Event()
-        with guard.ending(ended.set):
+        with token.on_cancel(ended.set):
             if started.wait(120) == 0:
                 _thread.interrupt_main()
             assert ended.wait(200)
-            guard.check()
+            token.check()
 
     pool, runner = HandPool(members("a", "b")), HandRunner(interrupted)
     summary = run_matrix(cells(5), pool, runner, journal)
@@ -256,8 +256,8 @@ def test_an_interrupt_ends_what_runs_and_leaves_the_rest(journal: Journal) -> No
 def test_a_second_interrupt_goes_at_once(journal: Journal) -> None:
     release = threading.Event()
 
-    def deaf(cell: Cell, member: str, guard: Guard) -> None:
-        with guard.ending(_thread.interrupt_main):  # what the first one sets off brings the second
+    def deaf(cell: Cell, member: str, token: CancelToken) -> None:
+        with token.on_cancel(_thread.interrupt_main):  # the first brings the second
             _thread.interrupt_main()
             release.wait(200)
 
@@ -349,7 +349,7 @@ def test_ctrl_c_at_any_line_leaves_no_lease_and_a_journal_that_is_true(tmp_path:
         with Journal(path) as journal:
             ran = {label for label, _ in runner.ran}
             for cell in todo:
-                known = journal.remembered(cell.key)
+                known = journal.entry(cell.key)
                 if known is not None and known.status == "done":
                     assert cell.label in ran, interrupter.where
                 if not raised:

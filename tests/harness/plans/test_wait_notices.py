@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from harness.devices.spec import DeviceSpec
-from harness.plans.protocols import Silent
-from harness.plans.wait_notices import WaitingNotices
+from harness.plans.protocols import NullObserver
+from harness.plans.wait_notices import WaitNotices
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.pool.status import MemberStatus
-from tests.harness.plans.farm import LookingClock
+from tests.harness.plans.farm import HandClock
 
 PHONE = MemberStatus(
     "phone", DeviceSpec("android", "phone"), frozenset(), MemberState.LEASED, "held", 0.0,
@@ -19,25 +19,25 @@ PHONE = MemberStatus(
 ANY, HOT = Requirement(), Requirement(tags=frozenset({"hot"}))
 
 
-class Told(Silent):
+class Told(NullObserver):
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
 
-    def waiting(self, wanted: str, reason: str) -> None:
+    def on_wait(self, wanted: str, reason: str) -> None:
         self.lines.append((wanted, reason))
 
 
 def test_each_reason_is_told_once() -> None:
     told = Told()
-    notices = WaitingNotices(told, own="me (pid 1): qnnfarm run", after_s=0)
+    notices = WaitNotices(told, own="me (pid 1): qnnfarm run", after_s=0)
     drained = replace(PHONE, state=MemberState.DRAINING, holder="", reason="swollen\x1b[2J")
     away = replace(PHONE, state=MemberState.ABSENT, holder="", reason="it does not answer")
     again = replace(away, state=MemberState.RECOVERING, reason="looked for again", since=9.0)
     mine = replace(PHONE, holder="me (pid 1): qnnfarm run")
     for member in (PHONE, PHONE, drained, drained, away, again, away, mine):
-        notices.look({ANY: [member]})
-    notices.look({})
-    notices.look({})
+        notices.update({ANY: [member]})
+    notices.update({})
+    notices.update({})
     wanted, reasons = zip(*told.lines, strict=True)
     assert set(wanted) == {"any device"}
     held, out, gone, claimed, over = reasons
@@ -51,39 +51,39 @@ def test_each_reason_is_told_once() -> None:
 def test_another_reason_that_is_over_soon_is_not_worth_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, told = LookingClock(), Told()
+    clock, told = HandClock(), Told()
     monkeypatch.setattr("harness.plans.wait_notices.time", clock)
-    notices = WaitingNotices(told, after_s=2.0)
+    notices = WaitNotices(told, after_s=2.0)
     ready = replace(PHONE, state=MemberState.READY, holder="")
     gone = replace(ready, state=MemberState.ABSENT)
     looks = [(0, PHONE), (2, PHONE), (3, ready), (4, gone), (5.5, PHONE), (6, ready), (7.5, ready)]
     for clock.time, member in looks:
-        notices.look({ANY: [member]})
+        notices.update({ANY: [member]})
     assert [reason.partition(" since ")[0] for _, reason in told.lines] == [
         "phone is held by ann: pytest (pid 7): nightly"
     ]
     clock.time = 8
-    notices.look({ANY: [ready]})
+    notices.update({ANY: [ready]})
     assert len(told.lines) == 2
     assert told.lines[-1][1].startswith("phone is ready")
-    notices.look({})
+    notices.update({})
     assert told.lines[-1] == ("any device", "")
 
 
 def test_what_is_over_soon_is_not_worth_a_line() -> None:
     told = Told()
-    notices = WaitingNotices(told, after_s=3600)
-    notices.look({ANY: [PHONE]})
-    notices.look({HOT: []})
+    notices = WaitNotices(told, after_s=3600)
+    notices.update({ANY: [PHONE]})
+    notices.update({HOT: []})
     assert told.lines == []
 
 
 def test_many_kinds_of_device_are_not_a_line_each() -> None:
     told = Told()
-    notices = WaitingNotices(told, after_s=0)
+    notices = WaitNotices(told, after_s=0)
     many = {Requirement(name=f"phone-{number}"): [PHONE] for number in range(50)}
-    notices.look(many)
-    notices.look(many)
+    notices.update(many)
+    notices.update(many)
     assert [wanted for wanted, _ in told.lines[-2:]] == ["name=phone-7", "42 more kinds of device"]
-    notices.look({})
+    notices.update({})
     assert ("42 more kinds of device", "") in told.lines

@@ -1,0 +1,59 @@
+"""Every workload goes to JSON and through pickle, and comes back as it was."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import WrongUseError
+from harness.workloads.bench import Bench
+from harness.workloads.command import Command
+from harness.workloads.dialog import Dialog
+from harness.workloads.generate import Generate
+from harness.workloads.perplexity import Perplexity
+from harness.workloads.registry import AnyWorkload, from_json, to_json
+
+TEXTS = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30
+)
+COUNTS = st.integers(1, 10_000)
+BOUNDS = st.none() | st.floats(min_value=1e-9, max_value=1e300)
+DIALOGS = st.lists(st.lists(TEXTS, min_size=1, max_size=3).map(tuple), min_size=1, max_size=3)
+WORKLOADS: st.SearchStrategy[AnyWorkload] = st.one_of(
+    st.builds(
+        Bench,
+        prompt_tokens=st.integers(2, 10_000),
+        new_tokens=COUNTS,
+        repetitions=COUNTS,
+        warmup=st.just("auto") | st.integers(0, 10_000),
+        most_warmups=COUNTS,
+        reference_tokens=st.none() | TEXTS,
+        max_perplexity=BOUNDS,
+    ),
+    st.builds(Perplexity, text=TEXTS, windows=st.none() | COUNTS, max=BOUNDS),
+    st.builds(Generate, prompt=TEXTS, max_tokens=COUNTS, expect=st.none() | TEXTS),
+    st.builds(Dialog, dialogs=DIALOGS.map(tuple), max_tokens=COUNTS),
+    st.builds(Command, command=st.tuples(st.just("echo"), TEXTS)),
+)
+
+
+@given(WORKLOADS)
+def test_a_workload_comes_back(workload: AnyWorkload) -> None:
+    assert from_json(to_json(workload)) == workload
+    assert pickle.loads(pickle.dumps(workload)) == workload  # noqa: S301
+    assert hash(from_json(to_json(workload))) == hash(workload)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"kind": "no-such"}', '{"kind": "generate"}', '{"kind": "bench", "a": 1}']
+)
+def test_what_is_no_workload_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        from_json(text)
+
+
+def test_a_wrong_value_of_a_user_is_one_line_with_its_name() -> None:
+    with pytest.raises(WrongUseError, match=r"^dialogs") as caught:
+        Dialog.of(dialogs=(("a turn", ""),))
+    assert "\n" not in str(caught.value)
