@@ -1,4 +1,4 @@
-"""Operators that only move elements, on arrays of anything."""
+"""Layout operators, which only move elements, as functions of numpy arrays."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ LAST_AXIS_SAFE = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Fla
 def array_function(
     node: ir.Node, rank: int, parameters: Sequence[Array | None], opset: int
 ) -> ArrayFunction:
-    """What `node` does to its first input, as a function of arrays.
+    """Return the effect of `node` on its first input, as a function of arrays.
 
     Args:
         parameters: its other inputs, as numbers.
@@ -41,7 +41,7 @@ def array_function(
 
 
 def split(node: ir.Node, array: Array, sizes: Array | None) -> list[Array]:
-    """The pieces of a Split."""
+    """Return the pieces of a Split."""
     axis = node.attributes.get_int("axis", 0)
     parts: Sequence[int] | None = sizes.tolist() if sizes is not None else None
     if parts is None and "split" in node.attributes:
@@ -56,13 +56,13 @@ def split(node: ir.Node, array: Array, sizes: Array | None) -> list[Array]:
 
 
 def check_size(node: ir.Node, size: int) -> None:
-    """Refuse tensors that no decoder has, before they are made."""
+    """Refuse tensors larger than any decoder has, before they are made."""
     if size > _LARGEST:
         raise Refusal(f"makes a tensor of {size:,} elements", node)
 
 
 def axis_of(node: ir.Node, default: int = 0) -> int:
-    """The attribute `axis`."""
+    """Return the attribute `axis`."""
     return node.attributes.get_int("axis", default)
 
 

@@ -1,4 +1,4 @@
-"""The canonical model of what an interpreter has written: inputs, outputs, shapes."""
+"""Assembly of the canonical model from an interpreted source: inputs, outputs, shapes."""
 
 import numpy as np
 import onnx
@@ -16,7 +16,7 @@ from buildlib.importing.values import LinearForm
 
 
 def assemble(model: ir.Model, interpreter: Interpreter, shape: GraphShape) -> ir.Model:
-    """The model of what an interpreter has written."""
+    """Build the model of everything an interpreter has written."""
     logits = _logits(model, interpreter)
     layers, builder = interpreter.layers, interpreter.writer.builder
     n_layers = len(layers.caches) // 2
@@ -57,7 +57,7 @@ def _dims(value: ir.Value, width: int, shape: GraphShape) -> tuple[int, ...]:
 
 
 def _logits(model: ir.Model, interpreter: Interpreter) -> ir.Value:
-    """The canonical logits; the source's other outputs must be keys and values."""
+    """Return the canonical logits; the source's other outputs must be keys and values."""
     found: list[tuple[ir.Value, LinearForm]] = []
     for output in model.graph.outputs:
         form = interpreter.values.get(output)
@@ -95,7 +95,7 @@ def _is_by_token(placed: Placement) -> bool:
 
 
 def _is_cache(interpreter: Interpreter, form: LinearForm) -> bool:
-    """Whether an output is of keys or values: the past with the new ones, or these alone."""
+    """Whether an output is keys or values: past and new ones, or new ones alone."""
     roots, layers = interpreter.roots, interpreter.layers
     if form.varies:
         return True

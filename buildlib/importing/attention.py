@@ -1,8 +1,8 @@
-"""Attention, from products of queries and keys to what the heads give: recognised, not matched.
+"""Attention, from products of queries and keys to the outputs of heads.
 
-Whatever the source does to lay heads out, a row of scores is of one query head and one token, and
-its columns are the slots of one key/value head. That is read from the ids, so that repeated,
-grouped, fused and single heads are one case.
+However the source lays heads out, a row of scores is of one query head and one token, and its
+columns are the slots of one key/value head. Both are read from the ids, so repeated, grouped, fused
+and single heads are one case.
 """
 
 from dataclasses import dataclass, replace
@@ -80,7 +80,7 @@ class _Product:
 
 
 class Attention:
-    """All attention of a model, as it is read.
+    """Interprets the attention of all layers of a model.
 
     Args:
         fed: cosines and sines [AR, width/2] that the host feeds, if the source takes them.
@@ -102,7 +102,7 @@ class Attention:
         self._end = 0
 
     def score(self, node: ir.Node, queries: LinearForm, keys: LinearForm) -> Scores:
-        """Scores of queries [..., rows, head_dim] and keys [..., head_dim, CL]."""
+        """Multiply queries [..., rows, head_dim] with keys [..., head_dim, CL]."""
         dim, length = keys.shape[-2:]
         if queries.shape[-1] != dim:
             raise Refusal(f"multiplies {queries.shape} with {keys.shape}", node)
@@ -130,7 +130,7 @@ class Attention:
         return Scores(rows, length, origins=origins)
 
     def add_mask(self, node: ir.Node, scores: Scores, mask: Concrete) -> Scores:
-        """Scores plus a mask, which must be the causal one."""
+        """Add a mask, which must be the causal one, to scores."""
         if not mask.varies and mask.array.size == 1 and float(mask.array.reshape(())) == 0.0:
             return scores
         seen, numbers = self._visible_and_mask(scores, mask.array)
@@ -140,14 +140,14 @@ class Attention:
         return replace(scores, masked=True, origins=(*scores.origins, ("masked", node.outputs[0])))
 
     def select(self, node: ir.Node, scores: Scores, keep: Concrete, other: Concrete) -> Scores:
-        """Scores where `keep`, else `other`, which must hide what the causal mask hides."""
+        """Select scores by `keep`, else `other`, which must hide what the causal mask hides."""
         seen, kept = self._visible_and_mask(scores, keep.array.astype(bool))
         if not np.array_equal(kept, seen) or float(other.array.max()) > _HIDDEN:
             raise Refusal("selects scores by a mask that is not the causal one", node)
         return replace(scores, masked=True, origins=(*scores.origins, ("masked", node.outputs[0])))
 
     def attend_values(self, node: ir.Node, weights: Scores, values: LinearForm) -> LinearForm:
-        """Products of probabilities and values [..., CL, head_dim]."""
+        """Multiply probabilities with values [..., CL, head_dim]."""
         if weights.stage != "probabilities":
             raise Refusal("multiplies scores that went through no Softmax with values", node)
         length, dim = values.shape[-2:]
@@ -186,7 +186,7 @@ class Attention:
     def _heads(
         self, node: ir.Node, weights: Scores, rows: Ids, batch: Ids, values: CacheRows
     ) -> tuple[tuple[Head, ...], Ids, Ids]:
-        """The heads, and by row which of them it is, and of which token."""
+        """Return the heads, and for each row its head and its token."""
         index = np.searchsorted(np.array(self._offsets), rows, side="right") - 1
         heads: dict[tuple[int, int, int, int], int] = {}
         specs: list[Head] = []
@@ -222,7 +222,7 @@ class Attention:
         return tuple(specs), head, token
 
     def _visible_and_mask(self, scores: Scores, mask: Numbers) -> tuple[Numbers, Numbers]:
-        """What each row may see, and the mask for it; where a mask repeats, but once."""
+        """Return visibility and mask by row; repeated rows only once."""
         tokens = self._tokens(scores.rows)
         if np.broadcast_shapes(mask.shape, scores.shape) != scores.shape:
             raise Refusal(f"masks scores {scores.shape} by {mask.shape}")
@@ -234,7 +234,7 @@ class Attention:
         return self.probe.visible()[tokens], np.broadcast_to(mask, (*tokens.shape, scores.width))
 
     def _tokens(self, rows: Ids) -> Ids:
-        """By row, its token."""
+        """Return the token of each row."""
         result = np.zeros_like(rows)
         index = np.searchsorted(np.array(self._offsets), rows, side="right") - 1
         for number in np.unique(index):
@@ -244,7 +244,7 @@ class Attention:
         return result
 
     def _check_tables(self, rotation: Rotation, token: Ids) -> None:
-        """All heads must turn by the same angles."""
+        """Check that all heads turn by the same angles."""
         if not rotation.width:
             return
         if self.tables is None:
@@ -260,7 +260,7 @@ class Attention:
         self.width = rotation.width
 
     def _check_fed(self, cos: Floats, sin: Floats) -> None:
-        """Heads must turn as a host will have it: by the cosines and sines that it feeds."""
+        """Check that heads turn by the cosines and sines that a host feeds."""
         if self.fed is None:
             return
         fed_cos, fed_sin = (table[:, : cos.shape[1]] for table in self.fed)

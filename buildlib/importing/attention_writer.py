@@ -1,4 +1,4 @@
-"""The canonical attention of a layer, from the heads that were recognised in the source."""
+"""Canonical attention of a layer, written from the heads recognised in the source."""
 
 from collections.abc import Sequence
 
@@ -38,11 +38,7 @@ class AttentionWriter:
         self.resolver: ActivationResolver | None = None
 
     def write_attention(self, parts: tuple[AttentionOutput, ...]) -> Activation:
-        """All heads of a layer, [AR, n_heads * head_dim].
-
-        Raises:
-            Refusal: they are not all of one layer, or not grouped by key/value head.
-        """
+        """Write the attention of all heads of a layer, [AR, n_heads * head_dim]."""
         heads = [head for part in parts for head in part.heads if isinstance(head, Head)]
         first = heads[0]
         kvs = sorted({head.kv for head in heads})
@@ -118,7 +114,7 @@ class AttentionWriter:
         which: str,
         name: str | None = None,
     ) -> ir.Value:
-        """[n_kv, group, AR, head_dim], normalised by head where the source does so."""
+        """Return [n_kv, group, AR, head_dim], normalised by head if the source does so."""
         n_kv, group, dim = dims
         norms = [
             source.rows
@@ -162,7 +158,7 @@ class AttentionWriter:
     def _rotated(
         self, heads: ir.Value, specs: Sequence[Head], which: str, scale: float
     ) -> ir.Value:
-        """Rotary embedding of the first elements of each head."""
+        """Apply the rotary embedding to the first elements of each head."""
         head = specs[0]
         if not head.width:
             return heads
@@ -212,7 +208,7 @@ class AttentionWriter:
         return transfer_encoding(scaled, [heads], scale)
 
     def _snapped(self, scale: float, dim: int) -> float:
-        """The number that a measured scale stands for."""
+        """Return the exact number that a measured scale stands for."""
         for exact in (1.0, dim**-0.5):
             if abs(scale - exact) <= self.writer.roots.precision.snap * exact:
                 return exact
@@ -236,7 +232,7 @@ class AttentionWriter:
 
 
 def _below(source: Source, dim: int) -> Source:
-    """What a normalisation by head is of; other sources as they are."""
+    """Return the input of a normalisation by head; other sources unchanged."""
     rows = source.rows
     if isinstance(rows, NormedActivation) and rows.group == dim:
         assert rows.parent is not None  # noqa: S101  (always given)
@@ -247,7 +243,7 @@ def _below(source: Source, dim: int) -> Source:
 
 
 def _origins(heads: Sequence[Head], name: str) -> list[ir.Value]:
-    """What a value of the canonical attention is in the source, head by head."""
+    """Return the counterparts in the source of a canonical value, head by head."""
     return [value for head in heads for which, value in head.origins if which == name]
 
 

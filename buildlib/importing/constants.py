@@ -1,4 +1,4 @@
-"""Values that do not depend on the text: numbers that are folded, and weights that are not read."""
+"""Values that do not depend on the text: folded numbers, and weights, which are not read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,13 +22,13 @@ _DIRECT = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply}
 
 
 class Constants:
-    """Computes with numbers, and looks through operators on weights."""
+    """Folds numbers, and looks through operators on weights."""
 
     def __init__(self, opset: int) -> None:
         self.opset = opset
 
     def computed(self, node: ir.Node, inputs: list[AbstractValue | None]) -> list[AbstractValue]:
-        """The outputs of a node whose inputs are all numbers or weights."""
+        """Compute the outputs of a node whose inputs are all numbers or weights."""
         first = inputs[0] if inputs else None
         if isinstance(first, Weight) and node.op_type in _LAZY:
             lazy = self._lazy(node, first, inputs[1:])
@@ -48,7 +48,7 @@ class Constants:
     def _lazy(
         self, node: ir.Node, weight: Weight, parameters: list[AbstractValue | None]
     ) -> Weight | None:
-        """A weight seen through an operator that keeps its two dimensions apart."""
+        """Return a weight seen through an operator that keeps its two dimensions apart."""
         if node.op_type in layout.PASS_THROUGH:
             to = node.attributes.get_int("to", None)
             floating = to is None or ir.DataType(to).is_floating_point()
@@ -67,7 +67,7 @@ class Constants:
 
 
 def initializer(value: ir.Value) -> AbstractValue:
-    """A weight, or at once the numbers of what is small or no weight."""
+    """Return a weight, or the numbers of a small or non-float tensor."""
     tensor = value.const_value
     if tensor is None:
         raise Refusal(f"initializer {value.name} has no numbers")
@@ -79,7 +79,7 @@ def initializer(value: ir.Value) -> AbstractValue:
 
 
 def constant(node: ir.Node) -> AbstractValue:
-    """The numbers of a Constant; one that holds a tensor is as good as an initializer."""
+    """Return the numbers of a Constant; one that holds a tensor is treated as an initializer."""
     for name in ("value", "value_float", "value_int", "value_floats", "value_ints"):
         if name not in node.attributes:
             continue
@@ -94,14 +94,14 @@ def constant(node: ir.Node) -> AbstractValue:
 
 
 def shape_of(node: ir.Node, value: AbstractValue) -> Concrete:
-    """The result of a Shape."""
+    """Return the result of a Shape."""
     start = node.attributes.get_int("start", 0)
     end = node.attributes.get_int("end", None)
     return Concrete(np.array(value.shape[start:end], dtype=np.int64))
 
 
 def arrays_of(values: list[AbstractValue | None]) -> list[Numbers | None]:
-    """The numbers of parameters such as shapes and axes; None for one that has none."""
+    """Return the numbers of parameters such as shapes and axes; None for an absent one."""
     known = [part.concrete if isinstance(part, Weight) else part for part in values]
     return [part.array if isinstance(part, Concrete) else None for part in known]
 
@@ -109,11 +109,7 @@ def arrays_of(values: list[AbstractValue | None]) -> list[Numbers | None]:
 def fold(
     node: ir.Node, inputs: Sequence[npt.NDArray[Any] | None], opset: int
 ) -> list[npt.NDArray[Any]]:
-    """The outputs of `node`.
-
-    Raises:
-        Refusal: an operator that onnx has no reference of, or which cannot take these inputs.
-    """
+    """Compute the outputs of `node`."""
     largest = max((array.size for array in inputs if array is not None), default=0)
     if largest > _LARGEST:
         raise Refusal(f"would be computed while importing, on {largest:,} elements", node)
@@ -150,7 +146,7 @@ def fold(
 
 
 def _check_made(node: ir.Node, inputs: Sequence[npt.NDArray[Any]]) -> None:
-    """Refuse to make what its few inputs say is large."""
+    """Refuse operators whose few inputs ask for a large output."""
     size = 0.0
     if node.op_type == "ConstantOfShape" and inputs:
         size = float(np.prod(inputs[0].astype(np.float64)))

@@ -32,7 +32,7 @@ Handler = Callable[[ir.Node, list[AbstractValue | None]], AbstractValue]
 
 
 class Elementwise:
-    """Everything that computes each element from those in the same place."""
+    """Interprets operators that compute each element from the elements in its place."""
 
     def __init__(
         self,
@@ -63,11 +63,7 @@ class Elementwise:
         }
 
     def apply(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
-        """The result of `node`.
-
-        Raises:
-            Refusal: no operator of a decoder, or not on such inputs.
-        """
+        """Return the result of `node`."""
         first = inputs[0]
         handler = self._handlers.get(node.op_type)
         if handler is not None:
@@ -132,7 +128,7 @@ class Elementwise:
     def _joined(
         self, node: ir.Node, first: LinearForm, second: LinearForm, kind: str
     ) -> LinearForm:
-        """Two activations, element by element."""
+        """Combine two activations, element by element."""
         left, right = (
             self.resolver.resolve(first, operand(node, 0)),
             self.resolver.resolve(second, operand(node, 1)),
@@ -253,7 +249,7 @@ class Elementwise:
         raise Refusal("is not supported on these inputs", node)
 
     def _swish(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
-        """X * sigmoid(x), which has no operator in this opset."""
+        """Write x * sigmoid(x), which has no operator in this opset."""
         alpha = node.attributes.get_float("alpha", 1.0)
         if not isinstance(inputs[0], LinearForm) or alpha != 1.0:
             raise Refusal("is not supported on these inputs", node)

@@ -1,4 +1,4 @@
-"""Encodings of values that the canonical graph has in another form than the source."""
+"""Transfer of encodings to values that the canonical graph has in another form than the source."""
 
 from collections.abc import Iterable
 
@@ -16,9 +16,9 @@ _SAME = 1e-6  # of scales that files round
 def transfer_encoding(
     value: ir.Value, sources: Iterable[ir.Value], factor: float = 1.0
 ) -> ir.Value:
-    """Give `value`, which has `factor` times the numbers of `sources`, an encoding for them all.
+    """Give `value`, which is `factor` times `sources`, an encoding that covers them all.
 
-    It keeps what it has when one of them has none, or theirs cannot be joined.
+    `value` keeps its own if a source has none, or if theirs cannot be united.
     """
     found = [encoding_of(source) for source in {id(source): source for source in sources}.values()]
     known = [encoding for encoding in found if encoding is not None]
@@ -30,7 +30,7 @@ def transfer_encoding(
 
 
 def transfer_from_view(weight: Weight, view: ir.Value) -> None:
-    """Give a weight that has no encoding that of its cast, transpose or reshape `view`."""
+    """Give a weight without an encoding that of its cast, transpose or reshape `view`."""
     given = encoding_of(view)
     if given is None or weight.source is view or encoding_of(weight.source) is not None:
         return
@@ -48,9 +48,9 @@ def transfer_from_view(weight: Weight, view: ir.Value) -> None:
 def reshape_encoding(
     encoding: Encoding, before: tuple[int, ...], after: tuple[int, ...]
 ) -> Encoding:
-    """The encoding of a tensor that gained or lost dimensions of 1.
+    """Return the encoding of a tensor that gained or lost dimensions of 1.
 
-    An axis of size 1 is none that could be found again: it becomes the operator's own.
+    An axis of size 1 cannot be found again: it becomes the operator's own.
 
     Raises:
         EncodingsError: the tensor has no such axis.
@@ -66,7 +66,7 @@ def reshape_encoding(
 
 
 def check_caches(model: ir.Model, roles: Iterable[Role]) -> None:
-    """What is written to a cache is read from it: encodings must mean the same by its integers.
+    """Check that a cache's output and input, which it feeds, have encodings of the same meaning.
 
     Raises:
         EncodingsError: names the input and the output that contradict each other.
@@ -100,7 +100,7 @@ def _in_words(encoding: Encoding) -> str:
 
 
 def union_encoding(encodings: list[Encoding]) -> Encoding | None:
-    """The per-tensor grid that covers all of these; None when they differ in kind."""
+    """Return the per-tensor encoding that covers all of these, or None if they differ in kind."""
     first = encodings[0]
     if all(_grid(encoding) == _grid(first) for encoding in encodings):
         return first
@@ -118,7 +118,7 @@ def union_encoding(encodings: list[Encoding]) -> Encoding | None:
 
 
 def scale_encoding(encoding: Encoding, factor: float) -> Encoding:
-    """The encoding of `factor` times the numbers; a negative factor mirrors the range."""
+    """Return the encoding of `factor` times the numbers; a negative factor mirrors the range."""
     if encoding.dtype != "INT" or factor == 1.0:
         return encoding
     update: dict[str, object] = {"scale": tuple(step * abs(factor) for step in encoding.scale)}

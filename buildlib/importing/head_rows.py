@@ -1,4 +1,4 @@
-"""What single heads are made of: which features of which activation, rotated how."""
+"""Composition of single heads: their features, activation and rotation."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -61,11 +61,7 @@ class CacheRows:
 
 
 def head_rows(roots: RootTensors, form: LinearForm) -> HeadRows:
-    """Understand a form [rows, head_dim].
-
-    Raises:
-        Refusal: it is no head, or turned in a way that hosts have no tables for.
-    """
+    """Interpret a form [rows, head_dim] as rows of heads."""
     n_rows, dim = form.shape
     present = [part != NO_TERM for part in form.ids]
     low = np.min(
@@ -103,11 +99,7 @@ def head_rows(roots: RootTensors, form: LinearForm) -> HeadRows:
 
 
 def cache_rows(roots: RootTensors, form: LinearForm, past: int) -> CacheRows:
-    """Understand keys or values [batch, CL, head_dim].
-
-    Raises:
-        Refusal: they are not a cache followed by the new entries of the same head.
-    """
+    """Interpret keys or values [batch, CL, head_dim] as a cache and new entries."""
     if len(form.ids) != 1 or not isinstance(form.coefs[0], float):
         raise Refusal("keys or values change after they were joined with the cache")
     ids = form.ids[0]
@@ -136,7 +128,7 @@ def cache_rows(roots: RootTensors, form: LinearForm, past: int) -> CacheRows:
 
 
 def _cache_heads(cache: PastCache, ids: Ids) -> Ids:
-    """Which heads of the cache [batch, past, head_dim] are, having checked that they are heads."""
+    """Return which heads of the cache [batch, past, head_dim] are; check that they are heads."""
     _, past, dim = ids.shape
     first = ids[:, 0, 0] - cache.offset
     along = [int(ids[0, 1, 0] - ids[0, 0, 0]) if past > 1 else 0]
@@ -159,7 +151,7 @@ def _cache_heads(cache: PastCache, ids: Ids) -> Ids:
 
 
 def _expand_joined(roots: RootTensors, form: LinearForm) -> LinearForm:
-    """A form of elements of frozen forms as what those are made of."""
+    """Replace elements of joined forms by the elements they are made of."""
     ids = form.ids[0]
     base = roots.single_owner(ids)
     if isinstance(base, JoinedForm):

@@ -1,4 +1,4 @@
-"""The import pass: any supported export of a decoder in, the canonical graph out."""
+"""Import pass: from any supported export of a decoder to the canonical graph."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ _TOLERANCE = 2e-3  # what float16 leaves of a cosine; coarser types say so thems
 
 @dataclass(frozen=True)
 class RopeTables:
-    """A rotary embedding that a source computes itself, for hosts to compare theirs with.
+    """Rotary embedding that a source computes itself, to compare with that of hosts.
 
     Attributes:
         first: the position of the first row.
@@ -65,9 +65,9 @@ class RopeTables:
 
 
 class ImportModel(Pass):
-    """Rewrites an export to the canonical graph, by what it computes.
+    """Rewrites an export to the canonical graph, by interpreting what it computes.
 
-    A model that is canonical already is only brought to the shape.
+    A model in canonical form is only brought to the shape.
 
     Attributes:
         shape: that it is brought to; None keeps the export's own.
@@ -87,7 +87,7 @@ class ImportModel(Pass):
         self._path = Path()
 
     def run(self, source: Path, target: Path) -> Path:
-        """As every pass; errors name `source`.
+        """Run the pass; errors name `source`.
 
         Raises:
             UnsupportedGraphError: something in it has no canonical form.
@@ -97,7 +97,7 @@ class ImportModel(Pass):
         return super().run(source, target)
 
     def transform(self, model: ir.Model) -> ir.Model:
-        """A new model, or `model` itself when it is canonical."""
+        """Return a new model, or `model` itself if it is canonical."""
         if is_canonical(model):
             own = interface.model_shape(model)
             if self.shape is None or self.fixed_keep_theirs or self.shape == own:
@@ -171,7 +171,7 @@ def _is_canonical(node: ir.Node) -> bool:
 
 
 def _is_weight(value: ir.Value | None) -> bool:
-    """Whether a value is kept in the file; some are kept in another type than they are used in."""
+    """Whether a value is stored in the file, possibly in another type than it is used in."""
     if value is None:
         return False
     maker = value.producer()
@@ -187,7 +187,7 @@ def _interpret(model: ir.Model, roles: list[Role], probe: Probe) -> Interpreter:
 
 
 def _check_opset(model: ir.Model) -> None:
-    """Refuse what meant something else in its opset than it is read as."""
+    """Refuse operators that meant something else in their opset."""
     opset = model.opset_imports.get("", 0)
     if opset < _OLDEST_OPSET:
         raise Refusal(f"it has opset {opset}; the oldest that is understood is {_OLDEST_OPSET}")
@@ -216,7 +216,7 @@ def _unsupported_error(path: Path, model: ir.Model, refusal: Refusal) -> Unsuppo
 
 
 def check_rotation(rope: RopeTables | None, config: DecoderConfig, path: Path) -> None:
-    """Compare what a source computed itself with what hosts will feed in its place.
+    """Compare the rotary embedding that a source computes with the one that hosts will feed.
 
     Args:
         rope: of the source; None when it took cosines and sines from its host already.

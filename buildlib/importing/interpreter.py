@@ -1,4 +1,4 @@
-"""Reads the source node by node, and writes what it finds to the canonical graph."""
+"""Interpreter that reads the source node by node and writes the canonical graph."""
 
 from collections import Counter
 
@@ -35,7 +35,7 @@ _ILL_TYPED = (ValueError, IndexError, KeyError, TypeError, ArithmeticError, Memo
 
 
 class Interpreter:
-    """One reading of one model.
+    """Interprets one model once.
 
     Attributes:
         values: what is known of the values that are still needed.
@@ -68,11 +68,7 @@ class Interpreter:
                 self.values[role.value] = known
 
     def run(self) -> None:
-        """Read all nodes.
-
-        Raises:
-            Refusal: at the first that has no canonical form.
-        """
+        """Interpret all nodes."""
         outputs = set(self.model.graph.outputs)
         left = Counter(value for node in self.model.graph for value in node.inputs)
         for node in self.model.graph:
@@ -88,7 +84,7 @@ class Interpreter:
                     del self.values[used]
 
     def _results(self, node: ir.Node, inputs: list[AbstractValue | None]) -> list[AbstractValue]:
-        """What is known of a node's outputs; refusals name the node."""
+        """Return the abstract values of a node's outputs; refusals name the node."""
         try:
             return self._read(node, inputs)
         except Refusal as refusal:
@@ -129,7 +125,7 @@ class Interpreter:
         return self._computed(node, inputs)
 
     def _check_cast(self, node: ir.Node, value: AbstractValue) -> None:
-        """A cast leaves numbers as they are only to a type that can hold them."""
+        """Check that a cast keeps its numbers: the type must hold them."""
         if node.op_type == "Cast":
             to = ir.DataType(node.attributes["to"].as_int())
         elif node.op_type == "CastLike" and (like := node.inputs[1]) is not None and like.dtype:
@@ -144,7 +140,7 @@ class Interpreter:
             raise Refusal(f"turns {describe(value)} into {to.name}", node)
 
     def _value(self, value: ir.Value) -> AbstractValue:
-        """What is known of a value; ids of caches are large, and made when they are needed."""
+        """Return the abstract value of a value; large ids of caches are made when needed."""
         cache = self._caches.pop(value, None)
         if cache is not None:
             self.values[value] = self.roots.form_of(cache, cache.dims)
@@ -213,7 +209,7 @@ class Interpreter:
         raise Refusal(f"multiplies {describe(first)} with {describe(second)}", node)
 
     def _follow_rotations(self) -> None:
-        """What was marked is of the attention that was just written, or of one to come."""
+        """Transfer encodings marked since the last attention to its rotations."""
         if not self.layers.rotations_written:
             return
         tables = self.attention.tables
@@ -224,7 +220,7 @@ class Interpreter:
         self.marks.clear()
 
     def _inherit(self, result: AbstractValue, value: ir.Value) -> None:
-        """An encoding on a mere rearrangement is one of what it rearranges."""
+        """Give an encoding on a mere rearrangement to the rearranged value."""
         if isinstance(result, Weight):
             transfer_from_view(result, value)
         if not isinstance(result, LinearForm) or encoding_of(value) is None:

@@ -12,14 +12,14 @@ from buildlib.importing.writer import Writer
 
 
 class Normalisations:
-    """Recognises each, and has it written once its gain is known."""
+    """Recognises normalisations, and writes each once its gain is known."""
 
     def __init__(self, writer: Writer, resolver: ActivationResolver) -> None:
         self.writer = writer
         self.resolver = resolver
 
     def mean(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
-        """The mean of squares."""
+        """Take the mean of squares."""
         stat = inputs[0]
         axes: list[int] = []
         if len(inputs) > 1 and isinstance(inputs[1], Concrete):
@@ -37,7 +37,7 @@ class Normalisations:
         return NormStep(stat.source, tuple(dims), "mean", axis)
 
     def root(self, node: ir.Node, stat: NormStep, kind: str | None = None) -> NormStep:
-        """The root of the mean, or what is one over it."""
+        """Take the root of the mean, or its inverse."""
         following = {("Sqrt", "mean"): "root", ("Reciprocal", "root"): "inverse"}
         stage = following.get((kind or node.op_type, stat.stage))
         if stage is None:
@@ -45,14 +45,14 @@ class Normalisations:
         return stat.at(stage)
 
     def normed(self, node: ir.Node, form: LinearForm, stat: NormStep, index: int) -> LinearForm:
-        """X / sqrt(mean(x^2) + eps), with a gain of one until it is multiplied."""
+        """Divide x by sqrt(mean(x^2) + eps), with a gain of one until it is multiplied."""
         if not same_form(form, stat.source):
             raise Refusal("divides a tensor by the size of another one", node)
         placed = self.resolver.resolve(form, operand(node, index))
         return self._normalised(node, form, placed, stat.axis, stat.epsilon)
 
     def operator(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
-        """A normalisation that is one operator."""
+        """Interpret a normalisation that is one operator."""
         form, gain = inputs[:2]
         epsilon = node.attributes.get_float("epsilon", 1e-5)
         axis = node.attributes.get_int("axis", -1)
@@ -74,7 +74,7 @@ class Normalisations:
         concrete: Concrete,
         index: int,
     ) -> LinearForm:
-        """What was normalised, times a number for each of its features."""
+        """Multiply a normalised activation with a number for each of its features."""
         placed = self.resolver.resolve(form, operand(node, index))
         numbers = np.broadcast_to(concrete.array, form.shape)
         vector = feature_vector(placed, numbers, base.group)
@@ -106,7 +106,7 @@ class Normalisations:
 
 
 def operand(node: ir.Node, index: int) -> ir.Value:
-    """The value of the source that input `index` is."""
+    """Return the value of the source that is input `index`."""
     value = node.inputs[index]
     assert value is not None  # noqa: S101  (it has a form)
     return value

@@ -1,4 +1,4 @@
-"""How exactly a source computes, told by the types that its operators take."""
+"""Precision of a source, told by the types that its operators take."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 @dataclass(frozen=True)
 class Precision:
-    """How far numbers that the source computes may be from those that they stand for.
+    """Tolerances for numbers that the source computes.
 
     Attributes:
         tolerance: of cosines and sines, and of what heads are scaled by.
@@ -31,7 +31,7 @@ _COARSER: Mapping[ir.DataType, Precision] = MappingProxyType(
 
 
 def precision_of(model: ir.Model) -> Precision:
-    """That of the coarsest type that an operator computes with; a Cast of a weight is none."""
+    """Return the precision of the coarsest type computed with, casts of weights aside."""
     kinds = {value.dtype for value in model.graph.inputs}
     for node in model.graph:
         if node.op_type == "Cast":

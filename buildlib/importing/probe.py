@@ -1,4 +1,4 @@
-"""The sizes at which the source is read, and numbers for what a host feeds besides tokens."""
+"""Sizes at which the source is interpreted, and numbers for inputs other than tokens."""
 
 import math
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ _MOST_NUMBERS = 1 << 30  # in one input: AR 8192 at CL 131072 has as many in its
 
 @dataclass(frozen=True)
 class Probe:
-    """Sizes of the source as it is read.
+    """Sizes at which a source is interpreted.
 
     Attributes:
         is_fixed: they are the export's own, not chosen here.
@@ -42,7 +42,7 @@ class Probe:
         return self.ar + self.past
 
     def dims(self, role: Role) -> tuple[int, ...]:
-        """The shape of an input, symbols bound."""
+        """Return the shape of an input, with symbols bound."""
         shape = role.value.shape
         assert shape is not None  # noqa: S101  (a role needs a rank)
         wanted = _required_sizes(role, len(shape), self)
@@ -58,7 +58,7 @@ class Probe:
         return dims
 
     def numbers(self, role: Role) -> npt.NDArray[Any]:
-        """What a host would feed for all slots full: mask, positions, cosines and sines."""
+        """Return what a host feeds with all slots full: mask, positions, cosines, sines."""
         dims = self.dims(role)
         assert role.value.dtype is not None  # noqa: S101  (a role needs a type)
         dtype = role.value.dtype.numpy()
@@ -76,7 +76,7 @@ class Probe:
     def fed_tables(
         self, roles: Iterable[Role]
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
-        """Cosines and sines [AR, width/2] that the host feeds; None when the source makes them."""
+        """Return cosines and sines [AR, width/2] from the host, or None."""
         found: dict[str, npt.NDArray[np.float64]] = {}
         for role in roles:
             if role.kind in {"cos", "sin"}:
@@ -86,7 +86,7 @@ class Probe:
         return (found["cos"], found["sin"]) if len(found) == 2 else None
 
     def visible(self) -> npt.NDArray[np.bool_]:
-        """Which slots [AR, CL] each token may see; of one token the past would tell nothing."""
+        """Return the slots [AR, CL] each token may see, with holes if a host can hide slots."""
         slots = np.arange(self.cl)
         seen = slots[None] <= self.past + np.arange(self.ar)[:, None]
         if self.holes:
@@ -103,11 +103,7 @@ class Probe:
 
 
 def find_probe(roles: list[Role]) -> Probe:
-    """The sizes that the inputs agree on.
-
-    Raises:
-        Refusal: they contradict each other, or leave the length of the past open.
-    """
+    """Return the sizes that the inputs agree on."""
     tokens = next(role for role in roles if role.kind in {"ids", "embeds"})
     mask = next((role for role in roles if role.kind == "mask"), None)
     ar = _size(tokens, 1) if tokens.kind == "embeds" or _rank(tokens) > 1 else _size(tokens, 0)
@@ -128,7 +124,7 @@ def find_probe(roles: list[Role]) -> Probe:
 
 
 def cache_axis(role: Role, past: int) -> int | None:
-    """The axis of a cache that counts tokens, if its shape tells."""
+    """Return the axis of a cache that counts tokens, if its shape tells."""
     shape = role.value.shape
     assert shape is not None  # noqa: S101  (a role needs a rank)
     free = [a for a in range(1, len(shape)) if not isinstance(shape[a], int)]
@@ -139,7 +135,7 @@ def cache_axis(role: Role, past: int) -> int | None:
 
 
 def _required_sizes(role: Role, rank: int, probe: Probe) -> dict[int, int]:
-    """Sizes that some axes must have."""
+    """Return the sizes that some axes must have."""
     if role.kind == "mask":
         return {0: 1, rank - 1: probe.cl} | ({rank - 2: probe.ar} if rank > 3 else {})
     if role.kind == "embeds":

@@ -11,14 +11,14 @@ from buildlib.importing.writer import Writer
 
 
 class Projections:
-    """Writes each as a Gemm on the weight's own bytes."""
+    """Writes each projection as a Gemm on the weight's own bytes."""
 
     def __init__(self, writer: Writer, resolver: ActivationResolver) -> None:
         self.writer = writer
         self.resolver = resolver
 
     def matmul(self, node: ir.Node, form: LinearForm, weight: Weight) -> LinearForm:
-        """[..., in] times [in, out]."""
+        """Multiply [..., in] with [in, out]."""
         if len(weight.dims) != 2:
             raise Refusal(f"multiplies with a weight of shape {list(weight.dims)}", node)
         return self._project(node, form, weight, transposed=weight.transposed)
@@ -26,7 +26,7 @@ class Projections:
     def gemm(
         self, node: ir.Node, form: LinearForm, weight: Weight, bias: AbstractValue | None
     ) -> LinearForm:
-        """[rows, in] times [in, out], or [out, in] with transB."""
+        """Multiply [rows, in] with [in, out], or with [out, in] if transB."""
         numbers = {name: node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")}
         flags = {name: bool(node.attributes.get_int(name, 0)) for name in ("transA", "transB")}
         if flags["transA"] or set(numbers.values()) != {1.0}:
@@ -37,7 +37,7 @@ class Projections:
     def conv(
         self, node: ir.Node, form: LinearForm, weight: Weight, bias: AbstractValue | None
     ) -> LinearForm:
-        """[1, in, ...] with a kernel [out, in, 1, ...] in the place of a Linear."""
+        """Interpret a convolution of [1, in, ...] with a kernel [out, in, 1, ...] as a Linear."""
         dims = weight.dims
         plain = all(
             set(node.attributes[name].as_ints()) == {neutral}
@@ -57,7 +57,7 @@ class Projections:
     def bias(
         self, rows: Activation, numbers: Numbers, source: Concrete, origin: ir.Value
     ) -> Activation | None:
-        """The projection with a bias [out] added, or None when `rows` is not one without."""
+        """Add a bias [out] to a projection; return None if `rows` is not one without a bias."""
         projected = unbiased_projection(rows)
         if projected is None or projected.parent is None or projected.weight is None:
             return None
@@ -105,7 +105,7 @@ class Projections:
 
 
 def vector_value(writer: Writer, numbers: Numbers, source: Concrete, name: str) -> ir.Value:
-    """A vector in the canonical graph: the source's own initializer where it has these numbers."""
+    """Return a vector in the canonical graph, the source's own initializer if equal."""
     if source.source is not None and np.array_equal(source.array.reshape(-1), numbers):
         return writer.parameter(source.source, (numbers.size,))
     return writer.constant(name, numbers)

@@ -1,10 +1,10 @@
-"""How the importer's inner functions say no; the pass turns it into an error for the user."""
+"""`Refusal`, by which inner functions reject a source; the pass makes it an error for users."""
 
 import onnx_ir as ir
 
 
 class Refusal(Exception):  # noqa: N818  (never seen outside this package)
-    """Something of the source that has no canonical form.
+    """A part of the source has no canonical form.
 
     Attributes:
         node: where; None when it is the model as a whole.

@@ -1,4 +1,4 @@
-"""From a form back to an activation of the canonical graph, cutting and joining where needed."""
+"""Resolution of linear forms to activations of the canonical graph, by cutting and joining."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Placement:
-    """An activation, and where each element of a form lies in it.
+    """An activation, and the place of each element of a form in it.
 
     Attributes:
         token: of each element; a form need not have all tokens.
@@ -53,14 +53,14 @@ class Placement:
         return np.asarray(self.token * self.rows.features + self.feature)
 
     def move_to(self, rows: Activation, node: ir.Node) -> LinearForm:
-        """The same arrangement of another activation with as many features."""
+        """Return the same arrangement of another activation with as many features."""
         if rows.features != self.rows.features:
             raise Refusal("changes the number of features", node)
         return LinearForm((rows.offset + self.local,))
 
 
 class ActivationResolver:
-    """Finds or writes the activation that holds just what a form refers to.
+    """Finds or writes the activation that holds exactly the elements of a form.
 
     Args:
         attend: writes the attention of all heads of a layer.
@@ -78,11 +78,7 @@ class ActivationResolver:
         self._joined: dict[tuple[tuple[int, int, int], ...], Activation] = {}
 
     def resolve(self, form: LinearForm, origin: ir.Value) -> Placement:
-        """The activation that has the form's elements and no others.
-
-        Raises:
-            Refusal: they are no activation, or depend on positions.
-        """
+        """Return the activation that has exactly the elements of the form."""
         if form.varies or len(form.ids) != 1:
             raise Refusal("uses position-dependent values outside a rotary embedding")
         pieces, token, feature = self._trace(form.ids[0])
@@ -95,7 +91,7 @@ class ActivationResolver:
         return Placement(scaled, token, feature)
 
     def join(self, pieces: Sequence[Piece], origin: ir.Value) -> Activation:
-        """The activation made of these pieces, in order."""
+        """Return the activation made of these pieces, in order."""
         key = tuple((piece.rows.offset, piece.start, piece.stop) for piece in pieces)
         if key in self._joined:
             return self._joined[key]
@@ -133,7 +129,7 @@ class ActivationResolver:
         return self._joined[key]
 
     def _trace(self, ids: Ids) -> tuple[list[Piece], Ids, Ids]:
-        """Pieces in order of appearance, and token and feature (in their join) of each element."""
+        """Return pieces in order of appearance, and token and joined feature of each element."""
         base = self.roots.single_owner(ids)
         if isinstance(base, Activation) and ids.size == base.size:
             ordered = self._ordered(base, ids)
@@ -172,7 +168,7 @@ class ActivationResolver:
         return pieces, token, result
 
     def _ordered(self, base: Activation, ids: Ids) -> tuple[Ids, Ids] | None:
-        """Token and feature of a whole base in its own order, without computing them."""
+        """Return token and feature of a whole activation in order, without computing them."""
         ar, features = self.roots.ar, base.features
         if ids.shape[-2:] != (ar, features) or (np.diff(ids.reshape(-1)) != 1).any():
             return None
@@ -200,7 +196,7 @@ class ActivationResolver:
 
 
 def feature_vector(placed: Placement, numbers: Numbers, period: int) -> Floats | None:
-    """`numbers`, of the form's shape, by feature modulo `period`; None if that is not all."""
+    """Return `numbers` by feature modulo `period`, or None if they differ between tokens."""
     vector = np.zeros(period, dtype=np.float64)
     where = placed.feature % period
     vector[where.reshape(-1)] = numbers.reshape(-1)
@@ -208,7 +204,7 @@ def feature_vector(placed: Placement, numbers: Numbers, period: int) -> Floats |
 
 
 def unbiased_projection(rows: Activation) -> ProjectedActivation | None:
-    """The projection that could still take a bias."""
+    """Return the projection that can still take a bias, or None."""
     if isinstance(rows, ProjectedActivation) and rows.bias is None and rows.value is None:
         return rows
     return None

@@ -1,4 +1,4 @@
-"""What the inputs of an export are, told by name, type and rank, not by whose export it is."""
+"""Roles of the inputs of an export, told by name, type and rank, whoever exported it."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _HEAD = {"h", "head", "heads"}
 
 @dataclass(frozen=True)
 class Role:
-    """What one input is for.
+    """Role of one input.
 
     Attributes:
         layer: of a key or value cache.
@@ -31,11 +31,7 @@ class Role:
 
 
 def find_roles(model: ir.Model) -> list[Role]:
-    """The role of every input that is used.
-
-    Raises:
-        Refusal: no tokens, no caches, an input of no known role, or two of the same.
-    """
+    """Return the role of every used input."""
     held = set(model.graph.initializers.values())
     inputs = [value for value in model.graph.inputs if value not in held]
     roles = [_role(value) for value in inputs]
@@ -56,7 +52,7 @@ def find_roles(model: ir.Model) -> list[Role]:
 
 
 def cache_name(name: str) -> tuple[Literal["key", "value"], int, int | None] | None:
-    """Kind, layer and head that the name of a cache input or output tells; None for others."""
+    """Return kind, layer and head from the name of a cache input or output, or None."""
     rest = re.sub(r"^past_?key_?values?(?=\W|_|$)", "kv", name.lower())
     tokens = re.findall(r"[a-z]+|\d+", rest)
     numbers: list[int] = []

@@ -1,7 +1,7 @@
-"""The tensors that the source's elements are traced back to, and which element is which.
+"""Root tensors: those to which the elements of all others are traced back.
 
-A base owns a range of ids. Row bases are activations [AR, features], written to the canonical
-graph: their element of token t and feature f has the id `offset + t * features + f`.
+A root tensor owns a range of ids. An activation [AR, features] is written to the canonical graph:
+its element of token t and feature f has the id `offset + t * features + f`.
 """
 
 from bisect import bisect_right
@@ -69,7 +69,7 @@ class NormedActivation(Activation):
 
 @dataclass(eq=False)
 class ProjectedActivation(Activation):
-    """x times a weight; a bias may follow.
+    """X times a weight; a bias may follow.
 
     Attributes:
         parent: x.
@@ -101,14 +101,14 @@ class PastCache(RootTensor):
 
 @dataclass(eq=False)
 class JoinedForm(RootTensor):
-    """A form that was joined with a cache; the ids are those of its elements, row-major."""
+    """A form that was joined with a cache; ids are those of its elements, row-major."""
 
     form: LinearForm
 
 
 @dataclass(eq=False)
 class AttentionOutput(Activation):
-    """What the heads of one product of probabilities and values give.
+    """The output of the heads of one product of probabilities and values.
 
     Attributes:
         heads: which these are, in the order of the features.
@@ -122,7 +122,7 @@ AnyRoot = TypeVar("AnyRoot", bound=RootTensor)
 
 @dataclass
 class RootTensors:
-    """All bases of a model, by id."""
+    """All root tensors of a model, by id."""
 
     ar: int
     precision: Precision = SINGLE
@@ -131,7 +131,7 @@ class RootTensors:
     _end: int = 0
 
     def add(self, base: AnyRoot) -> AnyRoot:
-        """Register a base made with `offset=end`."""
+        """Register a root tensor made with `offset=end`."""
         self._all.append(base)
         self._offsets.append(base.offset)
         self._end = base.offset + base.size
@@ -143,11 +143,11 @@ class RootTensors:
         return self._end
 
     def owner(self, number: int) -> RootTensor:
-        """The base that an id belongs to."""
+        """Return the root tensor that an id belongs to."""
         return self._all[bisect_right(self._offsets, number) - 1]
 
     def single_owner(self, ids: Ids) -> RootTensor | None:
-        """The base that all of the ids belong to, if it is one."""
+        """Return the one root tensor that all ids belong to, or None."""
         present = ids if ids.size and int(ids.min()) != NO_TERM else ids[ids != NO_TERM]
         if not present.size:
             return None
@@ -155,7 +155,7 @@ class RootTensors:
         return base if int(present.max()) < base.offset + base.size else None
 
     def owners(self, ids: Ids) -> tuple[list[RootTensor], Ids]:
-        """The bases that ids belong to, and by id the index of its own."""
+        """Return the root tensors that ids belong to, and for each id the index of its own."""
         owners: list[RootTensor] = []
         owner = np.full_like(ids, -1)
         while (left := ids[owner < 0]).size:
@@ -167,11 +167,11 @@ class RootTensors:
         return owners, owner
 
     def form_of(self, base: RootTensor, dims: tuple[int, ...]) -> LinearForm:
-        """All of a base as a form of shape `dims`."""
+        """Return a whole root tensor as a form of shape `dims`."""
         return LinearForm((np.arange(base.offset, base.offset + base.size).reshape(dims),))
 
 
 def token_and_feature(rows: Activation, ids: Ids) -> tuple[Ids, Ids]:
-    """Token and feature of each element."""
+    """Return token and feature of each element."""
     local = ids - rows.offset
     return local // rows.features, local % rows.features

@@ -1,4 +1,4 @@
-"""Encodings of the steps of a rotary embedding, found again in the source by their numbers."""
+"""Encodings of the steps of a rotary embedding, found in the source by their numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ WHOLE: Step = ("both", "rotated")
 
 @dataclass(frozen=True)
 class RotationSteps:
-    """The rotation of one layer's queries or keys in the canonical graph.
+    """Rotation of one layer's queries or keys in the canonical graph.
 
     Attributes:
         heads: where each head begins: the activation and its feature.
@@ -41,7 +41,7 @@ def transfer_rotation_encodings(
     tables: tuple[Floats, Floats],
     marks: Sequence[tuple[LinearForm, ir.Value]],
 ) -> None:
-    """Give each step the encoding of what it is in the source.
+    """Give each step the encoding of its counterpart in the source.
 
     Args:
         tables: cosines and sines [AR, width/2].
@@ -67,7 +67,7 @@ def transfer_rotation_encodings(
 def _steps(
     roots: RootTensors, turned: RotationSteps, tables: tuple[Floats, Floats], form: LinearForm
 ) -> dict[Step, float]:
-    """Which steps a form is, and by what scale; none when it is of other heads."""
+    """Return which steps a form is, and by what scale; none if it is of other heads."""
     half = turned.width // 2
     parts: dict[Step, float] = {}
     for term, ids in enumerate(form.ids):
@@ -98,7 +98,7 @@ def _steps(
 
 
 def _relative(roots: RootTensors, turned: RotationSteps, ids: Ids) -> tuple[Ids, Ids] | None:
-    """Token of each id and its place in its head; None when one is of no head here."""
+    """Return the token of each id and its place in its head, or None outside these heads."""
     try:
         owners, owner = roots.owners(ids)
     except Refusal:
@@ -121,6 +121,6 @@ def _relative(roots: RootTensors, turned: RotationSteps, ids: Ids) -> tuple[Ids,
 
 
 def _ratio(numbers: Floats, table: Floats) -> float | None:
-    """The one factor between two arrays; None when there is none."""
+    """Return the one factor between two arrays, or None."""
     scale = float(np.sum(numbers * table) / np.sum(table * table))
     return scale if np.allclose(numbers, scale * table, atol=1e-4 * abs(scale)) else None

@@ -1,4 +1,4 @@
-"""Operators that rearrange, take apart or join what depends on the text."""
+"""Layout operators on values that depend on the text."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ class SymbolicLayout:
     def rearranged(
         self, node: ir.Node, value: AbstractValue, parameters: list[AbstractValue | None]
     ) -> AbstractValue:
-        """The one result of an operator that only moves elements."""
+        """Return the result of an operator that only moves elements."""
         if any(part is not None and not isinstance(part, Concrete | Weight) for part in parameters):
             raise Refusal("takes shapes or indices that depend on the text", node)
         if isinstance(value, Scores):
@@ -44,7 +44,7 @@ class SymbolicLayout:
         return LinearForm(ids, coefs, value.varies)
 
     def split(self, node: ir.Node, inputs: list[AbstractValue | None]) -> list[AbstractValue]:
-        """The pieces of a Split."""
+        """Return the pieces of a Split."""
         value = inputs[0]
         sizes = arrays_of(inputs[1:])
         given = sizes[0] if sizes else None
@@ -67,7 +67,7 @@ class SymbolicLayout:
         ]
 
     def concatenated(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
-        """The result of a Concat."""
+        """Return the result of a Concat."""
         axis = layout.axis_of(node)
         scores = [part for part in inputs if isinstance(part, Scores)]
         if len(scores) == len(inputs):
@@ -112,7 +112,7 @@ class SymbolicLayout:
         return first != NO_TERM and isinstance(self.roots.owner(first), PastCache)
 
     def _frozen(self, node: ir.Node, form: LinearForm) -> LinearForm:
-        """A form of several terms under ids of its own, to be joined with a cache."""
+        """Register a form of several terms under ids of its own, to be joined with a cache."""
         if form.is_plain:
             return form
         size = form.ids[0].size
@@ -121,7 +121,7 @@ class SymbolicLayout:
 
 
 def describe(value: AbstractValue | None) -> str:
-    """What a value is, for messages."""
+    """Describe a value for messages."""
     if isinstance(value, Scores):
         return "attention scores"
     if isinstance(value, NormStep):

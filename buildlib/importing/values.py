@@ -1,9 +1,9 @@
-"""What the importer knows about a value of the source graph, at one (AR, CL).
+"""Abstract values of the source graph, at one (AR, CL).
 
 The importer runs the source on symbols instead of numbers. A token-dependent tensor is a
-`LinearForm`: an array that says, for each of its elements, which elements of root tensors it is
-made of. Reshape, Transpose, Slice, Expand and the like only move these, in any spelling, so that
-the result is what the graph computes, not how it lays it out.
+`LinearForm`: an array that tells, for each of its elements, which elements of root tensors it is
+made of. Reshape, Transpose, Slice, Expand and the like only move these, in any spelling, so the
+result shows what the graph computes, not how it lays it out.
 """
 
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class Concrete:
 
 
 def dims_in_file(source: ir.Value) -> tuple[int, ...]:
-    """The dimensions of a parameter as it is kept."""
+    """Return the dimensions of a parameter as stored."""
     tensor = source.const_value
     assert tensor is not None  # noqa: S101  (initializers have numbers)
     return tuple(int(dim) for dim in tensor.shape.numpy())
@@ -70,7 +70,7 @@ class Weight:
 
     @cached_property
     def concrete(self) -> Concrete:
-        """The numbers themselves."""
+        """The numbers of the weight."""
         tensor = self.source.const_value
         assert tensor is not None  # noqa: S101  (made from initializers alone)
         array = tensor_array(tensor)
@@ -104,11 +104,11 @@ class LinearForm:
         return len(self.ids) == 1 and isinstance(self.coefs[0], float) and self.coefs[0] == 1.0
 
     def dense(self, term: int) -> Floats:
-        """The coefficients of a term as an array."""
+        """Return the coefficients of a term as an array."""
         return np.broadcast_to(np.asarray(self.coefs[term], dtype=np.float64), self.shape)
 
     def scaled(self, factor: Numbers, *, varies: bool) -> "LinearForm":
-        """The product with numbers that broadcast with it."""
+        """Return the product with numbers that broadcast with it."""
         shape = np.broadcast_shapes(self.shape, factor.shape)
         ids = tuple(np.broadcast_to(part, shape) for part in self.ids)
         by = float(factor.reshape(())) if factor.size == 1 else factor.astype(np.float64)
@@ -120,7 +120,7 @@ class LinearForm:
         return LinearForm(ids, tuple(coefs), self.varies or varies)
 
     def plus(self, other: "LinearForm", sign: float) -> "LinearForm":
-        """The sum with another form of a shape that broadcasts with it."""
+        """Return the sum with another form of a shape that broadcasts with it."""
         shape = np.broadcast_shapes(self.shape, other.shape)
         other = other.scaled(np.asarray(sign), varies=False)
         ids = tuple(np.broadcast_to(part, shape) for part in (*self.ids, *other.ids))
@@ -152,13 +152,13 @@ class NormStep:
         return self.dims
 
     def at(self, stage: str, *, epsilon: float | None = None) -> "NormStep":
-        """The next step."""
+        """Return the next step."""
         return replace(self, stage=stage, epsilon=self.epsilon if epsilon is None else epsilon)
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Products of queries and keys, masked and normalised or not yet.
+    """Products of queries and keys, at a stage from scores to probabilities.
 
     Attributes:
         rows: for each row of CL scores, which query it is of; all dimensions but the last.

@@ -1,4 +1,4 @@
-"""Writes the canonical graph, value by value, as the source is read."""
+"""Writer of the canonical graph, value by value, as the source is interpreted."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,8 +32,7 @@ _RESERVED = {
 class Writer:
     """A `GraphBuilder` that knows activations with and without the leading 1.
 
-    Activations that connect layers are [1, AR, features], what is between projections is
-    [AR, features].
+    Activations between layers are [1, AR, features], those between projections [AR, features].
     """
 
     def __init__(self, roots: RootTensors) -> None:
@@ -42,7 +41,7 @@ class Writer:
         self._names: set[str] = set()
 
     def name(self, wanted: str) -> str:
-        """`wanted`, or that with a number when it is taken."""
+        """Return `wanted`, with a number if it is taken."""
         name, count = wanted, 1
         while name in self._names or name in _RESERVED or interface.is_kv(name):
             count += 1
@@ -51,11 +50,11 @@ class Writer:
         return name
 
     def op(self, op_type: str, inputs: list[ir.Value], name: str, **attributes: object) -> ir.Value:
-        """A node with one output."""
+        """Add a node with one output."""
         return self.builder.op(op_type, inputs, self.name(name), **attributes)
 
     def value(self, rows: Activation, *, stacked: bool) -> ir.Value:
-        """The canonical value of an activation, [1, AR, features] or [AR, features]."""
+        """Return the canonical value of an activation, [1, AR, features] or [AR, features]."""
         if rows.value is None:
             rows.value = inherit(rows.write(), rows.origin)
         if rows.stacked == stacked:
@@ -108,7 +107,7 @@ class Writer:
         transposed: bool,
         bias: ir.Value | None = None,
     ) -> ProjectedActivation:
-        """X times a weight, written when a consumer is known not to be its bias."""
+        """Register x times a weight; it is written once no bias can follow."""
         dims = _dims(weight)
         features = dims[0] if transposed else dims[1]
         base = ProjectedActivation(
@@ -133,7 +132,7 @@ class Writer:
         origin: ir.Value,
         gain: ir.Value | None,
     ) -> NormedActivation:
-        """X normalised by groups of features, written when its gain is known."""
+        """Register x normalised by groups of features; it is written once its gain is known."""
         base = NormedActivation(
             self.roots.end,
             parent.size,
@@ -150,12 +149,12 @@ class Writer:
         return self.roots.add(base)
 
     def rms_norm(self, value: ir.Value, base: NormedActivation, name: str) -> ir.Value:
-        """The normalisation itself, over the last dimension of `value`."""
+        """Write the normalisation over the last dimension of `value`."""
         gain = base.gain or self.constant(f"ones_{base.group}", np.ones(base.group, np.float32))
         return self.op("RMSNormalization", [value, gain], name, axis=-1, epsilon=base.epsilon)
 
     def constant(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
-        """A small float32 initializer; one of the same name and numbers is used again."""
+        """Return a small float32 initializer; equal ones are shared."""
         array = np.asarray(array, dtype=np.float32)
         known = self.builder.initializers.get(name)
         if known is not None:
@@ -168,7 +167,7 @@ class Writer:
         return self.builder.constant(name, array)
 
     def parameter(self, source: ir.Value, dims: tuple[int, ...]) -> ir.Value:
-        """An initializer of the source as float32 of shape `dims`, its bytes where they are."""
+        """Return an initializer of the source as float32 of shape `dims`, on the same bytes."""
         name = str(source.name)
         held = self.builder.initializers.get(name)
         if held is None:
@@ -218,7 +217,7 @@ class Writer:
 
 
 def _reshaped(tensor: ir.TensorProtocol, dims: tuple[int, ...]) -> ir.TensorProtocol:
-    """The same bytes as a tensor of shape `dims`."""
+    """Return the same bytes as a tensor of shape `dims`."""
     if tuple(tensor.shape.numpy()) == dims:
         return tensor
     if isinstance(tensor, ir.ExternalTensor):

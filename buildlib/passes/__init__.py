@@ -1,1 +1,1 @@
-"""Passes over ONNX models: one a file, weights left where they lie."""
+"""Passes over ONNX models; weights stay where they lie."""

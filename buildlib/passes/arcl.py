@@ -1,4 +1,4 @@
-"""The same model at another (AR, CL): only the shapes of its inputs change."""
+"""Pass that brings a model to another (AR, CL): only the shapes of its inputs change."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from buildlib.passes.base import SORTED, STATIC, Condition, Pass, PreconditionEr
 
 
 def convert_arcl(model_path: Path, shape: GraphShape, out_path: Path) -> Path:
-    """Write the model, or part of one, at `shape`; float or quantized, weights shared.
+    """Write a model, or part of one, at `shape`; float or quantized, weights shared.
 
     Raises:
         PassError: the model has (AR, CL) baked into its operators.
@@ -23,7 +23,7 @@ def convert_arcl(model_path: Path, shape: GraphShape, out_path: Path) -> Path:
 
 
 class ArClConversion(Pass):
-    """Rewrites input shapes, then lets shape inference carry them through the graph."""
+    """Rewrites input shapes and infers all others."""
 
     name = "arcl"
 
@@ -58,7 +58,7 @@ class ArClConversion(Pass):
 
 
 def _reshaped(value: ir.Value, source: GraphShape, shape: GraphShape) -> tuple[int, ...]:
-    """What an input or output becomes; what does not follow AR (LoRA weights) stays."""
+    """Return the new dimensions of an input or output; tensors that do not follow AR stay."""
     dims = static_shape(value) or ()
     name = str(value.name)
     if len(dims) < 2 or interface.dims_at(name, dims, source) != dims:
@@ -72,7 +72,7 @@ def _missing_mask(model: ir.Model) -> str | None:
 
 
 def _shape_conflict(model: ir.Model) -> str | None:
-    """A mask or cache whose sizes do not belong to one (AR, CL)."""
+    """Describe a mask or cache whose sizes do not belong to one (AR, CL)."""
     try:
         shape = interface.model_shape(model)
     except InvalidShapeError as error:

@@ -1,4 +1,4 @@
-"""Which layers go into which part, so that the largest part is as small as it can be."""
+"""Assignment of layers to parts, so that the largest part is as small as possible."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class ModelWeights:
 
 @dataclass(frozen=True)
 class SplitEnds:
-    """Whether the embedding is the first part alone, and the head the last."""
+    """Whether embedding and head are parts of their own."""
 
     embedding: bool = False
     head: bool = False
@@ -44,12 +44,9 @@ class SplitEnds:
 
 
 def balance_layers(weights: ModelWeights, n_parts: int, apart: SplitEnds) -> list[range]:
-    """The layers of each part; `n_parts` counts an embedding and a head that are apart.
+    """Return the layers of each part; `n_parts` includes an embedding and a head of their own.
 
-    The largest part is as small as possible; among such, sizes differ least.
-
-    Raises:
-        InvalidOptionError: more parts than there are layers, or none for the layers.
+    The largest part is as small as possible; among equal choices, sizes differ least.
     """
     n_layers = len(weights.layers)
     check_part_count(n_parts, n_layers, apart.count)
@@ -66,11 +63,7 @@ def balance_layers(weights: ModelWeights, n_parts: int, apart: SplitEnds) -> lis
 
 
 def check_part_count(n_parts: int, n_layers: int, n_apart: int) -> None:
-    """See that there is a layer for each part but those that are apart, and a part for layers.
-
-    Raises:
-        InvalidOptionError: there is not.
-    """
+    """Check that each part other than a separate embedding or head gets a layer."""
     if not 1 <= n_parts - n_apart <= n_layers:
         extra = f" besides {n_apart} without layers" if n_apart else ""
         reason = f"{n_parts} parts cannot be made of {n_layers} layers{extra}"
@@ -78,7 +71,7 @@ def check_part_count(n_parts: int, n_layers: int, n_apart: int) -> None:
 
 
 def choose_splits(weights: ModelWeights, limit: int, apart: SplitEnds | None = None) -> int:
-    """The fewest parts of at most `limit` bytes of weights each.
+    """Return the fewest parts of at most `limit` bytes of weights each.
 
     Raises:
         InvalidOptionError: a layer, or an embedding or head that is apart, is larger than that.
@@ -98,7 +91,7 @@ def choose_splits(weights: ModelWeights, limit: int, apart: SplitEnds | None = N
 
 
 def _units(weights: ModelWeights, apart: SplitEnds) -> list[Weights]:
-    """What cannot be divided: layers, the first and last with the ends that are not apart."""
+    """Return the indivisible units: layers, the outermost with the ends that are not separate."""
     units = list(weights.layers)
     if not apart.embedding:
         units[0] = {**weights.embedding, **units[0]}
@@ -122,12 +115,12 @@ class _RunSizes:
                 users[name] = index
 
     def size(self, start: int, stop: int) -> int:
-        """Bytes of units [start, stop)."""
+        """Return the bytes of units [start, stop)."""
         saved = sum(size for a, b, size in self._twice if start <= a and b < stop)
         return self._sums[stop] - self._sums[start] - saved
 
     def fewest_parts(self, limit: int) -> int:
-        """Parts needed when none may exceed `limit`; 0 when a unit does."""
+        """Return the number of parts of at most `limit`; 0 if a unit exceeds it."""
         count = start = 0
         while start < self._n:
             stop = start
@@ -139,7 +132,7 @@ class _RunSizes:
         return count
 
     def most_even(self, n_parts: int, limit: int) -> list[range]:
-        """Parts of at most `limit` with the smallest sum of squared sizes."""
+        """Return parts of at most `limit` with the smallest sum of squared sizes."""
         best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}  # by where the last part stops
         for _ in range(n_parts):
             after: dict[int, tuple[int, tuple[int, ...]]] = {}

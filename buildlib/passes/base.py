@@ -1,4 +1,4 @@
-"""What every pass is: declared conditions around one transformation of a model."""
+"""Base of all passes: declared conditions around one transformation of a model."""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -21,12 +21,12 @@ _HAS_ENCODINGS = "qnnfarm.encoded"
 
 
 class PreconditionError(Exception):
-    """What a transformation met that it cannot take; one line of text."""
+    """A transformation cannot take the model; the text is one line. Becomes a `PassError`."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Something that holds for a model.
+    """A property of a model.
 
     Attributes:
         text: the condition in words.
@@ -38,11 +38,11 @@ class Condition:
 
 
 class Pass(ABC):
-    """A transformation of one ONNX model that checks what it needs and what it promises.
+    """A transformation of an ONNX model that checks its preconditions and postconditions.
 
-    Weights that a pass does not change stay where they lie: models are loaded with their external
-    data as references, and saved with these files linked beside the result. Encodings of a model
-    lie in a file of its name with the suffix `.encodings`, and travel with its values.
+    Weights that a pass does not change stay where they lie: models are loaded with references to
+    external data, and saved with these files linked beside the result. Encodings lie in a file
+    beside the model with the suffix `.encodings`, and travel with its values.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Pass(ABC):
 
     @abstractmethod
     def transform(self, model: ir.Model) -> ir.Model:
-        """The transformed model: `model` itself, changed in place, or a new one.
+        """Return the transformed model: `model` itself, changed in place, or a new one.
 
         Raises:
             Unfit: the model has something that cannot be transformed.
@@ -80,7 +80,7 @@ class Pass(ABC):
 
 
 def load_with_encodings(path: Path, *, carries_encodings: bool = True) -> ir.Model:
-    """A model with the encodings that lie beside it on its values."""
+    """Load a model and attach the encodings that lie beside it."""
     model = load_model(path)
     encodings = path.with_suffix(ENCODINGS_SUFFIX)
     if carries_encodings and encodings.is_file():
@@ -90,7 +90,7 @@ def load_with_encodings(path: Path, *, carries_encodings: bool = True) -> ir.Mod
 
 
 def save_with_encodings(model: ir.Model, path: Path) -> Path:
-    """Save a model, and the encodings of its values if it was read with any."""
+    """Save a model, and the encodings of its values if it was loaded with any."""
     if model.meta.get(_HAS_ENCODINGS):
         save_encodings(collect(model), path.with_suffix(ENCODINGS_SUFFIX))
     return save_model(model, path)
@@ -99,11 +99,7 @@ def save_with_encodings(model: ir.Model, path: Path) -> Path:
 def check_conditions(
     name: str, stage: str, conditions: tuple[Condition, ...], model: ir.Model, path: Path
 ) -> None:
-    """Raise what is wrong with the model at `path`, for the pass `name`.
-
-    Raises:
-        PassError: a condition does not hold.
-    """
+    """Raise if a condition of pass `name` does not hold for the model at `path`."""
     for condition in conditions:
         fault = condition.fault(model)
         if fault is not None:
@@ -111,7 +107,7 @@ def check_conditions(
 
 
 def _sort_nodes(model: ir.Model) -> None:
-    """Each node after those that it needs; a graph in a circle is left for `SORTED` to name."""
+    """Sort nodes by dependency; `SORTED` reports a graph with a cycle."""
     if _unsorted(model) is not None:
         with contextlib.suppress(ValueError):
             model.graph.sort()

@@ -72,11 +72,11 @@ class Heads:
         return [value for row in self.grid for value in row]
 
     def at(self, kv: int, query: int) -> ir.Value:
-        """The replica that query head `query` of key/value head `kv` works with."""
+        """Return the replica for query head `query` of key/value head `kv`."""
         return self.grid[kv][query if self.group > 1 else 0]
 
     def materialize(self, maker: "NodeFactory") -> "Heads":
-        """Give the replicas the axes that `whole` has."""
+        """Give the replicas the axes of `whole`."""
         if self.stored != self.axes:
             replicas = ReplicaFactory(self.whole, self.axes)
             moved = [
@@ -102,7 +102,7 @@ class Heads:
 
 
 class NodeFactory(Protocol):
-    """What puts new nodes where they are needed."""
+    """Adds nodes and constants to a graph."""
 
     def make(
         self,
@@ -114,11 +114,11 @@ class NodeFactory(Protocol):
         """Add a node that makes `outputs`."""
 
     def constant(self, numbers: Sequence[int]) -> ir.Value:
-        """A small int64 initializer, one for all who ask for the same."""
+        """Return a small int64 initializer, shared by all users of equal numbers."""
 
 
 class ReplicaFactory:
-    """Makes values for the heads of `whole`, alike but for their names, with its encoding."""
+    """Makes values for the heads of `whole`, equal except for their names, with its encoding."""
 
     def __init__(self, whole: ir.Value, axes: Axes) -> None:
         self._whole = whole
@@ -130,7 +130,7 @@ class ReplicaFactory:
             self._shape.freeze()  # one object for all
 
     def make(self, head: int) -> ir.Value:
-        """A new value for one head."""
+        """Make the value of one head."""
         whole = self._whole
         value = ir.Value(name=f"{whole.name}_head_{head}", type=whole.type, shape=self._shape)
         if self._encoding is not None:
@@ -139,7 +139,7 @@ class ReplicaFactory:
 
 
 class HeadSplitter:
-    """One graph whose heads are being taken apart, in place.
+    """Splits one graph by head, in place.
 
     Attributes:
         heads: of every value that has been.
@@ -182,7 +182,7 @@ class HeadSplitter:
         self.graph.insert_before(self._node, node)
 
     def constant(self, numbers: Sequence[int]) -> ir.Value:
-        """An int64 initializer, one for all who ask for the same."""
+        """Return an int64 initializer, shared by all users of equal numbers."""
         name = "head_" + "_".join("ar" if number < 0 else str(number) for number in numbers)
         if name not in self.graph.initializers:
             array = np.array(numbers, dtype=np.int64)
@@ -218,7 +218,7 @@ class HeadSplitter:
         return value in self.heads or (value.is_graph_input() and interface.is_kv(str(value.name)))
 
     def _materialized(self, value: ir.Value) -> Heads:
-        """The heads of a value, as an operator reads them; those of a cache are split from it."""
+        """Return the heads of a value as an operator reads them; split those of a cache."""
         if value not in self.heads:
             dims = static_shape(value)
             if dims is None or len(dims) != 4 or dims[1] != 1:
@@ -238,7 +238,7 @@ class HeadSplitter:
     # --- while there are heads ---
 
     def _repeat_for_heads(self, node: ir.Node) -> Axes:
-        """Repeat a node for each head; returns the axes that must not be touched."""
+        """Repeat a node for each head; return the axes that it must not work across."""
         taken = {
             value: self._materialized(value)
             for value in node.inputs
@@ -282,7 +282,7 @@ class HeadSplitter:
     def _operand_of_head(
         self, value: ir.Value | None, heads: Heads, kv: int, query: int
     ) -> ir.Value | None:
-        """An operand that has no heads, or the numbers that a constant has for one of them."""
+        """Return an operand without heads, or the slice of a constant for one head."""
         if value is None:
             return None
         dims = static_shape(value)
@@ -307,7 +307,7 @@ class HeadSplitter:
         self._repeat_for_heads(node)
 
     def _along_axis(self, node: ir.Node) -> None:
-        """Softmax, Concat, Split: along one axis, which must not count heads."""
+        """Repeat Softmax, Concat or Split, whose axis must not count heads."""
         axis = node.attributes.get_int("axis", -1 if node.op_type == "Softmax" else 0)
         if node.op_type == "Concat":
             loose = [v for v in node.inputs if v is not None and not self._has_heads(v)]
@@ -356,7 +356,7 @@ class HeadSplitter:
     # --- where they end ---
 
     def _merge_heads(self, node: ir.Node) -> None:
-        """Reshape from [AR, n_kv, group, x] to tokens again."""
+        """Reshape from [AR, n_kv, group, x] back to tokens."""
         value, target = node.inputs[0], constant_integers(node.inputs[1])
         assert value is not None  # noqa: S101  (required)
         heads = self.heads.get(value) or self._materialized(value)
@@ -378,7 +378,7 @@ class HeadSplitter:
         return output
 
     def _merged_output(self, heads: Heads) -> ir.Value:
-        """An output of the graph, put together again under its name."""
+        """Put an output of the graph together again under its name."""
         whole = heads.whole
         if heads.axes != HEADS_FIRST or heads.group != 1:
             raise PreconditionError(f"output {whole.name} is no cache of key/value heads")

@@ -1,7 +1,7 @@
-"""Multi-head attention as single-head attention, head by head.
+"""Pass that turns multi-head attention into single-head attention, head by head.
 
-The NPU runs many small matrix products without batch axes better than one with them. Weights
-stored by output channel are cut by reference; the caches keep their shapes outside.
+The NPU runs many small matrix products without batch axes better than one with them. Weights stored
+by output channel are sliced by reference; the caches keep their shapes outside.
 """
 
 from pathlib import Path
@@ -14,9 +14,9 @@ from buildlib.passes.head_splitter import HeadSplitter
 
 
 def convert_mha2sha(model_path: Path, out_path: Path) -> Path:
-    """Write the float model, or part of one, with every head's attention on its own.
+    """Write a float model, or part of one, with a separate attention for every head.
 
-    A part without attention, or with one head's alone, is written as it is.
+    A part without attention, or with one head only, is written unchanged.
 
     Raises:
         ModelFileError: it is no sound model.
@@ -27,7 +27,7 @@ def convert_mha2sha(model_path: Path, out_path: Path) -> Path:
 
 
 class Mha2Sha(Pass):
-    """Repeats what lies between projections and their reunion for each head."""
+    """Repeats the operators between projections and their reunion for each head."""
 
     name = "mha2sha"
 

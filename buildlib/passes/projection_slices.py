@@ -1,4 +1,4 @@
-"""A projection [AR, N] as several narrower ones, cut where its weight is stored by output channel.
+"""Slices of a projection [AR, N], made by slicing its weight if stored by output channel.
 
 Between the product and its use there may be a bias, other element-wise constants, and the Split or
 Slice that takes queries, keys and values out of one fused projection.
@@ -16,17 +16,17 @@ _ELEMENTWISE = frozenset({"Add", "Div", "Mul", "Sub"})
 
 
 class ProjectionSlicer:
-    """Cuts values of one graph along their last axis; what is made goes before `before`."""
+    """Slices values of one graph along their last axis; new nodes go before `before`."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
         self._made: dict[str, ir.Value] = {}
 
     def slice_columns(self, value: ir.Value, count: int, before: ir.Node) -> list[ir.Value]:
-        """`count` equal pieces [AR, N / count] of `value`, in order.
+        """Return `count` equal slices [AR, N / count] of `value`, in order.
 
-        Where the weight cannot be cut by reference, as when it is stored by input channel, the
-        projection stays whole and its result is split.
+        If the weight cannot be sliced by reference, for example because it is stored by input
+        channel, the projection stays whole and its result is split.
         """
         if count == 1:
             return [value]
@@ -68,7 +68,7 @@ class ProjectionSlicer:
         return self._add(node, inputs, output, before)
 
     def _rows(self, value: ir.Value, piece: Range, before: ir.Node, axis: int = -1) -> ir.Value:
-        """Rows of a weight, or entries of a bias, with the casts after it."""
+        """Return rows of a weight, or entries of a bias, with the casts after it."""
         dims = list(_dims(value))
         if not dims or dims[axis] == 1:
             return value
@@ -87,7 +87,7 @@ class ProjectionSlicer:
     def _add(
         self, node: ir.Node, inputs: list[ir.Value], output: ir.Value, before: ir.Node
     ) -> ir.Value:
-        """The same operator as `node` for a piece of what that makes."""
+        """Add the same operator as `node` for a slice of its output."""
         attributes, name = node.attributes, str(output.name)
         again = ir.Node("", node.op_type, inputs, attributes, outputs=[output], name=name)
         self._graph.insert_before(before, again)
@@ -96,7 +96,7 @@ class ProjectionSlicer:
 
 
 def _is_sliceable(value: ir.Value) -> bool:
-    """Whether every piece of `value` can be computed from rows of weights alone."""
+    """Whether every slice of `value` can be computed from rows of weights alone."""
     node = value.producer()
     if node is None or not _dims(value):
         return False
@@ -125,7 +125,7 @@ def _is_row(value: ir.Value, width: int) -> bool:
 
 
 def _slice_start(output: ir.Value, node: ir.Node) -> int | None:
-    """Where along the last axis a Split or Slice begins to take `output`, if that can be told."""
+    """Return where along the last axis a Split or Slice starts to take `output`, if known."""
     source = _dims(_input(node, 0))
     last = {-1, len(source) - 1}
     if node.op_type == "Split":
@@ -140,14 +140,14 @@ def _slice_start(output: ir.Value, node: ir.Node) -> int | None:
 
 
 def constant_integers(value: ir.Value | None) -> list[int]:
-    """The numbers of a constant such as a target shape; none of what is not constant."""
+    """Return the numbers of a constant such as a target shape; none if it is not constant."""
     if value is None or value.const_value is None:
         return []
     return [int(number) for number in tensor_array(value.const_value).reshape(-1)]
 
 
 def _column_value(value: ir.Value, piece: Range) -> ir.Value:
-    """A new value for a piece of `value`, with its encoding."""
+    """Return a new value for a slice of `value`, with its encoding."""
     name = f"{value.name}_columns_{piece[0]}_{piece[1]}"
     dims = (*_dims(value)[:-1], piece[1] - piece[0])
     return inherit(ir.Value(name=name, type=value.type, shape=ir.Shape(dims)), value)
@@ -164,19 +164,15 @@ def _width(value: ir.Value) -> int:
 
 
 def _dims(value: ir.Value) -> tuple[int, ...]:
-    """Static dimensions; none at all when one is not known."""
+    """Return static dimensions; none at all if one is unknown."""
     return static_shape(value) or ()
 
 
 def slice_rows(value: ir.Value, start: int, stop: int, axis: int = 0) -> ir.Value:
-    """An initializer that is entries [start, stop) of `value` along `axis`, made once a graph.
+    """Return an initializer of entries [start, stop) of `value` along `axis`, made once a graph.
 
-    All axes before `axis` have size 1, so that what is cut lies together in the file: a tensor
-    outside the model stays where it is and is referred to by another offset. Encodings for each
-    row are cut alike.
-
-    Raises:
-        EncodingsError: the encoding of `value` fits another number of rows.
+    All axes before `axis` have size 1, so the slice is contiguous in the file: an external tensor
+    stays where it is and is referred to by another offset. Encodings for each row are sliced alike.
     """
     tensor, graph = value.const_value, value.graph
     assert tensor is not None  # noqa: S101  (an initializer)
@@ -195,11 +191,7 @@ def slice_rows(value: ir.Value, start: int, stop: int, axis: int = 0) -> ir.Valu
 
 
 def inherit_rows(rows: ir.Value, value: ir.Value, start: int, stop: int, axis: int) -> ir.Value:
-    """Give `rows` what the encoding of `value` says of entries [start, stop) along `axis`.
-
-    Raises:
-        EncodingsError: the encoding of `value` fits another number of rows.
-    """
+    """Give `rows` the encoding of entries [start, stop) of `value` along `axis`."""
     encoding, dims = encoding_of(value), static_shape(value)
     if encoding is not None and dims is not None:
         along = encoding.axis is None or encoding.axis % len(dims) == axis

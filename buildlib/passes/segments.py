@@ -1,8 +1,8 @@
-"""The segments of a decoder from token ids to logits: embedding, layers, head.
+"""Segments of a decoder from token ids to logits: embedding, layers, head.
 
-Borders are found in the graph, not by names of nodes. They are values that every path from the
-input to the logits passes: before a layer, the last that depends on no cache of that layer; before
-the head, the sum that ends the last layer.
+Borders are found in the graph, not by names of nodes. They are values on every path from the input
+to the logits: before a layer, the last that depends on no cache of that layer; before the head, the
+sum that ends the last layer.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Segments:
         return len(self.members) - 2
 
     def weights(self) -> ModelWeights:
-        """Bytes of weights in each segment, as encoded; as stored where there are no encodings."""
+        """Return the bytes of weights in each segment, as encoded, else as stored."""
         sizes = [
             {
                 str(stored.name): _n_bytes(stored)
@@ -53,7 +53,7 @@ class Segments:
 
 
 def find_segments(model: ir.Model) -> Segments:
-    """The segments of a whole model.
+    """Return the segments of a whole model.
 
     Raises:
         Unfit: it is no whole decoder, or more than one value connects two of its layers.
@@ -122,7 +122,7 @@ def _borders(graph: ir.Graph, layers: list[int]) -> tuple[ir.Value, ...]:
 
 
 def _last_layers(graph: ir.Graph) -> dict[ir.Value, int]:
-    """The last layer whose caches each value depends on."""
+    """Return the last layer whose caches each value depends on."""
     found = {
         value: layer
         for value in graph.inputs
@@ -136,7 +136,7 @@ def _last_layers(graph: ir.Graph) -> dict[ir.Value, int]:
 
 
 def _last_sum(chain: list[ir.Value], dims: tuple[int, ...] | None) -> ir.Value | None:
-    """The last value of the chain that adds two values computed from the input, as stored."""
+    """Return the last value of the chain that is a sum of two activations, as stored."""
     for index in range(len(chain) - 1, 0, -1):
         node = chain[index].producer()
         if node is None or node.op_type != "Add" or static_shape(chain[index]) != dims:
@@ -149,7 +149,7 @@ def _last_sum(chain: list[ir.Value], dims: tuple[int, ...] | None) -> ir.Value |
 
 
 def _stored(value: ir.Value) -> ir.Value:
-    """The initializer that `value` is cast or dequantized from, or what is no such thing."""
+    """Return the value that `value` is cast or dequantized from, or itself."""
     node = value.producer()
     while node is not None and node.op_type in {"Cast", "DequantizeLinear"} and node.inputs[0]:
         value = node.inputs[0]
@@ -175,10 +175,10 @@ def _n_bytes(weight: ir.Value) -> int:
 
 
 def dominator_chain(source: ir.Value, sink: ir.Value) -> list[ir.Value]:
-    """The values on all paths from `source` to `sink`, in order, both included.
+    """Return the values on all paths from `source` to `sink`, in order, both included.
 
-    Other inputs (masks, caches, constants) do not count as paths: only what depends on `source`.
-    Cooper, Harvey, Kennedy, "A Simple, Fast Dominance Algorithm", on a graph without cycles.
+    Only what depends on `source` counts as a path; masks, caches and constants do not. Cooper,
+    Harvey, Kennedy, "A Simple, Fast Dominance Algorithm", on a graph without cycles.
     """
     parent: dict[ir.Value, ir.Value] = {source: source}
     depth = {source: 0}

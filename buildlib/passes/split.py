@@ -1,7 +1,7 @@
-"""Cut a model into parts at layer boundaries, for context binaries that a device can load.
+"""Split of a model into parts at layer boundaries, so that a device can load context binaries.
 
-Parts are balanced by the bytes of their weights as they are encoded. An embedding or output
-projection that is wanted apart is a part of its own, and counts as one.
+Parts are balanced by the bytes of their weights as encoded. A separate embedding or output
+projection counts as a part.
 """
 
 from pathlib import Path
@@ -72,7 +72,7 @@ def split_model(
 
 
 def weights_by_segment(model_path: Path) -> ModelWeights:
-    """What `balance_layers.choose_splits` needs to know of a whole model.
+    """Return the weights of a whole model by segment, for `choose_splits`.
 
     Raises:
         ModelFileError: it is no sound model.
@@ -91,7 +91,7 @@ def _segments(model: ir.Model, path: Path) -> Segments:
 
 
 def _segment_ranges(layers: list[range], n_layers: int) -> list[range]:
-    """The segments of each part: the ends go with the outermost layers unless they are apart."""
+    """Return the segments of each part: ends go with the outermost layers unless separate."""
     runs = []
     for index, part in enumerate(layers):
         start, stop = part.start + 1, part.stop + 1
@@ -104,7 +104,7 @@ def _segment_ranges(layers: list[range], n_layers: int) -> list[range]:
 
 
 def _extract(model: ir.Model, segments: Segments, part: range) -> ir.Model:
-    """A model of some segments alone, made of copies; values keep their names and encodings."""
+    """Copy some segments into a model of their own; values keep their names and encodings."""
     first = segments.borders[part.start - 1] if part.start else None
     members = {node for index in part for node in segments.members[index]}
     outputs = [value for index in part for value in segments.outputs[index]]
@@ -151,7 +151,7 @@ def _extract(model: ir.Model, segments: Segments, part: range) -> ir.Model:
 def _with_constants(
     graph: ir.Graph, members: set[ir.Node], first: ir.Value | None
 ) -> list[ir.Node]:
-    """The nodes of a part in order, with what they need that belongs to no segment."""
+    """Return the nodes of a part in order, with the nodes that they need and no segment has."""
     found = set(members)
     todo = [value for node in members for value in node.inputs if value is not None]
     while todo:

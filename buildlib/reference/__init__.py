@@ -1,1 +1,1 @@
-"""A prefill/decode loop on the host, to check numerics stage by stage. It is no runtime."""
+"""Prefill/decode loop on the host, to check numerics stage by stage. Not a runtime."""

@@ -1,7 +1,7 @@
 """Compiled graphs on the HTP emulator, as parts for the host loop.
 
-The libraries abort the process on some errors, so that they run in a child; its death, or its
-silence, is a `RunnerDiedError` with the end of its log.
+The libraries abort the process on some errors, so they run in a child; if it dies or is silent, a
+`RunnerDiedError` carries the end of its log.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _TAIL_BYTES = 4096
 
 
 class EmulatedPart:
-    """One compiled graph; `PartRunner`."""
+    """`PartRunner` of one compiled graph."""
 
     def __init__(self, process: "EmulatorProcess", index: int, graph: GraphInfo) -> None:
         self._process = process
@@ -36,11 +36,11 @@ class EmulatedPart:
 
     @property
     def ports(self) -> Ports:
-        """As the context binary declares them."""
+        """The ports that the context binary declares."""
         return self._ports
 
     def run(self, feeds: Arrays) -> Arrays:
-        """All outputs, as integers.
+        """Return all outputs, as integers.
 
         Raises:
             RunnerDiedError: the emulator refused, died, or took too long.
@@ -60,7 +60,7 @@ def emulator_chains(
     cl: int | None = None,
     timeout_s: float = 120.0,
 ) -> dict[int, list[EmulatedPart]]:
-    """Chains for `HostLoop`, by AR, from context binaries that were built for the emulator.
+    """Return chains for `HostLoop`, by AR, from context binaries built for the emulator.
 
     Args:
         binaries: one for each part, in the order of the parts.
@@ -87,7 +87,7 @@ def emulator_chains(
 
 
 def _graphs(binary: Path, toolchain: Toolchain, cl: int | None) -> dict[int, GraphInfo]:
-    """The graphs of a binary by AR; of a part that attends to nothing, one for all CLs."""
+    """Return the graphs of a binary by AR; a part without attention has one for all CLs."""
     found: dict[int, GraphInfo] = {}
     for graph in toolchain.inspect(binary).graphs:
         try:
@@ -100,7 +100,7 @@ def _graphs(binary: Path, toolchain: Toolchain, cl: int | None) -> dict[int, Gra
 
 
 def ports_of(graph: GraphInfo) -> Ports:
-    """The ports of a compiled graph."""
+    """Return the ports of a compiled graph."""
     return Ports(
         {tensor.name: _port(tensor) for tensor in graph.inputs},
         {tensor.name: _port(tensor) for tensor in graph.outputs},
@@ -108,7 +108,7 @@ def ports_of(graph: GraphInfo) -> Ports:
 
 
 class EmulatorProcess:
-    """A child with the graphs loaded, asked to run one at a time."""
+    """Child process with the graphs loaded, which runs one at a time on request."""
 
     def __init__(
         self, graphs: Sequence[tuple[Path, str]], soc_model: int | None, timeout_s: float

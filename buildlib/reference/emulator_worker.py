@@ -1,6 +1,6 @@
-"""The child of `EmulatorProcess`: loads graphs, then runs them as asked, until its parent is gone.
+"""Worker of `EmulatorProcess`: loads graphs, then runs them on request, until its parent is gone.
 
-Frames arrive on stdin and answers leave on what was stdout; whatever the libraries print goes to
+Frames arrive on stdin, and answers leave on what was stdout; output of the libraries goes to
 stderr.
 """
 

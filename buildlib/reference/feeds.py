@@ -40,10 +40,9 @@ class CallInputs:
         self._constants: Mapping[str, npt.NDArray[Any]] = dict(constants or {})
 
     def at(self, ar: int, n_past: int, tokens: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
-        """Inputs of an AR-`ar` graph after `n_past` tokens; `tokens` fill its slots from the left.
+        """Return the inputs of an AR-`ar` graph whose slots `tokens` fill from the left.
 
-        Padded slots see what is left of them, as any token does, and nothing sees them that is
-        kept.
+        Padded slots attend to the slots before them, and no token that is kept attends to them.
         """
         past = self._cl - ar
         ids = np.full((1, ar), self._padding, dtype=np.int32)
@@ -77,21 +76,21 @@ class KvCache:
         self.n_past = 0
 
     def past(self, length: int) -> dict[str, npt.NDArray[Any]]:
-        """The inputs of a graph with `length` past slots."""
+        """Return the inputs of a graph with `length` past slots."""
         return {
             name: np.ascontiguousarray(buffer[_slots(name, 0, length)])
             for name, buffer in self._buffers.items()
         }
 
     def append(self, outputs: Mapping[str, npt.NDArray[Any]] | Arrays, n_tokens: int) -> None:
-        """Keep the first `n_tokens` of the new keys and values among `outputs`."""
+        """Append the first `n_tokens` of the new keys and values among `outputs`."""
         for name, buffer in self._buffers.items():
             new = outputs[interface.kv_output(name)][_slots(name, 0, n_tokens)]
             buffer[_slots(name, self.n_past, self.n_past + n_tokens)] = new
         self.n_past += n_tokens
 
     def new(self, since: int) -> dict[str, npt.NDArray[Any]]:
-        """Keys and values from slot `since` on, by the names of the inputs; not copied."""
+        """Return keys and values from slot `since` on, by the names of the inputs; not copied."""
         return {
             name: buffer[_slots(name, since, self.n_past)] for name, buffer in self._buffers.items()
         }

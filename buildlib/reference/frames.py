@@ -22,7 +22,7 @@ _DTYPES = frozenset({"int32", "uint8", "uint16", "int8", "int16", "float32", "fl
 
 
 class BrokenFrameError(Exception):
-    """The other side is gone, silent for too long, or sends what is no frame."""
+    """The other side is gone, silent for too long, or sends something else than a frame."""
 
 
 def write_frame(fd: int, header: dict[str, Any], arrays: Arrays) -> None:

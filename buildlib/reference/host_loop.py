@@ -1,7 +1,7 @@
 """Prefill and decode on the host over the parts of a model, to check numerics stage by stage.
 
-The same loop runs float ONNX, QDQ ONNX and compiled graphs, so that a difference between two of
-them is a difference of the graphs. Device inference is Genie's job, not this module's.
+The same loop runs float ONNX, QDQ ONNX and compiled graphs, so a difference between two of them is
+a difference of the graphs. Genie does inference on devices, not this module.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -81,10 +81,10 @@ class HostLoop(AbstractContextManager["HostLoop"]):
         self._cache = KvCache(ports, self.cl)
 
     def feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Append `tokens` to the context: logits [len(tokens), vocab] after each of them.
+        """Append `tokens` to the context and return logits [len(tokens), vocab] after each of them.
 
-        The largest graph that still fits takes as many tokens as it can, the rest of its slots
-        being padded; a single token goes to the smallest.
+        The largest graph that still fits takes as many tokens as it can, and its other slots are
+        padded; a single token goes to the smallest graph.
 
         Raises:
             PromptTooLongError: the context has no room for them.
@@ -102,9 +102,9 @@ class HostLoop(AbstractContextManager["HostLoop"]):
     def greedy(
         self, prompt: Sequence[int], n_tokens: int, stop: frozenset[int] = frozenset()
     ) -> list[int]:
-        """The likeliest continuation of `prompt`, at most `n_tokens`, ending before a `stop` id.
+        """Return the greedy continuation of `prompt`, at most `n_tokens`, up to a `stop` id.
 
-        Like Genie, it puts bos before the prompt, always. Of equal logits the lowest id wins.
+        Like Genie, it always puts bos before the prompt. Of equal logits the lowest id wins.
 
         Raises:
             PromptTooLongError: prompt and continuation do not fit into the context.
@@ -125,7 +125,7 @@ class HostLoop(AbstractContextManager["HostLoop"]):
         return chosen
 
     def losses(self, window: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Negative log-likelihood `[len(window)]` of each token, from an empty context led by bos.
+        """Return the negative log-likelihood `[len(window)]` of each token, after bos alone.
 
         Raises:
             PromptTooLongError: bos and the window do not fit into the context.
@@ -146,7 +146,7 @@ class HostLoop(AbstractContextManager["HostLoop"]):
         )
 
     def _call(self, ar: int, tokens: list[int]) -> npt.NDArray[np.float32]:
-        """One call of one chain; `tokens` fill its slots from the left."""
+        """Call one chain; `tokens` fill its slots from the left."""
         values = self._inputs.at(ar, self._cache.n_past, tokens)
         values |= self._cache.past(self.cl - ar)
         for runner in self._chains[ar]:
@@ -160,7 +160,7 @@ class HostLoop(AbstractContextManager["HostLoop"]):
 
 
 def token_losses(logits: npt.NDArray[np.float32], tokens: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Negative log-likelihood [n - 1] of each token but the first, from logits [n, vocab]."""
+    """Return the negative log-likelihood [n - 1] of all tokens but the first."""
     scores = logits[: len(tokens) - 1].astype(np.float64)
     top = scores.max(axis=-1, keepdims=True)
     log_sum = top[:, 0] + np.log(np.exp(scores - top).sum(axis=-1))
@@ -170,7 +170,7 @@ def token_losses(logits: npt.NDArray[np.float32], tokens: Sequence[int]) -> npt.
 
 
 def _chain_shape(chain: Sequence[PartRunner]) -> GraphShape:
-    """The (AR, CL) of all parts; one without a mask (an embedding, a head) has an AR alone."""
+    """Return the (AR, CL) of all parts; one without a mask (embedding, head) has only an AR."""
     sizes = [part_sizes({p.name: p.shape for p in r.ports.inputs.values()}) for r in chain]
     ars = {ar for ar, _ in sizes}
     cls = {cl for _, cl in sizes if cl is not None}

@@ -14,7 +14,7 @@ from buildlib.reference.runners import OnnxRunner
 def onnx_perplexity(
     chains: Mapping[int, Sequence[Path]], config: DecoderConfig, windows: Sequence[Sequence[int]]
 ) -> float:
-    """Perplexity of ONNX models, float or QDQ, on ONNX Runtime's CPU provider.
+    """Return the perplexity of ONNX models, float or QDQ, on ONNX Runtime's CPU provider.
 
     It is `exp` of the mean negative log-likelihood of all tokens, each window led by bos.
 

@@ -1,4 +1,4 @@
-"""What runs one part of a model, and the plainest one: ONNX Runtime on the CPU."""
+"""Runners of one part of a model: the `PartRunner` Protocol, and ONNX Runtime on the CPU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,13 +33,13 @@ class Port:
     grid: Grid | None = None
 
     def quantize(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Quantize what is float and should not be; integers pass as they are."""
+        """Quantize float values if the port takes integers; integers pass unchanged."""
         if values.dtype == np.float32 and self.grid is not None:
             return self.grid.quantize(values)
         return values.astype(self.dtype, copy=False)
 
     def dequantize(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """What stored values mean."""
+        """Return the real numbers that stored values mean."""
         if self.grid is not None:
             return self.grid.dequantize(values)
         return values.astype(np.float32, copy=False)
@@ -53,7 +53,7 @@ class Ports:
     outputs: Mapping[str, Port]
 
     def feeds(self, values: Arrays) -> dict[str, npt.NDArray[Any]]:
-        """The inputs of the part, as it takes them, out of all values there are.
+        """Select and convert the inputs of the part from all values.
 
         Raises:
             KeyError: an input is not among them.
@@ -66,22 +66,22 @@ class PartRunner(Protocol):
 
     @property
     def ports(self) -> Ports:
-        """What the part takes and gives."""
+        """Inputs and outputs of the part."""
         ...
 
     def run(self, feeds: Arrays) -> Arrays:
-        """All outputs for all inputs, in the types of the ports."""
+        """Return all outputs for all inputs, in the types of the ports."""
         ...
 
     def close(self) -> None:
-        """Let go of sessions and processes; the runner is not used again."""
+        """Release sessions and processes; the runner is not used again."""
         ...
 
 
 def part_sizes(inputs: Mapping[str, Sequence[int]]) -> tuple[int, int | None]:
-    """AR and CL of a model or part, from the shapes of its inputs.
+    """Return AR and CL of a model or part, from the shapes of its inputs.
 
-    CL is None for a part that attends to nothing: an embedding or an output projection of its own.
+    CL is None for a part without attention: a separate embedding or output projection.
 
     Raises:
         ValueError: no input tells the AR.
@@ -97,7 +97,7 @@ def part_sizes(inputs: Mapping[str, Sequence[int]]) -> tuple[int, int | None]:
 
 
 def read_ports(path: Path) -> Ports:
-    """The ports of a float or QDQ ONNX model, with the grids that its own QDQ nodes give.
+    """Return the ports of a float or QDQ ONNX model, with the grids of its QDQ nodes.
 
     Raises:
         ModelFileError: a dimension is dynamic.
@@ -109,10 +109,10 @@ def read_ports(path: Path) -> Ports:
 
 
 class OnnxRunner:
-    """A float or QDQ ONNX model on ONNX Runtime's CPU provider.
+    """Runs a float or QDQ ONNX model on ONNX Runtime's CPU provider.
 
     Quantization is computed as the model spells it (integers only where values are stored, float32
-    between), so that the result does not depend on which integer kernels this CPU has.
+    between), so the result does not depend on the integer kernels of this CPU.
 
     Args:
         path: of the model; float weights beside it are mapped when `plain`, else loaded.
@@ -131,11 +131,11 @@ class OnnxRunner:
 
     @property
     def ports(self) -> Ports:
-        """As the model file declares them."""
+        """The ports that the model file declares."""
         return self._ports
 
     def run(self, feeds: Arrays) -> Arrays:
-        """All outputs, as fresh arrays.
+        """Return all outputs, as fresh arrays.
 
         Raises:
             ModelFileError: the inputs do not fit it, or an operator fails.
@@ -150,20 +150,12 @@ class OnnxRunner:
 
 
 def plain_session(path: Path, n_threads: int = 0) -> Any:  # noqa: ANN401  (an InferenceSession)
-    """A session that computes node by node what the file says, over mapped weights.
-
-    Raises:
-        ModelFileError: the file is no model that can run.
-    """
+    """Open a session that computes node by node as the file says, over mapped weights."""
     return _session(path, n_threads, plain=True)
 
 
 def run_session(path: Path, session: Any, names: list[str], feeds: Arrays) -> list[Any]:  # noqa: ANN401
-    """Outputs of a session of the model at `path`.
-
-    Raises:
-        ModelFileError: the inputs do not fit it, or an operator fails.
-    """
+    """Run a session of the model at `path` and return its outputs."""
     try:
         outputs: list[Any] = session.run(names, dict(feeds))
     except Exception as error:  # the runtime raises a dozen private kinds

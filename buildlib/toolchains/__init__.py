@@ -1,1 +1,1 @@
-"""What compiles ONNX to context binaries: one Protocol, one file for each toolchain behind it."""
+"""Toolchains that compile ONNX to context binaries, behind one Protocol."""

@@ -16,7 +16,7 @@ _BINARY_COPIES = 3.8
 
 @dataclass(frozen=True, slots=True)
 class ScaleOffset:
-    """Affine quantization of a tensor, as QNN means it: `real = (stored + offset) * scale`.
+    """Affine quantization of a tensor in QNN's form: `real = (stored + offset) * scale`.
 
     `offset` is the negated zero point of ONNX.
     """
@@ -63,7 +63,7 @@ class GraphInfo:
         return self.vtcm_bytes >> 20
 
     def tensor(self, name: str) -> TensorInfo:
-        """The input or output of that name.
+        """Return the input or output of that name.
 
         Raises:
             KeyError: there is none.
@@ -73,7 +73,7 @@ class GraphInfo:
 
 @dataclass(frozen=True, slots=True)
 class BinaryInfo:
-    """What a context binary says of itself.
+    """Description of a context binary.
 
     Attributes:
         dsp_arch: Hexagon architecture that it was compiled for, e.g. `v79`.
@@ -92,7 +92,7 @@ class BinaryInfo:
     size_bytes: int
 
     def graph(self, name: str) -> GraphInfo:
-        """The graph of that name.
+        """Return the graph of that name.
 
         Raises:
             KeyError: there is none.
@@ -103,8 +103,8 @@ class BinaryInfo:
 class Toolchain(Protocol):
     """Compiles quantized ONNX for Hexagon.
 
-    All native work happens in child processes: whatever happens there is a typed error here.
-    Results appear whole or not at all.
+    All native work happens in child processes: any failure there is a typed error here. Results
+    appear whole or not at all.
     """
 
     @property
@@ -112,28 +112,28 @@ class Toolchain(Protocol):
         """Stable name for metadata and cache keys."""
 
     def versions(self) -> Mapping[str, str]:
-        """Everything that decides what is compiled, in a fixed order.
+        """Return the versions of everything that affects compiled results, in a fixed order.
 
         Raises:
             ToolchainMissingError: it is not installed here.
         """
 
     def check(self, config: CompileConfig) -> None:
-        """Whether `compile` can do what is asked; free, so that it can be asked early.
+        """Refuse options that `compile` cannot honour; costs nothing, so it can be called early.
 
         Raises:
             InvalidOptionError: it cannot; names the option, and the toolchain that can.
         """
 
     def convert(self, onnx: Path, dlc: Path, target: Target) -> None:
-        """ONNX in QDQ form to a DLC.
+        """Convert ONNX in QDQ form to a DLC.
 
         Raises:
             ToolchainError: the model is refused, or the converter died.
         """
 
     def compile(self, dlcs: Sequence[Path], binary: Path, config: CompileConfig) -> None:
-        """DLCs to one context binary, whose graphs are named by the stems of the DLCs.
+        """Compile DLCs to one context binary, whose graphs are named by the stems of the DLCs.
 
         Raises:
             InvalidOptionError: as `check`.
@@ -141,7 +141,7 @@ class Toolchain(Protocol):
         """
 
     def inspect(self, binary: Path) -> BinaryInfo:
-        """What is in a context binary.
+        """Describe a context binary.
 
         Raises:
             InvalidBinaryError: it cannot be read as one.
@@ -149,7 +149,11 @@ class Toolchain(Protocol):
 
 
 def compile_memory_bytes(weight_bytes: int, n_graphs: int, *, weight_sharing: bool) -> int:
-    """Bytes that compiling graphs of equal weights into one binary takes.
+    """Estimate the peak memory of compiling graphs of equal weights into one binary.
+
+    Measured with QNN 2.51 on decoder layers and output heads of Llama-3.2-1B's shape, W8A16: the
+    compiler keeps about twice the weights of every graph, and nearly four copies of the binary
+    while it writes it.
 
     Args:
         weight_bytes: of one graph.

@@ -94,7 +94,7 @@ def _log_file(step: Step, log_dir: Path | None) -> Iterator[Path]:
 
 
 def _run(step: Step, request: bytes, answer: Path, log_path: Path) -> int | None:
-    """Exit status of the child: negative for a signal, `None` when it took too long."""
+    """Return the exit status of the child: negative for a signal, `None` after a timeout."""
     environment = os.environ | {
         "LD_LIBRARY_PATH": step.library_path,
         "PYTHONUNBUFFERED": "1",
@@ -121,7 +121,7 @@ def _run(step: Step, request: bytes, answer: Path, log_path: Path) -> int | None
 
 
 def _kill_session(child: "subprocess.Popen[bytes]") -> None:
-    """End the child and what it started; it leads a session, so its process group is its own."""
+    """Kill the child and all that it started; it leads a session and thus its process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
@@ -161,9 +161,9 @@ def _signal_name(number: int) -> str:
 
 
 def _log_tail(path: Path) -> tuple[str, ...]:
-    """The last lines that say something, without colours and without control characters.
+    """Return the last meaningful lines, without colours and control characters.
 
-    Warnings count only where there is nothing else: the compiler warns of every graph.
+    Warnings count only if there is nothing else: the compiler warns about every graph.
     """
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -178,7 +178,7 @@ def _log_tail(path: Path) -> tuple[str, ...]:
 
 
 class RefusedError(Exception):
-    """A step cannot be done, for a reason that is one line and needs no stack trace."""
+    """A step is impossible for a reason that is one line and needs no stack trace."""
 
 
 def serve(commands: Mapping[str, Command], arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a context binary is compiled for and how, in the vendor's vocabulary."""
+"""Target and options of a context binary, in the vendor's vocabulary."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
@@ -29,10 +29,10 @@ _TargetField = Annotated[
 
 
 class CompileConfig(BaseModel):
-    """What a context binary is compiled for, and how.
+    """Target and compiler options of a context binary.
 
-    `model_dump(mode="json")` and `model_validate` are inverse. Keys that are not known are ignored
-    there: a cache entry's description holds more than the options.
+    `model_dump(mode="json")` and `model_validate` are inverse. Unknown keys are ignored there,
+    because the description of a cache entry holds more than the options.
 
     Attributes:
         target: written as `SM8750` or `SM8750:emulator`.
@@ -57,7 +57,7 @@ class CompileConfig(BaseModel):
     def for_target(
         cls, target: Target, *, optimization_level: int = _DEFAULT_OPTIMIZATION
     ) -> "CompileConfig":
-        """What suits the target: weight sharing where it can run, all of the SoC's VTCM, speed."""
+        """Return defaults for the target: weight sharing where it can run, all VTCM, and speed."""
         return cls(
             target=target,
             context=HtpContextConfig(weight_sharing_enabled=target.weight_sharing),
@@ -84,7 +84,7 @@ class CompileConfig(BaseModel):
     def from_backend_extensions(
         cls, extensions: Mapping[str, Any], target: Target
     ) -> "CompileConfig":
-        """The defaults of a target with parsed backend-extension JSON laid over them.
+        """Overlay parsed backend-extension JSON on the defaults of a target.
 
         Raises:
             InvalidOptionError: an option has a value it cannot take, there is more than one
@@ -112,7 +112,7 @@ class CompileConfig(BaseModel):
         )
 
     def to_backend_extensions(self) -> dict[str, Any]:
-        """Backend-extension JSON values that say the same."""
+        """Return the equivalent backend-extension JSON values."""
         return HtpConfigHelper.to_backend_extension_dict(
             (self.context,),
             self.graphs,
@@ -123,7 +123,7 @@ class CompileConfig(BaseModel):
         )
 
     def with_options(self, options: Mapping[str, object]) -> "CompileConfig":
-        """A copy with dotted keys set, such as `graphs.vtcm_size_in_mb` for all graphs.
+        """Return a copy with dotted keys set, such as `graphs.vtcm_size_in_mb` for all graphs.
 
         Raises:
             InvalidOptionError: a key that does not exist, or a value that it cannot take.
@@ -136,7 +136,7 @@ class CompileConfig(BaseModel):
     def with_graph_options(
         self, names: Sequence[str], options: Mapping[str, object]
     ) -> "CompileConfig":
-        """A copy with `graphs.*` keys set for the graphs of these names alone.
+        """Return a copy with `graphs.*` keys set for the graphs of these names alone.
 
         Raises:
             InvalidOptionError: a key that is not of graphs, does not exist, or a value that it
@@ -147,7 +147,7 @@ class CompileConfig(BaseModel):
         return self.model_copy(update={"graphs": _merged(self.graphs, named)})
 
     def graph(self, name: str) -> HtpGraphConfig:
-        """The options of one graph."""
+        """Return the options of one graph."""
         entries = {entry.name: entry for entry in self.graphs}
         merged = HtpGraphConfig(optimization_type=_DEFAULT_OPTIMIZATION)
         for key in (None, name):
@@ -156,7 +156,7 @@ class CompileConfig(BaseModel):
         return merged.model_copy(update={"name": name, "vtcm_size_in_mb": vtcm})
 
     def compiled_part(self) -> "CompileConfig":
-        """What of it decides the binary: a change in the rest needs no compiling."""
+        """Return the options that affect the binary; other changes need no compiling."""
         return CompileConfig(
             target=self.target,
             context=self.context,
@@ -180,7 +180,7 @@ class CompileConfig(BaseModel):
         return self.graph("").optimization_type or _DEFAULT_OPTIMIZATION
 
     def as_options(self) -> dict[str, str | int | bool]:
-        """What is set, under its dotted key in a fixed order, with the target."""
+        """Return all set options by dotted key in a fixed order, with the target."""
         options: dict[str, str | int | bool] = {
             "target": str(self.target),
             "soc_model": self.target.soc.soc_model,
@@ -195,7 +195,7 @@ class CompileConfig(BaseModel):
         return options
 
     def sections(self) -> Iterator[HtpOptions]:
-        """Every object of every section, cores of devices too."""
+        """Yield every object of every section, including cores of devices."""
         yield self.context
         yield from self.graphs
         for device in self.devices:
@@ -237,7 +237,7 @@ class CompileConfig(BaseModel):
 def _merged(
     graphs: Sequence[HtpGraphConfig], more: Sequence[HtpGraphConfig]
 ) -> tuple[HtpGraphConfig, ...]:
-    """One entry of each name; what is set in later ones holds."""
+    """Merge entries of equal names; later options win."""
     entries: dict[str | None, HtpGraphConfig] = {}
     for entry in (*graphs, *more):
         entries[entry.name] = (
@@ -252,7 +252,7 @@ def _set(config: _Config, key: str, value: object) -> _Config:
 
 
 def _field(kind: type[HtpOptions], key: str) -> str:
-    """The field that a dotted key names, in either of its spellings."""
+    """Return the field that a dotted key names, in either spelling."""
     section, _, name = key.rpartition(".")
     fields = {field.validation_alias: known for known, field in kind.model_fields.items()}
     name = fields.get(name, name)

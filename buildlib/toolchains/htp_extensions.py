@@ -1,4 +1,4 @@
-"""HTP backend extensions: what the vendor's JSON says of contexts, graphs, devices and memory.
+"""HTP backend extensions: the vendor's JSON for contexts, graphs, devices and memory.
 
 Names: `qairt.api.common.backends.htp` and "HTP Backend Extensions", docs.qualcomm.com 80-87189-2.
 `context` and `graphs` are read as one object or as an array of objects, and written as arrays.
@@ -31,7 +31,7 @@ _SECTIONS = ("context", "graphs", "devices", "memory", "groupContext")
 
 
 class HtpOptions(BaseModel):
-    """Options of one object. Those that are not known are kept, and written as they were."""
+    """Options of one object. Unknown options are kept, and written unchanged."""
 
     model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True)
 
@@ -49,16 +49,16 @@ class HtpOptions(BaseModel):
 
     @classmethod
     def known_options(cls) -> tuple[str, ...]:
-        """Dotted keys of all options."""
+        """Return the dotted keys of all options."""
         return tuple(f"{cls.SECTION}.{name}" for name in cls.model_fields if name != "name")
 
     def as_extension(self) -> dict[str, Any]:
-        """The object as JSON has it, with what was set."""
+        """Return the options that were set, as JSON values."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"name"})
 
 
 class HtpContextConfig(HtpOptions):
-    """What graphs of one context binary have in common.
+    """Options that all graphs of a context binary share.
 
     Attributes:
         weight_sharing_enabled: graphs keep one copy of equal weights.
@@ -74,7 +74,7 @@ class HtpContextConfig(HtpOptions):
 
 
 class HtpGraphConfig(HtpOptions):
-    """How graphs are compiled.
+    """Compiler options of one graph or of all.
 
     Attributes:
         name: of the graph; `None` is every graph that has no entry of its own, and what an entry
@@ -106,14 +106,14 @@ class HtpGraphConfig(HtpOptions):
         return None if value is None else int(value)
 
     def with_defaults_from(self, other: "HtpGraphConfig") -> "HtpGraphConfig":
-        """These options, and those of `other` where nothing is set here."""
+        """Return these options, completed by those of `other`."""
         return HtpGraphConfig.model_validate(
             {**other.model_dump(exclude_none=True), **self.model_dump(exclude_none=True)}
         )
 
 
 class HtpDeviceCoreConfig(HtpOptions):
-    """How fast a core runs.
+    """Performance settings of a core.
 
     Attributes:
         rpc_control_latency: microseconds.
@@ -127,7 +127,7 @@ class HtpDeviceCoreConfig(HtpOptions):
 
 
 class HtpDeviceConfig(HtpOptions):
-    """The SoC, by the numbers that the vendor gives it."""
+    """The SoC, by the vendor's numbers."""
 
     SECTION = "devices"
 
@@ -138,7 +138,7 @@ class HtpDeviceConfig(HtpOptions):
 
 
 class HtpMemoryConfig(HtpOptions):
-    """How inputs and outputs reach the processor."""
+    """Memory type of inputs and outputs."""
 
     SECTION = "memory"
 
@@ -146,7 +146,7 @@ class HtpMemoryConfig(HtpOptions):
 
 
 class HtpGroupContextConfig(HtpOptions):
-    """What the contexts of one process share."""
+    """Options that the contexts of a process share."""
 
     SECTION = "groupContext"
 
@@ -211,7 +211,7 @@ class HtpConfigHelper:
 
     @classmethod
     def list_config_options(cls) -> tuple[str, ...]:
-        """Dotted keys of every known option."""
+        """Return the dotted keys of every known option."""
         kinds = (
             HtpContextConfig,
             HtpGraphConfig,
@@ -224,7 +224,7 @@ class HtpConfigHelper:
 
 
 def _objects(kind: type[_Config], section: object) -> list[_Config]:
-    """A section that is one object or an array of them."""
+    """Read a section that is one object or an array of them."""
     if section is None:
         return []
     return [validated(kind, value) for value in (section if _is_array(section) else [section])]
@@ -236,7 +236,7 @@ def _graphs(section: object) -> list[HtpGraphConfig]:
 
 
 def _named(entry: object) -> list[HtpGraphConfig]:
-    """An entry of `graphs`, once for each of the graphs that it names."""
+    """Return an entry of `graphs` once for each graph that it names."""
     if not isinstance(entry, Mapping) or "graph_names" not in entry:
         return [validated(HtpGraphConfig, entry)]
     names = entry["graph_names"]
@@ -262,11 +262,7 @@ def _entries(graphs: Sequence[HtpGraphConfig]) -> list[dict[str, Any]]:
 
 
 def validated(kind: type[_Config], values: object) -> _Config:
-    """Options of a section.
-
-    Raises:
-        InvalidOptionError: they are no object, or one has a value that it cannot take.
-    """
+    """Validate the options of a section."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What `OrtQnnToolchain` asks of its child process, as JSON on stdin. All paths are absolute."""
+"""Requests of `OrtQnnToolchain` to its child process, as JSON on stdin. All paths are absolute."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ConvertRequest:
-    """ONNX to a DLC in `folder`, which is empty; answered by the DLC's name."""
+    """Convert ONNX to a DLC in the empty `folder`; the answer is the name of the DLC."""
 
     onnx: Path
     folder: Path
@@ -16,7 +16,7 @@ class ConvertRequest:
 
 @dataclass(frozen=True, slots=True)
 class GraphRequest:
-    """A DLC, and how its graph is compiled; `None` is the compiler's own choice."""
+    """A DLC and the options of its graph; `None` leaves a choice to the compiler."""
 
     dlc: Path
     vtcm_mb: int
@@ -28,7 +28,7 @@ class GraphRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompileRequest:
-    """DLCs to a context binary; answered by its size."""
+    """Compile DLCs to a context binary; the answer is its size."""
 
     graphs: tuple[GraphRequest, ...]
     binary: Path
@@ -40,14 +40,14 @@ class CompileRequest:
 
 @dataclass(frozen=True, slots=True)
 class InspectRequest:
-    """A context binary to describe; answered by a `BinaryInfo`."""
+    """Describe a context binary; the answer is a `BinaryInfo`."""
 
     binary: Path
 
 
 @dataclass(frozen=True, slots=True)
 class ExecuteRequest:
-    """A graph to run on the emulator, arrays as `.npz`; answered by the output names."""
+    """Run a graph on the emulator, arrays as `.npz`; the answer is the output names."""
 
     binary: Path
     graph: str

@@ -1,1 +1,1 @@
-"""Does a build still compute what its source computes? Each stage is run before and after."""
+"""Verification that a build computes what its source computes, stage by stage."""

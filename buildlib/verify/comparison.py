@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Bound:
-    """What a comparison must meet.
+    """Bound that a comparison must meet.
 
     Attributes:
         measure: `bit-exact`, a largest relative difference, a least SQNR of the logits in dB, or
@@ -78,16 +78,16 @@ class VerificationReport:
 
     @property
     def passed(self) -> bool:
-        """Whether something was compared and every comparison is in its bounds."""
+        """Whether there are comparisons and all are within bounds."""
         return bool(self.comparisons) and all(one.passed for one in self.comparisons)
 
     @property
     def failures(self) -> tuple[StageComparison, ...]:
-        """Comparisons out of bounds; the first is where to look."""
+        """Comparisons out of bounds, the earliest stage first."""
         return tuple(one for one in self.comparisons if not one.passed)
 
     def to_json(self) -> str:
-        """The report as JSON; a number that is not finite (an infinite SQNR) is null."""
+        """Return the report as JSON; a non-finite number (an infinite SQNR) is null."""
         rows = [
             {name: _finite(value) for name, value in asdict(one).items()}
             for one in self.comparisons
@@ -143,9 +143,9 @@ def compare(
 
 
 def sqnr_db(reference: Floats, found: Floats) -> float:
-    """10 log10(sum(a^2) / sum((a - b)^2)): infinite when equal, NaN with what is not finite.
+    """Return 10 log10(sum(a^2) / sum((a - b)^2)): infinite if equal, NaN for non-finite values.
 
-    A reference of zeros that is not met gives minus infinity.
+    A reference of zeros with other values found gives minus infinity.
     """
     a = reference.astype(np.float64)
     signal, noise = float(np.sum(a**2)), float(np.sum((a - found) ** 2))
@@ -157,7 +157,7 @@ def sqnr_db(reference: Floats, found: Floats) -> float:
 
 
 def relative_difference(reference: Floats, found: Floats) -> float:
-    """max|a - b| / max|a| of a tensor; infinite where only the reference is all zeros."""
+    """Return max|a - b| / max|a| of a tensor; infinite if only the reference is all zeros."""
     difference, scale = float(np.abs(reference - found).max()), float(np.abs(reference).max())
     if difference == 0:
         return 0.0

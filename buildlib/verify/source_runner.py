@@ -1,7 +1,7 @@
-"""A model as somebody exported it, run under the names and shapes of the canonical graph.
+"""Runner of an original export under the names and shapes of the canonical graph.
 
-Exports differ in what they call their inputs, in the order of the axes of their caches, in whether
-a cache comes back whole or as its new part, and in how they take mask and positions. The canonical
+Exports differ in the names of their inputs, in the order of the axes of their caches, in whether a
+cache comes back whole or as its new part, and in the form of mask and positions. The canonical
 inputs hold all of that.
 """
 
@@ -55,17 +55,17 @@ class SourcePart:
     shape: GraphShape
 
     def __call__(self) -> Mapping[int, PartRunner]:
-        """The one runner that there is."""
+        """Open the one runner of this part."""
         return {self.shape.ar: SourceRunner(self.path, self.config, self.shape)}
 
     def is_reduced_precision(self) -> bool:
-        """Whether it computes in less than float32, as what is imported from it does not."""
+        """Whether it computes in less than float32, unlike the model imported from it."""
         return precision_of(load_model(self.path)) != SINGLE
 
 
 @dataclass(frozen=True)
 class _Cache:
-    """One key or value tensor of the export: which canonical one it is, and how its axes lie."""
+    """A key or value tensor of the export, its canonical counterpart and its axes."""
 
     name: str
     kind: Literal["key", "value"]
@@ -95,11 +95,7 @@ class _Cache:
 
 
 class SourceRunner:
-    """An export on ONNX Runtime's CPU provider; `PartRunner` of the canonical model it means.
-
-    Raises:
-        ModelFileError: an input has no role in a decoder, or a cache an unknown layout.
-    """
+    """`PartRunner` of the canonical model, on an export and ONNX Runtime's CPU provider."""
 
     def __init__(self, path: Path, config: DecoderConfig, shape: GraphShape) -> None:
         model = load_model(path)
@@ -135,11 +131,11 @@ class SourceRunner:
 
     @property
     def ports(self) -> Ports:
-        """Those of the canonical model."""
+        """The ports of the canonical model."""
         return self._ports
 
     def run(self, feeds: Arrays) -> Arrays:
-        """All outputs of the canonical model."""
+        """Return all outputs of the canonical model."""
         given: dict[str, Array] = {
             str(role.value.name): self._array_for(role, feeds) for role in self._others
         }
@@ -169,7 +165,7 @@ class SourceRunner:
         self._session = None
 
     def _array_for(self, role: Role, feeds: Arrays) -> Array:
-        """What an input that is no cache is given."""
+        """Return the array for an input that is no cache."""
         make: dict[str, Callable[[], Array]] = {
             "ids": lambda: feeds[interface.INPUT_IDS],
             "embeds": lambda: feeds[interface.INPUTS_EMBEDS],
@@ -186,7 +182,7 @@ class SourceRunner:
         return np.ascontiguousarray(array.astype(role.value.dtype.numpy()))
 
     def _mask(self, role: Role, mask: Array) -> Array:
-        """Additive [1, 1, AR, CL] as the export wants it; a flat one tells which slots are used."""
+        """Return the mask as the export takes it: additive, boolean, or used slots."""
         seen: Array = mask == 0
         if _rank(role.value) <= 2:
             used: Array = seen[0].any(axis=1)
@@ -199,7 +195,7 @@ class SourceRunner:
 
     @staticmethod
     def _table(role: Role, table: Array) -> Array:
-        """Cosines of half a head; exports that multiply whole heads take them twice."""
+        """Return cosines of half a head, or twice, for exports that multiply whole heads."""
         assert role.value.shape is not None  # noqa: S101  (a role needs a rank)
         return np.tile(table, 2) if role.value.shape[-1] == 2 * table.shape[-1] else table
 
@@ -228,7 +224,7 @@ def _cache(
 
 
 def _ports(config: DecoderConfig, shape: GraphShape, kinds: set[str]) -> Ports:
-    """Names and shapes of the canonical model; values are float, ids int32."""
+    """Return names and shapes of the canonical model; values are float, ids int32."""
     inputs = dict(interface.input_shapes(config, shape))
     inputs[interface.COS] = inputs[interface.SIN] = (1, 1, shape.ar, config.rotary_dim // 2)
     if "embeds" in kinds:

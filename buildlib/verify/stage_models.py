@@ -1,4 +1,4 @@
-"""The models that a verification compares: files of each stage, opened part by part."""
+"""Models that a verification compares: the files of each stage, opened part by part."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ Parts = Mapping[GraphShape, Sequence[Path]]
 
 @dataclass(frozen=True)
 class StageModels:
-    """What each stage of a build made; a stage that a build does not have is None.
+    """Files that each stage of a build made; a stage that did not run is None.
 
     Attributes:
         imported: for each shape wanted, the whole model that it was converted from: the same file
@@ -49,12 +49,12 @@ class StageModels:
     constants: Arrays = field(default_factory=dict)
 
     def at(self, cl: int) -> tuple[GraphShape, ...]:
-        """The shapes of one context length, the smallest AR first."""
+        """Return the shapes of one context length, the smallest AR first."""
         return tuple(sorted(shape for shape in self.arcl if shape.cl == cl))
 
 
 def onnx_parts(chains: Mapping[int, Sequence[Path]], n_threads: int = 0) -> list[OpenPart]:
-    """The parts of a model, float or QDQ, from their files by AR.
+    """Return the parts of a model, float or QDQ, from their files by AR.
 
     Weights stay mapped from their files: a part costs its activations, and pages of the file cache.
     """
@@ -67,14 +67,14 @@ def onnx_parts(chains: Mapping[int, Sequence[Path]], n_threads: int = 0) -> list
 def emulated_parts(
     binaries: Sequence[Path], toolchain: Toolchain, cl: int, soc_model: int | None
 ) -> list[OpenPart]:
-    """The parts of a model on the emulator, each in a process of its own while it runs."""
+    """Return the parts of a model on the emulator, each in a process of its own while it runs."""
     return [partial(_emulate, binary, toolchain, cl, soc_model) for binary in binaries]
 
 
 def compile_for_emulator(
     dlcs: Parts, target: Target, toolchain: Toolchain, folder: Path
 ) -> tuple[Path, ...]:
-    """Unshared context binaries of the DLCs of a phone target, one a part, for the emulator.
+    """Compile the DLCs of a phone target for the emulator: unshared, one binary a part.
 
     Args:
         dlcs: by shape, the parts in the order of data flow.

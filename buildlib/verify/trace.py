@@ -37,14 +37,14 @@ Schedule = tuple[Call, ...]
 
 
 def single_graph_schedule(ar: int, cl: int, n_tokens: int) -> Schedule:
-    """One graph takes all tokens that fit, the last call padded if need be."""
+    """Let one graph take all tokens that fit; the last call may be padded."""
     schedule = _ScheduleBuilder(cl, n_tokens)
     schedule.take(ar, n_tokens)
     return tuple(schedule.calls)
 
 
 def alternating_schedule(ars: Iterable[int], cl: int, n_tokens: int) -> Schedule:
-    """All graphs of a context length take turns, each going on from the caches of the others.
+    """Let all graphs of a context length take turns, each going on from the caches of the others.
 
     The smallest takes the first tokens, from an empty context; the largest takes most; the others
     and the smallest again get some at the end, as in decoding after prefill.
@@ -62,7 +62,7 @@ def alternating_schedule(ars: Iterable[int], cl: int, n_tokens: int) -> Schedule
 
 
 class _ScheduleBuilder:
-    """A schedule being made."""
+    """Appends calls until the tokens or the context are used up."""
 
     def __init__(self, cl: int, n_tokens: int) -> None:
         self.calls: list[Call] = []
@@ -75,7 +75,7 @@ class _ScheduleBuilder:
         return self._n_tokens - self._done
 
     def take(self, ar: int, n_tokens: int) -> None:
-        """Up to `n_tokens`, as long as a call of the graph fits into the context."""
+        """Add calls for up to `n_tokens`, while a call of the graph fits into the context."""
         end = min(self._done + n_tokens, self._n_tokens)
         while self._done < end and self._done + ar <= self._cl:
             taken = min(ar, end - self._done)
@@ -103,7 +103,7 @@ class Trace:
         return len(self.logits)
 
     def positions_of(self, ar: int) -> npt.NDArray[np.intp]:
-        """Positions that the AR-`ar` graph computed."""
+        """Return the positions that the AR-`ar` graph computed."""
         ars = np.repeat([call.ar for call in self.schedule], [c.n_tokens for c in self.schedule])
         return np.flatnonzero(ars == ar)
 
@@ -115,11 +115,7 @@ def trace_model(
     schedule: Schedule,
     tokens: Sequence[int],
 ) -> Trace:
-    """Run a model over the first tokens of a sample, as far as the schedule goes.
-
-    Raises:
-        BuildError: a part cannot be loaded, or its runner died.
-    """
+    """Run a model over the first tokens of a sample, as far as the schedule goes."""
     carried: list[dict[str, npt.NDArray[Any]]] = [{} for _ in schedule]
     logits: list[npt.NDArray[np.float32]] = []
     caches: dict[str, npt.NDArray[np.float32]] = {}
@@ -152,7 +148,7 @@ class _Part:
     def call(
         self, call: Call, tokens: Sequence[int], carried: dict[str, npt.NDArray[Any]]
     ) -> npt.NDArray[np.float32] | None:
-        """Logits of the call's tokens, if this part makes them; hidden states go to `carried`."""
+        """Return the call's logits, if this part makes them; hidden states go to `carried`."""
         runner = self._runners[call.ar]
         values = self._inputs.at(call.ar, call.n_past, tokens) | carried
         values |= self._cache.past(self._cl - call.ar)
@@ -172,5 +168,5 @@ class _Part:
         return logits
 
     def caches(self) -> dict[str, npt.NDArray[np.float32]]:
-        """All new keys and values, one row a position."""
+        """Return all new keys and values, one row a position."""
         return {name: np.concatenate(rows) for name, rows in self._new.items()}

@@ -52,7 +52,7 @@ FINITE = Bound("finite")
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """How much is run.
+    """Size of the sample and resources of a verification.
 
     Attributes:
         max_positions: tokens of the sample, its continuation included; the shortest context length
@@ -76,7 +76,7 @@ def verify_outputs(
     options: VerifyOptions | None = None,
     on_comparison: OnComparison | None = None,
 ) -> VerificationReport:
-    """Run what each stage made, and compare it with what it was made from.
+    """Compare the models of each stage with those they were made from, by running both.
 
     Args:
         models: files of the stages.
@@ -96,7 +96,7 @@ def verify_outputs(
 
 
 def sample_tokens(config: DecoderConfig, n_tokens: int) -> list[int]:
-    """Bos and random ids, always the same; none that ends a text."""
+    """Return bos and random ids, always the same; none that ends a text."""
     special = {config.bos_token_id, *config.eos_token_ids}
     rng = np.random.default_rng(0)
     drawn = rng.integers(0, config.vocab_size, 4 * n_tokens + 64).tolist()
@@ -141,7 +141,7 @@ class _Verification:
                 self._stage("compile", self._compiled_bound(cl), cl, sample, trace, parts)
 
     def _sample(self, tokens: Sequence[int] | None) -> list[int]:
-        """The given tokens, and what the model at the shortest context goes on with."""
+        """Return the given tokens and their continuation by the model at the shortest context."""
         config, options = self._models.config, self._options
         shortest = min(self._lengths + [shape.cl for shape in self._imported.values()])
         length = min(options.max_positions, shortest)
@@ -166,7 +166,7 @@ class _Verification:
         return prompt
 
     def _import(self, path: Path, sample: list[int]) -> Trace:
-        """The imported model at its own shape, against the export it was made from."""
+        """Compare the imported model at its own shape with the export it was made from."""
         shape = self._imported[path]
         schedule = single_graph_schedule(shape.ar, shape.cl, len(sample))
         parts = onnx_parts({shape.ar: [path]}, self._options.n_threads)
@@ -179,7 +179,7 @@ class _Verification:
         return trace
 
     def _arcl(self, cl: int, sample: list[int], imported: Mapping[Path, Trace]) -> Trace:
-        """The whole model at one context length, against the one it was converted from."""
+        """Compare the whole model at one context length with the one it was converted from."""
         models = self._models
         shapes = models.at(cl)
         schedule = alternating_schedule([shape.ar for shape in shapes], cl, len(sample))
@@ -212,7 +212,7 @@ class _Verification:
         return after
 
     def _compiled_bound(self, cl: int) -> Bound:
-        """By the bits of activations: HTP and the CPU round them in other places."""
+        """Return the bound for activations of these bits: HTP and the CPU round differently."""
         chains = self._models.qdq or {}
         last = [chains[shape][-1] for shape in self._models.at(cl) if shape in chains]
         kinds = {str(read_ports(path).outputs[interface.LOGITS].dtype) for path in last}

@@ -1,7 +1,7 @@
-"""The toolchain of the `onnxruntime-qnn` wheel: real QNN compiler and emulator, no SDK.
+"""Toolchain of the `onnxruntime-qnn` wheel: the real QNN compiler and emulator, without an SDK.
 
-ONNX Runtime writes the DLCs; the context binary is made from them through the QNN C API, because
-that way all graphs of a split share one binary, in one step, under names of our choice.
+ONNX Runtime writes the DLCs. The context binary is made from them through the QNN C API, so that
+all graphs of a part share one binary, in one step, under names that we choose.
 """
 
 import re
@@ -50,7 +50,7 @@ _MAX_KINDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long each step may take, in seconds, before it counts as hung."""
+    """Seconds that each step may take before it counts as hung."""
 
     convert_s: float = 1800.0
     compile_s: float = 7200.0
@@ -77,7 +77,7 @@ class OrtQnnToolchain:
         return TOOLCHAIN
 
     def versions(self) -> Mapping[str, str]:
-        """Versions of the wheels and, as the libraries report them, of QNN and Genie.
+        """Return the versions of the wheels and, as the libraries report them, of QNN and Genie.
 
         Raises:
             ToolchainMissingError: not Linux x86_64, or the wheel is missing or incomplete.
@@ -95,15 +95,11 @@ class OrtQnnToolchain:
         }
 
     def check(self, config: CompileConfig) -> None:
-        """Whether `compile` honours all of it.
-
-        Raises:
-            InvalidOptionError: it does not; names the option, and the toolchain that does.
-        """
+        """Refuse options that the compiler of the wheel does not honour."""
         check_options(config)
 
     def convert(self, onnx: Path, dlc: Path, target: Target) -> None:
-        """ONNX in QDQ form to a DLC. Its bytes differ from run to run by a time stamp alone.
+        """Convert QDQ ONNX to a DLC. A time stamp makes its bytes differ from run to run.
 
         Raises:
             ToolchainMissingError: the wheel is not usable here.
@@ -127,7 +123,7 @@ class OrtQnnToolchain:
             written.replace(dlc)
 
     def compile(self, dlcs: Sequence[Path], binary: Path, config: CompileConfig) -> None:
-        """DLCs, each of one graph, to one context binary. Equal inputs give equal bytes.
+        """Compile DLCs of one graph each to one context binary. Equal inputs give equal bytes.
 
         Raises:
             InvalidOptionError: as `check`.
@@ -143,7 +139,7 @@ class OrtQnnToolchain:
             self._run("compile", binary, request, self.timeouts.compile_s)
 
     def inspect(self, binary: Path) -> BinaryInfo:
-        """What a context binary says of itself.
+        """Describe a context binary.
 
         Raises:
             ToolchainMissingError: the wheel is not usable here.
@@ -221,10 +217,9 @@ def _graph_request(dlc: Path, config: CompileConfig) -> GraphRequest:
 
 
 def check_options(config: CompileConfig) -> None:
-    """Raise on the first option that would be ignored, or refused late.
+    """Raise on the first option that the compiler would ignore, or refuse late.
 
-    Raises:
-        InvalidOptionError: names the option, and who can do it.
+    Tried with QNN 2.51: a verbose log of the compiler names each option that reaches it.
     """
     for section in config.section_extras:
         raise InvalidOptionError(section, _NEEDS_SDK, ())
@@ -263,7 +258,7 @@ def _check_graph(config: CompileConfig, graph: HtpGraphConfig) -> None:
 
 
 def diagnose(error: ToolchainError) -> ToolchainError:
-    """The same error, or one that names the operators that the tensor processor does not have."""
+    """Return the same error, or one that names the operators that HTP does not support."""
     nodes = unsupported_nodes(Path(error.log_path))
     if not nodes:
         return error
@@ -279,7 +274,7 @@ def diagnose(error: ToolchainError) -> ToolchainError:
 
 
 def unsupported_nodes(log: Path) -> tuple[tuple[str, str], ...]:
-    """Name and operator of every node that ONNX Runtime's QNN provider did not take, once each."""
+    """Return name and operator of every node that the QNN provider refused, once each."""
     try:
         with log.open("rb") as file:
             text = file.read(_MAX_LOG_BYTES).decode(errors="replace")
@@ -290,7 +285,7 @@ def unsupported_nodes(log: Path) -> tuple[tuple[str, str], ...]:
 
 
 def _summary(nodes: Sequence[tuple[str, str]]) -> str:
-    """`2 operators are not supported: Shrink (2, first act_1)`."""
+    """Summarise nodes: `2 operators are not supported: Shrink (2, first act_1)`."""
     first = {operator: name for name, operator in reversed(nodes)}
     counts = Counter(operator for _name, operator in nodes).most_common()
     kinds = [f"{kind} ({count}, first {first[kind]})" for kind, count in counts[:_MAX_KINDS]]

@@ -1,7 +1,7 @@
-"""Where the `onnxruntime-qnn` wheel keeps its libraries, and which of them a device needs.
+"""Libraries of the installed `onnxruntime-qnn` wheel.
 
-Nothing is imported or loaded here: the folder is found by its import specification alone, so that
-asking costs nothing and works where the libraries do not load.
+Nothing is imported or loaded here: the folder is found through its import specification, which is
+cheap and works where the libraries do not load.
 """
 
 import importlib.metadata
@@ -63,9 +63,9 @@ class WheelLibraries:
         return f"{self.folder}:{self.support_folder}"
 
     def runtime(self, *, extensions: bool = True) -> Mapping[str, Path]:
-        """The least that runs a Genie dialog from one folder, by the names that it needs there.
+        """Return the fewest files that run a Genie dialog from one folder, by their names there.
 
-        For the emulator, on x86_64. Beside them the device must have glibc, libgcc_s and libatomic.
+        For the emulator, on x86_64. The device also needs glibc, libgcc_s and libatomic.
 
         Args:
             extensions: whether the configuration names an HTP extensions file. Genie only warns,
@@ -81,7 +81,7 @@ class WheelLibraries:
 
 
 def find_libraries() -> WheelLibraries:
-    """The installed wheel's libraries.
+    """Find the installed wheel's libraries.
 
     Raises:
         ToolchainMissingError: not Linux on x86_64, no wheel, or a wheel without its libraries.

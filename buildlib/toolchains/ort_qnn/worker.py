@@ -24,12 +24,8 @@ def write_dlc(
 ) -> Path:
     """Write the DLC of a QDQ model into an empty folder and return its path.
 
-    ONNX Runtime makes the name of the graph from a hash of the model's path as it is given, so the
-    model is opened by its bare name from its own folder: the DLC then does not depend on where
-    that is.
-
-    Raises:
-        RefusedError: not all of the model runs on the tensor processor, or it is no model.
+    ONNX Runtime names the graph by a hash of the model's path as given, so the model is opened by
+    its bare name from its own folder: the DLC then does not depend on the location.
     """
     import onnxruntime as ort
 
@@ -65,12 +61,12 @@ def write_dlc(
 
 
 def _reason(error: Exception) -> str:
-    """ONNX Runtime's message without its source positions."""
+    """Return ONNX Runtime's message without its source positions."""
     return " ".join(str(error).split())[:500]
 
 
 def convert(body: bytes) -> object:
-    """ONNX to DLC."""
+    """Convert ONNX to a DLC."""
     from buildlib.toolchains.ort_qnn.worker import write_dlc
 
     request = TypeAdapter(ConvertRequest).validate_json(body)
@@ -85,7 +81,7 @@ def convert(body: bytes) -> object:
 
 
 def compile_(body: bytes) -> object:
-    """DLCs to a context binary."""
+    """Compile DLCs to a context binary."""
     from buildlib.toolchains.qnn.api import HtpSession, load_system
     from buildlib.toolchains.qnn.composition import compose_binary
 
@@ -96,7 +92,7 @@ def compile_(body: bytes) -> object:
 
 
 def inspect(body: bytes) -> object:
-    """What is in a context binary."""
+    """Describe a context binary."""
     from buildlib.toolchains.qnn.api import load_system
     from buildlib.toolchains.qnn.binary_info import read_binary_info
 
@@ -106,7 +102,7 @@ def inspect(body: bytes) -> object:
 
 
 def execute(body: bytes) -> object:
-    """Runs a graph on the emulator for each set of inputs."""
+    """Run a graph on the emulator."""
     import numpy as np
 
     from buildlib.toolchains.qnn.api import HtpSession, load_system
@@ -124,7 +120,7 @@ def execute(body: bytes) -> object:
 
 
 def versions(_body: bytes) -> object:
-    """Versions that the libraries report of themselves."""
+    """Return the versions that the libraries report."""
     from buildlib.toolchains.qnn.api import HtpSession, load_system
 
     libraries = find_libraries()

@@ -1,1 +1,1 @@
-"""The QNN C API over ctypes: layouts, calls, and what is made of them. For child processes only."""
+"""The QNN C API over ctypes, for child processes only."""

@@ -1,7 +1,7 @@
-"""The parts of the QNN C API that this project calls, over ctypes.
+"""Calls of the QNN C API, over ctypes.
 
-For child processes only: the libraries abort on some errors. `libQnnHtp.so` may be loaded once in a
-process, and `libHtpPrepare.so` never beside it.
+For child processes only: the libraries abort on some errors. A process may load `libQnnHtp.so`
+once, and never `libHtpPrepare.so` beside it.
 """
 
 import ctypes as c
@@ -92,16 +92,12 @@ class FunctionTable:
             raise QnnCallError(function.name, code)
 
     def function(self, function: BackendFunction | SystemFunction, *types: Any) -> Any:  # noqa: ANN401
-        """The function itself, taking these ctypes types and returning its error number."""
+        """Return the function that takes these ctypes types and returns an error number."""
         return c.CFUNCTYPE(c.c_uint64, *types)(self.interface.fn[function])
 
 
 def load_backend(library: Path) -> FunctionTable:
-    """Load a backend, normally `libQnnHtp.so`.
-
-    Raises:
-        RefusedError: its core API is of a version whose table is not known.
-    """
+    """Load a backend, normally `libQnnHtp.so`."""
     address = _first_provider(library, "QnnInterface_getProviders")
     header = BackendInterfaceHeader.from_address(address)
     version = (header.core_api.major, header.core_api.minor)
@@ -115,11 +111,7 @@ def load_backend(library: Path) -> FunctionTable:
 
 
 def load_system(library: Path) -> FunctionTable:
-    """Load `libQnnSystem.so`.
-
-    Raises:
-        RefusedError: its API is of a version that is not known.
-    """
+    """Load `libQnnSystem.so`."""
     address = _first_provider(library, "QnnSystemInterface_getProviders")
     api: Version = SystemInterfaceHeader.from_address(address).api
     if api.major != SYSTEM_API_MAJOR or api.minor not in SYSTEM_API_MINORS:
@@ -130,7 +122,7 @@ def load_system(library: Path) -> FunctionTable:
 
 
 def _first_provider(library: Path, symbol: str) -> int:
-    """Address of the first interface that a library offers."""
+    """Return the address of the first interface that a library offers."""
     try:
         get_providers = getattr(c.CDLL(str(library)), symbol)
     except (OSError, AttributeError) as error:
@@ -144,18 +136,18 @@ def _first_provider(library: Path, symbol: str) -> int:
 
 
 def _interface_type(header: type[c.Structure], entries: int) -> type[c.Structure]:
-    """The header's fields followed by `fn`, a table of that many functions."""
+    """Return the header's fields followed by `fn`, a table of that many functions."""
     fields = (*header._fields_, ("fn", c.c_void_p * entries))
     return type("Interface", (c.Structure,), {"_fields_": fields})
 
 
 def pointer_array(pointers: list[int]) -> Any:  # noqa: ANN401 - an array type of its own length
-    """A null-terminated array of pointers, as the API takes lists of configurations."""
+    """Return a null-terminated array of pointers, the form of configuration lists in the API."""
     return (c.c_void_p * (len(pointers) + 1))(*pointers, None)
 
 
 class HtpConfigs:
-    """A list of HTP configurations in the form that the API takes, owning all its memory."""
+    """HTP configurations as a list for the API; owns all its memory."""
 
     def __init__(self, *custom: HtpConfig) -> None:
         self._custom = custom
@@ -171,7 +163,7 @@ class HtpConfigs:
 
 
 class HtpSession:
-    """The HTP backend with a device of the given SoC. One a process; the process ends with it."""
+    """The HTP backend with a device of the given SoC: one a process, and it ends with it."""
 
     def __init__(self, library: Path, soc_model: int | None = None) -> None:
         self.qnn: FunctionTable = load_backend(library)
@@ -185,13 +177,13 @@ class HtpSession:
         )
 
     def new_context(self, configs: HtpConfigs) -> c.c_void_p:
-        """An empty context."""
+        """Create an empty context."""
         return self._created(
             BackendFunction.CONTEXT_CREATE, self.backend, self.device, configs.pointer
         )
 
     def context_from_binary(self, binary: bytes) -> c.c_void_p:
-        """The context that a context binary holds."""
+        """Load the context of a context binary."""
         context = c.c_void_p()
         self.qnn.call(
             BackendFunction.CONTEXT_CREATE_FROM_BINARY,
@@ -201,7 +193,7 @@ class HtpSession:
         return context
 
     def graph(self, context: c.c_void_p, name: str) -> c.c_void_p:
-        """The graph of that name."""
+        """Return the graph of that name."""
         graph = c.c_void_p()
         self.qnn.call(
             BackendFunction.GRAPH_RETRIEVE, context, c.c_char_p(name.encode()), c.pointer(graph)
@@ -209,7 +201,7 @@ class HtpSession:
         return graph
 
     def build_id(self) -> str:
-        """Build of the backend, e.g. `v2.51.0.260929181845`."""
+        """Return the build of the backend, e.g. `v2.51.0.260929181845`."""
         build = c.c_char_p()
         self.qnn.call(BackendFunction.BACKEND_GET_BUILD_ID, c.pointer(build))
         return (build.value or b"").decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What a context binary says of itself, read by the system library. For child processes only."""
+"""Descriptions of context binaries, read by the system library. For child processes only."""
 
 import ctypes as c
 
@@ -16,11 +16,7 @@ _MAX_RANK = 16
 
 
 def read_binary_info(system: FunctionTable, binary: bytes) -> BinaryInfo:
-    """Everything that is recorded of the graphs in a context binary.
-
-    Raises:
-        RefusedError: the bytes are not a context binary, or one of an unknown format.
-    """
+    """Read all that a context binary records about its graphs."""
     raw, handle = raw_binary_info(system, binary)
     graphs = tuple(_graph(raw.graphs[i]) for i in range(_within(raw.graph_count, _MAX_GRAPHS)))
     info = BinaryInfo(
@@ -38,7 +34,7 @@ def read_binary_info(system: FunctionTable, binary: bytes) -> BinaryInfo:
 
 
 def raw_binary_info(system: FunctionTable, binary: bytes) -> tuple[qnn.BinaryInfo, c.c_void_p]:
-    """The library's own structure, and the handle that owns it.
+    """Return the library's own structure, and the handle that owns it.
 
     Raises:
         RefusedError: the bytes are not a context binary, or one of an unknown format.

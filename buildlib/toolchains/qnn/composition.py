@@ -1,4 +1,4 @@
-"""DLCs to one context binary through the QNN C API. For child processes only."""
+"""Composition of DLCs to a context binary through the QNN C API. For child processes only."""
 
 import ctypes as c
 import mmap
@@ -26,9 +26,9 @@ _QNN_ERROR_INVALID_ARGUMENT = 1003
 
 
 def compose_binary(session: HtpSession, system: FunctionTable, request: CompileRequest) -> int:
-    """Compose all graphs into one context, compile them, and write the context's binary.
+    """Compile all graphs in one context, write its binary, and return the size in bytes.
 
-    A DLC must hold one graph; it gets the stem of the DLC as its name.
+    A DLC must hold one graph, which gets the stem of the DLC as its name.
 
     Returns:
         Bytes of the binary.
@@ -95,7 +95,7 @@ def _graph_configs(request: GraphRequest) -> HtpConfigs:
 
 @contextmanager
 def _opened(system: FunctionTable, dlc: Path) -> Iterator[c.c_void_p]:
-    """A DLC's handle; the graphs composed from it need it until they are finalized."""
+    """Open a DLC; its graphs need the handle until they are finalized."""
     handle = c.c_void_p()
     try:
         system.call(
@@ -109,11 +109,11 @@ def _opened(system: FunctionTable, dlc: Path) -> Iterator[c.c_void_p]:
 
 
 class _GraphComposer:
-    """Composes a DLC through a backend interface whose `graphCreate` is ours.
+    """Composes a DLC through a backend interface with a `graphCreate` of our own.
 
-    The name of a DLC's graph is chosen by ONNX Runtime (a hash), and composing takes no
-    configuration for a graph of unknown name. The interface is passed by value, so ours differs in
-    this one function: it gives the graph its name and its configuration.
+    ONNX Runtime chooses the name of a DLC's graph (a hash), and composing takes no configuration
+    for a graph of unknown name. The interface is passed by value, so ours differs in this one
+    function: it gives the graph its name and its configuration.
     """
 
     def __init__(self, session: HtpSession, name: str, configs: HtpConfigs) -> None:
@@ -139,7 +139,7 @@ class _GraphComposer:
             raise RefusedError(f"{self._name}.dlc holds {count.value} graphs where one is expected")
 
     def _graph_create(self, context: Any, _name: bytes, _configs: Any, graph: Any) -> int:  # noqa: ANN401
-        """Called by the system library for every graph of the DLC; the name must stay unique."""
+        """Create the one graph that a DLC may hold; called by the system library."""
         self._created += 1
         if self._created > 1:
             return _QNN_ERROR_INVALID_ARGUMENT
@@ -147,9 +147,9 @@ class _GraphComposer:
 
 
 def _write_binary(qnn: FunctionTable, context: c.c_void_p, path: Path) -> int:
-    """Let the backend write into the mapped file: a copy of a large binary is never in memory.
+    """Let the backend write into the mapped file: a large binary is never copied in memory.
 
-    The backend records the size that it is given, so the file is made as large as it says.
+    The backend records the size that it is given, so the file gets the size that the backend tells.
     """
     size, written = c.c_uint64(), c.c_uint64()
     qnn.call(BackendFunction.CONTEXT_GET_BINARY_SIZE, context, c.pointer(size))

@@ -1,4 +1,4 @@
-"""Runs a graph of a context binary on the HTP emulator. For child processes only."""
+"""Execution of a graph of a context binary on the HTP emulator. For child processes only."""
 
 import ctypes as c
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Arrays: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
 class EmulatedGraph:
     """One graph of a context binary, loaded and ready to run any number of times.
 
-    Arrays go in and out as they are stored: quantized tensors are the integers, not the reals.
+    Arrays go in and out as stored: quantized tensors hold integers, not real numbers.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Layouts and numbers of the QNN C API, core version 2, as 64-bit Linux libraries have them.
+"""Structures and constants of the QNN C API, core version 2, on 64-bit Linux.
 
-Only what this project reads or writes is named. Whatever follows a named field is covered by its
-padding, so that every size is the library's.
+Only fields that this project reads or writes are named. Padding covers the rest, so that every size
+is that of the library.
 """
 
 import ctypes as c
