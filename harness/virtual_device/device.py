@@ -28,7 +28,13 @@ from harness.virtual_device.services import FEATURES, Services
 from harness.virtual_device.shell import ShellHost
 from harness.virtual_device.storage import Storage, truncate_unsynced
 from harness.virtual_device.sync import SyncHost
-from harness.virtual_device.userland import PropertyStore, Userland, banner, device_properties
+from harness.virtual_device.userland import (
+    Userland,
+    banner,
+    boot_properties,
+    device_properties,
+    set_property,
+)
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +73,6 @@ class Device:
         self._folder = folder
         self._processes = processes
         self._filesystem = DeviceFilesystem(root, in_namespace)
-        self._properties = PropertyStore(root / "properties")
         self._userland = Userland(self._filesystem, record.name)
         self._storage = Storage(
             root / "data", record.storage_bytes, on_full=lambda: self._faults.full("a push")
@@ -192,18 +197,19 @@ class Device:
             abi=_ABIS.get(platform.machine(), platform.machine()),
         )
         self._banner = banner(properties, FEATURES)
-        self._properties.boot(
+        boot_properties(
+            self._root / "properties",
             {
                 **properties,
                 "ro.boot.bootreason": reason,
                 "ro.runtime.firstboot": str(time.time_ns() // 1_000_000),
-            }
+            },
         )
         self._events.add("booted", detail=reason)
 
     async def _listen(self, listener: socket.socket) -> asyncio.Server:
         loop = asyncio.get_running_loop()
-        self._properties.set("sys.boot_completed", "1")
+        set_property(self._root / "properties", "sys.boot_completed", "1")
         _reuse_address(listener, on=True)
         server = await loop.create_server(self._connect, sock=listener)
         log.info("%s: listening on %s:%d", self._record.name, LOOPBACK, _port_of(server))

@@ -125,8 +125,8 @@ class IncomingFile:
             kind = stat.S_IFMT(self._path.lstat().st_mode)
             if kind not in {stat.S_IFREG, stat.S_IFLNK}:
                 return os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        make_parents(self._path)
-        self._partial = partial_name(self._path)
+        _make_parents(self._path)
+        self._partial = _partial_name(self._path)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(self._partial, flags, 0o600)
 
@@ -138,8 +138,8 @@ class IncomingFile:
 
 def make_link(path: Path, target: bytes, mtime: int) -> None:
     """Create or replace a symbolic link."""
-    make_parents(path)
-    partial = partial_name(path)
+    _make_parents(path)
+    partial = _partial_name(path)
     partial.symlink_to(os.fsdecode(target))
     try:
         os.utime(partial, (mtime, mtime), follow_symlinks=False)
@@ -149,12 +149,12 @@ def make_link(path: Path, target: bytes, mtime: int) -> None:
         raise
 
 
-def make_parents(path: Path) -> None:
+def _make_parents(path: Path) -> None:
     """Create the folders above a path."""
     path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
 
 
-def partial_name(path: Path) -> Path:
+def _partial_name(path: Path) -> Path:
     """Return a new temporary name in the folder of `path`."""
     return path.parent / f"{PARTIAL_PREFIX}{secrets.token_hex(8)}"
 

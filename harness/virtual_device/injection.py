@@ -176,7 +176,7 @@ class Injector:
             else:
                 self._go_down(fault, activity)  # a task would come after a short command
         elif isinstance(fault, Runner):
-            self._start(self._hit_runner(armed, fault, activity))
+            self._start(self._strike_runner(armed, fault, activity))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -194,7 +194,7 @@ class Injector:
         else:
             self._effects.reboot()
 
-    async def _hit_runner(self, armed: _Armed, fault: Runner, activity: "Activity") -> None:
+    async def _strike_runner(self, armed: _Armed, fault: Runner, activity: "Activity") -> None:
         await asyncio.sleep(fault.after)
         while not activity.ended and not armed.spent:
             if activity.pid is not None:
@@ -204,13 +204,13 @@ class Injector:
                     return
             await asyncio.sleep(_POLL_S)
 
-    async def packet(self, activity: "Activity", count: int) -> None:
+    async def pass_packet(self, activity: "Activity", count: int) -> None:
         """See `Activity.transfer`."""
         for armed in self._matching(activity):
             fault = armed.fault
             armed.passed += count
             if isinstance(fault, Slow):
-                if activity.note(armed):
+                if activity.is_first(armed):
                     self._strike(armed, activity.detail)
                 await asyncio.sleep(fault.ms / 1000 + count / fault.rate)
             elif isinstance(fault, Stall) and armed.passed >= fault.bytes:
@@ -267,21 +267,21 @@ class Activity:
         self.pid: int | None = None
         self.ended = False
         self._injector = injector
-        self._noted: set[int] = set()
+        self._met: set[int] = set()
 
     async def transfer(self, count: int) -> None:
         """Wait until a packet of `count` bytes may pass."""
         if not self._injector.idle:
-            await self._injector.packet(self, count)
+            await self._injector.pass_packet(self, count)
 
     def draw_flips(self, size: int) -> list[tuple[int, int]]:
         """Return the bits to flip in a received file of `size` bytes: offsets and masks."""
         return self._injector.draw_flips(self, size)
 
-    def note(self, armed: object) -> bool:
+    def is_first(self, armed: object) -> bool:
         """Check whether this activity meets an armed fault for the first time, and remember it."""
-        new = id(armed) not in self._noted
-        self._noted.add(id(armed))
+        new = id(armed) not in self._met
+        self._met.add(id(armed))
         return new
 
 

@@ -99,18 +99,14 @@ def _open_forward(filesystem: DeviceFilesystem, faults: Injector, name: bytes) -
         return None
 
     async def forward(stream: Stream) -> None:
-        await _bridge(stream, faults, connect)
+        with contextlib.suppress(StreamClosedError):
+            async with faults.activity("forward") as activity:
+                await _bridge(stream, activity, connect)
 
     return forward
 
 
-async def _bridge(stream: Stream, faults: Injector, connect: _Connect) -> None:
-    with contextlib.suppress(StreamClosedError):
-        async with faults.activity("forward") as activity:
-            await _connect_and_copy(stream, activity, connect)
-
-
-async def _connect_and_copy(stream: Stream, activity: Activity, connect: _Connect) -> None:
+async def _bridge(stream: Stream, activity: Activity, connect: _Connect) -> None:
     try:
         reader, writer = await asyncio.wait_for(connect(), _CONNECT_TIMEOUT_S)
     except (OSError, TimeoutError, ValueError):

@@ -337,9 +337,9 @@ class _Shell:
         reader = ExactReader(self._stream)
         with contextlib.suppress(StreamClosedError):
             while True:
-                await self._take(*await read_packet(reader))
+                await self._handle_packet(*await read_packet(reader))
 
-    async def _take(self, kind: int, data: bytes) -> None:
+    async def _handle_packet(self, kind: int, data: bytes) -> None:
         await self._activity.transfer(len(data))
         if kind == PacketKind.STDIN:
             await self._input.write(data)

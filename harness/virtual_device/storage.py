@@ -37,9 +37,7 @@ class Storage:
         limit_bytes: current limit; `None` for none.
     """
 
-    def __init__(
-        self, data: Path, limit_bytes: int | None, on_full: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, data: Path, limit_bytes: int | None, on_full: Callable[[], None]) -> None:
         self._data = data
         self._configured_limit = limit_bytes
         self.limit_bytes = limit_bytes
@@ -55,11 +53,10 @@ class Storage:
 
     def limit_free(self, free: int | None) -> None:
         """Limit the free space from now on; `None` restores the device's own limit."""
-        self.limit_bytes = self._configured_limit
+        limits = [] if self._configured_limit is None else [self._configured_limit]
         if free is not None:
-            reduced = used_bytes(self._data) + free
-            made = self._configured_limit
-            self.limit_bytes = reduced if made is None else min(made, reduced)
+            limits.append(used_bytes(self._data) + free)
+        self.limit_bytes = min(limits, default=None)
 
     def claim(self, count: int) -> None:
         """Account for `count` bytes about to be written."""

@@ -342,9 +342,9 @@ class _Session:
                 await _transmit_file(self._stream, path, activity)
             return True
         async with self._host.faults.activity("list", detail=path):
-            return await self._look(ident, path)
+            return await self._describe(ident, path)
 
-    async def _look(self, ident: bytes, path: str) -> bool:
+    async def _describe(self, ident: bytes, path: str) -> bool:
         if ident in {b"STAT", b"LST2", b"STA2"}:
             await self._stream.write(await asyncio.to_thread(_stat_answer, ident, path))
         elif ident in {b"LIST", b"LIS2"}:

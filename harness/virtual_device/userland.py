@@ -3,7 +3,6 @@
 All commands other than the device's own come from the host.
 """
 
-import re
 import shlex
 import shutil
 import sys
@@ -15,36 +14,26 @@ from buildlib.files import atomic_write
 from harness.virtual_device.filesystem import DeviceFilesystem
 from harness.virtual_device.storage import SYNCED_NAME
 
-_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,127}")
-_KEPT = "persist."
 _COMMANDS = Path(__file__).parent / "commands"
 """Shell scripts of the device's own commands; `$root` is the folder of its files."""
-
 _HOST_PATH = "/usr/local/bin:/usr/bin:/bin"
 """Without `sbin`: a device has no use for the host's administration."""
 
 
-class PropertyStore:
-    """The properties of one device, in a folder of files named as the keys."""
+def boot_properties(folder: Path, properties: Mapping[str, str]) -> None:
+    """Drop all but the `persist.` properties, one file each, and set those of this boot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir():
+        if not file.name.startswith("persist."):
+            file.unlink()
+    for key, value in properties.items():
+        set_property(folder, key, value)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
 
-    def boot(self, properties: Mapping[str, str]) -> None:
-        """Drop all but the `persist.` properties and set those of this boot."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for file in self.folder.iterdir():
-            if not file.name.startswith(_KEPT):
-                file.unlink()
-        for key, value in properties.items():
-            self.set(key, value)
-
-    def set(self, key: str, value: str) -> None:
-        """Set one property atomically."""
-        if not _KEY.fullmatch(key):
-            raise ValueError(f"not the key of a property: {key!r}")
-        with atomic_write(self.folder / key, sync=False) as file:
-            file.write((value.replace("\n", " ") + "\n").encode())
+def set_property(folder: Path, key: str, value: str) -> None:
+    """Set one property atomically."""
+    with atomic_write(folder / key, sync=False) as file:
+        file.write((value.replace("\n", " ") + "\n").encode())
 
 
 def device_properties(*, name: str, soc: str, serial_number: str, abi: str) -> dict[str, str]:
