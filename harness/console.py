@@ -16,8 +16,13 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn
 from rich.text import Text
 
-_SHOWN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
-_SHOWN |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+_BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_VISIBLE = (
+    {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
+    | {0x7F: "\u2421"}
+    | {code: f"[U+{code:04X}]" for code in (*range(0x80, 0xA0), *_BIDI)}
+    | dict.fromkeys(range(0xD800, 0xE000), "\N{REPLACEMENT CHARACTER}")
+)
 _UNBOUNDED = 100_000
 _GAP = 2
 _INDENT = 2
@@ -57,13 +62,21 @@ def progress(*columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
+def visible(text: str) -> str:
+    """Show control characters instead of obeying them.
+
+    Among them are the bidirectional controls, which would let a text reorder what surrounds it.
+    """
+    return text.translate(_VISIBLE)
+
+
 def print_text(text: str) -> None:
     """Text that a model made up: as it is into a pipe, with control characters shown on a terminal.
 
     A terminal obeys control characters, and nobody knows what a model says.
     """
     if sys.stdout.isatty():
-        text = text.translate(_SHOWN)
+        text = visible(text)
     typer.echo(text)
 
 

@@ -25,13 +25,13 @@ def report(
     """Write the results as one self-contained HTML file, and print their summary."""
     from rich.console import Console
 
-    from reports import document, page, query, render, terminal
+    from reports import document, html_file, page, terminal
 
     if _same_file(db, out):
         raise OutputIsDatabaseError(str(out))
-    render.check_path(out)
-    composed = page.compose(query.load(db))
-    render.write(render.render(composed, datetime.now(UTC)), out)
+    html_file.check_path(out)
+    composed = page.compose(page.load(db))
+    html_file.write(html_file.render(composed, datetime.now(UTC)), out)
     if as_json:
         found = document.as_document(composed, str(out))
         typer.echo(json.dumps(found, indent=2, ensure_ascii=False))

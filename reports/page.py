@@ -1,21 +1,61 @@
 """Everything that a report says, before it is put into HTML, JSON or a terminal."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from harness.results import stats
 from harness.results.comparison import ComparisonGroup, find_comparisons
 from harness.results.identity import place
 from harness.results.metrics import Metric, find_metric
-from harness.results.records import Run
+from harness.results.records import RepetitionTelemetry, Run
+from harness.results.store import ResultsStore
 from harness.words import counted
 from reports import plots, summary, telemetry, text
-from reports.listing import Listing, list_runs
 from reports.plots import Plot
-from reports.query import Results
 from reports.summary import SPEED_METRICS, PerplexityRow, Row
 from reports.telemetry import Figure
 
 MOST_NAMES = 3
+MOST_IN_FULL = 500
+"""Runs that a report lists in full, so that it stays small; older ones get a line each."""
+MOST_PLOTTED = 12
+"""Runs whose telemetry is read, the newest ones: it is by far the largest part of a store."""
+_BRIEF_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a store holds.
+
+    Attributes:
+        name: the database's name, for people.
+        done: runs with a result, oldest first.
+        gaps: runs without: failed, interrupted, or still running.
+        telemetry: by run, of the newest runs that have some.
+    """
+
+    name: str
+    done: tuple[Run, ...]
+    gaps: tuple[Run, ...]
+    telemetry: Mapping[str, tuple[RepetitionTelemetry, ...]] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All runs, oldest first."""
+        return tuple(sorted((*self.done, *self.gaps), key=lambda run: (run.created_at, run.id)))
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All runs, each in one of two ways, oldest first.
+
+    Attributes:
+        full: the newest ones, and the newest of each container, SoC and kind of run.
+        brief: the others.
+    """
+
+    full: tuple[Run, ...]
+    brief: tuple[Run, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +117,31 @@ class Page:
         return any(not run.device.emulator for run in self.results.runs)
 
 
+def load(location: str) -> Results:
+    """Read all runs of a store.
+
+    Raises:
+        StoreError: there is no such store, or it cannot be read.
+    """
+    with ResultsStore.open(location, create=False) as store:
+        runs = store.list_runs()
+        name = store.location.rstrip("/").rpartition("/")[2]
+        telemetry = _telemetry(store, runs)
+    return Results(
+        name=name,
+        done=tuple(run for run in runs if run.status == "done"),
+        gaps=tuple(run for run in runs if run.status != "done"),
+        telemetry=telemetry,
+    )
+
+
+def _telemetry(
+    store: ResultsStore, runs: tuple[Run, ...]
+) -> dict[str, tuple[RepetitionTelemetry, ...]]:
+    newest = store.with_telemetry(MOST_PLOTTED)
+    return {run.id: store.telemetry(run.id) for run in runs if run.id in newest}
+
+
 def compose(results: Results) -> Page:
     """What there is to say about the results."""
     sections = (_section(results, emulator=emulator) for emulator in (False, True))
@@ -91,6 +156,36 @@ def compose(results: Results) -> Page:
         ),
         texts=_texts(results.done),
     )
+
+
+def list_runs(runs: Sequence[Run], most: int = MOST_IN_FULL) -> Listing:
+    """Choose.
+
+    Args:
+        runs: oldest first.
+    """
+    if len(runs) <= most:
+        return Listing(tuple(runs), ())
+    newest = {
+        (run.kind, run.container.sha256, run.device.soc, run.device.emulator): run.id
+        for run in runs
+    }
+    kept = {*newest.values(), *(run.id for run in runs[len(runs) - most :])}
+    return Listing(
+        tuple(run for run in runs if run.id in kept),
+        tuple(run for run in runs if run.id not in kept),
+    )
+
+
+def brief_speeds(run: Run) -> str:
+    """The means of a run's speeds in one line; empty where it has none."""
+    words = []
+    for key in _BRIEF_METRICS:
+        found = stats.summarise([run.values(key)])
+        if found is not None:
+            metric = find_metric(key)
+            words.append(f"{metric.label} {metric.show(found.mean)}")
+    return ", ".join(words)
 
 
 def _section(results: Results, *, emulator: bool) -> Section:

@@ -5,18 +5,17 @@ from collections import Counter
 from rich.console import Console
 from rich.text import Text
 
-from harness.console import NumberColumn, print_numbers
+from harness.console import NumberColumn, print_numbers, visible
 from harness.results.comparison import Comparison, ComparisonGroup, Verdict
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT
 from reports.page import Page, Section
-from reports.summary import Row
-from reports.text import graphs, percent, visible
+from reports.summary import SPEED_METRICS, Row
+from reports.text import graphs, percent
 
 _NOTHING = "\N{EN DASH}"
 EMULATOR_NOTICE = "Emulator speed is not hardware speed."
 SHORT_LABELS = {"ttft_s": "TTFT", "peak_rss_bytes": "Memory"}
-METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s", "init_s", "peak_rss_bytes")
 RANKS = {
     "peak_rss_bytes": 6,
     "init_s": 5,
@@ -111,7 +110,7 @@ def _print_table(section: Section, console: Console) -> None:
     rows = section.rows
     alike = Counter(map(_looks, rows))
     columns = []
-    for key in METRICS:
+    for key in SPEED_METRICS:
         metric = find_metric(key)
         heading = f"{SHORT_LABELS.get(key, metric.label)}\n{metric.shown_unit}"
         columns.append(_column(key, heading, [_speed(row, key) for row in rows]))
@@ -166,4 +165,4 @@ def _perplexity(row: Row) -> tuple[str, str]:
 
 def _line(value: str) -> str:
     """Text from a store on one line, unable to speak to the terminal."""
-    return str(visible(" ".join(value.split())))
+    return visible(" ".join(value.split()))

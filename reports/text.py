@@ -6,13 +6,6 @@ from types import MappingProxyType
 
 from harness.results.records import Condition, ContainerInfo, JsonScalar, Positions
 
-_BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_INVISIBLE = (
-    {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
-    | {0x7F: "\u2421"}
-    | {code: f"[U+{code:04X}]" for code in (*range(0x80, 0xA0), *_BIDI)}
-    | dict.fromkeys(range(0xD800, 0xE000), "\N{REPLACEMENT CHARACTER}")
-)
 POSITIONS: Mapping[Positions, str] = MappingProxyType(
     {
         "first_cl_minus_ar": "first CL \N{MINUS SIGN} AR of each window",
@@ -22,14 +15,6 @@ POSITIONS: Mapping[Positions, str] = MappingProxyType(
 """Which positions of a window a perplexity scores, in words."""
 LONGEST_TEXT = 20_000
 """Characters of one text that a report shows; the store keeps the rest."""
-
-
-def visible(value: object) -> object:
-    """Text with control characters shown instead of obeyed; what is no plain text stays as it is.
-
-    Among them are the bidirectional controls, which would let a text reorder the page around it.
-    """
-    return value.translate(_INVISIBLE) if type(value) is str else value
 
 
 def shortened(text: str, longest: int = LONGEST_TEXT) -> str:

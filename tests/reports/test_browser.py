@@ -14,8 +14,8 @@ from selenium.webdriver.common.by import By
 
 from harness.results.records import Run
 from harness.results.store import ResultsStore
-from reports import page, query, render
-from reports.listing import MOST_IN_FULL
+from reports import html_file, page
+from reports.page import MOST_IN_FULL
 from tests.reports import lab
 from tests.reports.conftest import Sample, speeds
 from tests.system import program
@@ -60,8 +60,8 @@ def load(browser: Chrome, make_store: MakeStore, tmp_path: Path) -> Callable[[li
 
     def write_and_open(runs: list[Run]) -> str:
         path = tmp_path / "report.html"
-        composed = page.compose(query.load(str(make_store(runs))))
-        render.write(render.render(composed, datetime.now(UTC)), path)
+        composed = page.compose(page.load(str(make_store(runs))))
+        html_file.write(html_file.render(composed, datetime.now(UTC)), path)
         for log in ("browser", "performance"):
             browser.get_log(log)  # type: ignore[no-untyped-call]
         browser.get(path.as_uri())
@@ -161,8 +161,8 @@ def test_telemetry_and_comparisons_fit_and_stay_silent(
         lab.add_telemetry(store, lab.sessions())
         for run in lab.comparison():
             store.write_run(run)
-    composed = page.compose(query.load(str(database)))
-    render.write(render.render(composed, datetime.now(UTC)), path)
+    composed = page.compose(page.load(str(database)))
+    html_file.write(html_file.render(composed, datetime.now(UTC)), path)
     complaints(browser)
     browser.get(path.as_uri())
     browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -184,8 +184,8 @@ def test_no_part_of_the_page_scrolls_sideways(
         lab.add_telemetry(store, lab.sessions())
         for run in (*samples["mixed"], *lab.comparison()):
             store.write_run(run)
-    composed = page.compose(query.load(str(database)))
-    render.write(render.render(composed, datetime.now(UTC)), path)
+    composed = page.compose(page.load(str(database)))
+    html_file.write(html_file.render(composed, datetime.now(UTC)), path)
     browser.get(path.as_uri())
     browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
     for part in (".grade", "[data-output]", "[data-verdict]", ".timeline", ".conditions", "#gaps"):

@@ -19,8 +19,8 @@ from harness.results.records import (
     TelemetrySeries,
 )
 from harness.results.store import ResultsStore
-from reports import document, page, query, render, telemetry, text
-from reports.query import Results
+from reports import document, html_file, page, telemetry, text
+from reports.page import Results
 from tests.reports import lab
 
 MakeStore = Callable[[Sequence[Run]], Path]
@@ -62,7 +62,7 @@ def test_an_unchecked_speed_says_so_and_comes_after_checked_ones() -> None:
     for runs in ((checked, unchecked), (unchecked, checked)):
         found = composed(*runs)
         assert [row.output for row in found.sections[0].rows] == ["checked", "unchecked"]
-        html = render.render(found, datetime.now(UTC))
+        html = html_file.render(found, datetime.now(UTC))
         assert html.count('data-output="unchecked"') == 1
         document_rows = document.as_document(found, "r.html")["rows"]
         assert isinstance(document_rows, list)
@@ -82,7 +82,7 @@ def test_a_comparison_gets_its_verdict(loss: float, verdict: Verdict) -> None:
     (group,) = found.sections[0].comparisons
     assert group.verdict is verdict
     assert group.unchecked == 12
-    assert verdict.value.capitalize() in render.render(found, datetime.now(UTC))
+    assert verdict.value.capitalize() in html_file.render(found, datetime.now(UTC))
 
 
 def test_half_a_comparison_is_none() -> None:
@@ -96,7 +96,7 @@ def test_conditions_are_told_in_words() -> None:
     )
     assert text.condition({"outcome": "met"}) == "met"
     assert text.condition({"before": None, "after": "Asleep"}) == ", unknown to Asleep"
-    html = render.render(composed(lab.sessions()[3]), datetime.now(UTC))
+    html = html_file.render(composed(lab.sessions()[3]), datetime.now(UTC))
     assert "cpu_cap_hz:7 fell from 4320 to 2745 MHz" in html
 
 
@@ -104,7 +104,7 @@ def test_telemetry_comes_out_of_the_store_as_plots(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     with ResultsStore.open(path) as store:
         lab.add_telemetry(store, lab.sessions())
-    found = page.compose(query.load(str(path)))
+    found = page.compose(page.load(str(path)))
     (section,) = found.sections
     assert len(section.figures) == 4
     figure = section.figures[0]
@@ -117,7 +117,7 @@ def test_telemetry_comes_out_of_the_store_as_plots(tmp_path: Path) -> None:
     assert [band.is_warmup for band in figure.bands] == [True, False, False, False]
     assert figure.panels[0].left_out == 3
     assert re.fullmatch(r"3\.\d\d to 5\.\d\d", figure.panels[3].lines[0].text)
-    html = render.render(found, datetime.now(UTC))
+    html = html_file.render(found, datetime.now(UTC))
     points = re.findall(r'points="([^"]*)"', html)
     assert points
     numbers = [float(n) for point in points for pair in point.split() for n in pair.split(",")]
@@ -190,7 +190,7 @@ def test_values_that_differ_by_a_bit_are_plotted(value: float, steps: int) -> No
 def test_a_condition_of_any_shape_is_shown() -> None:
     odd: tuple[Condition, ...] = ({"temperature": 3}, {"name": 5, "outcome": None}, {})
     run = changed(lab.sessions()[0], conditions=odd)
-    html = render.render(composed(run), datetime.now(UTC))
+    html = html_file.render(composed(run), datetime.now(UTC))
     assert "<b>condition</b>" in html
     assert "<b>5</b>" in html
 
@@ -204,6 +204,6 @@ def test_a_hostile_channel_is_only_text(tmp_path: Path) -> None:
         series = TelemetrySeries(name, "degC", (0.0, 1.0), (40.0, 41.0))
         recorder.add_telemetry([series], repetition=0)
         recorder.finish()
-    html = render.render(page.compose(query.load(str(path))), datetime.now(UTC))
+    html = html_file.render(page.compose(page.load(str(path))), datetime.now(UTC))
     assert "<script>" not in html
     assert "&lt;script&gt;" in html

@@ -7,8 +7,7 @@ import pytest
 from harness.results.identity import SpeedKey, Subject
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED
 from harness.results.records import Run
-from reports.page import compose
-from reports.query import Results
+from reports.page import Results, compose
 from reports.summary import Row, perplexities, summarise
 
 Samples = Mapping[str, list[Run]]

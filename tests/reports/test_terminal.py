@@ -8,7 +8,7 @@ from rich.console import Console
 
 from harness.results.records import Run
 from reports import page, terminal
-from reports.query import Results
+from reports.page import Results
 from tests.reports import lab
 from tests.reports.conftest import Sample, speeds
 

@@ -32,7 +32,7 @@ from harness.results.records import (
 )
 from harness.results.store import ResultsStore, RunRecorder
 from harness.workloads.output_check import stored_quality
-from reports import document, page, query
+from reports import document, page
 from tests.harness.results.places import Place, PostgresqlPlace, SqlitePlace
 
 MakeRun = Callable[..., Run]
@@ -245,7 +245,7 @@ def test_what_stays_is_read_and_reported_as_if_nothing_else_had_been(
     assert after == {run_id: what for run_id, what in before.items() if run_id in stays}
     texts = [
         _without_times(
-            document.as_document(page.compose(query.load(str(folder / name / "results.db"))), "")
+            document.as_document(page.compose(page.load(str(folder / name / "results.db"))), "")
         )
         for name in ("pruned", "clean")
     ]

@@ -8,11 +8,12 @@ from pathlib import Path
 import jinja2
 
 from buildlib.files import atomic_write_bytes
+from harness.console import visible
 from harness.results.identity import device_name, place
 from harness.results.metrics import METRICS, Metric
 from harness.results.records import Run
 from harness.words import counted
-from reports import listing, text
+from reports import page, text
 from reports.errors import OutputPathError, ReportWriteError
 from reports.page import Page
 
@@ -34,7 +35,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("reports"),
         autoescape=True,
-        finalize=text.visible,
+        finalize=lambda value: visible(value) if type(value) is str else value,  # else it is markup
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -50,7 +51,7 @@ def _template() -> jinja2.Template:
         "device_name": device_name,
         "place": place,
         "measured": _measured,
-        "figures": listing.figures,
+        "figures": page.brief_speeds,
         "condition": text.condition,
         "checked": _checked,
     }
