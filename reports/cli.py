@@ -33,7 +33,7 @@ def report(
     composed = page.compose(page.load(db))
     html_file.write(html_file.render(composed, datetime.now(UTC)), out)
     if as_json:
-        found = document.as_document(composed, str(out))
+        found = document.to_document(composed, str(out))
         typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
         return
     console = Console(highlight=False)

@@ -11,7 +11,7 @@ VERSION = 1
 """Raised when a key changes its meaning or goes; new keys may come without."""
 
 
-def as_document(page: Page, report: str) -> dict[str, object]:
+def to_document(page: Page, report: str) -> dict[str, object]:
     """What a report says, as JSON types; values are in the units that their keys name."""
     return {
         "version": VERSION,

@@ -42,9 +42,9 @@ def _template() -> jinja2.Template:
     )
     environment.filters |= {
         "moment": text.moment,
-        "brief_moment": text.brief_moment,
+        "short_time": text.short_time,
         "percent": text.percent,
-        "shortened": text.shortened,
+        "shorten": text.shorten,
         "counted": counted,
         "positions": text.positions,
         "graphs": text.graphs,

@@ -13,7 +13,7 @@ from harness.words import counted
 from reports import plots, summary, telemetry, text
 from reports.plots import Plot
 from reports.summary import SPEED_METRICS, PerplexityRow, Row
-from reports.telemetry import Figure
+from reports.telemetry import TelemetryFigure
 
 MOST_NAMES = 3
 MOST_IN_FULL = 500
@@ -67,7 +67,7 @@ class Section:
     perplexities: tuple[PerplexityRow, ...]
     plots: tuple[Plot, ...]
     comparisons: tuple[ComparisonGroup, ...]
-    figures: tuple[Figure, ...]
+    figures: tuple[TelemetryFigure, ...]
 
     @property
     def speed_metrics(self) -> tuple[Metric, ...]:
@@ -138,7 +138,7 @@ def load(location: str) -> Results:
 def _telemetry(
     store: ResultsStore, runs: tuple[Run, ...]
 ) -> dict[str, tuple[RepetitionTelemetry, ...]]:
-    newest = store.with_telemetry(MOST_PLOTTED)
+    newest = store.newest_with_telemetry(MOST_PLOTTED)
     return {run.id: store.telemetry(run.id) for run in runs if run.id in newest}
 
 

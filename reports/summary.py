@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from harness.results import stats
-from harness.results.identity import PerplexityKey, SpeedKey, Subject, differences
+from harness.results.identity import PerplexityKey, SpeedKey, Subject, find_differences
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import (
     PERPLEXITY,
     PERPLEXITY_FLOAT,
     PERPLEXITY_QUANTIZED,
     deviation,
-    is_confirmed,
-    perplexity_faults,
+    find_perplexity_faults,
+    matches_references,
 )
 from harness.results.records import ContainerInfo, Run
 from harness.results.stability import Stability, grade_runs
@@ -84,7 +84,7 @@ class Row:
         label: the workload; empty where only perplexity was measured.
         runs: the runs behind the speeds.
         remarks: why not to trust the row, in words.
-        unsteady: those of the remarks that say no more than that its speeds vary.
+        spread_remarks: those of the remarks that say no more than that its speeds vary.
         output: whether the output was seen to be right; a speed without that counts for less.
         grade: of stability, the worst of its rates; empty where there is none.
         grade_reasons: what the grade rests on, in words.
@@ -96,7 +96,7 @@ class Row:
     cells: Mapping[str, Cell]
     perplexity: PerplexityRow | None
     remarks: tuple[str, ...]
-    unsteady: tuple[str, ...] = ()
+    spread_remarks: tuple[str, ...] = ()
     output: Output = "unchecked"
     grade: str = ""
     grade_reasons: tuple[str, ...] = ()
@@ -137,13 +137,13 @@ def summarise(runs: Sequence[Run]) -> tuple[Row, ...]:
     rows = []
     for key, group in groups:
         candidates = beside.get(key.subject.without_versions, ())
-        found = next((p for p in candidates if p.key.subject.suits(key.subject)), None)
+        found = next((p for p in candidates if p.key.subject.matches(key.subject)), None)
         row = _row(key, group, found)
         rows.append(replace(row, remarks=row.remarks + _kept_apart(alike[_looks(key)])))
     rows += [
         Row(subject, "", (), {}, found, found.remarks)
         for subject, found in {p.key.subject: p for p in reversed(measured)}.items()
-        if not any(subject.suits(other) for other in timed.get(subject.without_versions, ()))
+        if not any(subject.matches(other) for other in timed.get(subject.without_versions, ()))
     ]
     return tuple(sorted(rows, key=_rank))
 
@@ -175,8 +175,8 @@ def _row(key: SpeedKey, runs: tuple[Run, ...], perplexity: PerplexityRow | None)
         if found is not None:
             cells[name] = Cell(metric, found, grade_runs(runs, name))
         by_metric += [(metric, remark) for remark in stats.remarks(sessions)]
-    unsteady = _joined(by_metric)
-    remarks = [*unsteady, *_workload_remarks(key, runs)]
+    spread_remarks = _joined(by_metric)
+    remarks = [*spread_remarks, *_workload_remarks(key, runs)]
     output = _output(runs, perplexity)
     if output == "unchecked":
         remarks.append(UNCHECKED)
@@ -190,7 +190,7 @@ def _row(key: SpeedKey, runs: tuple[Run, ...], perplexity: PerplexityRow | None)
         cells,
         perplexity,
         tuple(remarks),
-        tuple(unsteady),
+        tuple(spread_remarks),
         output,
         grade,
         reasons,
@@ -200,9 +200,9 @@ def _row(key: SpeedKey, runs: tuple[Run, ...], perplexity: PerplexityRow | None)
 def _output(runs: Sequence[Run], perplexity: PerplexityRow | None) -> Output:
     """Checked run by run, or by a perplexity that stands near its host references."""
     values = {} if perplexity is None else perplexity.values
-    if perplexity_faults(values):
+    if find_perplexity_faults(values):
         return "doubtful"
-    checked = all(run.check.outcome == "passed" for run in runs) or is_confirmed(values)
+    checked = all(run.check.outcome == "passed" for run in runs) or matches_references(values)
     return "checked" if checked else "unchecked"
 
 
@@ -230,7 +230,7 @@ def _kept_apart(alike: Sequence[SpeedKey]) -> tuple[str, ...]:
     """Why rows that look alike are not one."""
     if len(alike) < 2:
         return ()
-    return (f"Kept apart from a row like it by: {', '.join(differences(alike))}",)
+    return (f"Kept apart from a row like it by: {', '.join(find_differences(alike))}",)
 
 
 def _joined(remarks: Iterable[tuple[Metric, str]]) -> list[str]:
@@ -273,7 +273,7 @@ def _perplexity(key: PerplexityKey, runs: tuple[Run, ...]) -> PerplexityRow:
             if found.maximum > found.minimum * 1.001:
                 spread = f"{find_metric(name).format(found.minimum)} to {found.maximum:.3f}"
                 remarks.append(f"{find_metric(name).label}: runs differ, {spread}")
-    remarks += perplexity_faults(values)
+    remarks += find_perplexity_faults(values)
     return PerplexityRow(key, runs, values, tuple(remarks))
 
 

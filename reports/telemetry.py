@@ -62,7 +62,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class TelemetryFigure:
     """One run."""
 
     run: Run
@@ -98,13 +98,13 @@ class _Placed:
     series: tuple[TelemetrySeries, ...]
 
 
-def figure(run: Run, telemetry: Sequence[RepetitionTelemetry]) -> Figure | None:
+def figure(run: Run, telemetry: Sequence[RepetitionTelemetry]) -> TelemetryFigure | None:
     """The plots of one run; None if there is nothing to plot."""
     placed, bands, total = _place(telemetry)
     panels = tuple(
         panel for kind in _KINDS for panel in [_panel(kind, placed, total)] if panel is not None
     )
-    return Figure(run, bands, panels, total) if panels else None
+    return TelemetryFigure(run, bands, panels, total) if panels else None
 
 
 def _place(

@@ -63,7 +63,7 @@ def _looks(row: Row) -> tuple[str, ...]:
 
 def _remarks(row: Row, *, brief: bool, apart: bool) -> list[Text]:
     """What is to be said against a row; in brief, that its speeds vary is said once."""
-    left_out = row.unsteady[1:] if brief else ()
+    left_out = row.spread_remarks[1:] if brief else ()
     container = f", {row.subject.container_sha256[:12]}" if apart else ""
     subject = f"{_line(row.subject.model)}, {_line(row.subject.target)}{container}"
     lines = []
@@ -71,7 +71,7 @@ def _remarks(row: Row, *, brief: bool, apart: bool) -> list[Text]:
         if remark in left_out:
             continue
         line = Text(f"! {subject}: ", "yellow").append(_line(remark), "default")
-        if left_out and remark == row.unsteady[0]:
+        if left_out and remark == row.spread_remarks[0]:
             line.append(f" (and {len(left_out)} more like it in the report)", "dim")
         lines.append(line)
     if row.grade and not brief:

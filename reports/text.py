@@ -17,7 +17,7 @@ LONGEST_TEXT = 20_000
 """Characters of one text that a report shows; the store keeps the rest."""
 
 
-def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
+def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
     """The text, or its start with the number of characters that were cut."""
     if len(text) <= longest:
         return text
@@ -29,7 +29,7 @@ def moment(value: datetime) -> str:
     return f"{value.day} {value:%b %Y, %H:%M} UTC"
 
 
-def brief_moment(value: datetime) -> str:
+def short_time(value: datetime) -> str:
     """A moment where there is little room."""
     return f"{value.day} {value:%b %H:%M}"
 

@@ -26,15 +26,15 @@ def demo(
     out.mkdir(parents=True, exist_ok=True)
     db = out / "results.db"
     with ExitStack() as stack:
-        stack.enter_context(steps.alone())
-        say = stack.enter_context(steps.Narrator(total=2 + 3 * len(SOCS)))
+        stack.enter_context(steps.demo_lock())
+        progress = stack.enter_context(steps.DemoProgress(total=2 + 3 * len(SOCS)))
         store = stack.enter_context(ResultsStore.open(db))
-        built = {soc: steps.build(soc, out / "containers" / soc, say) for soc in SOCS}
-        references = steps.host_references(built[SOCS[0]], say)
+        built = {soc: steps.build(soc, out / "containers" / soc, progress) for soc in SOCS}
+        references = steps.host_references(built[SOCS[0]], progress)
         server = stack.enter_context(steps.adb_server())
         for soc in SOCS:
-            device = stack.enter_context(steps.virtual_device(soc, server, say))
-            steps.measure(built[soc].container, device, store, references, say)
-        say.step(f"report {out / 'report.html'}")
+            device = stack.enter_context(steps.virtual_device(soc, server, progress))
+            steps.measure(built[soc].container, device, store, references, progress)
+        progress.step(f"report {out / 'report.html'}")
     steps.report(db, out / "report.html")
-    steps.farewell(SOCS)
+    steps.print_leftovers(SOCS)

@@ -18,7 +18,8 @@ from buildlib.pipeline.runner import StageRecord
 from buildlib.reference.perplexity import onnx_perplexity
 from harness.cli.arguments import WAIT_S
 from harness.cli.session import open_session
-from harness.console import progress, remarks
+from harness.console import progress as progress_bar
+from harness.console import remarks
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server, stop_if_ours
 from harness.errors import HarnessError, WrongUseError
@@ -39,18 +40,18 @@ BENCH = Bench(prompt_tokens=64, new_tokens=16, repetitions=3, warmup=1)
 
 
 @dataclass(frozen=True)
-class Built:
+class BuildResult:
     """A container, and where its build left the models it was made from."""
 
     container: GenAIContainer
     outputs: BuildOutputs
 
 
-class Narrator:
+class DemoProgress:
     """Shows the demo's steps as they happen: a bar on a terminal, one line a step elsewhere."""
 
     def __init__(self, total: int) -> None:
-        self._progress = progress(
+        self._progress = progress_bar(
             SpinnerColumn(),
             BarColumn(bar_width=20),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
@@ -88,7 +89,7 @@ class Narrator:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def demo_lock() -> Iterator[None]:
     """Keeps a second demo of this user away: it would use, and stop, the same devices.
 
     Raises:
@@ -106,9 +107,9 @@ def alone() -> Iterator[None]:
         lock.release()
 
 
-def build(soc: str, folder: Path, say: Narrator) -> Built:
+def build(soc: str, folder: Path, progress: DemoProgress) -> BuildResult:
     """The reference model for the emulator of a SoC; what the cache holds is not built again."""
-    say.step(f"build tiny_llama for {soc}:emulator with the QNN compiler")
+    progress.step(f"build tiny_llama for {soc}:emulator with the QNN compiler")
     builder = GenAIBuilderFactory.create(tiny_llama.folder())
     builder.set_targets([f"{soc}:emulator"]).set_transformation_options(
         {
@@ -120,16 +121,16 @@ def build(soc: str, folder: Path, say: Narrator) -> Built:
 
     def show(record: StageRecord) -> None:
         how = "from the cache" if record.reused else f"{record.seconds:.1f} s"
-        say.detail(f"{record.operation} {record.subject}: {how}")
+        progress.detail(f"{record.operation} {record.subject}: {how}")
 
     outputs = builder.plan().outputs(show)
     container = GenAIContainer.load(outputs.container).save(folder, exist_ok=True)
-    return Built(container, outputs)
+    return BuildResult(container, outputs)
 
 
-def host_references(built: Built, say: Narrator) -> Mapping[str, float]:
+def host_references(built: BuildResult, progress: DemoProgress) -> Mapping[str, float]:
     """Perplexity on the host, float and quantized, over the positions that devices will score."""
-    say.step(
+    progress.step(
         f"perplexity on the host, float and quantized, over {WINDOWS} windows of held-out text"
     )
     config = load_config(tiny_llama.folder() / "config.json")
@@ -164,10 +165,12 @@ def _device_name(soc: str) -> str:
 
 
 @contextmanager
-def virtual_device(soc: str, server: AdbServer, say: Narrator) -> Iterator[str]:
+def virtual_device(soc: str, server: AdbServer, progress: DemoProgress) -> Iterator[str]:
     """The serial of a virtual device that stops with the demo; its files stay for the next one."""
     name = _device_name(soc)
-    say.step(f"start virtual device {name} and connect it to the adb server at port {server.port}")
+    progress.step(
+        f"start virtual device {name} and connect it to the adb server at port {server.port}"
+    )
     serial = ""
     try:
         device = manager.start(name, soc)
@@ -187,19 +190,19 @@ def measure(
     serial: str,
     store: ResultsStore,
     references: Mapping[str, float],
-    say: Narrator,
+    progress: DemoProgress,
 ) -> None:
     """Deploy, bench and score one container on one device, into the store."""
-    say.step(f"deploy to {serial}, prefill and decode, perplexity")
+    progress.step(f"deploy to {serial}, prefill and decode, perplexity")
 
     def show(number: int, total: int, result: GenerationResult) -> None:
         rate = result.metrics["prefill_tokens_per_s"]
-        say.detail(f"repetition {number + 1}/{total}: prefill {rate:.1f} tokens/s")
+        progress.detail(f"repetition {number + 1}/{total}: prefill {rate:.1f} tokens/s")
 
     with open_session(container.path, serial, wait_s=WAIT_S, on_repetition=show) as session:
         deployment = session.runtime.prepare()
         pushed, reused = deployment.pushed_bytes / 2**20, deployment.reused_bytes / 2**20
-        say.detail(f"pushed {pushed:.1f} MiB, {reused:.1f} MiB were there already")
+        progress.detail(f"pushed {pushed:.1f} MiB, {reused:.1f} MiB were there already")
         recording = Recording(lambda: store)
         BENCH.run(session, recording)
         result = score_text(
@@ -209,13 +212,13 @@ def measure(
             windows=WINDOWS,
             references=references,
         ).output
-        say.detail(
+        progress.detail(
             f"perplexity {result.perplexity:.3f} on the device, "
             f"{references['perplexity_float']:.3f} in float on the host"
         )
 
 
-def farewell(socs: Sequence[str]) -> None:
+def print_leftovers(socs: Sequence[str]) -> None:
     """Tell what stays."""
     names = " and ".join(map(_device_name, socs))
     told = f"{names} are stopped; their files stay for the next demo (`qnnfarm device rm NAME`)"

@@ -1,4 +1,4 @@
-"""What can be said to the suites: `--suite-param NAME=VALUE`, else what fits the container."""
+"""Parameters of the suites: `--suite-param NAME=VALUE`, else what fits the container."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -14,7 +14,7 @@ _MOST = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """What throughput measures where nothing was asked for and there is room.
+    """Default lengths of the throughput tests, as far as they fit.
 
     Attributes:
         pp: prompts, bos included.
@@ -27,10 +27,10 @@ class Lengths:
     depth: tuple[int, ...]
 
 
-ON_HARDWARE = Lengths((128, 512, 1024, 2048, 4096), (32, 128), (64, 512, 2048))
+HARDWARE_LENGTHS = Lengths((128, 512, 1024, 2048, 4096), (32, 128), (64, 512, 2048))
 """As in llama-bench."""
-ON_EMULATOR = Lengths((128,), (8,), (64,))
-"""Short: the emulator decodes some tokens a second, and its speed says nothing of hardware."""
+EMULATOR_LENGTHS = Lengths((128,), (8,), (64,))
+"""Short: the emulator decodes a few tokens a second, and its speed says nothing about hardware."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class SuiteParameters:
 
     @classmethod
     def read(cls, texts: Mapping[str, str]) -> "SuiteParameters":
-        """From what the user wrote.
+        """Parse the user's texts.
 
         Raises:
             pytest.UsageError: a name that no suite knows, or a value that it cannot have.
@@ -91,7 +91,7 @@ class SuiteParameters:
 
 
 def parameters(config: pytest.Config) -> SuiteParameters:
-    """What this run of pytest was given.
+    """Read the parameters of this run of pytest.
 
     Raises:
         pytest.UsageError: see `SuiteParameters.read`.
@@ -99,15 +99,17 @@ def parameters(config: pytest.Config) -> SuiteParameters:
     return SuiteParameters.read(read_settings(config).params)
 
 
-def fitting(wanted: tuple[int, ...] | None, usual: tuple[int, ...], room: int) -> tuple[int, ...]:
-    """The lengths to test: those that were asked for, else the usual ones that there is room for.
+def choose_lengths(
+    requested: tuple[int, ...] | None, default: tuple[int, ...], limit: int
+) -> tuple[int, ...]:
+    """Choose the lengths to test: the requested ones, else the default ones up to `limit`.
 
-    Where there is room for none, the largest power of two that fits.
+    If none of those fits, the largest power of two that does.
     """
-    if wanted is not None:
-        return wanted
-    lengths = tuple(length for length in usual if length <= room)
-    return lengths or (1 << max(room.bit_length() - 1, 0),)
+    if requested is not None:
+        return requested
+    lengths = tuple(length for length in default if length <= limit)
+    return lengths or (1 << max(limit.bit_length() - 1, 0),)
 
 
 def _whole(text: str) -> int:
@@ -144,7 +146,7 @@ def _number(text: str) -> float:
 def _path(text: str) -> Path:
     path = Path(text)
     if not path.exists():
-        raise ValueError("it is not there")
+        raise ValueError("it does not exist")
     return path
 
 

@@ -43,8 +43,8 @@ def test_a_turn_sees_the_turns_before(
     run_container: ContainerRunner, turns: tuple[str, ...]
 ) -> None:
     """What was said before changes at least one of the later answers."""
-    alone = [(turn,) for turn in turns]
-    result = run_container.dialogs([turns, *alone], max_new_tokens=_NEW_TOKENS)
+    demo_lock = [(turn,) for turn in turns]
+    result = run_container.dialogs([turns, *demo_lock], max_new_tokens=_NEW_TOKENS)
     together, single = result.answers[0], [answers[0] for answers in result.answers[1:]]
     assert together[0] == single[0]
     assert list(together[1:]) != single[1:], "every turn is answered as if it were the first"

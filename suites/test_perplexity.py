@@ -1,15 +1,17 @@
 """Does the container predict text as well as the model that it was built from?"""
 
+from pathlib import Path
+
 import pytest
 
+from buildlib.container.container import GenAIContainer
 from harness.pytest_plugin.container_runner import ContainerRunner
 from harness.pytest_plugin.measurements import MeasurementRecorder
-from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, perplexity_faults
+from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, find_perplexity_faults
 from harness.workloads.bench_prompt import bench_text
 from harness.workloads.perplexity import float_perplexity
 from suites.models import tiny_llama
 from suites.parameters import SuiteParameters
-from suites.reference import known_checkpoint
 
 
 def test_perplexity(
@@ -21,25 +23,36 @@ def test_perplexity(
 
     The float model scores exactly the same tokens, so that the two can be compared.
     """
-    asked, container = suite_parameters, run_container.container
-    checkpoint = asked.checkpoint or known_checkpoint(container)
-    if asked.text is not None:
-        text = asked.text.read_text(encoding="utf-8")
+    container = run_container.container
+    own_checkpoint = _reference_checkpoint(container)
+    checkpoint = suite_parameters.checkpoint or own_checkpoint
+    if suite_parameters.text is not None:
+        text = suite_parameters.text.read_text(encoding="utf-8")
     else:
-        text = tiny_llama.heldout_text() if known_checkpoint(container) else bench_text()
+        text = tiny_llama.heldout_text() if own_checkpoint else bench_text()
     references = {}
     if checkpoint is not None:
-        windows = run_container.runtime.windows(text, asked.windows)
+        windows = run_container.runtime.windows(text, suite_parameters.windows)
         references[PERPLEXITY_FLOAT] = float_perplexity(checkpoint, container, windows)
-    result = run_container.perplexity(text, max_windows=asked.windows, references=references)
+    result = run_container.perplexity(
+        text, max_windows=suite_parameters.windows, references=references
+    )
     for metric, value in {PERPLEXITY: result.perplexity, **references}.items():
         record_measurement.note(metric, value)
-    if asked.max_perplexity is not None:
-        assert result.perplexity <= asked.max_perplexity
-    faults = perplexity_faults({PERPLEXITY: result.perplexity, **references})
+    if suite_parameters.max_perplexity is not None:
+        assert result.perplexity <= suite_parameters.max_perplexity
+    faults = find_perplexity_faults({PERPLEXITY: result.perplexity, **references})
     assert not faults, "; ".join(faults)
-    if not references and asked.max_perplexity is None:
+    if not references and suite_parameters.max_perplexity is None:
         pytest.skip(
             f"perplexity is {result.perplexity:.3f}, and nothing to compare it with: give "
             "--suite-param checkpoint=DIR or max_perplexity=N"
         )
+
+
+def _reference_checkpoint(container: GenAIContainer) -> Path | None:
+    """The reference model's checkpoint, if the container was built from it."""
+    folder = tiny_llama.folder()
+    own = container.files["tokenizer.json"].read_bytes()
+    same = own == (folder / "tokenizer.json").read_bytes()
+    return folder if same and container.metadata.model.name == folder.name else None

@@ -14,12 +14,13 @@ from buildlib.errors import BuildError
 from harness.pytest_plugin.container_runner import ContainerRunner
 from harness.pytest_plugin.measurements import MeasurementRecorder
 from harness.pytest_plugin.options import read_settings
+from harness.runtimes.context_limit import ContextLimit
 from suites.parameters import (
-    ON_EMULATOR,
-    ON_HARDWARE,
+    EMULATOR_LENGTHS,
+    HARDWARE_LENGTHS,
     Lengths,
     SuiteParameters,
-    fitting,
+    choose_lengths,
     parameters,
 )
 
@@ -28,34 +29,37 @@ PREFILL_RATE, DECODE_RATE = "prefill_tokens_per_s", "decode_tokens_per_s"
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
-    """What a container has room for, and which lengths it is measured with by default."""
+class _Capacity:
+    """The context of a container, and the lengths that it is measured with by default."""
 
-    context: int = 4096
-    ar: int = 1
-    usual: Lengths = ON_HARDWARE
+    limit: ContextLimit
+    default: Lengths
 
-    @property
-    def prompt(self) -> int:
-        return min(self.context - self.ar + 1, self.context - 1)
-
-    def lengths(self, name: str, asked: SuiteParameters) -> tuple[int, ...]:
+    def lengths(self, name: str, requested: SuiteParameters) -> tuple[int, ...]:
+        context = self.limit.context_length
+        prompt = min(self.limit.longest_prompt, context - 1)
         match name:
             case "prompt_tokens":
-                return fitting(asked.pp, self.usual.pp, self.prompt)
+                return choose_lengths(requested.pp, self.default.pp, prompt)
             case "new_tokens":
-                return fitting(asked.tg, self.usual.tg, self.context - _SHORT_PROMPT)
+                return choose_lengths(requested.tg, self.default.tg, context - _SHORT_PROMPT)
             case _:
-                return fitting(asked.depth, self.usual.depth, min(self.prompt, self.context // 2))
+                return choose_lengths(
+                    requested.depth, self.default.depth, min(prompt, context // 2)
+                )
+
+
+_FALLBACK = _Capacity(ContextLimit(4096, 1), HARDWARE_LENGTHS)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each length that one of the containers has room for."""
-    asked = parameters(metafunc.config)
-    rooms = [_room(folder) for folder in read_settings(metafunc.config).containers] or [_Room()]
+    """One test for each length that fits one of the containers."""
+    requested = parameters(metafunc.config)
+    folders = read_settings(metafunc.config).containers
+    capacities = [_capacity(folder) for folder in folders] or [_FALLBACK]
     for name in ("prompt_tokens", "new_tokens", "depth"):
         if name in metafunc.fixturenames:
-            lengths = {length for room in rooms for length in room.lengths(name, asked)}
+            lengths = {n for capacity in capacities for n in capacity.lengths(name, requested)}
             metafunc.parametrize(name, sorted(lengths))
 
 
@@ -66,7 +70,7 @@ def test_prefill(
     prompt_tokens: int,
 ) -> None:
     """Tokens a second of the prompt."""
-    _skip_without_room(run_container, prompt_tokens, 1)
+    _skip_unless_it_fits(run_container, prompt_tokens, 1)
     run = run_container.benchmark(
         prompt_tokens,
         1,
@@ -95,24 +99,24 @@ def test_decode_at_depth(
     depth: int,
 ) -> None:
     """Tokens a second in a context that holds something already."""
-    new_tokens = min(suite_parameters.tg or _room(run_container.container.path).usual.tg)
+    new_tokens = min(suite_parameters.tg or _capacity(run_container.container.path).default.tg)
     _decode(run_container, record_measurement, suite_parameters, depth, new_tokens)
 
 
 def _decode(
     runner: ContainerRunner,
     record: MeasurementRecorder,
-    asked: SuiteParameters,
+    suite_parameters: SuiteParameters,
     prompt_tokens: int,
     new_tokens: int,
 ) -> None:
-    _skip_without_room(runner, prompt_tokens, new_tokens)
+    _skip_unless_it_fits(runner, prompt_tokens, new_tokens)
     suffix = f" @ d{prompt_tokens}" if prompt_tokens > _SHORT_PROMPT else ""
     run = runner.benchmark(
         prompt_tokens,
         new_tokens,
-        repetitions=asked.repetitions,
-        warmup=asked.warmup,
+        repetitions=suite_parameters.repetitions,
+        warmup=suite_parameters.warmup,
         label=f"tg{new_tokens}{suffix}",
     )
     if not run.values(DECODE_RATE):
@@ -120,25 +124,26 @@ def _decode(
     # A model may end its answer early; the name says what was decoded.
     done = int(min(run.values("generated_tokens")))
     record.run(run, DECODE_RATE, test=f"tg{done}{suffix}")
-    assert len(run.values(DECODE_RATE)) == asked.repetitions
+    assert len(run.values(DECODE_RATE)) == suite_parameters.repetitions
 
 
-def _skip_without_room(runner: ContainerRunner, prompt_tokens: int, new_tokens: int) -> None:
+def _skip_unless_it_fits(runner: ContainerRunner, prompt_tokens: int, new_tokens: int) -> None:
     if prompt_tokens < _SHORT_PROMPT:
         pytest.skip("a prompt has at least two tokens, bos being one")
-    if prompt_tokens > runner.longest_prompt or prompt_tokens + new_tokens > runner.context_length:
+    if not ContextLimit.of(runner.container).allows(prompt_tokens, new_tokens):
         pytest.skip(
             f"{prompt_tokens} + {new_tokens} tokens do not fit: the container takes prompts of "
             f"{runner.longest_prompt} and {runner.context_length} tokens in all"
         )
 
 
-def _room(folder: Path) -> _Room:
-    """That of a container; of what is none, the test itself says so."""
+def _capacity(folder: Path) -> _Capacity:
+    """The capacity of a container; the test itself reports a folder that holds none."""
     try:
         metadata = read_metadata(folder)
     except BuildError:
-        return _Room()
-    usual = ON_EMULATOR if metadata.target.emulator else ON_HARDWARE
+        return _FALLBACK
+    default = EMULATOR_LENGTHS if metadata.target.emulator else HARDWARE_LENGTHS
     graphs = metadata.graphs
-    return _Room(graphs.context_length, max(graphs.auto_regression_numbers), usual)
+    limit = ContextLimit(graphs.context_length, max(graphs.auto_regression_numbers))
+    return _Capacity(limit, default)

@@ -73,14 +73,20 @@ def compare(
     """
     from buildlib.container.container import GenAIContainer
     from harness.cli.measuring import bench_workload, conditioning, open_series
-    from harness.results.comparison import GATED, check_gated, check_pairs, judge_runs, pairs_needed
+    from harness.results.comparison import (
+        DEFAULT_METRICS,
+        check_metrics,
+        check_pairs,
+        compare_runs,
+        min_pairs,
+    )
 
     workload = bench_workload(
         prompt_tokens, new_tokens, repetitions, warmup, max_warmup, reference_tokens, max_perplexity
     )
-    gated = check_gated(metric or GATED)
-    pairs = max(_PAIRS, pairs_needed(len(gated))) if sessions is None else sessions
-    check_pairs(pairs, len(gated))
+    metrics = check_metrics(metric or DEFAULT_METRICS)
+    pairs = max(_PAIRS, min_pairs(len(metrics))) if sessions is None else sessions
+    check_pairs(pairs, len(metrics))
     prepare = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
     containers = GenAIContainer.load(a), GenAIContainer.load(b)
     for container in containers:
@@ -90,7 +96,7 @@ def compare(
         on_session=partial(_announce, pairs),
     ) as series:  # fmt: skip
         runs = series.compare(*containers, sessions=pairs)
-    compared = judge_runs(runs, gated=gated, threshold=threshold)
+    compared = compare_runs(runs, metrics=metrics, threshold=threshold)
     if json:
         print_json(_document(compared))
     else:

@@ -47,7 +47,7 @@ def perplexity(
     Exits 1 where the perplexity is too far from that of `--reference`.
     """
     from harness.cli.session import open_session
-    from harness.results.perplexity import PERPLEXITY, perplexity_faults
+    from harness.results.perplexity import PERPLEXITY, find_perplexity_faults
     from harness.results.store import ResultsStore
     from harness.workloads.base import UNRECORDED, Recording
     from harness.workloads.perplexity import score_text
@@ -65,7 +65,7 @@ def perplexity(
         print_json({**session.device_fields, **_document(result), **references})
     else:
         _show(result, session, references)
-    faults = perplexity_faults({PERPLEXITY: result.perplexity, **references})
+    faults = find_perplexity_faults({PERPLEXITY: result.perplexity, **references})
     for fault in faults:
         tell(fault)
     if faults:

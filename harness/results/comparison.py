@@ -33,9 +33,9 @@ _SEED = 20
 
 SIDES = frozenset({"A", "B"})
 """The labels of runs that are compared."""
-GATED = ("prefill_tokens_per_s", "decode_tokens_per_s")
+DEFAULT_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s")
 """The metrics that a verdict rests on by default."""
-JUDGED = (*GATED, "ttft_s", "init_s", "peak_rss_bytes")
+COMPARABLE_METRICS = (*DEFAULT_METRICS, "ttft_s", "init_s", "peak_rss_bytes")
 """The metrics that it can rest on: speeds, latencies and memory of the runtime."""
 
 Pair = tuple[Sequence[float], Sequence[float]]
@@ -71,7 +71,7 @@ class Comparison:
     reason: str
 
 
-def pairs_needed(metrics: int = 1, *, error_rate: float = ERROR_RATE) -> int:
+def min_pairs(metrics: int = 1, *, error_rate: float = ERROR_RATE) -> int:
     """The fewest pairs that can show a difference: with fewer, all could agree by chance."""
     return math.ceil(math.log2(metrics / error_rate))
 
@@ -101,7 +101,7 @@ def compare(
     share = error_rate / metrics
     logs = [math.log(statistics.fmean(b)) - math.log(statistics.fmean(a)) for a, b in whole]
     ratio = math.exp(statistics.fmean(logs)) if logs else None
-    needed = pairs_needed(metrics, error_rate=error_rate)
+    needed = min_pairs(metrics, error_rate=error_rate)
     if ratio is None or len(logs) < needed:
         found = counted(len(logs), "pair")
         reason = f"{found} of sessions, and {needed} are needed to tell chance from change"
@@ -170,20 +170,20 @@ class ComparisonGroup:
         return next((verdict for verdict in order if verdict in verdicts), Verdict.NO_DIFFERENCE)
 
 
-def check_gated(keys: Sequence[str]) -> tuple[str, ...]:
+def check_metrics(keys: Sequence[str]) -> tuple[str, ...]:
     """The metrics to judge by, each once.
 
     Raises:
         UnknownMetricError: there is no such metric.
-        WrongUseError: it is none of `JUDGED`.
+        WrongUseError: it is none of `COMPARABLE_METRICS`.
     """
     for key in keys:
         if key not in METRICS:
-            raise UnknownMetricError(key, JUDGED)
-        if key not in JUDGED:
+            raise UnknownMetricError(key, COMPARABLE_METRICS)
+        if key not in COMPARABLE_METRICS:
             raise WrongUseError(
                 f"{key} is neither a speed nor a latency nor memory of the runtime: "
-                f"judge by {', '.join(JUDGED)}"
+                f"judge by {', '.join(COMPARABLE_METRICS)}"
             )
     return tuple(dict.fromkeys(keys))
 
@@ -197,7 +197,7 @@ def check_pairs(pairs: int, metrics: int) -> None:
     Raises:
         WrongUseError: says how many it takes, and why.
     """
-    needed = pairs_needed(metrics)
+    needed = min_pairs(metrics)
     if pairs < needed:
         together = "one metric" if metrics == 1 else f"{metrics} metrics"
         raise WrongUseError(
@@ -206,10 +206,10 @@ def check_pairs(pairs: int, metrics: int) -> None:
         )
 
 
-def judge_runs(
+def compare_runs(
     runs: Sequence[Run],
     *,
-    gated: Sequence[str] = GATED,
+    metrics: Sequence[str] = DEFAULT_METRICS,
     threshold: float = THRESHOLD,
 ) -> ComparisonGroup:
     """The verdict over the runs of one group.
@@ -219,9 +219,9 @@ def judge_runs(
     """
     if len({run.device.emulator for run in runs}) > 1:
         raise WrongUseError("speeds of the emulator and of hardware cannot be compared")
-    metrics = [find_metric(key) for key in gated]
+    chosen = [find_metric(key) for key in metrics]
     found = tuple(
-        (metric, _compare_metric(runs, metric, threshold, len(metrics))) for metric in metrics
+        (metric, _compare_metric(runs, metric, threshold, len(chosen))) for metric in chosen
     )
     return ComparisonGroup(tuple(runs), found)
 
@@ -237,7 +237,7 @@ def find_comparisons(runs: Sequence[Run]) -> tuple[ComparisonGroup, ...]:
         if run.label in SIDES:
             groups.setdefault(run.group_id, []).append(run)
     whole = [group for group in groups.values() if {run.label for run in group} == SIDES]
-    return tuple(judge_runs(group) for group in reversed(whole))
+    return tuple(compare_runs(group) for group in reversed(whole))
 
 
 def _compare_metric(

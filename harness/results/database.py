@@ -50,7 +50,10 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """One transaction that sees one state of the database throughout."""
-        with translated(self.location, self._busy_timeout_s), self._engine.begin() as connection:
+        with (
+            translate_errors(self.location, self._busy_timeout_s),
+            self._engine.begin() as connection,
+        ):
             yield connection
 
     @contextmanager
@@ -62,7 +65,7 @@ class Database:
         others have committed up to each of its statements, and locks the rows that it goes by.
         """
         writer = self._engine.execution_options(**{WRITES: True})
-        with translated(self.location, self._busy_timeout_s), writer.begin() as connection:
+        with translate_errors(self.location, self._busy_timeout_s), writer.begin() as connection:
             yield connection
 
     def use_wal(self) -> None:
@@ -79,7 +82,7 @@ class Database:
     @contextmanager
     def cursor(self) -> Iterator[DBAPICursor]:
         """A SQLite connection outside of any transaction: for `PRAGMA` and `VACUUM`."""
-        with translated(self.location, self._busy_timeout_s):
+        with translate_errors(self.location, self._busy_timeout_s):
             connection = self._engine.raw_connection()
             try:
                 with closing(connection.cursor()) as cursor:
@@ -249,7 +252,7 @@ def _journal_mode(cursor: DBAPICursor) -> str:
 
 
 @contextmanager
-def unreadable_rows(location: str) -> Iterator[None]:
+def refuse_unreadable_rows(location: str) -> Iterator[None]:
     """Raise `NotAStoreError` for values that their columns cannot have.
 
     SQLite keeps whatever it is given: text that is no JSON or no time. PostgreSQL has times that
@@ -264,7 +267,7 @@ def unreadable_rows(location: str) -> Iterator[None]:
 
 
 @contextmanager
-def translated(location: str, busy_timeout_s: float) -> Iterator[None]:
+def translate_errors(location: str, busy_timeout_s: float) -> Iterator[None]:
     """Turn the database's failures into errors that say what to do."""
     try:
         yield

@@ -62,7 +62,7 @@ class Subject:
         """What all subjects have in common that could suit this one."""
         return replace(self, versions=())
 
-    def suits(self, other: "Subject") -> bool:
+    def matches(self, other: "Subject") -> bool:
         """Whether both are the same thing as far as is known.
 
         Versions that only one of them knows do not count.
@@ -127,7 +127,7 @@ class PerplexityKey:
         return cls(Subject.of(run), work.dataset_sha256, work.perplexity)
 
 
-def differences(keys: Sequence[SpeedKey]) -> tuple[str, ...]:
+def find_differences(keys: Sequence[SpeedKey]) -> tuple[str, ...]:
     """What keeps keys apart, in words: each part in which not all of them are equal."""
     found = [
         field.name.replace("_", " ")

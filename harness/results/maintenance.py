@@ -19,7 +19,7 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 
 from harness.errors import StoreError
 from harness.results import schema
-from harness.results.database import Database, unreadable_rows
+from harness.results.database import Database, refuse_unreadable_rows
 from harness.results.provenance import has_ended
 
 GROUPS_AT_ONCE = 20
@@ -116,7 +116,7 @@ def list_inventory(database: Database) -> tuple[InventoryRow, ...]:
     query = select(*columns, runs.id, runs.group_id, runs.session, runs.status)
     packed = select(telemetry.run_id, func.sum(func.length(telemetry.samples)))
     sums: dict[tuple[date, str, str, str, str, bool], _Sum] = defaultdict(_Sum)
-    with database.reading() as connection, unreadable_rows(database.location):
+    with database.reading() as connection, refuse_unreadable_rows(database.location):
         sizes = {row[0]: row[1] for row in connection.execute(packed.group_by(telemetry.run_id))}
         for created_at, *key, run_id, group_id, session, status in connection.execute(query):
             entry = sums[created_at.astimezone(UTC).date(), *key]

@@ -7,7 +7,7 @@ PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED = (
     "perplexity_float",
     "perplexity_quantized_cpu",
 )
-LIMITS: Mapping[str, float] = {PERPLEXITY_FLOAT: 0.03, PERPLEXITY_QUANTIZED: 0.01}
+MAX_DEVIATIONS: Mapping[str, float] = {PERPLEXITY_FLOAT: 0.03, PERPLEXITY_QUANTIZED: 0.01}
 """How far the device's perplexity may be from the same model in float, and quantized on the CPU."""
 _IN_WORDS: Mapping[str, str] = {
     PERPLEXITY_FLOAT: "in float",
@@ -21,10 +21,10 @@ def deviation(values: Mapping[str, float], reference: str) -> float | None:
     return None if device is None or not other else device / other - 1
 
 
-def perplexity_faults(values: Mapping[str, float]) -> tuple[str, ...]:
+def find_perplexity_faults(values: Mapping[str, float]) -> tuple[str, ...]:
     """What is wrong with a device's perplexity beside its references, in words."""
     found = []
-    for reference, limit in LIMITS.items():
+    for reference, limit in MAX_DEVIATIONS.items():
         away = deviation(values, reference)
         if away is not None and abs(away) > limit:
             words = _IN_WORDS[reference]
@@ -35,7 +35,7 @@ def perplexity_faults(values: Mapping[str, float]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def is_confirmed(values: Mapping[str, float]) -> bool:
+def matches_references(values: Mapping[str, float]) -> bool:
     """Whether the device's perplexity stands beside a reference, and near it."""
-    beside = any(deviation(values, reference) is not None for reference in LIMITS)
-    return beside and not perplexity_faults(values)
+    beside = any(deviation(values, reference) is not None for reference in MAX_DEVIATIONS)
+    return beside and not find_perplexity_faults(values)

@@ -112,7 +112,7 @@ def _told(url: URL) -> URL:
     return URL.create(url.drivername, url.username, None, url.host, url.port, url.database)
 
 
-def take_turns(connection: Connection, location: str) -> None:
+def lock_schema(connection: Connection, location: str) -> None:
     """Keep others from making or migrating the tables until the transaction has ended.
 
     Raises:

@@ -2,7 +2,7 @@
 
 Records are frozen and checked when they are made, so that what is read from a database or a device
 is either legal or an error. Text is kept as it came, except for what no database can hold (see
-`storable`).
+`to_storable`).
 """
 
 import math
@@ -27,12 +27,12 @@ Positions = Literal["first_cl_minus_ar", "all"]
 CheckOutcome = Literal["none", "passed", "failed"]
 JsonScalar = str | int | float | bool | None
 
-MOST_SAMPLES = 4_000_000
+MAX_SAMPLES = 4_000_000
 """Samples of one repetition in all series together: 30 channels at 10 Hz for some three hours."""
-MOST_SERIES = 1024
-LONGEST_CHANNEL = 200
-MOST_CONDITIONS = 64
-LARGEST_COUNT = 2**31 - 1
+MAX_SERIES = 1024
+MAX_CHANNEL_LENGTH = 200
+MAX_CONDITIONS = 64
+MAX_COUNT = 2**31 - 1
 """PostgreSQL's INTEGER has no more."""
 
 _LONGEST_RUN_S = 1e7
@@ -41,7 +41,7 @@ _UNSTORABLE = {0: "\N{REPLACEMENT CHARACTER}"} | dict.fromkeys(
 )
 
 
-def storable(value: object) -> object:
+def to_storable(value: object) -> object:
     """Text that every database can hold; what is no text stays as it is.
 
     U+FFFD stands for NUL, which PostgreSQL refuses, and for lone surrogates, which are not UTF-8.
@@ -55,7 +55,7 @@ def _in_utc(moment: datetime) -> datetime:
     return moment.astimezone(UTC)
 
 
-StorableText = Annotated[str, BeforeValidator(storable)]
+StorableText = Annotated[str, BeforeValidator(to_storable)]
 UtcMoment = Annotated[datetime, AfterValidator(_in_utc)]
 
 
@@ -66,12 +66,12 @@ def _finite(value: object) -> object:
 
 
 RunId = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\Z")]
-StorableScalar = Annotated[JsonScalar, BeforeValidator(_finite), BeforeValidator(storable)]
+StorableScalar = Annotated[JsonScalar, BeforeValidator(_finite), BeforeValidator(to_storable)]
 Condition = Mapping[StorableText, StorableScalar]
 """What was done to a device, or waited for, before a run: JSON scalars by name."""
 Sha256 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\Z")]
-Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
-AtLeastOne = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+AtLeastOne = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Versions = Mapping[StorableText, StorableText]
 
 
@@ -246,7 +246,11 @@ class TelemetrySeries:
 
     def __post_init__(self) -> None:
         for name in (self.channel, self.unit):
-            if storable(name) != name or not name.isprintable() or len(name) > LONGEST_CHANNEL:
+            if (
+                to_storable(name) != name
+                or not name.isprintable()
+                or len(name) > MAX_CHANNEL_LENGTH
+            ):
                 raise TelemetryRecordError(self.channel, "its name or unit is no plain short text")
         if not self.channel:
             raise TelemetryRecordError(self.channel, "it has no name")
@@ -301,7 +305,7 @@ class Run(Record):
     workload: Workload
     provenance: Provenance
     generated_text: StorableText | None = None
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=MOST_CONDITIONS)] = ()
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
     check: OutputCheck = OutputCheck()
     warmup_detected: bool | None = None
     measurements: tuple[Measurement, ...] = ()

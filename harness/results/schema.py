@@ -210,7 +210,7 @@ def prepare(
         NotAStoreError: the database is somebody else's.
         StoreUnavailableError: its encoding does not hold every text.
     """
-    postgresql.take_turns(connection, location)
+    postgresql.lock_schema(connection, location)
     found = find_version(connection, location)
     if found is None:
         metadata.create_all(connection)

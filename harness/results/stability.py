@@ -21,7 +21,7 @@ from harness.words import counted
 
 Grade = Literal["A", "B", "C", "D", "F", "?"]
 
-FEWEST_SESSIONS = 3
+MIN_SESSIONS = 3
 CV_LIMIT = 0.10
 RATIO_LIMIT = 1.5
 TAIL = 0.99
@@ -52,7 +52,7 @@ def grade(
     throttled: int = 0,
     ungated: int = 0,
     unsettled: int = 0,
-    fewest_sessions: int = FEWEST_SESSIONS,
+    fewest_sessions: int = MIN_SESSIONS,
 ) -> Stability:
     """Grade one metric of one cell.
 

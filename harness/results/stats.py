@@ -19,7 +19,7 @@ EXTREME_LIMIT = 0.50
 """Distance of the smallest or largest value from the mean, over the mean; pyperf's limit."""
 FIRST_LIMIT = 0.10
 """Distance of the first repetition from the median of the others, over that median."""
-FEWEST = 3
+MIN_REPETITIONS = 3
 """Fewer repetitions say next to nothing about spread."""
 
 
@@ -88,7 +88,7 @@ def remarks(sessions: Sequence[Sequence[float]]) -> tuple[str, ...]:
     if stats.n == 1:
         return ("one repetition only, so its spread is unknown",)
     found = []
-    if stats.n < FEWEST:
+    if stats.n < MIN_REPETITIONS:
         found.append(f"{stats.n} repetitions only")
     if stats.mean > 0:
         found += _spread(stats)
@@ -114,7 +114,7 @@ def _first(sessions: Sequence[Sequence[float]]) -> list[str]:
     """Sessions whose first repetition stands apart: their warm-up was too short."""
     apart = 0.0
     for values in sessions:
-        if len(values) >= FEWEST:
+        if len(values) >= MIN_REPETITIONS:
             others = statistics.median(values[1:])
             calm = max(values[1:]) - min(values[1:]) < FIRST_LIMIT / 2 * others
             distance = abs(values[0] / others - 1) if others else 0.0

@@ -30,11 +30,11 @@ from harness.results.database import (
     Database,
     exists,
     open_database,
-    unreadable_rows,
+    refuse_unreadable_rows,
 )
 from harness.results.provenance import has_ended, this_writer
 from harness.results.records import (
-    MOST_CONDITIONS,
+    MAX_CONDITIONS,
     CheckOutcome,
     Condition,
     Measurement,
@@ -45,7 +45,7 @@ from harness.results.records import (
     RunStatus,
     TelemetrySeries,
     now,
-    storable,
+    to_storable,
 )
 from harness.results.rows import parse_run, parse_telemetry, row_of
 from harness.results.telemetry import pack
@@ -220,7 +220,7 @@ class ResultsStore:
             UnknownRunError: there is none of that identifier.
             CorruptRunError: it cannot have been written by qnnfarm.
         """
-        this_run = schema.runs.c.id == storable(run_id)
+        this_run = schema.runs.c.id == to_storable(run_id)
         rows, measured = self._fetch(select(schema.runs).where(this_run))
         if not rows:
             raise UnknownRunError(self.location, run_id)
@@ -234,7 +234,7 @@ class ResultsStore:
             CorruptRunError: what is stored cannot have been written by qnnfarm.
         """
         table = schema.telemetry
-        this_run = schema.runs.c.id == storable(run_id)
+        this_run = schema.runs.c.id == to_storable(run_id)
         with self.database.reading() as connection:
             if connection.scalar(select(schema.runs.c.id).where(this_run)) is None:
                 raise UnknownRunError(self.location, run_id)
@@ -248,7 +248,7 @@ class ResultsStore:
             except TelemetryRecordError as error:
                 raise CorruptRunError(self.location, run_id, str(error)) from error
 
-    def with_telemetry(self, newest: int) -> frozenset[str]:
+    def newest_with_telemetry(self, newest: int) -> frozenset[str]:
         """Identifiers of the newest runs that have telemetry, at most `newest` of them."""
         table, runs = schema.telemetry, schema.runs
         has_some = select(table.c.run_id).where(table.c.run_id == runs.c.id).exists()
@@ -275,7 +275,7 @@ class ResultsStore:
         self, query: Select[Any]
     ) -> tuple[Sequence[RowMapping], Mapping[str, Sequence[RowMapping]]]:
         """The rows of runs, and of their measurements by run."""
-        with self.database.reading() as connection, unreadable_rows(self.location):
+        with self.database.reading() as connection, refuse_unreadable_rows(self.location):
             return connection.execute(query).mappings().all(), _measurements(connection, query)
 
 
@@ -317,9 +317,9 @@ class RunRecorder:
             column = schema.runs.c.library_versions
             kept = dict(connection.execute(select(column).where(self._this_run)).scalar_one())
             for name, version in versions.items():
-                if kept.setdefault(str(storable(name)), str(storable(version))) != storable(
-                    version
-                ):
+                if kept.setdefault(
+                    str(to_storable(name)), str(to_storable(version))
+                ) != to_storable(version):
                     raise self._conflict(f"it has version {kept[name]} of {name}, not {version}")
             self._update(connection, library_versions=kept)
 
@@ -350,8 +350,8 @@ class RunRecorder:
         with self._writing() as connection:
             column = schema.runs.c.conditions
             before = connection.execute(select(column).where(self._this_run)).scalar_one()
-            if len(before) + len(checked) > MOST_CONDITIONS:
-                raise self._conflict(f"more than {MOST_CONDITIONS} conditions")
+            if len(before) + len(checked) > MAX_CONDITIONS:
+                raise self._conflict(f"more than {MAX_CONDITIONS} conditions")
             self._update(connection, conditions=[*before, *checked])
 
     def set_check(self, outcome: CheckOutcome, reason: str = "") -> None:
@@ -385,8 +385,8 @@ class RunRecorder:
                 connection,
                 status=status,
                 finished_at=now(),
-                error=storable(error),
-                generated_text=storable(self.generated_text),
+                error=to_storable(error),
+                generated_text=to_storable(self.generated_text),
             )
 
     @contextmanager
@@ -424,7 +424,7 @@ def _select(wanted: RunFilter) -> Select[Any]:
     for column in ("kind", "model", "target", "soc", "emulator", "container_sha256", "group_id"):
         value = getattr(wanted, column)
         if value is not None:
-            query = query.where(table.c[column] == storable(value))
+            query = query.where(table.c[column] == to_storable(value))
     # An interrupted run is stored as running until the next writer comes by.
     unsure = wanted.status in {"interrupted", "running"}
     if wanted.status is not None:

@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import TelemetryRecordError
-from harness.results.records import MOST_SAMPLES, MOST_SERIES, TelemetrySeries
+from harness.results.records import MAX_SAMPLES, MAX_SERIES, TelemetrySeries
 
 _WIDTH = 8
 _LARGEST_HEAD = 2**20
-_LARGEST = _LARGEST_HEAD + 2 * MOST_SAMPLES * _WIDTH
+_LARGEST = _LARGEST_HEAD + 2 * MAX_SAMPLES * _WIDTH
 _PER_SECOND = 1e6
 _FLOATS, _MOST_DECIMALS = -1, 6
 _INTEGER, _FLOAT = "<i8", "<f8"
@@ -150,7 +150,7 @@ def _head(text: bytes) -> tuple[list[int], list[Header]]:
         if head["v"] != 1:
             _damaged("a newer qnnfarm wrote it")
         lengths, headers = head["columns"], head["series"]
-        plain = all(type(n) is int and 0 <= n <= MOST_SAMPLES for n in lengths) and all(
+        plain = all(type(n) is int and 0 <= n <= MAX_SAMPLES for n in lengths) and all(
             type(channel) is str
             and type(unit) is str
             and type(index) is type(decimals) is int
@@ -166,9 +166,9 @@ def _head(text: bytes) -> tuple[list[int], list[Header]]:
 
 
 def _check_amount(series: int, samples: int) -> None:
-    if series > MOST_SERIES or samples > MOST_SAMPLES:
+    if series > MAX_SERIES or samples > MAX_SAMPLES:
         reason = f"{series} series with {samples} samples are more than one repetition may have"
-        raise TelemetryRecordError("*", f"{reason}: {MOST_SERIES} with {MOST_SAMPLES}")
+        raise TelemetryRecordError("*", f"{reason}: {MAX_SERIES} with {MAX_SAMPLES}")
 
 
 def _damaged(reason: str) -> NoReturn:

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 TOLERANCE = 0.05
 """Differences below this part of the median are of no interest."""
-FEWEST = 3
+MIN_STEADY = 3
 """Values that a steady tail needs at least."""
 _OUTLIER = 3.0
 _MOST_FIRST, _MOST_DRIFT = 4.0, 2.0
@@ -42,7 +42,7 @@ class Warmup:
 
 
 def detect_warmup(
-    values: Sequence[float], *, fewest: int = FEWEST, tolerance: float = TOLERANCE
+    values: Sequence[float], *, fewest: int = MIN_STEADY, tolerance: float = TOLERANCE
 ) -> Warmup:
     """The shortest start of the values after which they are steady.
 

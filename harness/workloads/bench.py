@@ -12,7 +12,7 @@ from harness.results.records import OutputCheck, Run, TelemetrySeries
 from harness.results.records import Workload as WorkloadRecord
 from harness.results.stability import THROTTLING
 from harness.results.store import ResultsStore, RunRecorder
-from harness.results.warmup import FEWEST, Warmup, detect_warmup
+from harness.results.warmup import MIN_STEADY, Warmup, detect_warmup
 from harness.runtimes.base import GenerationRequest
 from harness.runtimes.context_limit import ContextLimit
 from harness.telemetry.throttling import judge_throttling
@@ -200,7 +200,7 @@ class _Steadiness:
     def _detect(self, values: Sequence[float]) -> Warmup:
         if len(values) < self.count:  # a repetition without a second token has no decode rate
             return Warmup(0, reached=True, reason="it is not always there")
-        return detect_warmup(values, fewest=FEWEST)
+        return detect_warmup(values, fewest=MIN_STEADY)
 
     def settle(self, recorder: RunRecorder) -> None:
         if self.bench.warmup == "auto":

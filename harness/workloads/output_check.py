@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.errors import WrongUseError
-from harness.results.perplexity import LIMITS, PERPLEXITY, is_confirmed, perplexity_faults
+from harness.results.perplexity import (
+    MAX_DEVIATIONS,
+    PERPLEXITY,
+    find_perplexity_faults,
+    matches_references,
+)
 from harness.results.records import ContainerInfo, DeviceInfo, OutputCheck, Run
 from harness.results.store import ResultsStore, RunFilter
 from harness.runtimes.tokenizer import load_tokenizer
@@ -168,10 +173,10 @@ def stored_quality(
             continue
         if max_perplexity is not None:
             return KnownQuality(_bounded(values[PERPLEXITY], max_perplexity))
-        faults = perplexity_faults(values)
+        faults = find_perplexity_faults(values)
         if faults:
             return KnownQuality(OutputCheck(outcome="failed", reason="; ".join(faults)))
-        if is_confirmed(values):
+        if matches_references(values):
             reason = f"perplexity {values[PERPLEXITY]:.3f} is near its host reference"
             return KnownQuality(OutputCheck(outcome="passed", reason=reason))
     return None
@@ -191,7 +196,7 @@ def _bounded(perplexity: float, bound: float) -> OutputCheck:
 
 
 def _last_values(run: Run) -> dict[str, float]:
-    keys = (PERPLEXITY, *LIMITS)
+    keys = (PERPLEXITY, *MAX_DEVIATIONS)
     found = {key: run.values(key) for key in keys}
     return {key: values[-1] for key, values in found.items() if values}
 

@@ -64,7 +64,7 @@ def test_an_unchecked_speed_says_so_and_comes_after_checked_ones() -> None:
         assert [row.output for row in found.sections[0].rows] == ["checked", "unchecked"]
         html = html_file.render(found, datetime.now(UTC))
         assert html.count('data-output="unchecked"') == 1
-        document_rows = document.as_document(found, "r.html")["rows"]
+        document_rows = document.to_document(found, "r.html")["rows"]
         assert isinstance(document_rows, list)
         assert [row["output"] for row in document_rows] == ["checked", "unchecked"]
 

@@ -19,7 +19,7 @@ from harness.results.records import Positions, Run
 from reports import html_file
 from reports.errors import OutputPathError, ReportWriteError
 from reports.page import Results, compose
-from reports.text import LONGEST_TEXT, POSITIONS, listing, percent, shortened
+from reports.text import LONGEST_TEXT, POSITIONS, listing, percent, shorten
 from tests.reports import lab
 from tests.reports.conftest import Sample, perplexity, speeds
 
@@ -253,7 +253,7 @@ def test_that_emulator_speeds_vary_is_folded(emulator: bool) -> None:
     values = speeds([1, 100, 200, 400], [1, 10, 20, 40], [1, 0.1, 0.2, 0.4], 300)
     page = compose(Results("results.db", (shaky.run(1, "bench", values),), ()))
     (row,) = page.sections[0].rows
-    assert len(row.unsteady) > 2
+    assert len(row.spread_remarks) > 2
     folds = re.findall(
         r"<details><summary>(.*?)</summary>(.*?)</details>",
         html_file.render(page, MOMENT),
@@ -263,14 +263,17 @@ def test_that_emulator_speeds_vary_is_folded(emulator: bool) -> None:
         assert folds == []
         return
     ((summary, folded),) = folds
-    assert summary.startswith(f"{len(row.unsteady) - 1} more like the first")
-    assert [remark in folded for remark in row.unsteady] == [False, *[True] * len(row.unsteady[1:])]
+    assert summary.startswith(f"{len(row.spread_remarks) - 1} more like the first")
+    assert [remark in folded for remark in row.spread_remarks] == [
+        False,
+        *[True] * len(row.spread_remarks[1:]),
+    ]
     assert "Unchecked" not in folded
 
 
 def test_long_texts_are_cut_and_say_so() -> None:
-    assert shortened("a" * LONGEST_TEXT) == "a" * LONGEST_TEXT
-    cut = shortened("a" * (LONGEST_TEXT + 1234))
+    assert shorten("a" * LONGEST_TEXT) == "a" * LONGEST_TEXT
+    cut = shorten("a" * (LONGEST_TEXT + 1234))
     assert cut.endswith("[… 1,234 more characters are in the database]")
 
 

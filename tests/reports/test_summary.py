@@ -169,14 +169,14 @@ def test_thousands_of_containers_are_not_compared_with_each_other(
         for number, run in enumerate((bench, scored))
     ]
     looks = 0
-    suits = Subject.suits
+    matches = Subject.matches
 
     def counted(self: Subject, other: Subject) -> bool:
         nonlocal looks
         looks += 1
-        return suits(self, other)
+        return matches(self, other)
 
-    monkeypatch.setattr(Subject, "suits", counted)
+    monkeypatch.setattr(Subject, "matches", counted)
     found = rows(nights)
     assert len(found) == 200
     assert all(row.perplexity is not None for row in found)

@@ -12,7 +12,7 @@ import pytest
 
 from harness.devices.adb.device import AdbDevice
 from harness.results.store import ResultsStore
-from suites.parameters import ON_HARDWARE, SuiteParameters, fitting
+from suites.parameters import HARDWARE_LENGTHS, SuiteParameters, choose_lengths
 
 
 def run(folder: Path, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
@@ -132,6 +132,6 @@ def test_values_that_make_no_sense_are_refused(texts: dict[str, str]) -> None:
 
 
 def test_lengths_are_those_that_fit() -> None:
-    assert fitting(None, ON_HARDWARE.pp, 1000) == (128, 512)
-    assert fitting(None, ON_HARDWARE.pp, 100) == (64,)
-    assert fitting((7,), ON_HARDWARE.pp, 3) == (7,)
+    assert choose_lengths(None, HARDWARE_LENGTHS.pp, 1000) == (128, 512)
+    assert choose_lengths(None, HARDWARE_LENGTHS.pp, 100) == (64,)
+    assert choose_lengths((7,), HARDWARE_LENGTHS.pp, 3) == (7,)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.results.comparison import Pair, Verdict, compare, pairs_needed
+from harness.results.comparison import Pair, Verdict, compare, min_pairs
 
 speeds = st.floats(0.01, 1e6)
 values = st.lists(speeds, min_size=1, max_size=4)
@@ -72,7 +72,7 @@ def test_too_few_pairs_are_no_data() -> None:
 
 
 def test_metrics_share_the_error_rate() -> None:
-    assert (pairs_needed(1), pairs_needed(2), pairs_needed(3)) == (5, 6, 6)
+    assert (min_pairs(1), min_pairs(2), min_pairs(3)) == (5, 6, 6)
     five = pairs(0.5, 0.5, 0.5, 0.5, 0.5)
     assert compare(five, higher_is_better=True).verdict is Verdict.REGRESSED
     assert compare(five, higher_is_better=True, metrics=2).verdict is Verdict.NOT_ENOUGH_DATA

@@ -20,7 +20,7 @@ from harness.results.maintenance import (
     free_disk_space,
     list_inventory,
 )
-from harness.results.perplexity import LIMITS, PERPLEXITY
+from harness.results.perplexity import MAX_DEVIATIONS, PERPLEXITY
 from harness.results.provenance import this_writer
 from harness.results.records import (
     Measurement,
@@ -133,7 +133,7 @@ def test_what_benchmarks_are_checked_against_stays(
     lost = made(make_run, 300, kind="perplexity", workload=workload, status="failed", error="away")
     add(store, lost)
     recorder = store.begin_run(run.model_copy(update={"status": "running"}))
-    values = {PERPLEXITY: 9.0, **dict.fromkeys(LIMITS, 9.0)}
+    values = {PERPLEXITY: 9.0, **dict.fromkeys(MAX_DEVIATIONS, 9.0)}
     recorder.add_values(values)
     recorder.finish()
     add(store, made(make_run, 250))
@@ -245,7 +245,7 @@ def test_what_stays_is_read_and_reported_as_if_nothing_else_had_been(
     assert after == {run_id: what for run_id, what in before.items() if run_id in stays}
     texts = [
         _without_times(
-            document.as_document(page.compose(page.load(str(folder / name / "results.db"))), "")
+            document.to_document(page.compose(page.load(str(folder / name / "results.db"))), "")
         )
         for name in ("pruned", "clean")
     ]

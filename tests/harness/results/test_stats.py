@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.pytest_plugin.measurements import format_table
-from harness.results.comparison import judge_runs
+from harness.results.comparison import compare_runs
 from harness.results.metrics import find_metric
 from harness.results.stability import grade_runs
 from harness.results.stats import remarks, summarise
@@ -107,7 +107,7 @@ def test_report_plugin_grade_and_comparison_show_the_same_numbers() -> None:
 
     assert f"sessions vary by {expected.cv:.1%}" in grade_runs(a_runs, key).reasons[0]
 
-    ((_, compared),) = judge_runs(runs[:2], gated=(key,)).metrics
+    ((_, compared),) = compare_runs(runs[:2], metrics=(key,)).metrics
     a, b = (summarise([run.values(key)]) for run in runs[:2])
     assert a is not None
     assert b is not None

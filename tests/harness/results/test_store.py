@@ -26,7 +26,7 @@ from harness.results.records import (
     PerplexityDefinition,
     Run,
     Workload,
-    storable,
+    to_storable,
 )
 from harness.results.store import ResultsStore, RunFilter, RunRecorder
 from tests.harness.results.places import Place
@@ -228,7 +228,7 @@ def test_numbers_are_kept_to_the_bit(
 def test_any_text_can_be_looked_for(store: ResultsStore, make_run: MakeRun, text: str) -> None:
     run = make_run()
     run = run.model_copy(
-        update={"container": run.container.model_copy(update={"model": storable(text)})}
+        update={"container": run.container.model_copy(update={"model": to_storable(text)})}
     )
     for one in (run, make_run()):
         store.write_run(one)

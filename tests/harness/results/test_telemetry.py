@@ -193,7 +193,7 @@ def test_the_largest_telemetry_can_be_kept(store: ResultsStore, make_run: MakeRu
         recorder.add_telemetry([noise], repetition=0)
     (kept,) = store.telemetry(run.id)
     assert kept.series == (noise,)
-    assert store.with_telemetry(3) == {run.id}
+    assert store.newest_with_telemetry(3) == {run.id}
 
 
 _TAMPERED = {

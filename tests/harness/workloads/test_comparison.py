@@ -9,7 +9,13 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from harness.devices.adb.device import AdbDevice
 from harness.errors import UnknownMetricError, WrongUseError
-from harness.results.comparison import JUDGED, Verdict, check_gated, check_pairs, judge_runs
+from harness.results.comparison import (
+    COMPARABLE_METRICS,
+    Verdict,
+    check_metrics,
+    check_pairs,
+    compare_runs,
+)
 from harness.results.store import ResultsStore, RunFilter
 from harness.workloads.bench import Bench
 from harness.workloads.bench_series import BenchSeries
@@ -36,7 +42,7 @@ def test_sides_take_turns_on_the_same_device(
     assert held == [0, 1]
     assert [(run.session, run.label) for run in runs] == [(0, "A"), (0, "B"), (1, "B"), (1, "A")]
     assert {run.id for run in stored} == {run.id for run in runs}
-    compared = judge_runs(runs)
+    compared = compare_runs(runs)
     assert compared.verdict is Verdict.NOT_ENOUGH_DATA
     for _, found in compared.metrics:
         assert found.pairs == 2
@@ -44,12 +50,12 @@ def test_sides_take_turns_on_the_same_device(
 
 
 def test_only_what_has_a_better_side_can_be_judged() -> None:
-    assert check_gated(["ttft_s", "ttft_s"]) == ("ttft_s",)
+    assert check_metrics(["ttft_s", "ttft_s"]) == ("ttft_s",)
     with pytest.raises(WrongUseError, match="neither"):
-        check_gated(["prompt_tokens"])
+        check_metrics(["prompt_tokens"])
     with pytest.raises(UnknownMetricError) as caught:
-        check_gated(["foo"])
-    assert caught.value.known == JUDGED
+        check_metrics(["foo"])
+    assert caught.value.known == COMPARABLE_METRICS
 
 
 @pytest.mark.parametrize(("metrics", "needed"), [(1, 5), (2, 6), (5, 7)])
