@@ -27,22 +27,22 @@ from harness.words import counted
 
 THRESHOLD = 0.05
 ERROR_RATE = 0.05
-"""Chance to report a regression where there is none, over all metrics of one comparison."""
+"""Chance of a false alarm, over all metrics of one comparison."""
 _MOST_EXHAUSTED = 14
 _SEED = 20
 
 SIDES = frozenset({"A", "B"})
 """The labels of runs that are compared."""
 DEFAULT_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s")
-"""The metrics that a verdict rests on by default."""
+"""The metrics that are compared by default."""
 COMPARABLE_METRICS = (*DEFAULT_METRICS, "ttft_s", "init_s", "peak_rss_bytes")
-"""The metrics that it can rest on: speeds, latencies and memory of the runtime."""
+"""The metrics that can be compared: speeds, latencies and memory of the runtime."""
 
 Pair = tuple[Sequence[float], Sequence[float]]
 
 
 class Verdict(StrEnum):
-    """What a comparison found."""
+    """The outcome of a comparison."""
 
     REGRESSED = "regressed"
     IMPROVED = "improved"
@@ -72,7 +72,7 @@ class Comparison:
 
 
 def min_pairs(metrics: int = 1, *, error_rate: float = ERROR_RATE) -> int:
-    """The fewest pairs that can show a difference: with fewer, all could agree by chance."""
+    """Compute the fewest pairs that can show a difference: fewer could all agree by chance."""
     return math.ceil(math.log2(metrics / error_rate))
 
 
@@ -89,8 +89,8 @@ def compare(
     Args:
         pairs: measured repetitions of A and of B, of sessions that ran one after the other on one
             device; a pair with an empty side does not count.
-        threshold: a loss up to that part of A is none.
-        metrics: how many metrics are compared together; the error rate is shared out among them.
+        threshold: the part of A that B may lose without being a regression.
+        metrics: how many metrics are compared together; they share the error rate.
 
     Raises:
         ValueError: a value is not finite or not above 0.
@@ -103,8 +103,7 @@ def compare(
     ratio = math.exp(statistics.fmean(logs)) if logs else None
     needed = min_pairs(metrics, error_rate=error_rate)
     if ratio is None or len(logs) < needed:
-        found = counted(len(logs), "pair")
-        reason = f"{found} of sessions, and {needed} are needed to tell chance from change"
+        reason = f"{counted(len(logs), 'pair')} of sessions, and a verdict needs {needed}"
         return Comparison(
             Verdict.NOT_ENOUGH_DATA, ratio, None, None, 1 - 2 * share, len(logs), reason
         )
@@ -171,37 +170,37 @@ class ComparisonGroup:
 
 
 def check_metrics(keys: Sequence[str]) -> tuple[str, ...]:
-    """The metrics to judge by, each once.
+    """Validate the metrics to compare, and return each once.
 
     Raises:
         UnknownMetricError: there is no such metric.
-        WrongUseError: it is none of `COMPARABLE_METRICS`.
+        WrongUseError: it is not one of `COMPARABLE_METRICS`.
     """
     for key in keys:
         if key not in METRICS:
             raise UnknownMetricError(key, COMPARABLE_METRICS)
         if key not in COMPARABLE_METRICS:
             raise WrongUseError(
-                f"{key} is neither a speed nor a latency nor memory of the runtime: "
-                f"judge by {', '.join(COMPARABLE_METRICS)}"
+                f"{key} is not a speed, latency or memory of the runtime: "
+                f"compare {', '.join(COMPARABLE_METRICS)}"
             )
     return tuple(dict.fromkeys(keys))
 
 
 def check_pairs(pairs: int, metrics: int) -> None:
-    """Refuse a number of pairs of sessions from which no verdict could come.
+    """Refuse a number of session pairs that is too small for a verdict.
 
     Args:
-        metrics: how many are judged together.
+        metrics: how many are compared together.
 
     Raises:
-        WrongUseError: says how many it takes, and why.
+        WrongUseError: says how many it takes.
     """
     needed = min_pairs(metrics)
     if pairs < needed:
         together = "one metric" if metrics == 1 else f"{metrics} metrics"
         raise WrongUseError(
-            f"a verdict over {together} takes {needed} pairs of sessions at least, not {pairs}: "
+            f"a verdict over {together} needs at least {needed} pairs of sessions, not {pairs}: "
             "fewer could all agree by chance"
         )
 
@@ -212,10 +211,10 @@ def compare_runs(
     metrics: Sequence[str] = DEFAULT_METRICS,
     threshold: float = THRESHOLD,
 ) -> ComparisonGroup:
-    """The verdict over the runs of one group.
+    """Compare the two sides of one group.
 
     Raises:
-        WrongUseError: some ran on the emulator, and some on hardware.
+        WrongUseError: some runs were on the emulator, and some on hardware.
     """
     if len({run.device.emulator for run in runs}) > 1:
         raise WrongUseError("speeds of the emulator and of hardware cannot be compared")
@@ -246,7 +245,7 @@ def _compare_metric(
     pairs = [_pair(runs, number, metric.key) for number in sorted({run.session for run in runs})]
     whole = [(a, b) for a, b in pairs if a and b]
     if not all(value > 0 for a, b in whole for value in (*a, *b)):  # as bytes that were pushed
-        reason = "a value is 0, which is in no ratio to another"
+        reason = "a value is 0, so there is no ratio"
         return Comparison(Verdict.NOT_ENOUGH_DATA, None, None, None, 0.0, len(whole), reason)
     return compare(
         whole,
@@ -259,7 +258,7 @@ def _compare_metric(
 def _pair(
     runs: Sequence[Run], number: int, key: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What A and B gave in one session; nothing of a side that ran on another device."""
+    """The values of A and B in one session; empty if they ran on different devices."""
     sides = {run.label: run for run in runs if run.session == number}
     a, b = sides.get("A"), sides.get("B")
     if a is None or b is None or a.device.serial != b.device.serial:
@@ -303,6 +302,6 @@ def _judge(gain: float, worst: float, best: float, threshold: float) -> tuple[Ve
     if worst > 0 and gain > threshold:
         return Verdict.IMPROVED, f"B is {gain:.1%} better than A (at least {worst:.1%})"
     if -worst > threshold:
-        told = f"B could be up to {-worst:.1%} worse than A, and the limit is {limit}"
-        return Verdict.NOT_ENOUGH_DATA, f"{told}: sessions vary too much, so more are needed"
+        reason = f"B could be up to {-worst:.1%} worse than A, and the limit is {limit}"
+        return Verdict.NOT_ENOUGH_DATA, f"{reason}: sessions vary too much, so run more of them"
     return Verdict.NO_DIFFERENCE, f"a loss of more than {limit} is ruled out"

@@ -1,10 +1,10 @@
-"""Connections to the results database, and what its failures mean.
+"""Connections to the results database, and the translation of its errors.
 
 SQLite runs in WAL mode, so that reports read while runs write, and with `synchronous=FULL`: a run
 takes minutes and commits a handful of times, so an fsync for each is nothing, and a result is safe
 once its write has returned. For the same reason every transaction has a connection of its own:
-nothing idles, and a server that was restarted meanwhile is no trouble. `harness.results.postgresql`
-has what is PostgreSQL's own.
+nothing idles, and a server may restart in between. `harness.results.postgresql` holds what is
+specific to PostgreSQL.
 """
 
 import os
@@ -35,7 +35,7 @@ _SQLITE_MAGIC = b"SQLite format 3\0"
 
 
 class Database:
-    """One database: hands out read and write transactions."""
+    """One database, with read and write transactions."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """One transaction that sees one state of the database throughout."""
+        """Open a transaction that sees one state of the database throughout."""
         with (
             translate_errors(self.location, self._busy_timeout_s),
             self._engine.begin() as connection,
@@ -58,11 +58,11 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """One transaction: all of it is kept, or nothing.
+        """Open a transaction that is kept as a whole or not at all.
 
         On SQLite it takes the write lock at once: a transaction that reads first and writes later
         could not wait for another writer, SQLite fails it instead. On PostgreSQL it sees what
-        others have committed up to each of its statements, and locks the rows that it goes by.
+        others have committed before each of its statements, and locks the rows that it depends on.
         """
         writer = self._engine.execution_options(**{WRITES: True})
         with translate_errors(self.location, self._busy_timeout_s), writer.begin() as connection:
@@ -76,12 +76,12 @@ class Database:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is SQLite's, and no server's."""
+        """Whether it is a SQLite file, not on a server."""
         return self._engine.dialect.name == "sqlite"
 
     @contextmanager
     def cursor(self) -> Iterator[DBAPICursor]:
-        """A SQLite connection outside of any transaction: for `PRAGMA` and `VACUUM`."""
+        """Open a SQLite cursor outside of any transaction, for `PRAGMA` and `VACUUM`."""
         with translate_errors(self.location, self._busy_timeout_s):
             connection = self._engine.raw_connection()
             try:
@@ -91,7 +91,7 @@ class Database:
                 connection.close()
 
     def close(self) -> None:
-        """Give up all connections."""
+        """Close all connections."""
         self._engine.dispose()
 
 
@@ -116,7 +116,7 @@ def open_database(
 ) -> Database:
     """Open a SQLite file by its path, or a PostgreSQL database by its URL.
 
-    Without `create` it can be read only.
+    Without `create` it is read-only.
 
     Raises:
         MissingStoreError: there is no such file, and `create` is off.
@@ -131,7 +131,7 @@ def open_database(
 
 
 def shown(location: str | Path) -> str:
-    """A location as it may be told: no password, and no query of a URL, which may hold one.
+    """Return a location without its password, and without a URL's query, which may hold one.
 
     Raises:
         StoreUnavailableError: the URL cannot be used.
@@ -141,11 +141,11 @@ def shown(location: str | Path) -> str:
 
 
 def exists(location: str | Path) -> bool:
-    """Whether there is a database to open; of a server that is to be seen when it is opened.
+    """Whether there is a database to open; for a server, only opening it will tell.
 
     Raises:
         NotAStoreError: the file is no database.
-        StoreUnavailableError: there is none, and none can be made there.
+        StoreUnavailableError: there is none, and none can be created there.
     """
     path = _file(location)
     if path is None:
@@ -217,7 +217,7 @@ def _check_file(path: Path, *, create: bool) -> None:
     except OSError as error:
         raise StoreUnavailableError(str(path), error.strerror or str(error)) from error
     if start and start != _SQLITE_MAGIC:
-        raise NotAStoreError(str(path), "it is no SQLite file")
+        raise NotAStoreError(str(path), "it is not a SQLite file")
 
 
 def _sqlite_uri(path: Path, *, create: bool) -> str:
@@ -268,7 +268,7 @@ def refuse_unreadable_rows(location: str) -> Iterator[None]:
 
 @contextmanager
 def translate_errors(location: str, busy_timeout_s: float) -> Iterator[None]:
-    """Turn the database's failures into errors that say what to do."""
+    """Translate errors of the database into ours, which say what to do."""
     try:
         yield
     except (sqlite3.Error, SQLAlchemyError) as error:

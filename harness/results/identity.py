@@ -1,8 +1,8 @@
-"""The identity of a measured thing: which runs may be put together, and which never.
+"""Identity of what was measured: which runs may be averaged, and which may not.
 
-Numbers of two runs are averaged only if all that is listed here is equal. Above all, the emulator
-and hardware never meet in one number, one table or one plot. The serial is not in the list: two
-phones of one kind are two sessions.
+Two runs are averaged only if everything listed here is equal. Above all, the emulator and hardware
+never share a number, a table or a plot. The serial is not in the list: two phones of one kind are
+two sessions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ UNKNOWN = "an unknown device"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What ran on what: a container, a kind of device, and the versions that matter.
+    """A container on a kind of device, with the versions that matter.
 
     Attributes:
         host: the machine under an emulator, whose speed depends on it; empty for hardware.
@@ -36,7 +36,7 @@ class Subject:
 
     @classmethod
     def of(cls, run: Run) -> "Subject":
-        """The subject of a run."""
+        """Return the subject of a run."""
         source = run.provenance
         return cls(
             emulator=run.device.emulator,
@@ -54,18 +54,18 @@ class Subject:
 
     @property
     def place(self) -> str:
-        """The SoC; where it is not known, the kind of device."""
+        """The SoC, or the kind of device where the SoC is unknown."""
         return self.soc or self.device or UNKNOWN
 
     @property
     def without_versions(self) -> "Subject":
-        """What all subjects have in common that could suit this one."""
+        """The part that subjects must share to match."""
         return replace(self, versions=())
 
     def matches(self, other: "Subject") -> bool:
-        """Whether both are the same thing as far as is known.
+        """Whether both are the same, as far as is known.
 
-        Versions that only one of them knows do not count.
+        Versions that only one of them knows are ignored.
         """
         mine, theirs = dict(self.versions), dict(other.versions)
         shared = mine.keys() & theirs.keys()
@@ -76,7 +76,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class SpeedKey:
-    """A subject with what it was asked to do."""
+    """A subject and its workload: runs with equal keys measure the same speed."""
 
     subject: Subject
     kind: str
@@ -88,7 +88,7 @@ class SpeedKey:
 
     @classmethod
     def of(cls, run: Run) -> "SpeedKey":
-        """The key under which a run's speeds are put together with others."""
+        """Return the key of a run."""
         work = run.workload
         return cls(
             subject=Subject.of(run),
@@ -114,7 +114,7 @@ class SpeedKey:
 
 @dataclass(frozen=True, slots=True)
 class PerplexityKey:
-    """A subject with the text and positions that a perplexity was taken over."""
+    """A subject, and the text and positions of a perplexity."""
 
     subject: Subject
     dataset_sha256: str | None
@@ -122,13 +122,13 @@ class PerplexityKey:
 
     @classmethod
     def of(cls, run: Run) -> "PerplexityKey":
-        """The key under which a run's perplexities are put together with others."""
+        """Return the key of a run."""
         work = run.workload
         return cls(Subject.of(run), work.dataset_sha256, work.perplexity)
 
 
 def find_differences(keys: Sequence[SpeedKey]) -> tuple[str, ...]:
-    """What keeps keys apart, in words: each part in which not all of them are equal."""
+    """Name the parts in which not all keys are equal."""
     found = [
         field.name.replace("_", " ")
         for parts in (keys, [key.subject for key in keys])
@@ -142,12 +142,12 @@ def find_differences(keys: Sequence[SpeedKey]) -> tuple[str, ...]:
 
 
 def place(run: Run) -> str:
-    """What a run was on, as people read it: the SoC, or what else is known of the device."""
+    """Name the SoC of a run, or what else is known of its device."""
     return Subject.of(run).place
 
 
 def device_name(run: Run) -> str:
-    """The kind of device: maker, model and Android version, as far as known."""
+    """Name the kind of device: maker, model and Android version, as far as known."""
     device = run.device
     android = f"Android {device.android_version}" if device.android_version else None
     maker, model = device.manufacturer or "", device.model or ""

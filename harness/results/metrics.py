@@ -1,4 +1,4 @@
-"""What can be measured: every metric with its unit, its legal range and the direction of better.
+"""Registry of metrics: unit, legal range, and direction of better.
 
 A metric's key names its unit, so that a bare number in a query or a JSON file cannot be misread.
 Keys that are not registered are refused: a misspelt metric would otherwise be a silent gap in every
@@ -21,7 +21,7 @@ _MAX_TOKENS = 2.0**31
 
 
 class Direction(StrEnum):
-    """Which way a metric has to go to be better."""
+    """The direction in which a metric gets better."""
 
     HIGHER = "higher"
     LOWER = "lower"
@@ -30,7 +30,7 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One thing that can be measured.
+    """A metric, and how its values are shown.
 
     Attributes:
         key: its name in the store, with the unit: `ttft_s`.
@@ -55,11 +55,11 @@ class Metric:
     integral: bool = False
 
     def check(self, value: float) -> float:
-        """Give the value back if it is legal.
+        """Return the value if it is legal.
 
         Raises:
-            MetricValueError: not finite, out of range, or a fraction of what comes in whole
-                numbers.
+            MetricValueError: it is not finite, out of range, or a fraction of something counted
+                in whole numbers.
         """
         legal = (
             math.isfinite(value)
@@ -79,7 +79,7 @@ class Metric:
         return f"{kind} {low} to {self.maximum:g} ({self.unit})"
 
     def format(self, value: float, *, beside: float | None = None) -> str:
-        """The value in `shown_unit`, without naming it: for cells under a heading that does.
+        """Format a value in `shown_unit`, without naming the unit: for cells whose heading does.
 
         Args:
             value: in `unit`.
@@ -90,17 +90,17 @@ class Metric:
         return f"{value * self.scale:,.{max(decimals, 0)}f}"
 
     def show(self, value: float) -> str:
-        """The value with its unit, which is a plural of whole things: `1 token`, `2 tokens`."""
+        """Format a value with its unit: `17.2 tokens/s`, `1 token`, `2 tokens`."""
         one = value == 1 and self.integral and self.shown_unit == self.unit
         unit = self.shown_unit.removesuffix("s") if one else self.shown_unit
         return f"{self.format(value)} {unit}".rstrip()
 
 
 def find_metric(key: str) -> Metric:
-    """The metric of that key.
+    """Look up a metric by its key.
 
     Raises:
-        UnknownMetricError: nothing of that name is registered.
+        UnknownMetricError: no metric has this key.
     """
     try:
         return METRICS[key]

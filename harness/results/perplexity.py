@@ -1,4 +1,4 @@
-"""When a perplexity says that the output is right: how far it may be from its host references."""
+"""Limits on how far a device's perplexity may be from its references on the host."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED = (
     "perplexity_quantized_cpu",
 )
 MAX_DEVIATIONS: Mapping[str, float] = {PERPLEXITY_FLOAT: 0.03, PERPLEXITY_QUANTIZED: 0.01}
-"""How far the device's perplexity may be from the same model in float, and quantized on the CPU."""
+"""From the same model in float, and quantized on the CPU; as parts of the reference."""
 _IN_WORDS: Mapping[str, str] = {
     PERPLEXITY_FLOAT: "in float",
     PERPLEXITY_QUANTIZED: "quantized on the CPU",
@@ -16,13 +16,13 @@ _IN_WORDS: Mapping[str, str] = {
 
 
 def deviation(values: Mapping[str, float], reference: str) -> float | None:
-    """How far the device is from a reference, as a part of it; None without one of the two."""
+    """Compute how far the device is from a reference, as a part of it; None if one is missing."""
     device, other = values.get(PERPLEXITY), values.get(reference)
     return None if device is None or not other else device / other - 1
 
 
 def find_perplexity_faults(values: Mapping[str, float]) -> tuple[str, ...]:
-    """What is wrong with a device's perplexity beside its references, in words."""
+    """Say in words where the device's perplexity is too far from its references."""
     found = []
     for reference, limit in MAX_DEVIATIONS.items():
         away = deviation(values, reference)
@@ -36,6 +36,6 @@ def find_perplexity_faults(values: Mapping[str, float]) -> tuple[str, ...]:
 
 
 def matches_references(values: Mapping[str, float]) -> bool:
-    """Whether the device's perplexity stands beside a reference, and near it."""
+    """Whether the device's perplexity has a reference, and is near all that it has."""
     beside = any(deviation(values, reference) is not None for reference in MAX_DEVIATIONS)
     return beside and not find_perplexity_faults(values)

@@ -1,7 +1,7 @@
-"""What is PostgreSQL's own: its URL, its driver, how it is connected to, how transactions begin.
+"""PostgreSQL specifics: URL, driver, connection, and the start of transactions.
 
-psycopg is imported when a database of a server is opened, not before: who keeps results in files
-needs no driver.
+psycopg is imported when a database on a server is opened, not before: results in files need no
+driver.
 """
 
 import os
@@ -17,7 +17,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 from harness.errors import StoreUnavailableError
 
 WRITES = "qnnfarm_writes"
-"""The execution option of transactions that write."""
+"""Execution option of transactions that write."""
 LOCK_NOT_AVAILABLE = "55P03"
 
 _DRIVER = "postgresql+psycopg"
@@ -30,7 +30,7 @@ _KEPT = (
     "WHERE current_setting('synchronous_commit') = 'off'"
 )
 _GONE_S = 120
-"""A client that is silent within a transaction for so long has lost its power or its network."""
+"""A client that is silent within a transaction for this long has lost its power or network."""
 _CONNECTING: Mapping[str, object] = MappingProxyType(
     {
         "connect_timeout": 30,
@@ -41,15 +41,15 @@ _CONNECTING: Mapping[str, object] = MappingProxyType(
         "fallback_application_name": "qnnfarm",
     }
 )
-"""What libpq would wait for is hours; the URL can say otherwise."""
+"""libpq's own defaults wait for hours; the URL can override these."""
 
 
 def parse(text: str) -> URL:
-    """The URL of a database on a PostgreSQL server.
+    """Parse the URL of a database on a PostgreSQL server.
 
     Raises:
-        StoreUnavailableError: it is none, or of another engine or driver. It says no more of the
-            URL than its scheme, as anything else may be part of a password.
+        StoreUnavailableError: it is not a URL, or of another engine or driver. The error shows
+            only the scheme, as anything else may be part of a password.
     """
     __tracebackhide__ = True
     scheme = text.partition("://")[0]
@@ -70,15 +70,15 @@ def parse(text: str) -> URL:
 
 
 def shown(url: URL) -> str:
-    """The URL for people; its query is left out, as that may hold secrets as well."""
+    """Return the URL for display, without password and query, which may hold secrets."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
 def make_engine(url: URL, *, read_only: bool, lock_timeout_s: float) -> Engine:
-    """What connects to the database, anew for each transaction.
+    """Create an engine that opens a connection for each transaction.
 
     Args:
-        read_only: whether transactions that write are refused as well.
+        read_only: make transactions that write fail.
         lock_timeout_s: for how long a statement waits for another's lock.
 
     Raises:
@@ -113,7 +113,7 @@ def _told(url: URL) -> URL:
 
 
 def lock_schema(connection: Connection, location: str) -> None:
-    """Keep others from making or migrating the tables until the transaction has ended.
+    """Keep others from creating or migrating the tables until the transaction has ended.
 
     Raises:
         StoreUnavailableError: the database's encoding does not hold every text.
@@ -123,7 +123,7 @@ def lock_schema(connection: Connection, location: str) -> None:
     connection.execute(select(func.pg_advisory_xact_lock(_OPENING)))
     encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
     if encoding not in _ENCODINGS:
-        reason = f"its encoding {encoding} does not hold every text: make one with ENCODING 'UTF8'"
+        reason = f"its encoding {encoding} cannot hold every text: create one with ENCODING 'UTF8'"
         raise StoreUnavailableError(location, reason)
 
 
@@ -132,7 +132,7 @@ def _connected(dialect: Dialect, url: URL) -> DBAPIConnection:
     try:
         return dialect.connect(*arguments, **_connecting(named))
     except dialect.loaded_dbapi.Error as error:
-        # Below us are frames with the password, which test runners show.
+        # Frames below hold the password, and test runners show them.
         __tracebackhide__ = True
         raise error.with_traceback(None) from None
 
@@ -148,7 +148,7 @@ def _connecting(named: Mapping[str, object]) -> dict[str, object]:
 def _beginning(*, writes: bool, lock_timeout_s: float) -> str:
     """The first statements of a transaction, in one message.
 
-    What a server, a role or a database may have as its default is set where the store goes by it.
+    They set everything that the store depends on, whatever a server, role or database defaults to.
     """
     mode = "READ COMMITTED, READ WRITE" if writes else "REPEATABLE READ, READ ONLY"
     settings = {

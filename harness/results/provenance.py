@@ -19,7 +19,7 @@ HOST_LIBRARIES = (
     "tokenizers",
     "adbutils",
 )
-"""Distributions on the host whose versions can change a result."""
+"""Python distributions whose versions can change a result."""
 
 
 def capture(
@@ -30,7 +30,7 @@ def capture(
     folder: Path | None = None,
     libraries: Sequence[str] = HOST_LIBRARIES,
 ) -> Provenance:
-    """The provenance of a run that starts now.
+    """Record the provenance of a run that starts now.
 
     Args:
         toolchain: name of what compiled the container.
@@ -56,7 +56,7 @@ def capture(
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """Commit and dirty flag of the repository around a folder; None without one, or git."""
+    """Read commit and dirty flag of the repository around a folder; None without one, or git."""
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     if not commit:
         return None, None

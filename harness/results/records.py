@@ -1,7 +1,7 @@
-"""What the store keeps: a `Run` (one container x device x workload) with its `Measurement`s.
+"""Records of the results store: a `Run` (container x device x workload) and its `Measurement`s.
 
 Records are frozen and checked when they are made, so that what is read from a database or a device
-is either legal or an error. Text is kept as it came, except for what no database can hold (see
+is either legal or an error. Text is kept as it is, except for what no database can hold (see
 `to_storable`).
 """
 
@@ -42,9 +42,9 @@ _UNSTORABLE = {0: "\N{REPLACEMENT CHARACTER}"} | dict.fromkeys(
 
 
 def to_storable(value: object) -> object:
-    """Text that every database can hold; what is no text stays as it is.
+    """Return text that every database can hold; anything but text is returned unchanged.
 
-    U+FFFD stands for NUL, which PostgreSQL refuses, and for lone surrogates, which are not UTF-8.
+    U+FFFD replaces NUL, which PostgreSQL refuses, and lone surrogates, which are not UTF-8.
     """
     return value.translate(_UNSTORABLE) if isinstance(value, str) else value
 
@@ -76,17 +76,17 @@ Versions = Mapping[StorableText, StorableText]
 
 
 def now() -> datetime:
-    """The moment, in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 def new_run_id() -> str:
-    """A fresh run identifier: 32 hexadecimal digits."""
+    """Create a run identifier: 32 hexadecimal digits."""
     return uuid.uuid4().hex
 
 
 class Record(BaseModel):
-    """Base of what the store keeps."""
+    """Base class of stored records."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", regex_engine="python-re")
 
@@ -116,7 +116,7 @@ class Measurement(Record):
 
 
 class ContainerInfo(Record):
-    """What was run.
+    """A container.
 
     Attributes:
         model: the model's name.
@@ -137,7 +137,7 @@ class ContainerInfo(Record):
 
 
 class DeviceInfo(Record):
-    """Where it ran.
+    """A device.
 
     Attributes:
         soc: the SoC that the device reports, e.g. `SM8750`.
@@ -156,7 +156,7 @@ class DeviceInfo(Record):
 
 
 class PerplexityDefinition(Record):
-    """Over what a perplexity was taken; perplexities with different definitions cannot be compared.
+    """What a perplexity was computed over; different definitions cannot be compared.
 
     Attributes:
         positions: scored positions of each window: Genie scores the first CL - AR, AR being the
@@ -171,13 +171,13 @@ class PerplexityDefinition(Record):
 
 
 class Workload(Record):
-    """What the container was asked to do.
+    """The workload of a run.
 
     Attributes:
         runner: the program on the device.
-        prompt_tokens: prompt length asked for; what it came to is the metric of the same name.
-        repetitions: measured repetitions asked for, warm-ups not counted.
-        prompt: the prompt's text; for long ones, its hash alone will do.
+        prompt_tokens: requested prompt length; the metric of the same name has the actual one.
+        repetitions: requested number of measured repetitions, without warm-ups.
+        prompt: the prompt's text; its hash is enough for long ones.
         dataset_sha256: hash of the text behind a perplexity.
     """
 
@@ -194,12 +194,12 @@ class Workload(Record):
 
 
 class Provenance(Record):
-    """With what, and from where, it was run.
+    """Versions and host of a run.
 
     Attributes:
         toolchain: name of what compiled the container.
-        toolchain_versions: of the compiler and its parts.
-        library_versions: of the libraries that ran it, on the device and on the host.
+        toolchain_versions: versions of the compiler and its parts.
+        library_versions: versions of the libraries on the device and on the host.
         git_commit: commit of the user's working folder, if that is a repository.
         git_dirty: whether that folder held uncommitted changes.
     """
@@ -214,11 +214,11 @@ class Provenance(Record):
 
 
 class OutputCheck(Record):
-    """Whether a run's output was seen to be right; its speeds are good for nothing otherwise.
+    """Whether a run's output was found correct; without that, its speeds mean nothing.
 
     Attributes:
         outcome: `none` when there was nothing to check against.
-        reason: against what it was checked, or why it failed, in words.
+        reason: what it was checked against, or why it failed, in words.
     """
 
     outcome: CheckOutcome = "none"
@@ -227,13 +227,13 @@ class OutputCheck(Record):
 
 @dataclass(frozen=True, slots=True)
 class TelemetrySeries:
-    """What one sensor gave during one repetition.
+    """The samples of one sensor during one repetition.
 
     Attributes:
         channel: what was sampled: `temp_c:cpu-0-0`, `cpu_hz:7`, `rss_bytes`.
         unit: of the values: `degC`, `Hz`, `bytes`, `A`, `V`.
-        t_s: seconds since the runner began, never falling; below 0 before it.
-        values: as many; None where the sensor gave nothing.
+        t_s: seconds since the runner began, ascending; negative before it.
+        values: one for each time; None where the sensor gave nothing.
 
     Raises:
         TelemetryRecordError: names the channel and what is wrong with it.
@@ -251,7 +251,9 @@ class TelemetrySeries:
                 or not name.isprintable()
                 or len(name) > MAX_CHANNEL_LENGTH
             ):
-                raise TelemetryRecordError(self.channel, "its name or unit is no plain short text")
+                raise TelemetryRecordError(
+                    self.channel, "its name or unit is not short printable text"
+                )
         if not self.channel:
             raise TelemetryRecordError(self.channel, "it has no name")
         if len(self.t_s) != len(self.values):
@@ -267,7 +269,7 @@ class TelemetrySeries:
 
 @dataclass(frozen=True, slots=True)
 class RepetitionTelemetry:
-    """All series of one repetition, counted as measurements are."""
+    """All series of one repetition; repetitions are numbered as for measurements."""
 
     repetition: int
     is_warmup: bool
@@ -277,18 +279,17 @@ class RepetitionTelemetry:
 class Run(Record):
     """One container x device x workload.
 
-    A run without a result stays in the store with its `error`, so that gaps are visible. A run that
-    is read back as `interrupted` lost its writer: the process died before it could say how the run
-    ended.
+    A run without a result stays in the store with its `error`. A run that is read as `interrupted`
+    lost its writer: the process died before it recorded how the run ended.
 
     Attributes:
-        group_id: shared by the runs that belong together: the sessions of one cell, or both sides
-            of a comparison.
-        session: which session of the group it was, from 0.
-        label: what tells the members of a group apart: `A`, `B`, a cell's name.
-        conditions: what was done to the device, or waited for, before it.
-        check: whether its output was seen to be right.
-        warmup_detected: whether warm-up was seen to end; None where its length was given.
+        group_id: shared by runs that belong together: the sessions of one cell, or both sides of a
+            comparison.
+        session: number of the session in its group, from 0.
+        label: distinguishes the members of a group: `A`, `B`, a cell's name.
+        conditions: what was done to the device, or waited for, before the run.
+        check: whether its output was found correct.
+        warmup_detected: whether warm-up ended; None if its length was given.
     """
 
     id: RunId = Field(default_factory=new_run_id)
@@ -315,12 +316,12 @@ class Run(Record):
         if self.status == "failed" and not self.error:
             raise ValueError("a failed run needs its error")
         if self.status == "done" and self.error:
-            raise ValueError("a run that is done has no error")
+            raise ValueError("a done run has no error")
         if self.status == "done" and self.check.outcome == "failed":
-            raise ValueError("a run whose output check failed is not done")
+            raise ValueError("a run with a failed output check is not done")
         return self
 
     def values(self, metric: str, *, warmup: bool = False) -> tuple[float, ...]:
-        """One metric's values in the order of repetitions: the measured ones, or the warm-ups."""
+        """Return one metric's values by repetition: the measured ones, or the warm-ups."""
         chosen = [m for m in self.measurements if m.metric == metric and m.is_warmup == warmup]
         return tuple(m.value for m in sorted(chosen, key=lambda m: m.repetition))

@@ -1,6 +1,6 @@
-"""Runs as rows of the database, and back.
+"""Conversion between runs and rows of the database.
 
-What is read is checked like what is written: no file from outside is trusted.
+Rows are checked like new records: a file from outside is not trusted.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from harness.results.telemetry import unpack
 
 
 def row_of(run: Run) -> dict[str, Any]:
-    """The columns of a run, without its writer."""
+    """Convert a run to its columns, without the writer."""
     container, device, workload, source = (
         run.container,
         run.device,
@@ -66,7 +66,7 @@ def row_of(run: Run) -> dict[str, Any]:
 
 
 def parse_run(location: str, row: RowMapping, measured: Sequence[RowMapping]) -> Run:
-    """The run of a row and of the rows of its measurements.
+    """Convert a row, and the rows of its measurements, to a run.
 
     Raises:
         CorruptRunError: qnnfarm cannot have written it.
@@ -82,14 +82,14 @@ def parse_run(location: str, row: RowMapping, measured: Sequence[RowMapping]) ->
 
 
 def parse_telemetry(row: RowMapping) -> RepetitionTelemetry:
-    """The telemetry of one repetition.
+    """Convert a row of the telemetry of one repetition.
 
     Raises:
         TelemetryRecordError: qnnfarm cannot have written it.
     """
     samples = row["samples"]
     if not isinstance(samples, bytes):  # SQLite keeps what it is given, whatever the column says
-        raise TelemetryRecordError("*", "what is stored is damaged: it is no binary value")
+        raise TelemetryRecordError("*", "what is stored is damaged: it is not a binary value")
     return RepetitionTelemetry(row["repetition"], row["is_warmup"], unpack(samples))
 
 

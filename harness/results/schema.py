@@ -50,7 +50,7 @@ SCHEMA_VERSION = 3
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """Moments in UTC; SQLite keeps no time zone, so it goes on the way in and comes back after."""
+    """Times in UTC; for SQLite, which stores no time zone, it is dropped and added again."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -181,19 +181,19 @@ _GROUPS_AND_CONDITIONS = (
 
 
 def _to_2(connection: Connection) -> None:
-    """Each run of before is a group of its own, nothing checked its output."""
+    """Each older run becomes a group of its own, with an unchecked output."""
     for statement in _GROUPS_AND_CONDITIONS:
         connection.execute(text(statement))
     telemetry.create(connection)
 
 
 def _to_3(connection: Connection) -> None:
-    """How the containers of before are quantized is not known."""
+    """The precision of older containers is unknown."""
     connection.execute(text('ALTER TABLE runs ADD COLUMN "precision" TEXT'))
 
 
 MIGRATIONS: Mapping[int, Migration] = MappingProxyType({2: _to_2, 3: _to_3})
-"""What turns schema n-1 into schema n, by n. Schema 1 is the first, so nothing leads to it."""
+"""Migrations from schema n-1 to schema n, by n."""
 
 
 def prepare(
@@ -207,8 +207,8 @@ def prepare(
 
     Raises:
         NewerSchemaError: a newer qnnfarm wrote the database.
-        NotAStoreError: the database is somebody else's.
-        StoreUnavailableError: its encoding does not hold every text.
+        NotAStoreError: the database belongs to another program.
+        StoreUnavailableError: its encoding cannot hold every text.
     """
     postgresql.lock_schema(connection, location)
     found = find_version(connection, location)
@@ -233,10 +233,10 @@ def check_version(location: str, found: int, supported: int = SCHEMA_VERSION) ->
 
 
 def find_version(connection: Connection, location: str) -> int | None:
-    """The database's schema version; None for a database that is still empty.
+    """Read the schema version; None if the database is empty.
 
     Raises:
-        NotAStoreError: there are tables, and none says which schema they have.
+        NotAStoreError: there are tables, but no schema version.
     """
     tables = set(inspect(connection).get_table_names())
     if schema_version.name not in tables:
@@ -246,7 +246,7 @@ def find_version(connection: Connection, location: str) -> int | None:
         return None
     version: int | None = connection.scalar(select(func.max(schema_version.c.version)))
     if version is None:
-        raise NotAStoreError(location, "it does not say which schema it has")
+        raise NotAStoreError(location, "its schema version is missing")
     return version
 
 

@@ -1,4 +1,4 @@
-"""How far a number can be trusted: a grade with its reasons.
+"""Stability grade of a cell: how far its numbers can be trusted, with reasons.
 
 The unit of sampling is the session. Repetitions of one session share a process start, a temperature
 and a place on the scheduler, and their spread is tiny beside the spread between sessions
@@ -26,19 +26,19 @@ CV_LIMIT = 0.10
 RATIO_LIMIT = 1.5
 TAIL = 0.99
 GATE, THROTTLING = "thermal_gate", "throttling"
-"""Names of the conditions that bear on a grade: what was waited for, and what was seen then."""
+"""Names of the conditions that bear on a grade."""
 _LETTERS: tuple[Grade, ...] = ("A", "B", "C", "D", "F")
 _LEAST_SCORES = (90.0, 75.0, 60.0, 40.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Stability:
-    """How stable a cell is.
+    """The grade of a cell.
 
     Attributes:
-        grade: `A` to `D`, `F`; `?` while it cannot be told.
+        grade: `A` to `D`, `F`; `?` with too few sessions.
         score: 0 to 100, before doubts lower the grade; None for `?`.
-        reasons: what it rests on, and what lowered it, in words.
+        reasons: the measures behind the grade, and what lowered it, in words.
     """
 
     grade: Grade
@@ -58,9 +58,9 @@ def grade(
 
     Args:
         sessions: measured repetitions of each session, warm-ups left out.
-        throttled: sessions in which clocks were seen to fall.
+        throttled: sessions in which the device throttled.
         ungated: sessions that did not wait for a temperature, or gave up waiting.
-        unsettled: sessions in which warm-up was not seen to end.
+        unsettled: sessions whose warm-up did not end.
         fewest_sessions: below them the grade is `?`.
 
     Raises:
@@ -69,28 +69,30 @@ def grade(
     measured = [values for values in sessions if values]
     everything = [value for values in measured for value in values]
     if not all(math.isfinite(value) and value >= 0 for value in everything):
-        raise ValueError("only finite values from 0 on can be graded")
+        raise ValueError("only finite values of at least 0 can be graded")
     if len(measured) < fewest_sessions:
-        told = counted(len(measured), "session")
-        missing = f"{told} of at least {fewest_sessions}: spread between sessions is unknown"
+        missing = (
+            f"{counted(len(measured), 'session')} of at least {fewest_sessions}: "
+            "spread between sessions is unknown"
+        )
         return Stability("?", None, (missing,))
     score, reasons = _score(measured, everything)
     letter = sum(score < least for least in _LEAST_SCORES)
     doubts = (
         (throttled, "throttled"),
         (ungated, "not gated by temperature"),
-        (unsettled, "without a seen end of warm-up"),
+        (unsettled, "not steady after warm-up"),
     )
     for number, words in doubts:
         if number:
             letter += 1
-            told = f"{number} of {counted(len(measured), 'session')}"
-            reasons.append(f"{told} {words}: one grade lower")
+            sessions_in_words = counted(len(measured), "session")
+            reasons.append(f"{number} of {sessions_in_words} {words}: one grade lower")
     return Stability(_LETTERS[min(letter, len(_LETTERS) - 1)], score, tuple(reasons))
 
 
 def grade_runs(runs: Sequence[Run], metric: str) -> Stability:
-    """The grade of one metric over runs that are sessions of one cell."""
+    """Grade one metric over runs that are the sessions of one cell."""
     measured = [run for run in runs if run.values(metric)]
     return grade(
         [run.values(metric) for run in measured],
@@ -101,12 +103,12 @@ def grade_runs(runs: Sequence[Run], metric: str) -> Stability:
 
 
 def was_gated(run: Run) -> bool:
-    """Whether the device was seen to be cool enough before the run."""
+    """Whether the device met its temperature gate before the run."""
     return any(c.get("name") == GATE and c.get("outcome") == "met" for c in run.conditions)
 
 
 def was_throttled(run: Run) -> bool:
-    """Whether clocks were seen to fall during the run."""
+    """Whether the device throttled during the run."""
     return any(c.get("name") == THROTTLING and c.get("outcome") == "seen" for c in run.conditions)
 
 

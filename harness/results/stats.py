@@ -20,7 +20,7 @@ EXTREME_LIMIT = 0.50
 FIRST_LIMIT = 0.10
 """Distance of the first repetition from the median of the others, over that median."""
 MIN_REPETITIONS = 3
-"""Fewer repetitions say next to nothing about spread."""
+"""Fewer repetitions say almost nothing about spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class Stats:
 
 
 def session_means(sessions: Sequence[Sequence[float]]) -> list[float]:
-    """The mean of each session's repetitions; sessions without any are left out."""
+    """Compute the mean of each session that has repetitions."""
     return [statistics.fmean(values) for values in sessions if values]
 
 
 def summarise(sessions: Sequence[Sequence[float]]) -> Stats | None:
-    """Statistics of the repetitions of each session; None if there are none."""
+    """Compute the statistics of sessions; None if no session has a repetition."""
     measured = [values for values in sessions if values]
     everything = [value for values in measured for value in values]
     if not everything:
@@ -81,7 +81,7 @@ def summarise(sessions: Sequence[Sequence[float]]) -> Stats | None:
 
 
 def remarks(sessions: Sequence[Sequence[float]]) -> tuple[str, ...]:
-    """What keeps the numbers from being trusted, in words; empty if nothing was found."""
+    """Say in words what makes the numbers untrustworthy; empty if nothing does."""
     stats = summarise(sessions)
     if stats is None:
         return ("only warm-ups, no measured repetition",)
@@ -111,7 +111,7 @@ def _spread(stats: Stats) -> list[str]:
 
 
 def _first(sessions: Sequence[Sequence[float]]) -> list[str]:
-    """Sessions whose first repetition stands apart: their warm-up was too short."""
+    """A remark if a first repetition is far from the others: the warm-up was too short."""
     apart = 0.0
     for values in sessions:
         if len(values) >= MIN_REPETITIONS:

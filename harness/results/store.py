@@ -1,4 +1,4 @@
-"""The results store: runs, their measurements and their telemetry in one database."""
+"""Results store: runs with their measurements and telemetry in one database."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ _UNFINISHED = ("running", "interrupted")
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Which runs to read; `None` matches every run.
+    """Filter of runs; `None` matches every run.
 
     Attributes:
         since: created then or later; with its time zone.
@@ -101,16 +101,15 @@ class ResultsStore:
     ) -> Self:
         """Open a SQLite file by its path, or a PostgreSQL database by its URL.
 
-        With `create`, a missing database is made, an older one is migrated, and the running runs of
-        processes that are gone become interrupted. Without, the database is only read; but an
-        older one is migrated all the same, as it could not be read otherwise.
+        With `create`, a missing database is created, an older one is migrated, and running runs
+        whose process has ended become interrupted. Without, the database is read-only; an older one
+        is migrated nevertheless, as it could not be read otherwise.
 
         Raises:
-            MissingStoreError: nothing is there, or nothing yet in a server's database, and `create`
-                is off.
-            NotAStoreError: it is some other file or database, or damaged.
+            MissingStoreError: there is no database, or a server's is empty, and `create` is off.
+            NotAStoreError: it is another kind of file or database, or damaged.
             NewerSchemaError: a newer qnnfarm wrote it.
-            OlderSchemaError: an older one wrote it, and it can be read only.
+            OlderSchemaError: an older qnnfarm wrote it, and it is read-only.
             StoreLockedError: another process holds it for longer than `busy_timeout_s`.
             StoreUnavailableError: it cannot be reached.
         """
@@ -130,13 +129,13 @@ class ResultsStore:
 
     @staticmethod
     def check(location: str | Path) -> None:
-        """Find out whether `open` would work, and leave everything as it is.
+        """Check whether `open` would work, without changing anything.
 
         Raises:
-            NotAStoreError: it is some other file or database, or damaged.
+            NotAStoreError: it is another kind of file or database, or damaged.
             NewerSchemaError: a newer qnnfarm wrote it.
             StoreLockedError: another process holds it.
-            StoreUnavailableError: it cannot be reached, or cannot be made there.
+            StoreUnavailableError: it cannot be reached or created.
         """
         __tracebackhide__ = True
         if not exists(location):
@@ -156,22 +155,22 @@ class ResultsStore:
         return self.database.location
 
     def write_run(self, run: Run) -> None:
-        """Write a run with its measurements: all of it or nothing.
+        """Write a run with its measurements, in one transaction.
 
         Raises:
-            RunConflictError: there is a run of that identifier, or a repetition is there twice.
+            RunConflictError: the run exists already, or a repetition occurs twice.
         """
         with self.database.writing() as connection:
             values = {**row_of(run), "writer": this_writer()}
-            with _conflicts(self.location, run.id, "it is there already"):
+            with _conflicts(self.location, run.id, "it exists already"):
                 connection.execute(insert(schema.runs).values(values))
             _insert_measurements(connection, self.location, run.id, run.measurements)
 
     def begin_run(self, run: Run) -> "RunRecorder":
-        """Write down that a run has begun, before anything can go wrong with it.
+        """Write a run that begins, before anything can go wrong with it.
 
         Raises:
-            RunConflictError: there is a run of that identifier.
+            RunConflictError: the run exists already.
             ValueError: the run's status is not `running`.
         """
         if run.status != "running":
@@ -181,13 +180,13 @@ class ResultsStore:
 
     @contextmanager
     def recording(self, run: Run) -> "Iterator[RunRecorder]":
-        """Begin a run, finish it by how the block ends: done, failed with error, or interrupted.
+        """Begin a run, and finish it as the block ends: done, failed, or interrupted.
 
         The exception that ends the block is raised from it even if the store cannot be written;
         a note on the exception then says so.
 
         Raises:
-            RunConflictError: there is a run of that identifier.
+            RunConflictError: the run exists already.
         """
         recorder = self.begin_run(run)
         try:
@@ -203,10 +202,10 @@ class ResultsStore:
         recorder.finish()
 
     def list_runs(self, wanted: RunFilter = _EVERYTHING) -> tuple[Run, ...]:
-        """The wanted runs, oldest first.
+        """List the runs that match, oldest first.
 
         Raises:
-            CorruptRunError: one of them cannot have been written by qnnfarm.
+            CorruptRunError: qnnfarm cannot have written one of them.
         """
         rows, measured = self._fetch(_select(wanted))
         runs = (parse_run(self.location, row, measured.get(row["id"], ())) for row in rows)
@@ -214,11 +213,11 @@ class ResultsStore:
         return tuple(reversed(fitting[: wanted.newest]))
 
     def get_run(self, run_id: str) -> Run:
-        """One run.
+        """Read one run.
 
         Raises:
-            UnknownRunError: there is none of that identifier.
-            CorruptRunError: it cannot have been written by qnnfarm.
+            UnknownRunError: there is no such run.
+            CorruptRunError: qnnfarm cannot have written it.
         """
         this_run = schema.runs.c.id == to_storable(run_id)
         rows, measured = self._fetch(select(schema.runs).where(this_run))
@@ -227,11 +226,11 @@ class ResultsStore:
         return parse_run(self.location, rows[0], measured.get(run_id, ()))
 
     def telemetry(self, run_id: str) -> tuple[RepetitionTelemetry, ...]:
-        """A run's telemetry, warm-ups first, then in the order of repetitions.
+        """Read a run's telemetry, warm-ups first, then by repetition.
 
         Raises:
-            UnknownRunError: there is no run of that identifier.
-            CorruptRunError: what is stored cannot have been written by qnnfarm.
+            UnknownRunError: there is no such run.
+            CorruptRunError: qnnfarm cannot have written it.
         """
         table = schema.telemetry
         this_run = schema.runs.c.id == to_storable(run_id)
@@ -249,7 +248,7 @@ class ResultsStore:
                 raise CorruptRunError(self.location, run_id, str(error)) from error
 
     def newest_with_telemetry(self, newest: int) -> frozenset[str]:
-        """Identifiers of the newest runs that have telemetry, at most `newest` of them."""
+        """Find the newest runs that have telemetry, at most `newest` of them."""
         table, runs = schema.telemetry, schema.runs
         has_some = select(table.c.run_id).where(table.c.run_id == runs.c.id).exists()
         ordered = select(runs.c.id).where(has_some).order_by(*_NEWEST_FIRST).limit(newest)
@@ -257,7 +256,7 @@ class ResultsStore:
             return frozenset(connection.scalars(ordered))
 
     def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         self.database.close()
 
     def __enter__(self) -> Self:
@@ -282,8 +281,8 @@ class ResultsStore:
 class RunRecorder:
     """Streams one run that has begun into the store.
 
-    What it adds is written at once. Every method raises `UnknownRunError` where there is no such
-    run, and `RunConflictError` where the run is finished, or already has what is added.
+    Each method is one transaction. It raises `UnknownRunError` if there is no such run, and
+    `RunConflictError` if the run is finished, or already has what is added.
 
     Attributes:
         run: as it began.
@@ -296,14 +295,14 @@ class RunRecorder:
         self.generated_text: str | None = None
 
     def add(self, *measurements: Measurement) -> None:
-        """Keep measurements as soon as they are there: one repetition at a time."""
+        """Add measurements, such as those of one repetition."""
         with self._writing() as connection:
             _insert_measurements(connection, self._database.location, self.run.id, measurements)
 
     def add_values(
         self, values: Mapping[str, float], *, repetition: int = 0, is_warmup: bool = False
     ) -> None:
-        """Keep one repetition's values by metric."""
+        """Add one repetition's values by metric."""
         self.add(
             *(
                 Measurement(metric=key, value=value, repetition=repetition, is_warmup=is_warmup)
@@ -312,7 +311,7 @@ class RunRecorder:
         )
 
     def add_library_versions(self, versions: Mapping[str, str]) -> None:
-        """Keep versions that only the run could find out, such as Genie's own."""
+        """Add versions that only the run could find out, such as Genie's own."""
         with self._writing() as connection:
             column = schema.runs.c.library_versions
             kept = dict(connection.execute(select(column).where(self._this_run)).scalar_one())
@@ -326,22 +325,22 @@ class RunRecorder:
     def add_telemetry(
         self, series: Sequence[TelemetrySeries], *, repetition: int, is_warmup: bool = False
     ) -> None:
-        """Keep what the sensors gave during one repetition; nothing is kept of no series.
+        """Add the telemetry of one repetition; an empty one is not stored.
 
         Raises:
-            TelemetryRecordError: a channel is there twice, or there is too much of it.
+            TelemetryRecordError: a channel occurs twice, or there are too many samples.
         """
         if not series:
             return
-        samples = pack(series)  # takes a while, and locks nobody out meanwhile
+        samples = pack(series)  # takes a while, so do it before locking the database
         row = {"run_id": self.run.id, "is_warmup": is_warmup, "repetition": repetition}
         with self._writing() as connection:
-            reason = "telemetry of that repetition is there already"
+            reason = "telemetry of that repetition exists already"
             with _conflicts(self._database.location, self.run.id, reason):
                 connection.execute(insert(schema.telemetry).values(**row, samples=samples))
 
     def add_conditions(self, conditions: Iterable[Condition]) -> None:
-        """Keep what was done to the device, or waited for, before the run.
+        """Add what was done to the device, or waited for, before the run.
 
         Raises:
             ValueError: a condition is not made of JSON scalars.
@@ -355,7 +354,7 @@ class RunRecorder:
             self._update(connection, conditions=[*before, *checked])
 
     def set_check(self, outcome: CheckOutcome, reason: str = "") -> None:
-        """Keep what came of the check of the output; a run whose check failed must fail."""
+        """Record the outcome of the output check; a run whose check failed must fail."""
         check = OutputCheck(outcome=outcome, reason=reason)
         with self._writing() as connection:
             self._update(connection, check_outcome=check.outcome, check_reason=check.reason)
@@ -363,7 +362,7 @@ class RunRecorder:
     def settle_warmup(self, warmups: int, *, detected: bool) -> None:
         """Turn all warm-ups from number `warmups` on into measured repetitions.
 
-        While warm-up is being detected, every repetition is kept as one; this is said at the end.
+        While warm-up is being detected, every repetition is stored as a warm-up.
         """
         reason = "it has measured repetitions already"
         with self._writing() as connection:
@@ -373,7 +372,7 @@ class RunRecorder:
             self._update(connection, warmup=warmups, warmup_detected=detected)
 
     def finish(self, status: RunStatus = "done", *, error: str | None = None) -> None:
-        """Write down how the run ended.
+        """Record how the run ended.
 
         Raises:
             ValueError: a failed run without its error.
@@ -454,7 +453,7 @@ def _insert_measurements(
 ) -> None:
     rows = [{"run_id": run_id, **measurement.model_dump()} for measurement in measurements]
     if rows:
-        with _conflicts(location, run_id, "a repetition of a metric is there already"):
+        with _conflicts(location, run_id, "a repetition of a metric exists already"):
             connection.execute(insert(schema.measurements), rows)
 
 

@@ -1,4 +1,4 @@
-"""Telemetry in few bytes: all series of one repetition as one value of the database.
+"""Telemetry encoding: all series of one repetition as one compact value of the database.
 
 The value is zlib data. Inside is a line of JSON, then columns of little-endian numbers:
 
@@ -12,7 +12,7 @@ and they are 64-bit floats, NaN for nothing. The bytes of a column are transpose
 all second bytes, ...), because sensors repeat themselves in their high bytes, and zlib sees that:
 it takes half of what `numpy.savez_compressed` does.
 
-What is read is not trusted: sizes are bounded before anything is made of them.
+Stored values are not trusted: sizes are bounded before anything is allocated.
 """
 
 import json

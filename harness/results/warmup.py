@@ -1,7 +1,7 @@
-"""Where warm-up ends, found in the values themselves.
+"""Warm-up detection: where a series of values becomes steady.
 
-The rule is made for the few, dear repetitions of a phone. A tail of the values is steady when its
-first value is in line with the others, and its two halves have the same median, both within a
+The rule is made for the few, expensive repetitions of a phone. A tail of the values is steady when
+its first value is in line with the others, and its two halves have the same median, both within a
 tolerance and within what the noise explains. The noise is taken from the differences of neighbours
 (von Neumann's estimator, with the median absolute deviation in place of the mean square): a drift
 is large in the values and small in their differences, so that it cannot pass for noise. As in
@@ -16,24 +16,24 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 TOLERANCE = 0.05
-"""Differences below this part of the median are of no interest."""
+"""Differences below this part of the median do not matter."""
 MIN_STEADY = 3
-"""Values that a steady tail needs at least."""
+"""The fewest values of a steady tail."""
 _OUTLIER = 3.0
 _MOST_FIRST, _MOST_DRIFT = 4.0, 2.0
-"""What noise may excuse at most, in tolerances: few values say little of their noise."""
+"""The most that noise may excuse, in tolerances: few values say little about their noise."""
 _TO_SIGMA = 1.4826  # of a median absolute deviation, for a normal distribution
 _MEDIAN_SD = 1.2533  # of a median over n values, times sigma / sqrt(n)
 
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """How the values begin.
+    """The warm-up at the start of a series.
 
     Attributes:
-        count: values that belong to warm-up; where no end is seen, all but the last few.
+        count: values that belong to warm-up; all but the last few if it did not end.
         reached: whether the values are steady after it.
-        reason: in words, for people.
+        reason: in words.
     """
 
     count: int
@@ -44,7 +44,7 @@ class Warmup:
 def detect_warmup(
     values: Sequence[float], *, fewest: int = MIN_STEADY, tolerance: float = TOLERANCE
 ) -> Warmup:
-    """The shortest start of the values after which they are steady.
+    """Find the shortest start of the values after which they are steady.
 
     Args:
         values: of one metric, in the order in which they were measured.
@@ -55,7 +55,7 @@ def detect_warmup(
         ValueError: a value is not finite, or `fewest` is below 2.
     """
     if fewest < 2 or not all(math.isfinite(value) for value in values):
-        raise ValueError("warm-up is sought in finite values, at least two of them steady")
+        raise ValueError("warm-up detection needs finite values, at least two of them steady")
     for start in range(len(values) - fewest + 1):
         if _steady(values[start:], tolerance):
             reason = f"steady from repetition {start + 1} on" if start else "steady from the start"
@@ -80,7 +80,7 @@ def _steady(values: Sequence[float], tolerance: float) -> bool:
 
 
 def _noise(values: Sequence[float]) -> float:
-    """Standard deviation of what is no drift."""
+    """Standard deviation of the noise, without drift."""
     steps = [after - before for before, after in pairwise(values)]
     if not steps:
         return 0.0

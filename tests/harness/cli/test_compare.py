@@ -37,13 +37,13 @@ def test_the_verdict_is_the_exit_code(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--sessions", "2"), "a verdict over 2 metrics takes 6 pairs of sessions at least, not 2"),
+        (("--sessions", "2"), "a verdict over 2 metrics needs at least 6 pairs of sessions, not 2"),
         (
             ("--sessions", "4", "--metric", "init_s"),
-            "a verdict over one metric takes 5 pairs of sessions at least, not 4",
+            "a verdict over one metric needs at least 5 pairs of sessions, not 4",
         ),
         (("--metric", "foo"), "unknown metric 'foo': known are prefill_tokens_per_s"),
-        (("--metric", "prompt_tokens"), "judge by prefill_tokens_per_s"),
+        (("--metric", "prompt_tokens"), "compare prefill_tokens_per_s"),
     ],
 )
 def test_what_can_have_no_verdict_is_refused_first(

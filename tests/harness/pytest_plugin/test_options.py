@@ -100,7 +100,7 @@ def test_an_option_that_cannot_be_used_is_one_line(
     ("db", "words"),
     [
         ("nodir/x.db", "nodir/x.db: its folder does not exist"),
-        ("some.txt", "some.txt is no results database: it is no SQLite file"),
+        ("some.txt", "some.txt is no results database: it is not a SQLite file"),
         ("other.db", "other.db is no results database: it holds the tables of another program"),
         ("newer.db", "newer.db has schema 99, newer than the"),
         ("nosuch://lab/results", "nosuch://"),

@@ -58,7 +58,7 @@ def test_noise_is_no_pass() -> None:
     """A gate that saw nothing must not say that all is well."""
     found = compare(pairs(0.8, 1.2, 0.85, 1.15, 1.0, 0.95), higher_is_better=True)
     assert found.verdict is Verdict.NOT_ENOUGH_DATA
-    assert "more are needed" in found.reason
+    assert "run more of them" in found.reason
 
 
 def test_too_few_pairs_are_no_data() -> None:
@@ -66,7 +66,7 @@ def test_too_few_pairs_are_no_data() -> None:
     assert found.verdict is Verdict.NOT_ENOUGH_DATA
     assert (found.low, found.high) == (None, None)
     assert found.ratio == pytest.approx(0.5)
-    assert found.reason.startswith("4 pairs of sessions, and 5 are needed")
+    assert found.reason.startswith("4 pairs of sessions, and a verdict needs 5")
     nothing = compare([([1.0], []), ([], [1.0])], higher_is_better=True)
     assert (nothing.pairs, nothing.ratio) == (0, None)
 

@@ -61,8 +61,8 @@ def test_nothing_pushed_is_no_ratio_and_no_crash() -> None:
 def test_what_the_runtime_does_not_decide_is_not_judged(key: str) -> None:
     with pytest.raises(WrongUseError) as caught:
         check_metrics([*DEFAULT_METRICS, key])
-    assert str(caught.value).startswith(f"{key} is neither ")
-    assert str(caught.value).endswith(": judge by " + ", ".join(COMPARABLE_METRICS))
+    assert str(caught.value).startswith(f"{key} is not a speed, ")
+    assert str(caught.value).endswith(": compare " + ", ".join(COMPARABLE_METRICS))
 
 
 def test_speeds_latencies_and_memory_are_judged() -> None:

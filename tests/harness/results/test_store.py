@@ -123,7 +123,7 @@ def test_a_write_is_all_or_nothing(store: ResultsStore, make_run: MakeRun) -> No
 def test_contradictions_are_refused(store: ResultsStore, make_run: MakeRun) -> None:
     run = make_run()
     recorder = store.begin_run(run)
-    with pytest.raises(RunConflictError, match="there already"):
+    with pytest.raises(RunConflictError, match="exists already"):
         store.begin_run(run)
     recorder.add(*REPETITIONS)
     with pytest.raises(RunConflictError, match="repetition"):

@@ -95,7 +95,7 @@ def test_telemetry_of_repetitions_is_kept_apart(store: ResultsStore, make_run: M
         recorder.add_telemetry(warm, repetition=0, is_warmup=True)
         recorder.add_telemetry(first, repetition=0)
         recorder.add_telemetry([], repetition=1)
-        with pytest.raises(RunConflictError, match="there already"):
+        with pytest.raises(RunConflictError, match="exists already"):
             recorder.add_telemetry(first, repetition=0)
     kept = store.telemetry(run.id)
     assert [(one.repetition, one.is_warmup, len(one.series)) for one in kept] == [
