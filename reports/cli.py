@@ -33,11 +33,11 @@ def report(
     composed = page.compose(page.load(db))
     html_file.write(html_file.render(composed, datetime.now(UTC)), out)
     if as_json:
-        found = document.to_document(composed, str(out))
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        summary = document.to_document(composed, str(out))
+        typer.echo(json.dumps(summary, indent=2, ensure_ascii=False))
         return
     console = Console(highlight=False)
-    terminal.show(composed, console)
+    terminal.print_page(composed, console)
     console.print(f"Report: {out}", soft_wrap=True, markup=False)
 
 

@@ -1,33 +1,31 @@
-"""A page as JSON, for programs."""
+"""Summary of a page as JSON."""
 
 from dataclasses import asdict
 
 from harness.results.comparison import ComparisonGroup
 from harness.results.records import Run
-from reports.page import Page, Section
+from reports.page import Page
 from reports.summary import Cell, PerplexityRow, Row
 
 VERSION = 1
-"""Raised when a key changes its meaning or goes; new keys may come without."""
+"""Increases when a key is removed or changes its meaning; new keys may be added without."""
 
 
 def to_document(page: Page, report: str) -> dict[str, object]:
-    """What a report says, as JSON types; values are in the units that their keys name."""
+    """Convert a page to JSON types; keys name the units of their values."""
     return {
         "version": VERSION,
         "report": report,
         "runs": len(page.results.runs),
         "rows": [_row(row) for section in page.sections for row in section.rows],
-        "perplexities": [_perplexity(row) for section in page.sections for row in _texts(section)],
+        "perplexities": [
+            _perplexity(row) for section in page.sections for row in section.perplexities
+        ],
         "comparisons": [
             _comparison(one) for section in page.sections for one in section.comparisons
         ],
         "gaps": [_gap(run) for run in page.results.gaps],
     }
-
-
-def _texts(section: Section) -> tuple[PerplexityRow, ...]:
-    return section.perplexities
 
 
 def _row(row: Row) -> dict[str, object]:

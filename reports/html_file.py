@@ -1,4 +1,4 @@
-"""A page as one self-contained HTML file: no script, no network, nothing from outside it."""
+"""Page as one self-contained HTML file, without scripts or network access."""
 
 import functools
 import importlib.metadata
@@ -21,7 +21,7 @@ TEMPLATE = "report.html.j2"
 
 
 def render(page: Page, generated_at: datetime) -> str:
-    """The HTML; the same for the same page, but for the time."""
+    """Render the HTML; only `generated_at` varies for the same page."""
     return _template().render(
         page=page,
         generated_at=generated_at,
@@ -59,13 +59,13 @@ def _template() -> jinja2.Template:
 
 
 def _measured(run: Run) -> tuple[Metric, ...]:
-    """The metrics that a run has, in the order of the registry."""
+    """The metrics of a run, in the order of the registry."""
     keys = {measurement.metric for measurement in run.measurements}
     return tuple(metric for key, metric in METRICS.items() if key in keys)
 
 
 def _checked(run: Run) -> str | None:
-    """What is known of a run's output; None for runs whose output is no answer."""
+    """Describe the output check; None for runs without generated output."""
     if run.kind == "perplexity":
         return None
     words = {"none": "unchecked", "passed": "checked", "failed": "wrong"}[run.check.outcome]
@@ -73,7 +73,7 @@ def _checked(run: Run) -> str | None:
 
 
 def check_path(path: Path) -> None:
-    """Refuse a name that no file can have; folders are not made.
+    """Refuse a path that cannot become a file; folders are not created.
 
     Raises:
         OutputPathError: says why.
@@ -88,7 +88,7 @@ def check_path(path: Path) -> None:
 
 
 def write(html: str, path: Path) -> None:
-    """Write the file; whoever reads it sees the old one or the new one, never a half.
+    """Replace the file atomically.
 
     Raises:
         OutputPathError: see `check_path`.

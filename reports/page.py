@@ -1,4 +1,4 @@
-"""Everything that a report says, before it is put into HTML, JSON or a terminal."""
+"""Content of a report, before it becomes HTML, JSON or terminal output."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,13 +25,13 @@ _BRIEF_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s")
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a store holds.
+    """The runs of a store.
 
     Attributes:
-        name: the database's name, for people.
+        name: the database's name.
         done: runs with a result, oldest first.
-        gaps: runs without: failed, interrupted, or still running.
-        telemetry: by run, of the newest runs that have some.
+        gaps: runs without a result: failed, interrupted, or still running.
+        telemetry: by run, of the newest runs that have any.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All runs, each in one of two ways, oldest first.
+    """All runs, oldest first, in full or briefly.
 
     Attributes:
         full: the newest ones, and the newest of each container, SoC and kind of run.
@@ -71,7 +71,7 @@ class Section:
 
     @property
     def speed_metrics(self) -> tuple[Metric, ...]:
-        """The speed metrics that any row has: the columns of the summary."""
+        """The speed metrics of any row: the columns of the summary."""
         return tuple(
             find_metric(key) for key in SPEED_METRICS if any(key in row.cells for row in self.rows)
         )
@@ -84,7 +84,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """A text with the runs that gave it, word for word, from the same prompt."""
+    """A text, and the runs that generated exactly it from the same prompt."""
 
     prompt: str | None
     text: str
@@ -108,7 +108,7 @@ class Page:
 
     @property
     def has_emulator(self) -> bool:
-        """Whether any run was on the emulator, with a result or without."""
+        """Whether any run was on the emulator."""
         return any(run.device.emulator for run in self.results.runs)
 
     @property
@@ -143,7 +143,7 @@ def _telemetry(
 
 
 def compose(results: Results) -> Page:
-    """What there is to say about the results."""
+    """Compose the page of the results."""
     sections = (_section(results, emulator=emulator) for emulator in (False, True))
     return Page(
         results=results,
@@ -159,7 +159,7 @@ def compose(results: Results) -> Page:
 
 
 def list_runs(runs: Sequence[Run], most: int = MOST_IN_FULL) -> Listing:
-    """Choose.
+    """Choose which runs to list in full.
 
     Args:
         runs: oldest first.
@@ -178,7 +178,7 @@ def list_runs(runs: Sequence[Run], most: int = MOST_IN_FULL) -> Listing:
 
 
 def brief_speeds(run: Run) -> str:
-    """The means of a run's speeds in one line; empty where it has none."""
+    """Format the means of a run's speeds in one line; empty if it has none."""
     words = []
     for key in _BRIEF_METRICS:
         found = stats.summarise([run.values(key)])

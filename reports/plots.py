@@ -37,8 +37,8 @@ class Lane:
     """One run.
 
     Attributes:
-        workload: what was asked of it, with its side where it is one of a comparison, and its
-            container where the plot has several of one model on one SoC.
+        workload: with the side of a comparison, and the container if the plot has several of one
+            model on one SoC.
     """
 
     run: Run
@@ -72,7 +72,7 @@ class Plot:
 
 
 def plots(runs: Sequence[Run]) -> tuple[Plot, ...]:
-    """A plot for each speed metric that the runs have; all hardware, or all emulated."""
+    """Plot each speed metric of the runs, which are all on hardware or all on the emulator."""
     found = (_plot(find_metric(key), runs) for key in SPEED_METRICS)
     return tuple(plot for plot in found if plot.lanes)
 
@@ -98,7 +98,7 @@ def _plot(metric: Metric, runs: Sequence[Run]) -> Plot:
 
 
 def _name(run: Run) -> tuple[str, str]:
-    """What a lane is called."""
+    """The name of a lane."""
     return (run.container.model, run.device.soc)
 
 
@@ -132,7 +132,7 @@ def _lane(metric: Metric, run: Run, top: float, *, apart: bool) -> Lane:
 
 
 def _values(run: Run, metric: Metric) -> list[tuple[bool, float]]:
-    """Warm-ups, then measured repetitions, each with whether it is a warm-up."""
+    """Warm-ups, then measured repetitions, as pairs of `is_warmup` and value."""
     warmups = [(True, value) for value in run.values(metric.key, warmup=True)]
     return warmups + [(False, value) for value in run.values(metric.key)]
 

@@ -1,4 +1,4 @@
-"""The summary: a row for each container x device x workload, with what speaks against it."""
+"""Summary: a row for each container x device x workload, with remarks on its numbers."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,14 +27,14 @@ SPEED_METRICS = (
     "peak_rss_bytes",
 )
 GRADED = ("prefill_tokens_per_s", "decode_tokens_per_s")
-"""The metrics whose stability is that of the row."""
+"""The metrics whose stability grades the row."""
 
 Output = Literal["checked", "unchecked", "doubtful"]
 Key = TypeVar("Key", bound=Hashable)
-Thing = TypeVar("Thing")
+Item = TypeVar("Item")
 UNCHECKED = (
-    "Unchecked: nothing shows that the output was right, neither reference tokens nor a perplexity "
-    "near its host reference"
+    "Unchecked: the output was compared neither with reference tokens nor by a perplexity near its "
+    "host reference"
 )
 
 
@@ -59,7 +59,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class PerplexityRow:
-    """Perplexity of one subject over one text: on the device, and what it should be near to."""
+    """Perplexity of one subject over one text, on the device and on the host."""
 
     key: PerplexityKey
     runs: tuple[Run, ...]
@@ -68,7 +68,7 @@ class PerplexityRow:
 
     @property
     def container(self) -> ContainerInfo:
-        """What was scored."""
+        """The container that was scored."""
         return self.runs[-1].container
 
     def difference(self, reference: str) -> float | None:
@@ -83,11 +83,11 @@ class Row:
     Attributes:
         label: the workload; empty where only perplexity was measured.
         runs: the runs behind the speeds.
-        remarks: why not to trust the row, in words.
+        remarks: reasons not to trust the row, in words.
         spread_remarks: those of the remarks that say no more than that its speeds vary.
-        output: whether the output was seen to be right; a speed without that counts for less.
+        output: whether the output was found correct; rows without that are ranked below.
         grade: of stability, the worst of its rates; empty where there is none.
-        grade_reasons: what the grade rests on, in words.
+        grade_reasons: the reasons for the grade, in words.
     """
 
     subject: Subject
@@ -103,7 +103,7 @@ class Row:
 
     @property
     def container(self) -> ContainerInfo | None:
-        """What ran."""
+        """The container that ran."""
         if self.runs:
             return self.runs[-1].container
         return self.perplexity.container if self.perplexity else None
@@ -115,7 +115,7 @@ class Row:
 
 
 def perplexities(runs: Sequence[Run]) -> tuple[PerplexityRow, ...]:
-    """One row for each subject and text, newest text first within a subject."""
+    """List a row for each subject and text, newest text first within a subject."""
     measured = [
         run
         for run in runs
@@ -123,33 +123,33 @@ def perplexities(runs: Sequence[Run]) -> tuple[PerplexityRow, ...]:
     ]
     rows = [_perplexity(key, group) for key, group in _grouped(measured, PerplexityKey.of)]
     rows.sort(key=lambda row: row.runs[-1].created_at, reverse=True)
-    return tuple(sorted(rows, key=lambda row: _order(row.key.subject)))
+    return tuple(sorted(rows, key=lambda row: _subject_key(row.key.subject)))
 
 
 def summarise(runs: Sequence[Run]) -> tuple[Row, ...]:
-    """The summary of runs that are done, either all on hardware or all on the emulator."""
+    """Summarise runs that are done, all on hardware or all on the emulator."""
     measured = perplexities(runs)
     groups = _grouped(speed_runs(runs), SpeedKey.of)
-    # ComparisonGroup are only those that have something in common: there may be thousands.
+    # There may be thousands, so only those that share all but versions are compared.
     beside = dict(_grouped(measured, lambda row: row.key.subject.without_versions))
     timed = dict(_grouped([key.subject for key, _ in groups], lambda s: s.without_versions))
-    alike = dict(_grouped([key for key, _ in groups], _looks))
+    alike = dict(_grouped([key for key, _ in groups], _display_key))
     rows = []
     for key, group in groups:
         candidates = beside.get(key.subject.without_versions, ())
         found = next((p for p in candidates if p.key.subject.matches(key.subject)), None)
         row = _row(key, group, found)
-        rows.append(replace(row, remarks=row.remarks + _kept_apart(alike[_looks(key)])))
+        rows.append(replace(row, remarks=row.remarks + _apart_remark(alike[_display_key(key)])))
     rows += [
         Row(subject, "", (), {}, found, found.remarks)
         for subject, found in {p.key.subject: p for p in reversed(measured)}.items()
         if not any(subject.matches(other) for other in timed.get(subject.without_versions, ()))
     ]
-    return tuple(sorted(rows, key=_rank))
+    return tuple(sorted(rows, key=_sort_key))
 
 
 def speed_runs(runs: Sequence[Run]) -> list[Run]:
-    """Runs that speeds are taken from: benchmarks, and other runs of what was never benchmarked."""
+    """Select the runs with speeds: benchmarks, and other runs of what was never benchmarked."""
     timed = [run for run in runs if any(_all_values(run, key) for key in SPEED_METRICS)]
     benchmarked = {Subject.of(run) for run in timed if run.kind == "bench"}
     return [run for run in timed if run.kind == "bench" or _is_stand_in(run, benchmarked)]
@@ -198,7 +198,7 @@ def _row(key: SpeedKey, runs: tuple[Run, ...], perplexity: PerplexityRow | None)
 
 
 def _output(runs: Sequence[Run], perplexity: PerplexityRow | None) -> Output:
-    """Checked run by run, or by a perplexity that stands near its host references."""
+    """Checked run by run, or by a perplexity near its host references."""
     values = {} if perplexity is None else perplexity.values
     if find_perplexity_faults(values):
         return "doubtful"
@@ -207,7 +207,7 @@ def _output(runs: Sequence[Run], perplexity: PerplexityRow | None) -> Output:
 
 
 def _grade(cells: Mapping[str, Cell]) -> tuple[str, tuple[str, ...]]:
-    """The worst grade of the rates; unknown beats all."""
+    """The worst grade of the rates, with reasons; an unknown grade is the worst."""
     found = {key: cells[key].stability for key in GRADED if key in cells and cells[key].stability}
     grades = [stability.grade for stability in found.values() if stability is not None]
     if not grades:
@@ -221,16 +221,16 @@ def _grade(cells: Mapping[str, Cell]) -> tuple[str, tuple[str, ...]]:
     return "?" if "?" in grades else max(grades), tuple(reasons)
 
 
-def _looks(key: SpeedKey) -> tuple[object, ...]:
-    """What people see of a row."""
-    return (key.label, _order(key.subject))
+def _display_key(key: SpeedKey) -> tuple[object, ...]:
+    """What distinguishes rows for the reader."""
+    return (key.label, _subject_key(key.subject))
 
 
-def _kept_apart(alike: Sequence[SpeedKey]) -> tuple[str, ...]:
-    """Why rows that look alike are not one."""
+def _apart_remark(alike: Sequence[SpeedKey]) -> tuple[str, ...]:
+    """A remark on why rows that look the same are separate."""
     if len(alike) < 2:
         return ()
-    return (f"Kept apart from a row like it by: {', '.join(find_differences(alike))}",)
+    return (f"Separate from a similar row because of: {', '.join(find_differences(alike))}",)
 
 
 def _joined(remarks: Iterable[tuple[Metric, str]]) -> list[str]:
@@ -245,17 +245,17 @@ def _workload_remarks(key: SpeedKey, runs: Sequence[Run]) -> list[str]:
     found = []
     if any(run.workload.warmup == 0 and run.warmup_detected is None for run in runs):
         found.append("No warm-up")
-    restless = sum(run.warmup_detected is False for run in runs)
-    if restless:
-        found.append(f"Not steady after the warm-ups of {restless} of {len(runs)} runs")
+    unsteady = sum(run.warmup_detected is False for run in runs)
+    if unsteady:
+        found.append(f"{unsteady} of {len(runs)} runs were not steady after their warm-ups")
     short = [run for run in runs if _repetitions(run) < run.workload.repetitions]
     if short:
-        found.append(f"{len(short)} of {len(runs)} runs gave fewer repetitions than asked for")
+        found.append(f"{len(short)} of {len(runs)} runs gave fewer repetitions than requested")
     prompts = {value for run in runs for value in run.values("prompt_tokens")}
     # Genie begins every dialog with the bos token, which what was asked for may not count.
     if key.prompt_tokens is not None and prompts - {key.prompt_tokens, key.prompt_tokens + 1}:
         real = ", ".join(f"{value:.0f}" for value in sorted(prompts))
-        found.append(f"The prompt came to {real} tokens where {key.prompt_tokens} were asked for")
+        found.append(f"The prompt had {real} tokens, but {key.prompt_tokens} were requested")
     return found
 
 
@@ -278,19 +278,19 @@ def _perplexity(key: PerplexityKey, runs: tuple[Run, ...]) -> PerplexityRow:
 
 
 def _grouped(
-    things: Iterable[Thing], key: Callable[[Thing], Key]
-) -> list[tuple[Key, tuple[Thing, ...]]]:
-    groups: dict[Key, list[Thing]] = {}
-    for thing in things:
-        groups.setdefault(key(thing), []).append(thing)
+    items: Iterable[Item], key: Callable[[Item], Key]
+) -> list[tuple[Key, tuple[Item, ...]]]:
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return [(found, tuple(group)) for found, group in groups.items()]
 
 
-def _rank(row: Row) -> tuple[object, ...]:
-    """By model and SoC; what was not seen to be right comes after what was."""
-    model, soc, *rest = _order(row.subject)
+def _sort_key(row: Row) -> tuple[object, ...]:
+    """Sort by model and SoC; unchecked outputs come after checked ones."""
+    model, soc, *rest = _subject_key(row.subject)
     return (model, soc, row.output != "checked", *rest, row.label)
 
 
-def _order(subject: Subject) -> tuple[str, str, str, str]:
+def _subject_key(subject: Subject) -> tuple[str, str, str, str]:
     return (subject.model, subject.soc, subject.target, subject.container_sha256)

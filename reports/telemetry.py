@@ -1,4 +1,4 @@
-"""Telemetry of a run as plots over time: heat, clocks, memory, power.
+"""Plots of a run's telemetry over time: heat, clocks, memory, power.
 
 The repetitions of a run stand side by side on one time axis. Positions are in thousandths of the
 plot's width and height, so that a plot fits any width while its text keeps its size.
@@ -15,7 +15,7 @@ SIDE = 1000
 """Width and height of a plot in its own units."""
 MOST_LINES = 6
 MOST_POINTS = 240
-"""Points of one line in one repetition; where there are more samples, extremes are kept."""
+"""Points of one line in one repetition; of more samples, the extremes are kept."""
 _GAP = 0.02
 _LEAST_SPAN = 1e-9
 
@@ -99,7 +99,7 @@ class _Placed:
 
 
 def figure(run: Run, telemetry: Sequence[RepetitionTelemetry]) -> TelemetryFigure | None:
-    """The plots of one run; None if there is nothing to plot."""
+    """Plot the telemetry of one run; None if there is nothing to plot."""
     placed, bands, total = _place(telemetry)
     panels = tuple(
         panel for kind in _KINDS for panel in [_panel(kind, placed, total)] if panel is not None
@@ -133,9 +133,9 @@ def _place(
 
 
 def _with_power(series: tuple[TelemetrySeries, ...]) -> tuple[TelemetrySeries, ...]:
-    """Power from current and voltage, where both were sampled together.
+    """Add power, if current and voltage were sampled together.
 
-    Makers disagree on the sign of a current, so that only its size counts.
+    Makers disagree on the sign of a current, so only its size counts.
     """
     found = {one.channel: one for one in series}
     current, voltage = found.get("battery_a"), found.get("battery_v")
@@ -172,7 +172,7 @@ def _panel(kind: _Kind, placed: Sequence[_Placed], total: float) -> Panel | None
 
 
 def _interest(parts: Iterable[tuple[_Placed, TelemetrySeries]]) -> float:
-    """What changes is of interest, and what is high: a zone that heats up, a core that works."""
+    """Rank channels that change, or are high: a zone that heats up, a core that works."""
     values = [value for _, series in parts for value in _numbers(series)]
     return 2 * (max(values) - min(values)) + max(values)
 
@@ -204,7 +204,7 @@ def _line(
 
 
 def _pieces(series: TelemetrySeries) -> list[list[tuple[float, float]]]:
-    """Stretches without a missing value, thinned so that their extremes stay."""
+    """Stretches without a missing value, thinned to their extremes."""
     stretches: list[list[tuple[float, float]]] = []
     pairs = zip(series.t_s, series.values, strict=True)
     for missing, group in itertools.groupby(pairs, key=lambda pair: pair[1] is None):
@@ -232,7 +232,7 @@ def _numbers(series: TelemetrySeries) -> list[float]:
 def _rounded(low: float, high: float) -> tuple[float, float]:
     """Ends of the value axis: round numbers around the values.
 
-    What differs by less than arithmetic can tell is one value.
+    Differences within floating-point error count as none.
     """
     size = max(abs(low), abs(high))
     width = high - low if high - low > _LEAST_SPAN * size else size or 1.0

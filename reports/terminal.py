@@ -1,4 +1,4 @@
-"""The summary as tables for a terminal."""
+"""Summary of a page as tables for a terminal."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ from reports.page import Page, Section
 from reports.summary import SPEED_METRICS, Row
 from reports.text import graphs, percent
 
-_NOTHING = "\N{EN DASH}"
+_NO_VALUE = "\N{EN DASH}"
 EMULATOR_NOTICE = "Emulator speed is not hardware speed."
 SHORT_LABELS = {"ttft_s": "TTFT", "peak_rss_bytes": "Memory"}
 RANKS = {
@@ -24,74 +24,77 @@ RANKS = {
     "ttft_s": 2,
     PERPLEXITY: 1,
 }
-"""What is left out first where a terminal has no room, highest first; the rest always stands."""
-_EMPTY = 9
+"""Columns that are left out on a narrow terminal, highest rank first; the others always stay."""
+_EMPTY_RANK = 9
 """The rank of a column without a value."""
 
 
-def show(page: Page, console: Console) -> None:
-    """Print the tables, what is to be said against them, and the runs without a result.
+def print_page(page: Page, console: Console) -> None:
+    """Print the tables with their remarks, and the runs without a result.
 
-    What is no terminal gets whole lines, whatever their length.
+    Lines are wrapped on a terminal only.
     """
     for section in page.sections:
         title = f"HTP emulator. {EMULATOR_NOTICE}" if section.emulator else "Hardware"
-        _say(console, Text(title, "bold yellow" if section.emulator else "bold"))
+        _print_line(console, Text(title, "bold yellow" if section.emulator else "bold"))
         _print_table(section, console)
-        alike = Counter(map(_looks, section.rows))
+        alike = Counter(map(_display_key, section.rows))
         for row in section.rows:
-            apart = alike[_looks(row)] > 1
+            apart = alike[_display_key(row)] > 1
             for line in _remarks(row, brief=section.emulator, apart=apart):
-                _say(console, line)
+                _print_line(console, line)
         for group in section.comparisons:
             for line in _comparison(group):
-                _say(console, line)
+                _print_line(console, line)
     for run in page.results.gaps:
         what = f"{run.kind} of {run.container.model} on {run.device.serial}"
         error = f": {run.error}" if run.error else ""
-        _say(console, Text(_line(f"x {what}: {run.status}{error}"), "red"))
+        _print_line(console, Text(_single_line(f"x {what}: {run.status}{error}"), "red"))
 
 
-def _say(console: Console, line: Text) -> None:
+def _print_line(console: Console, line: Text) -> None:
     console.print(line, soft_wrap=not console.is_terminal)
 
 
-def _looks(row: Row) -> tuple[str, ...]:
-    """What a row is called; several containers may have the same."""
+def _display_key(row: Row) -> tuple[str, ...]:
+    """The name of a row; several containers may share it."""
     return (row.subject.model, row.subject.target, row.label)
 
 
 def _remarks(row: Row, *, brief: bool, apart: bool) -> list[Text]:
-    """What is to be said against a row; in brief, that its speeds vary is said once."""
+    """Remarks on a row; in brief, only the first of those on varying speeds."""
     left_out = row.spread_remarks[1:] if brief else ()
     container = f", {row.subject.container_sha256[:12]}" if apart else ""
-    subject = f"{_line(row.subject.model)}, {_line(row.subject.target)}{container}"
+    subject = f"{_single_line(row.subject.model)}, {_single_line(row.subject.target)}{container}"
     lines = []
     for remark in row.remarks:
         if remark in left_out:
             continue
-        line = Text(f"! {subject}: ", "yellow").append(_line(remark), "default")
+        line = Text(f"! {subject}: ", "yellow").append(_single_line(remark), "default")
         if left_out and remark == row.spread_remarks[0]:
             line.append(f" (and {len(left_out)} more like it in the report)", "dim")
         lines.append(line)
     if row.grade and not brief:
-        reasons = _line("; ".join(row.grade_reasons))
+        reasons = _single_line("; ".join(row.grade_reasons))
         lines.append(Text(f"· {subject}: stability {row.grade}, {reasons}", "dim"))
     return lines
 
 
 def _comparison(group: ComparisonGroup) -> list[Text]:
-    """What was compared, and a line for each metric."""
+    """The two sides, and a line for each metric."""
     a, b = (
-        f"{_line(run.container.model)} {run.container.sha256[:12]} ({graphs(run.container)})"
+        f"{_single_line(run.container.model)} {run.container.sha256[:12]} ({graphs(run.container)})"
         for run in (group.a, group.b)
     )
-    workload = f", {_line(group.workload)}" if group.workload else ""
+    workload = f", {_single_line(group.workload)}" if group.workload else ""
     style = "red" if group.verdict is Verdict.REGRESSED else "default"
     return [
         Text(f"A is {a}, B is {b}{workload}"),
         *(
-            Text(f"  {_ratio(metric, found)}: {found.verdict.value}, {_line(found.reason)}", style)
+            Text(
+                f"  {_ratio(metric, found)}: {found.verdict.value}, {_single_line(found.reason)}",
+                style,
+            )
             for metric, found in group.metrics
         ),
     ]
@@ -108,7 +111,7 @@ def _ratio(metric: Metric, found: Comparison) -> str:
 
 def _print_table(section: Section, console: Console) -> None:
     rows = section.rows
-    alike = Counter(map(_looks, rows))
+    alike = Counter(map(_display_key, rows))
     columns = []
     for key in SPEED_METRICS:
         metric = find_metric(key)
@@ -120,7 +123,7 @@ def _print_table(section: Section, console: Console) -> None:
         _column(PERPLEXITY_FLOAT, "in float\non host", [reference for _, reference in found]),
         _column("grade", "n\ngrade", [_grade(row) for row in rows]),
     ]
-    names = [_name(row, apart=alike[_looks(row)] > 1) for row in rows]
+    names = [_name(row, apart=alike[_display_key(row)] > 1) for row in rows]
     console.print()
     print_numbers("Model\ntarget, workload", names, columns, console=console)
     console.print()
@@ -128,13 +131,13 @@ def _print_table(section: Section, console: Console) -> None:
 
 def _column(key: str, heading: str, cells: list[str]) -> NumberColumn:
     rank = RANKS.get(key, 0)
-    return NumberColumn(heading, cells, _EMPTY if rank and set(cells) == {_NOTHING} else rank)
+    return NumberColumn(heading, cells, _EMPTY_RANK if rank and set(cells) == {_NO_VALUE} else rank)
 
 
 def _name(row: Row, *, apart: bool) -> str:
-    """The name of a row, with its container where others look like it."""
-    workload = f" {_line(row.label)}" if row.label else ""
-    lines = [_line(row.subject.model), f"{_line(row.subject.target)}{workload}"]
+    """The name of a row, with its container if others share the name."""
+    workload = f" {_single_line(row.label)}" if row.label else ""
+    lines = [_single_line(row.subject.model), f"{_single_line(row.subject.target)}{workload}"]
     if apart and row.container is not None:
         lines.append(f"{graphs(row.container)}, {row.container.sha256[:12]}")
     if row.cells and row.output != "checked":
@@ -143,26 +146,26 @@ def _name(row: Row, *, apart: bool) -> str:
 
 
 def _grade(row: Row) -> str:
-    return f"{row.n}\n{row.grade}" if row.n else _NOTHING
+    return f"{row.n}\n{row.grade}" if row.n else _NO_VALUE
 
 
 def _speed(row: Row, key: str) -> str:
     cell = row.cells.get(key)
-    return _NOTHING if cell is None else cell.text.replace(" ± ", "\n± ")
+    return _NO_VALUE if cell is None else cell.text.replace(" ± ", "\n± ")
 
 
 def _perplexity(row: Row) -> tuple[str, str]:
     found = row.perplexity
     if found is None:
-        return _NOTHING, _NOTHING
+        return _NO_VALUE, _NO_VALUE
     device, reference = (
-        find_metric(key).format(found.values[key]) if key in found.values else _NOTHING
+        find_metric(key).format(found.values[key]) if key in found.values else _NO_VALUE
         for key in (PERPLEXITY, PERPLEXITY_FLOAT)
     )
     difference = found.difference(PERPLEXITY_FLOAT)
     return device if difference is None else f"{device}\n{percent(difference)}", reference
 
 
-def _line(value: str) -> str:
-    """Text from a store on one line, unable to speak to the terminal."""
+def _single_line(value: str) -> str:
+    """Stored text on one line, with control characters made visible."""
     return visible(" ".join(value.split()))

@@ -1,4 +1,4 @@
-"""Text from anywhere, made fit for a page that people read."""
+"""Texts and values formatted for readers."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,47 +12,47 @@ POSITIONS: Mapping[Positions, str] = MappingProxyType(
         "all": "all of each window",
     }
 )
-"""Which positions of a window a perplexity scores, in words."""
+"""The scored positions of a window, in words."""
 LONGEST_TEXT = 20_000
-"""Characters of one text that a report shows; the store keeps the rest."""
+"""Most characters of one text in a report; the store keeps the rest."""
 
 
 def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
-    """The text, or its start with the number of characters that were cut."""
+    """Cut a long text, and append the number of characters that were cut."""
     if len(text) <= longest:
         return text
     return f"{text[:longest]}\n[… {len(text) - longest:,} more characters are in the database]"
 
 
 def moment(value: datetime) -> str:
-    """A moment to the minute, in UTC."""
+    """Format a time to the minute, in UTC."""
     return f"{value.day} {value:%b %Y, %H:%M} UTC"
 
 
 def short_time(value: datetime) -> str:
-    """A moment where there is little room."""
+    """Format a time for narrow places."""
     return f"{value.day} {value:%b %H:%M}"
 
 
 def day(value: datetime) -> str:
-    """The day of a moment."""
+    """Format the day of a time."""
     return f"{value.day} {value:%B %Y}"
 
 
 def percent(value: float) -> str:
-    """A signed difference, to a tenth of a percent or two digits below one."""
+    """Format a signed difference in percent, with one decimal from 10 % on, else two."""
     decimals = 1 if abs(value) >= 0.1 else 2
     return f"{value * 100:+.{decimals}f}%".replace("-", "\N{MINUS SIGN}")
 
 
 def graphs(container: ContainerInfo) -> str:
-    """Bits and shapes of a container's graphs: `W4A16, AR 1, 32, CL 192`."""
+    """Describe a container's graphs: `W4A16, AR 1, 32, CL 192`."""
     shapes = f"AR {', '.join(map(str, container.ars))}, CL {container.cl}"
     return f"{container.precision}, {shapes}" if container.precision else shapes
 
 
 def condition(record: Condition) -> str:
-    """A condition of a run in words: `met after 12 s, 41.0 to 34.8: cool enough`."""
+    """Describe a condition of a run: `met after 12 s, 41.0 to 34.8: cool enough`."""
     told = str(record.get("outcome") or "")
     waited = record.get("waited_s")
     if isinstance(waited, int | float) and waited >= 0.05:
@@ -73,10 +73,10 @@ def _scalar(value: JsonScalar) -> str:
 
 
 def positions(scored: Positions) -> str:
-    """The scored positions in words."""
+    """Describe the scored positions."""
     return POSITIONS[scored]
 
 
 def listing(names: tuple[str, ...]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Join names: `a`, `a and b`, `a, b and c`."""
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)

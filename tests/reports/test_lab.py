@@ -52,7 +52,7 @@ def test_ungated_and_unsettled_sessions_lower_it() -> None:
     unsettled = [changed(run, warmup_detected=False) for run in ungated]
     row = composed(*unsettled).sections[0].rows[0]
     assert row.grade == "C"
-    assert "Not steady after the warm-ups of 3 of 3 runs" in row.remarks
+    assert "3 of 3 runs were not steady after their warm-ups" in row.remarks
 
 
 def test_an_unchecked_speed_says_so_and_comes_after_checked_ones() -> None:

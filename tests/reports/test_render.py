@@ -176,7 +176,7 @@ def test_an_empty_store_gives_a_page(samples: Samples) -> None:
 def test_failures_are_listed_with_their_error(samples: Samples) -> None:
     text = "".join(Structure(html_of(samples["mixed"])).text)
     assert "Could not create context from binary: error 1002" in text
-    assert "its process ended before the run did" in text
+    assert "its process ended before the run finished" in text
 
 
 def test_the_same_data_gives_the_same_page(samples: Samples) -> None:

@@ -29,7 +29,7 @@ def _shown(runs: list[Run], width: int | None) -> str:
         file=io.StringIO(), width=width or 60, force_terminal=width is not None,
         color_system=None, highlight=False,
     )  # fmt: skip
-    terminal.show(page.compose(Results("results.db", tuple(runs), ())), console)
+    terminal.print_page(page.compose(Results("results.db", tuple(runs), ())), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

@@ -389,9 +389,7 @@ def test_a_database_must_hold_every_text(
     postgresql_server.create(latin, encoding="LATIN1")
     postgresql_server.create(raw, encoding="SQL_ASCII")
     try:
-        assert "its encoding LATIN1 cannot hold every text" in refused(
-            postgresql_server.url(latin)
-        )
+        assert "its encoding LATIN1 cannot hold every text" in refused(postgresql_server.url(latin))
         run = make_run(generated_text="🜁")
         with ResultsStore.open(postgresql_server.url(raw)) as store:
             store.write_run(run)
