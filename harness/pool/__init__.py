@@ -1,1 +1,1 @@
-"""Who may use which device, and in what state devices are."""
+"""Device pool: exclusive leases of devices across processes, and repair of devices that failed."""

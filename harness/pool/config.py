@@ -45,10 +45,10 @@ class _Model(BaseModel):
 
 
 def _fillable(words: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    known = [f"{{{name}}}" for name in PLACEHOLDERS]
+    allowed = [f"{{{name}}}" for name in PLACEHOLDERS]
     for word in words or ():
-        if wrong := next((p for p in _PLACEHOLDER.findall(word) if p not in known), None):
-            raise ValueError(f"there is no {wrong}, but {', '.join(known)}")
+        if wrong := next((p for p in _PLACEHOLDER.findall(word) if p not in allowed), None):
+            raise ValueError(f"there is no {wrong}, but {', '.join(allowed)}")
     return words
 
 

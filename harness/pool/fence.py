@@ -108,7 +108,7 @@ def claim(device: Device, token: int, scripts: str, deadline: Deadline) -> Fence
     return Fence(root, token, match["id"], scripts, int(match["ended"]))
 
 
-def reclaim(device: Device, token: int, known: FenceRecord, deadline: Deadline) -> Fence:
+def reclaim(device: Device, token: int, record: FenceRecord, deadline: Deadline) -> Fence:
     """Claim a device that was claimed before, in one command.
 
     The id of the fence shows that it is still the same device with the same work root, and the
@@ -119,12 +119,12 @@ def reclaim(device: Device, token: int, known: FenceRecord, deadline: Deadline) 
         HigherTokenError, DeviceCommandError, DeviceError: as for `claim`; also if scripts are
             missing or changed.
     """
-    scripts = scripts_folder(known.root)
-    words = _words(known.root, scripts, "claim", token)
-    words += [known.id, str(known.quiet)]
+    scripts = scripts_folder(record.root)
+    words = _words(record.root, scripts, "claim", token)
+    words += [record.id, str(record.quiet)]
     command = f"{intact(scripts)} || exit {_NO_SCRIPTS}\nexec {command_line(words)}"
     match = _run(device, command, deadline, CLAIMING)
-    return Fence(known.root, token, match["id"], scripts, int(match["ended"]))
+    return Fence(record.root, token, match["id"], scripts, int(match["ended"]))
 
 
 def _words(root: str, scripts: str, action: str, token: int) -> list[str]:
@@ -143,8 +143,8 @@ def _run(
     if match is not None and match["other"] is not None:
         raise OtherDeviceError
     if match is None or result.exit_status:
-        said = one_line(result.stderr) or one_line(result.stdout)
-        raise DeviceCommandError(device.serial, action, result.exit_status, said)
+        output = one_line(result.stderr) or one_line(result.stdout)
+        raise DeviceCommandError(device.serial, action, result.exit_status, output)
     return match
 
 
@@ -194,10 +194,10 @@ class FenceClaims:
     def _fence(
         self, token: int, key: str, member: Member, device: Device, deadline: Deadline
     ) -> Fence:
-        known = self._records.fence_of(key)
-        if known.id and known.root:
+        record = self._records.fence_of(key)
+        if record.id and record.root:
             try:
-                return reclaim(device, token, known, deadline)
+                return reclaim(device, token, record, deadline)
             except (OtherDeviceError, DeviceCommandError):
                 pass  # wiped, another device, or other scripts: claim it from scratch
         reached = identify(member, device, timeout_s=deadline.remaining())

@@ -313,7 +313,7 @@ class Lease:
     def report(self, failure: HarnessError) -> None:
         """Report a failure to the pool; what it says about the device decides what comes next.
 
-        A device that has to be reached anew is recovered after the release; one with too many
+        A device that must be reached again is recovered after the release; one with too many
         failures is quarantined. Failures that say nothing about the device change nothing.
         """
         if any(failure is reported for reported in self._reported):

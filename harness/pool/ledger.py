@@ -98,10 +98,10 @@ class DeviceRecords:
     def record_found(self, key: str, name: str, spec: str, facts: Facts) -> None:
         """Record that a device answered under `spec`, which means this device from now on."""
         with self._context.writing() as t:
-            known = t.db.execute("SELECT key FROM addresses WHERE spec = ?", (spec,)).fetchone()
+            row = t.db.execute("SELECT key FROM addresses WHERE spec = ?", (spec,)).fetchone()
             t.set_address(spec, key)
-            if known is not None and known["key"] != key:
-                t.drop_placeholder(known["key"], spec)
+            if row is not None and row["key"] != key:
+                t.drop_placeholder(row["key"], spec)
             t.add_device(key, name, spec, MemberState.READY, "it answered")
             t.set_facts(key, name, spec, facts)
             t.apply(key, Event.FOUND, "it answered")
@@ -148,20 +148,20 @@ class DeviceRecords:
                 row["key"]: lease_of(row)
                 for row in db.execute(f"SELECT * FROM leases {among}", wanted)  # noqa: S608
             }
-            evidence: dict[str, list[FailureRecord]] = {}
+            failures: dict[str, list[FailureRecord]] = {}
             for row in db.execute(
                 f"SELECT key, lease, weight, kind, text FROM evidence {among}"  # noqa: S608
                 " AND settled = 0 AND weight > 0 ORDER BY id",
                 wanted,
             ):
-                found = FailureRecord(row["lease"], row["weight"], row["kind"], row["text"])
-                evidence.setdefault(row["key"], []).append(found)
+                failure = FailureRecord(row["lease"], row["weight"], row["kind"], row["text"])
+                failures.setdefault(row["key"], []).append(failure)
             rows = db.execute(f"SELECT * FROM devices {among}", wanted).fetchall()  # noqa: S608
         return {
             row["key"]: device_of(
                 row,
                 leases.get(row["key"]),
-                tuple(self._context.rule.counted(evidence.get(row["key"], ()), row["leases"])),
+                tuple(self._context.rule.counted(failures.get(row["key"], ()), row["leases"])),
             )
             for row in rows
         }

@@ -30,22 +30,22 @@ class Request:
 def serve(
     requests: Iterable[Request], free: AbstractSet[str], in_use: AbstractSet[str]
 ) -> Mapping[int, Sequence[str]]:
-    """The tickets that can be served now, and with which devices.
+    """Return the tickets that can be served now, with their devices.
 
     Args:
         requests: by age, oldest first.
         free: devices that can be granted.
         in_use: devices that will be free again. What is in neither (absent, quarantined) may
-            stay so for long: a ticket that cannot do without it keeps its place, but no devices.
+            stay so for long: a ticket that needs it keeps its place, but no devices.
     """
     taken: dict[str, Request] = {}
     served: dict[int, Sequence[str]] = {}
     waiting: list[Request] = []
-    there = free | in_use
+    present = free | in_use
     for request in requests:
         if len(taken) == len(free):
             break
-        if sum(key in there for key in request.candidates) < request.count:
+        if sum(key in present for key in request.candidates) < request.count:
             continue
         for _ in range(request.count):
             if not _augment(request, free, taken):
@@ -59,9 +59,9 @@ def serve(
 
 
 def _augment(request: Request, free: AbstractSet[str], taken: dict[str, Request]) -> bool:
-    """Give `request` one device more, moving others to devices that serve them as well."""
+    """Give `request` one more device, moving others to devices that serve them as well."""
     wanted_by: dict[str, tuple[Request, str | None]] = {}
-    """By device: the request that would take it, and what that request would give up for it."""
+    """By device: the request that would take it, and the device that it would give up."""
     frontier: deque[tuple[Request, str | None]] = deque([(request, None)])
     while frontier:
         taker, given_up = frontier.popleft()

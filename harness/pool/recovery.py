@@ -169,16 +169,16 @@ class Recovery:
         if own is None:
             self._opener.restart_server(self._member)
             return
-        lost: list[str] = []
+        others: list[str] = []
         if _listens():
             if not self._context.config.adb_server.ours:
                 raise RecoveryStepError("not taken: the configuration does not say that it is ours")
             if self._ledger.leases.in_use(besides=self._lease.key):
                 raise RecoveryStepError("not taken: it serves devices that are in use")
-            lost = _tcp_devices()
+            others = _tcp_devices()
             _kill(address_from(os.environ))
         server = ensure_server()
-        for serial in lost:  # a new server finds devices on USB by itself, but not these
+        for serial in others:  # a new server finds devices on USB by itself, but not these
             if serial != own:
                 with suppress(DeviceConnectError, DeviceTimeoutError, DeviceUnauthorizedError):
                     server.connect(serial, timeout_s=_ANSWER_S)
@@ -237,9 +237,9 @@ def run_command(words: Sequence[str], timeout_s: float) -> None:
     except (OSError, ValueError) as error:
         raise RecoveryStepError(f"{program} cannot be run: {error}") from None
     if done.returncode:
-        said = one_line(done.stdout[-2000:].decode("utf-8", "replace"))
+        output = one_line(done.stdout[-2000:].decode("utf-8", "replace"))
         raise RecoveryStepError(
-            f"{program} ended with status {done.returncode}: {said or '(silent)'}"
+            f"{program} ended with status {done.returncode}: {output or '(silent)'}"
         )
 
 

@@ -171,9 +171,9 @@ class Transaction:
             (key,),
         )
         counted = self._rule.counted((FailureRecord(*row) for row in rows), leases)
-        total = sum(found.weight for found in counted)
+        total = sum(failure.weight for failure in counted)
         if counted and total >= self._rule.limit:
-            kinds = ", ".join(dict.fromkeys(found.kind for found in counted))
+            kinds = ", ".join(dict.fromkeys(failure.kind for failure in counted))
             reason = f"failures weigh {total:g} in its last {self._rule.window} leases ({kinds})"
             returns = self._count_returns(key, leases)
             due = self._clock.now() + self._rule.backoff(returns)
@@ -206,14 +206,14 @@ class Transaction:
         )
         if not free:
             return None
-        there = self._keys("SELECT key FROM devices WHERE state IN ('ready', 'leased')")
+        present = self._keys("SELECT key FROM devices WHERE state IN ('ready', 'leased')")
         requests = (
             Request(row["id"], _candidates(row["candidates"]), row["count"])
             for row in self.db.execute(
                 "SELECT id, candidates, count FROM tickets WHERE token IS NULL ORDER BY id"
             )
         )
-        return serve(requests, free, there - free).get(ticket)
+        return serve(requests, free, present - free).get(ticket)
 
     def next_token(self) -> int:
         """Return a token that is higher than all before it."""

@@ -70,9 +70,11 @@ def _check_device(device: Device) -> None:
         device.shell(["rm", "-f", remote], timeout_s=30.0, check=False)
     for _ in range(_ROUNDS):
         word = secrets.token_hex(16)
-        said = device.shell(["echo", word], timeout_s=deadline.remaining()).stdout
-        if said != f"{word}\n":
-            raise RuntimeOutputError(device.serial, f"it answered {said!r} to `echo {word}`", said)
+        answer = device.shell(["echo", word], timeout_s=deadline.remaining()).stdout
+        if answer != f"{word}\n":
+            raise RuntimeOutputError(
+                device.serial, f"it answered {answer!r} to `echo {word}`", answer
+            )
     if device.boot_id(timeout_s=deadline.remaining()) != boot:
         raise DeviceLostError(device.serial, PROBATION, "it rebooted")
 
@@ -85,14 +87,14 @@ def _round_trip(device: Device, remote: str, deadline: Deadline) -> None:
         local.write_bytes(content)
         device.push(local, remote, timeout_s=deadline.remaining(), mode=0o644)
         answer = device.shell(["sha256sum", remote], timeout_s=deadline.remaining()).stdout
-        found = answer.partition(" ")[0]
-        if found != expected:
-            raise DeploymentCorruptError(device.serial, "a probation file", expected, found)
+        digest = answer.partition(" ")[0]
+        if digest != expected:
+            raise DeploymentCorruptError(device.serial, "a probation file", expected, digest)
         back = Path(folder) / "back"
         device.pull(remote, back, timeout_s=deadline.remaining())
-        found = hashlib.sha256(back.read_bytes()).hexdigest()
-        if found != expected:
-            raise DeploymentCorruptError(device.serial, "a probation file", expected, found)
+        digest = hashlib.sha256(back.read_bytes()).hexdigest()
+        if digest != expected:
+            raise DeploymentCorruptError(device.serial, "a probation file", expected, digest)
 
 
 class Upkeep:
