@@ -26,8 +26,7 @@ from harness.runtimes.genie_output import generated_text
 from harness.runtimes.genie_profile import parse_profile
 from harness.runtimes.libraries.choice import find_genie
 from harness.runtimes.perplexity_result import parse_perplexity
-from harness.runtimes.run_folder import run_command, send_inputs
-from harness.runtimes.run_line import RunOutcome
+from harness.runtimes.run_folder import RunFolder
 from harness.runtimes.starting import runner_of, starting
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.runtimes.windows import cut_windows
@@ -36,7 +35,7 @@ from harness.telemetry.sampler import Sampling, sampling
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_MAX_FETCH = 8 << 20
+_OUTPUT = "output.txt"
 _LOG_TAIL = 4000
 
 
@@ -144,16 +143,18 @@ class GenieRuntime:
         else:
             inputs["tokens.txt"] = " ".join(map(str, request.token_ids or ()))
             query = ["--tokens_file", "tokens.txt"]
-        self._send(inputs)
+        folder = RunFolder(self._device, self.prepare())
+        folder.send(inputs)
         self._queries += 1
         profile = f"profile-{self._queries}.json"  # none can be taken for that of another query
         command = [*starting(self.runner), "-c", "query_config.json", *query]
         command += ["--profile", profile]
-        with self._sampled() as samples:
-            outcome = self._run(self.runner, command, self._timeout_s)
-        output = self._fetch("output.txt")
-        text = generated_text(output, self._device.serial)
-        metrics = parse_profile(self._fetch(profile), self._device.serial)
+        with self._sampling() as samples:
+            outcome = folder.run(
+                command, name=self.runner, timeout_s=self._timeout_s, stdout=_OUTPUT
+            )
+        text = generated_text(folder.read(_OUTPUT), self._device.serial)
+        metrics = parse_profile(folder.read(profile), self._device.serial)
         if outcome.peak_rss_bytes is not None:
             metrics["peak_rss_bytes"] = float(outcome.peak_rss_bytes)
         if request.token_ids is not None:
@@ -183,12 +184,14 @@ class GenieRuntime:
             raise RuntimeChoiceError(self._device.serial, reason)
         names = [f"window_{number:04}.txt" for number in range(len(windows))]
         inputs = {name: window.text for name, window in zip(names, windows, strict=True)}
-        self._send({**inputs, "query_config.json": self._container.genie_config.to_json()})
+        folder = RunFolder(self._device, self.prepare())
+        folder.send({**inputs, "query_config.json": self._container.genie_config.to_json()})
         command = [*starting(self.perplexity_runner), "-c", "query_config.json"]
         command += ["--ar", str(self._limit.prefill_ar)]
         command += ["--out", "perplexity.json", "--window-files", *names]
-        self._run(self.perplexity_runner, command, self._timeout_s * len(windows))
-        return parse_perplexity(self._fetch("perplexity.json"), windows, self._device.serial)
+        timeout_s = self._timeout_s * len(windows)
+        folder.run(command, name=self.perplexity_runner, timeout_s=timeout_s, stdout=_OUTPUT)
+        return parse_perplexity(folder.read("perplexity.json"), windows, self._device.serial)
 
     def _count_tokens(self, request: GenerationRequest) -> int:
         """Tokens that the prompt takes in the context: Genie puts bos before them."""
@@ -213,35 +216,10 @@ class GenieRuntime:
     def _tokenizer(self) -> "Tokenizer":
         return load_tokenizer(self._container.files["tokenizer.json"])
 
-    def _send(self, inputs: Mapping[str, str]) -> None:
-        send_inputs(self._device, self.prepare().run_dir, inputs)
-
-    def _run(self, shown: str, command: Sequence[str], timeout_s: float) -> RunOutcome:
-        return run_command(
-            self._device,
-            self.prepare(),
-            command,
-            shown=shown,
-            timeout_s=timeout_s,
-            stdout="output.txt",
-        )
-
-    def _sampled(self) -> AbstractContextManager[Sampling]:
+    def _sampling(self) -> AbstractContextManager[Sampling]:
         if self._telemetry_hz is None:
             return contextlib.nullcontext(Sampling())
         deployment = self.prepare()
         return sampling(
             self._device, deployment.scripts_dir, deployment.run_dir, hz=self._telemetry_hz
         )
-
-    def _fetch(self, name: str) -> str:
-        """A file of the run folder as text, of bounded size; what is not UTF-8 is replaced."""
-        path = f"{self.prepare().run_dir}/{name}"
-        command = ["head", "-c", str(_MAX_FETCH + 1), path]
-        result = self._device.shell(command, check=False, max_output=_MAX_FETCH + 1)
-        if result.exit_status != 0:
-            raise RuntimeOutputError(self._device.serial, f"the runner left no {name}", "")
-        if len(result.stdout) > _MAX_FETCH:
-            reason = f"the runner left more than {_MAX_FETCH} bytes in {name}"
-            raise RuntimeOutputError(self._device.serial, reason, "")
-        return result.stdout

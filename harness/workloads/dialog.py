@@ -12,15 +12,14 @@ from pydantic import Field
 from buildlib.container.container import GenAIContainer
 from harness.deploy.deploy import deploy, remove_run
 from harness.deploy.deployment import DeployFile
-from harness.devices.base import Device
-from harness.errors import HarnessError, RuntimeOutputError
+from harness.errors import HarnessError
 from harness.results.records import Runner
 from harness.results.records import Workload as WorkloadRecord
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.files import device_files, target_of
 from harness.runtimes.libraries.base import GenieLibraries
 from harness.runtimes.libraries.choice import find_genie
-from harness.runtimes.run_folder import run_command, send_inputs
+from harness.runtimes.run_folder import RunFolder
 from harness.runtimes.starting import runner_of, starting
 from harness.workloads.base import (
     UNRECORDED,
@@ -34,7 +33,6 @@ from harness.workloads.generate import SHORTEST_PROMPT
 from harness.workloads.session import Session
 
 _SCRIPTS = ("genie_app.py", "genie_app_script.py")
-_MAX_ANSWER = 1 << 20
 Turns = Annotated[tuple[NonEmpty, ...], Field(min_length=1, strict=False)]
 
 
@@ -120,11 +118,11 @@ class Dialog(WorkloadModel):
         timeout_s = session.options.runner_timeout_s
         run_id = f"dialog-{uuid.uuid4().hex}"
         try:
-            deployment = deploy(device, files, run_id=run_id)
-            send_inputs(device, deployment.run_dir, inputs)
-            outcome = run_command(device, deployment, command, shown=runner, timeout_s=timeout_s)
+            folder = RunFolder(device, deploy(device, files, run_id=run_id))
+            folder.send(inputs)
+            outcome = folder.run(command, name=runner, timeout_s=timeout_s)
             answers = tuple(
-                tuple(_answer(device, deployment.run_dir, d, t) for t, _ in enumerate(turns))
+                tuple(folder.read(f"answer_{d}_{t}.txt") for t, _ in enumerate(turns))
                 for d, turns in enumerate(self.dialogs)
             )
             return DialogResult(answers, outcome.peak_rss_bytes or 0)
@@ -142,13 +140,3 @@ class Dialog(WorkloadModel):
                 for t, _ in enumerate(turns)
             ]
         return "\n".join([*lines, "dialog free dialog", "dialog config free config", ""])
-
-
-def _answer(device: Device, run_dir: str, dialog: int, turn: int) -> str:
-    name = f"answer_{dialog}_{turn}.txt"
-    result = device.shell(
-        ["head", "-c", str(_MAX_ANSWER), f"{run_dir}/{name}"], check=False, max_output=_MAX_ANSWER
-    )
-    if result.exit_status != 0:
-        raise RuntimeOutputError(device.serial, f"the runner left no {name}", result.stderr)
-    return result.stdout

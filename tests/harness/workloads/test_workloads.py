@@ -1,0 +1,106 @@
+"""Each workload on a real virtual device: what it gives, and what it stores."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildlib.container.container import GenAIContainer
+from harness.devices.adb.device import AdbDevice
+from harness.errors import DeviceCommandError, OutputCheckError, PromptTooLongError
+from harness.results.store import ResultsStore
+from harness.workloads.base import Recording
+from harness.workloads.bench import Bench
+from harness.workloads.command import Command
+from harness.workloads.dialog import Dialog
+from harness.workloads.generate import Generate
+from harness.workloads.perplexity import Perplexity
+from harness.workloads.registry import AnyWorkload
+from harness.workloads.session import Session, SessionOptions
+
+TEXT = "In the beginning God created the heaven and the earth. " * 60
+GROUP = "a" * 32
+TALK = (("In the beginning", "And God said"), ("Moses",))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ResultsStore]:
+    with ResultsStore.open(tmp_path / "results.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def session(virtual_device: AdbDevice, tiny_bundle: Path, tmp_path: Path) -> Iterator[Session]:
+    (tmp_path / "text.txt").write_text(TEXT)
+    options = SessionOptions(folder=tmp_path)
+    with Session(virtual_device, GenAIContainer.load(tiny_bundle), options) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("workload", "kind", "metric"),
+    [
+        (Bench(prompt_tokens=4, new_tokens=2, repetitions=1, warmup=0), "bench", "ttft_s"),
+        (Perplexity(text="text.txt", windows=1), "perplexity", "perplexity"),
+        (Generate(prompt="In the beginning", max_tokens=4), "generate", "ttft_s"),
+        (Dialog(dialogs=TALK, max_tokens=3), "generate", "peak_rss_bytes"),
+    ],
+    ids=lambda value: value.kind if hasattr(value, "kind") else "",
+)
+def test_a_workload_gives_its_values_and_stores_its_run(
+    session: Session, store: ResultsStore, workload: AnyWorkload, kind: str, metric: str
+) -> None:
+    recording = Recording(lambda: store, GROUP, session=2, label="x")
+    result = workload.run(session, recording)
+    (run,) = store.list_runs()
+    assert result.run == run
+    assert (run.kind, run.status, run.group_id, run.session, run.label) == (
+        kind, "done", GROUP, 2, "x",
+    )  # fmt: skip
+    assert run.values(metric) == pytest.approx((result.values[metric],))
+    assert result.summary
+
+
+def test_what_is_not_recorded_leaves_no_run(session: Session, store: ResultsStore) -> None:
+    result = Generate(prompt="In the beginning", max_tokens=4).run(session)
+    assert result.run is None
+    assert result.output.text
+    talk = Dialog(dialogs=TALK, max_tokens=3).run(session).output
+    assert [len(answers) for answers in talk.answers] == [2, 1]
+    assert store.list_runs() == ()
+
+
+def test_a_wrong_answer_fails_its_run(session: Session, store: ResultsStore) -> None:
+    workload = Generate(prompt="In the beginning", max_tokens=2, expect="Klaatu")
+    with pytest.raises(OutputCheckError, match="Klaatu"):
+        workload.run(session, Recording(lambda: store))
+    (run,) = store.list_runs()
+    assert (run.status, run.check.outcome, run.values("ttft_s")) == ("failed", "failed", ())
+
+
+def test_a_command_needs_no_container_and_no_store(virtual_device: AdbDevice) -> None:
+    with Session(virtual_device) as session:
+        result = Command(command=("echo", "$HOME; it's\n\nlast")).run(session)
+        assert (result.output, result.summary) == ("$HOME; it's\n\nlast\n", "last")
+        with pytest.raises(DeviceCommandError):
+            Command(command=("false",)).run(session)
+        with pytest.raises(ValueError, match="no container"):
+            Generate(prompt="x").run(session)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        Bench(prompt_tokens=500),
+        Bench(prompt_tokens=100, new_tokens=100),
+        Generate(prompt="x", max_tokens=192),
+        Dialog(dialogs=TALK, max_tokens=192),
+    ],
+    ids=lambda workload: workload.kind,
+)
+def test_a_container_of_too_short_a_context_is_refused(
+    tiny_bundle: Path, workload: AnyWorkload
+) -> None:
+    with pytest.raises(PromptTooLongError) as caught:
+        workload.check(GenAIContainer.load(tiny_bundle))
+    assert "\n" not in str(caught.value)
