@@ -107,7 +107,7 @@ _SIGNATURES: Dict[str, Tuple[Any, ...]] = {
 
 
 class RunnerError(Exception):
-    """Anything that ends a runner with one line and exit status 1."""
+    """Ends a runner with one line and exit status 1."""
 
 
 class LibraryError(RunnerError):
@@ -115,7 +115,7 @@ class LibraryError(RunnerError):
 
 
 class GenieError(RunnerError):
-    """A call of the C API answered with a status that is not success."""
+    """A call of the C API returned an error status."""
 
     def __init__(self, function: str, status: int) -> None:
         super().__init__(function, status)
@@ -128,10 +128,10 @@ class GenieError(RunnerError):
 
 
 class Genie:
-    """The loaded library: each call checks its status.
+    """The loaded library; every call checks its status.
 
-    Found by the dynamic loader (``LD_LIBRARY_PATH`` must hold its folder when the process starts,
-    because its own dependencies are looked up there too).
+    The dynamic loader finds it: ``LD_LIBRARY_PATH`` must hold its folder when the process starts,
+    because its own dependencies are looked up there too.
     """
 
     def __init__(self, library: str = "libGenie.so") -> None:
@@ -141,13 +141,13 @@ class Genie:
             raise LibraryError(f"cannot load {library}: {error}; set LD_LIBRARY_PATH") from error
 
     def version(self) -> str:
-        """The API's version, ``X.Y.Z``."""
+        """Return the API's version, ``X.Y.Z``."""
         parts = ("Major", "Minor", "Patch")
         numbers = (self._function(f"Genie_getApi{part}Version")() for part in parts)
         return ".".join(str(number & 0xFFFFFFFF) for number in numbers)
 
     def call(self, name: str, *arguments: Any) -> int:
-        """Calls a function of the API; answers its status, 0 or a warning (positive).
+        """Call a function of the API and return its status: 0, or a positive warning.
 
         Raises:
             GenieError: The status is an error.
@@ -161,7 +161,7 @@ class Genie:
         return status
 
     def create(self, name: str, *arguments: Any) -> ctypes.c_void_p:
-        """Calls a ``..._create...`` function and answers the handle that it hands out last."""
+        """Call a ``..._create...`` function and return the handle from its last argument."""
         handle = _Handle()
         self.call(name, *arguments, ctypes.byref(handle))
         if not handle.value:
@@ -176,7 +176,7 @@ class Genie:
 
 
 class Buffers:
-    """The memory that Genie asks for to hand out a result: lives as long as this object."""
+    """Memory that Genie requests for its results; lives as long as this object."""
 
     def __init__(self) -> None:
         self._kept: List[Any] = []
@@ -191,14 +191,14 @@ class Buffers:
         out[0] = ctypes.addressof(buffer)
 
     def text(self, pointer: ctypes.c_void_p) -> bytes:
-        """The bytes up to the first zero of what Genie wrote at ``pointer``."""
+        """Return the bytes up to the first zero of what Genie wrote at ``pointer``."""
         for buffer in self._kept:
             if pointer.value == ctypes.addressof(buffer):
                 return bytes(buffer.value)
         return b""
 
     def integers(self, pointer: ctypes.c_void_p, count: int) -> List[int]:
-        """The first ``count`` int32 of what Genie wrote at ``pointer``."""
+        """Return the first ``count`` int32 of what Genie wrote at ``pointer``."""
         for buffer in self._kept:
             if pointer.value == ctypes.addressof(buffer):
                 whole = min(count, (len(buffer) - 1) // 4)
@@ -216,7 +216,7 @@ class Owned:
         self.handle: Optional[ctypes.c_void_p] = handle
 
     def close(self) -> None:
-        """Frees the handle.
+        """Free the handle.
 
         Raises:
             GenieError: Genie refuses; something made from it still lives.
@@ -239,7 +239,7 @@ class Log(Owned):
 
 
 class Profile(Owned):
-    """Genie's own measurements of the dialogs that it is bound to."""
+    """Genie's own measurements of the dialogs bound to it."""
 
     _free = "GenieProfile_free"
 
@@ -247,7 +247,7 @@ class Profile(Owned):
         super().__init__(genie, genie.create("GenieProfile_create", None))
 
     def json(self) -> bytes:
-        """The documented profile JSON, as Genie wrote it."""
+        """Return the documented profile JSON, as Genie wrote it."""
         buffers = Buffers()
         pointer = ctypes.c_void_p()
         self.genie.call(
@@ -265,11 +265,11 @@ class DialogConfig(Owned):
         super().__init__(genie, genie.create("GenieDialogConfig_createFromJson", text))
 
     def bind_profile(self, profile: Profile) -> None:
-        """Dialogs made from this configuration afterwards are measured in ``profile``."""
+        """Let ``profile`` measure dialogs made from this configuration from now on."""
         self.genie.call("GenieDialogConfig_bindProfiler", self.handle, profile.handle)
 
     def bind_log(self, log: Log) -> None:
-        """Dialogs made from this configuration afterwards write to ``log``."""
+        """Let dialogs made from this configuration from now on write to ``log``."""
         self.genie.call("GenieDialogConfig_bindLogger", self.handle, log.handle)
 
 
@@ -282,7 +282,7 @@ class Dialog(Owned):
         super().__init__(config.genie, config.genie.create("GenieDialog_create", config.handle))
 
     def query(self, prompt: bytes, sink: Callable[[bytes], None], *, rewind: bool = False) -> int:
-        """Generates, handing each piece to ``sink`` as the bytes that Genie gave.
+        """Generate, passing each piece to ``sink`` as bytes from Genie.
 
         A piece may end inside a UTF-8 character. An exception of ``sink`` stops the generation and
         is raised here.
@@ -304,7 +304,7 @@ class Dialog(Owned):
         return status
 
     def token_query(self, tokens: Sequence[int], sink: Callable[[List[int]], None]) -> int:
-        """Generates from token ids to token ids; otherwise like `query`."""
+        """Generate from token ids to token ids; otherwise like `query`."""
         failures: List[BaseException] = []
 
         def receive(ids: Any, count: int, _code: int, _data: Optional[int]) -> None:
@@ -334,27 +334,27 @@ class Dialog(Owned):
             self.genie.call("GenieDialog_signal", self.handle, ACTION_ABORT)
 
     def reset(self) -> None:
-        """Forgets the conversation."""
+        """Reset the conversation."""
         self.genie.call("GenieDialog_reset", self.handle)
 
     def set_performance(self, policy: str) -> None:
-        """Sets the clock policy, a key of `PERFORMANCE_POLICIES`."""
+        """Set the clock policy, a key of `PERFORMANCE_POLICIES`."""
         self.genie.call(
             "GenieDialog_setPerformancePolicy", self.handle, PERFORMANCE_POLICIES[policy]
         )
 
     def apply_lora(self, engine: str, adapter: str) -> None:
-        """Makes an adapter named in the configuration the active one."""
+        """Activate an adapter that the configuration names."""
         self.genie.call("GenieDialog_applyLora", self.handle, engine.encode(), adapter.encode())
 
     def set_lora_strength(self, engine: str, tensor: str, value: float) -> None:
-        """Sets the alpha of the active adapter."""
+        """Set the alpha of the active adapter."""
         self.genie.call(
             "GenieDialog_setLoraStrength", self.handle, engine.encode(), tensor.encode(), value
         )
 
     def encode(self, text: bytes) -> List[int]:
-        """Token ids by Genie's own tokenizer; adds no special token."""
+        """Return token ids by Genie's own tokenizer, without special tokens."""
         buffers = Buffers()
         pointer = ctypes.c_void_p()
         count = _U32()
@@ -369,7 +369,7 @@ class Dialog(Owned):
         return buffers.integers(pointer, count.value)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        """Text by Genie's own tokenizer."""
+        """Return text by Genie's own tokenizer."""
         buffers = Buffers()
         pointer = ctypes.c_void_p()
         self.genie.call(
@@ -396,7 +396,7 @@ class AccuracyConfig(Owned):
 
 
 class Accuracy(Owned):
-    """An evaluation that is tied to a dialog; the dialog is reset by it."""
+    """An evaluation tied to a dialog, which it resets."""
 
     _free = "GenieAccuracy_free"
 
@@ -405,7 +405,7 @@ class Accuracy(Owned):
         super().__init__(config.genie, handle)
 
     def compute(self) -> bytes:
-        """Evaluates and answers Genie's result JSON."""
+        """Evaluate and return Genie's result JSON."""
         buffers = Buffers()
         pointer = ctypes.c_void_p()
         self.genie.call(
@@ -415,16 +415,16 @@ class Accuracy(Owned):
 
 
 class Resources:
-    """Frees what was added, last first, when its block ends.
+    """Frees the added handles in reverse order when its block ends.
 
-    The first failure to free is raised, unless the block itself failed: then that is what counts.
+    The first failure to free is raised, unless the block itself failed, whose error is then raised.
     """
 
     def __init__(self) -> None:
         self._owned: List[Owned] = []
 
     def add(self, owned: OwnedType) -> OwnedType:
-        """Takes ownership of a handle and answers it."""
+        """Take ownership of a handle and return it."""
         self._owned.append(owned)
         return owned
 
@@ -452,7 +452,7 @@ def _close(owned: Owned) -> Optional[GenieError]:
 
 
 def read_file(path: str, what: str) -> bytes:
-    """The bytes of a file that the user named.
+    """Return the bytes of a file that the user named.
 
     Raises:
         RunnerError: It cannot be read.

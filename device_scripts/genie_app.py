@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Runs scripts of libGenie commands: a subset of the SDK's ``genie-app``, spelled as documented.
 
-For devices that have no SDK binary. Standard library only, Python 3.8+; README.md beside this file
-says what differs from the documented program, and which spellings are ours.
-Exit status: 0 done, 1 Genie failed, 2 wrong use (of the options, or in the script).
+For devices without an SDK binary. Standard library only, Python 3.8+; README.md beside this file
+lists differences from the documented program, and spellings of our own. Exit status: 0 success, 1
+Genie failed, 2 wrong use (of the options, or in the script).
 """
 
 import argparse
@@ -72,13 +72,13 @@ _OwnedType = TypeVar("_OwnedType", bound=genie_api.Owned)
 
 
 class _Exit(Exception):  # noqa: N818  (no error)
-    """The script said ``exit``."""
+    """The script runs ``exit``."""
 
 
 class App:
     """Runs the statements of a script; owns what they create, until freed or closed.
 
-    A name may be used once for each kind of thing.
+    A name may be used once for each kind of object.
     """
 
     def __init__(self, genie: genie_api.Genie) -> None:
@@ -109,7 +109,7 @@ class App:
         }
 
     def run(self, statements: Sequence[Statement]) -> None:
-        """Runs to the end, or to ``exit``.
+        """Run to the end, or to ``exit``.
 
         Raises:
             ScriptError: A name is unknown or taken, or an argument has no meaning.
@@ -121,7 +121,7 @@ class App:
             return
 
     def close(self) -> None:
-        """Frees all that is left, last first."""
+        """Free all remaining objects, in reverse order."""
         with genie_api.Resources() as resources:
             for owned in self._objects.values():
                 resources.add(owned)
@@ -283,7 +283,7 @@ class App:
 
 
 class _Wrong(Exception):  # noqa: N818  (becomes a ScriptError where the line is known)
-    """A command cannot be meant as it stands."""
+    """A command has no meaning here."""
 
 
 def _say(text: str) -> None:
@@ -303,14 +303,14 @@ def _write_file(path: str, data: bytes) -> None:
 
 
 def commands_help() -> str:
-    """Every command of the script language, one a line."""
+    """Return every command of the script language, one a line."""
     lines = [f"  {usage.text}{f'    ({usage.note})' if usage.note else ''}" for usage in _USAGES]
     lines += ["  loop COUNT", "  endloop", "  # comment line"]
     return "script commands:\n" + "\n".join(lines)
 
 
 def parse_script(text: str) -> Tuple[Statement, ...]:
-    """The statements of a script, checked against the commands that are known here."""
+    """Parse a script into statements, checked against the supported commands."""
     return parse(
         text,
         {usage.words: usage for usage in _USAGES},
@@ -326,7 +326,7 @@ def _decode(script: bytes) -> str:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """The program; answers its exit status."""
+    """Run the program and return its exit status."""
     build = argparse.ArgumentParser(
         prog="genie-app",
         allow_abbrev=False,

@@ -1,7 +1,7 @@
-"""The script language of ``genie-app``: one command a line, read whole before anything runs.
+"""Script language of ``genie-app``: one command a line, parsed completely before anything runs.
 
-A word in double quotes is a text, taken as it is (no escapes are documented); any other word is a
-name or a path. ``loop COUNT`` ... ``endloop`` nest. A line that starts with ``#`` is a comment.
+A word in double quotes is a literal text (no escapes are documented); any other word is a name or a
+path. ``loop COUNT`` ... ``endloop`` nest. A line that starts with ``#`` is a comment.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Tuple, Union
@@ -27,7 +27,7 @@ _MOST_NESTED = 32
 
 
 class ScriptError(Exception):
-    """A line of a script is wrong; ends the program with exit status 2."""
+    """A line of a script is wrong; the program ends with exit status 2."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(line, reason)
@@ -39,7 +39,7 @@ class ScriptError(Exception):
 
 
 class Usage:
-    """How a command is written: fixed words, then arguments in upper case.
+    """Syntax of a command: fixed words, then arguments in upper case.
 
     ``[optional]`` ones come last; ``...`` at the end allows the arguments to repeat.
     """
@@ -54,7 +54,7 @@ class Usage:
         self.most = None if "..." in arguments else len(arguments)
 
     def accepts(self, count: int) -> bool:
-        """Whether that many arguments fit."""
+        """Whether the command takes this number of arguments."""
         return count >= self.fewest and (self.most is None or count <= self.most)
 
 
@@ -75,7 +75,7 @@ _MIXED_CASE = frozenset(
 
 
 def split_line(text: str, line: int) -> List[Word]:
-    """The words of a line.
+    """Return the words of a line.
 
     Raises:
         ScriptError: A quote is not closed, or stands inside a word.
@@ -104,7 +104,7 @@ def split_line(text: str, line: int) -> List[Word]:
 def parse(
     text: str, usages: Dict[Tuple[str, ...], Usage], unsupported: Dict[Tuple[str, ...], Usage]
 ) -> Tuple[Statement, ...]:
-    """The statements of a script.
+    """Parse the statements of a script.
 
     Args:
         text: The script.

@@ -29,7 +29,7 @@ _POSITIONS = "first_cl_minus_ar"
 
 
 class Window(NamedTuple):
-    """What Genie said of one window.
+    """Genie's result for one window.
 
     Attributes:
         perplexity: Over the scored tokens.
@@ -48,7 +48,7 @@ class Window(NamedTuple):
 
 
 def context_length(config: bytes) -> int:
-    """``dialog.context.size`` of a configuration.
+    """Return ``dialog.context.size`` of a configuration.
 
     Raises:
         genie_api.RunnerError: It is not there.
@@ -63,7 +63,7 @@ def context_length(config: bytes) -> int:
 
 
 def evaluate(config_path: str, window: str) -> Dict[str, Any]:
-    """Evaluates one window in this process, which may hang or abort: run it in a child.
+    """Evaluate one window in this process, which may hang or abort: run it in a child.
 
     Raises:
         genie_api.RunnerError: Genie failed, or the text is not one window.
@@ -96,7 +96,7 @@ def evaluate(config_path: str, window: str) -> Dict[str, Any]:
 
 
 def _child(options: argparse.Namespace) -> int:
-    """The child: its answer goes to a pipe of its own, since Genie prints to stdout and stderr."""
+    """Run as the child; the answer has its own pipe, since Genie prints to stdout and stderr."""
     answer = json.dumps(evaluate(options.config, options.window_files[0]))
     genie_t2t_run.flush_c()
     with os.fdopen(options.answer_fd, "w") as pipe:
@@ -108,7 +108,7 @@ def _child(options: argparse.Namespace) -> int:
 
 
 def run_child(config: str, window: str, timeout_s: float) -> Optional[Dict[str, Any]]:
-    """Evaluates one window in a child process; None when it hung and was killed.
+    """Evaluate one window in a child process; return None if it hung and was killed.
 
     Raises:
         genie_api.RunnerError: The child failed or died.
@@ -147,7 +147,7 @@ def run_child(config: str, window: str, timeout_s: float) -> Optional[Dict[str, 
 
 
 def measure(options: argparse.Namespace, window: str) -> Tuple[Window, str]:
-    """One window, started again when it hangs, up to ``--retries`` times; and Genie's version."""
+    """Evaluate one window, with up to ``--retries`` retries if it hangs; add Genie's version."""
     for retries in range(options.retries + 1):
         began = time.monotonic()
         answer = run_child(options.config, window, options.timeout)
@@ -173,7 +173,7 @@ def measure(options: argparse.Namespace, window: str) -> Tuple[Window, str]:
 
 
 def combine(windows: Sequence[Window], length: int, ar: int, version: str) -> Dict[str, Any]:
-    """The result file: exp of the mean negative log-likelihood of all scored tokens."""
+    """Return the result: exp of the mean negative log-likelihood of all scored tokens."""
     scored = length - ar  # in each window, so that the windows weigh the same
     mean = sum(math.log(window.perplexity) for window in windows) / len(windows)
     return {
@@ -191,7 +191,7 @@ def combine(windows: Sequence[Window], length: int, ar: int, version: str) -> Di
 
 
 def run(options: argparse.Namespace) -> None:
-    """Evaluates all windows and writes the result, whole or not at all."""
+    """Evaluate all windows and write the result atomically."""
     length = context_length(genie_api.read_file(options.config, "configuration"))
     if not 0 < options.ar < length:
         raise genie_api.RunnerError(f"--ar must lie between 1 and {length - 1}")
@@ -213,7 +213,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options; ``--answer-fd`` is between this program and its children."""
+    """Return the option parser; ``--answer-fd`` is between this program and its children."""
     build = argparse.ArgumentParser(
         prog="genie-perplexity", allow_abbrev=False, description=__doc__
     )
@@ -228,7 +228,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """The program; answers its exit status."""
+    """Run the program and return its exit status."""
     build = parser()
     options = build.parse_args(arguments)
     if not 0 < options.timeout <= 86400 or not 0 <= options.retries <= 100:

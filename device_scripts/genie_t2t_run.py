@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Text to text with libGenie: the documented command line of the SDK's ``genie-t2t-run``.
+"""Text generation with libGenie: the documented command line of the SDK's ``genie-t2t-run``.
 
-For devices that have no SDK binary: x86-64 (the emulator) and Linux boards. Standard library only,
-Python 3.8+; README.md beside this file says what differs from the documented program.
-Exit status: 0 done, 1 Genie failed, 2 wrong use.
+For devices without an SDK binary: x86-64 (the emulator) and Linux boards. Standard library only,
+Python 3.8+; README.md beside this file lists differences from the documented program. Exit status:
+0 success, 1 Genie failed, 2 wrong use.
 """
 
 import argparse
@@ -23,7 +23,7 @@ _LARGEST_TOKEN = (1 << 31) - 1
 
 
 class _Refuse(argparse.Action):
-    """A documented option that is refused by name, never ignored."""
+    """Refuses a documented option by name, instead of ignoring it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         parser.error(f"{'/'.join(self.option_strings)} {_UNSUPPORTED}")
@@ -37,7 +37,7 @@ def _lora(text: str) -> Tuple[str, str, float]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The documented options."""
+    """Return the parser of the documented options."""
     build = argparse.ArgumentParser(prog="genie-t2t-run", allow_abbrev=False, description=__doc__)
     build.add_argument("-c", "--config", metavar="FILE", required=True, help="dialog JSON")
     query = build.add_mutually_exclusive_group(required=True)
@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse_tokens(text: bytes) -> List[int]:
-    """Token ids of a tokens file.
+    """Return the token ids of a tokens file.
 
     Raises:
         genie_api.RunnerError: It holds none, or something else.
@@ -82,18 +82,18 @@ def parse_tokens(text: bytes) -> List[int]:
 
 
 def flush_c() -> None:
-    """Writes out what the library has printed so far, so that it does not land in later text."""
+    """Flush what the library has printed, so that it does not appear in later text."""
     ctypes.CDLL(None).fflush(None)
 
 
 def write(data: bytes) -> None:
-    """Writes to stdout as it is (a piece may end inside a UTF-8 character) and at once."""
+    """Write to stdout unchanged and unbuffered; a piece may end inside a UTF-8 character."""
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
 def c_string(text: bytes, what: str) -> bytes:
-    """The same text.
+    """Return the text if C can hold it.
 
     Raises:
         genie_api.RunnerError: It holds a zero byte, where C would end it.
@@ -104,7 +104,7 @@ def c_string(text: bytes, what: str) -> bytes:
 
 
 def check_status(status: int, *, generated: bool) -> None:
-    """Lets a query pass that ended because the context was full; says so.
+    """Accept a query that ended because the context was full, with a note.
 
     Raises:
         genie_api.GenieError: Nothing was generated: the prompt alone exceeds the context.
@@ -117,7 +117,7 @@ def check_status(status: int, *, generated: bool) -> None:
 
 
 def ask(dialog: genie_api.Dialog, prompt: bytes, *, rewind: bool = False) -> None:
-    """One text query, printed in the documented form."""
+    """Run one text query and print it in the documented form."""
     pieces: List[int] = []
 
     def sink(piece: bytes) -> None:
@@ -132,7 +132,7 @@ def ask(dialog: genie_api.Dialog, prompt: bytes, *, rewind: bool = False) -> Non
 
 
 def ask_tokens(dialog: genie_api.Dialog, tokens: Sequence[int]) -> None:
-    """One token query; the answer is printed as ids, which is what Genie hands out."""
+    """Run one token query and print the answer as ids, the form in which Genie returns it."""
     count = 0
 
     def sink(ids: List[int]) -> None:
@@ -148,7 +148,7 @@ def ask_tokens(dialog: genie_api.Dialog, tokens: Sequence[int]) -> None:
 
 
 def write_profile(profile: genie_api.Profile, path: str) -> None:
-    """Writes Genie's JSON; the file is there whole or not at all."""
+    """Write Genie's JSON atomically."""
     temporary = Path(f"{path}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(profile.json())
@@ -158,7 +158,7 @@ def write_profile(profile: genie_api.Profile, path: str) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Does what the options say.
+    """Do what the options ask for.
 
     Raises:
         genie_api.RunnerError: A file, the library or Genie failed.
@@ -199,7 +199,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """The program; answers its exit status."""
+    """Run the program and return its exit status."""
     build = parser()
     options = build.parse_args(arguments)
     if options.rewind is not None and options.tokens_file is not None:

@@ -1,4 +1,4 @@
-"""AIMET's encodings format 1.0.0: lists of encodings, arrays flat, the axis told by the operator.
+"""AIMET's encodings format 1.0.0: lists of encodings, flat arrays, axes from the operator.
 
 Format: https://quic.github.io/aimet-pages, encoding format specification 1.0.0. Of LPBQ, `scale`
 holds a float for each channel, `bw` the bits after decompression, and `per_block_int_scale` the

@@ -26,9 +26,9 @@ class Grid:
 
     Attributes:
         scale: one value, or one for each channel.
-        zero_point: as many as scales.
-        block_size: of LPBQ, values along the input axis that share a scale.
-        block_scale: of LPBQ, a byte for each block, channel by channel, that multiplies the scale
+        zero_point: one for each scale.
+        block_size: LPBQ values along the input axis that share a scale.
+        block_scale: a byte for each LPBQ block, channel by channel, that multiplies the scale
             of its channel.
     """
 
@@ -126,7 +126,7 @@ class Layout:
     Attributes:
         view: the tensor's shape with blocks as an axis of their own.
         scale: broadcasts against `view`; `zero` too.
-        rows: of the tensor, in one row of the view.
+        rows: rows of the tensor in one row of the view.
     """
 
     grid: Grid
@@ -139,7 +139,7 @@ class Layout:
         """Quantize the rows from `start` on, to the smallest type that numpy has.
 
         Args:
-            values: of whole rows of the view, with the tensor's other axes.
+            values: whole rows of the view, with the tensor's other axes.
             start: the first row, a multiple of `rows`.
         """
         count = values.size // max(1, int(np.prod(self.view[1:])))

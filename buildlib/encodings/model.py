@@ -25,14 +25,14 @@ class Encoding(BaseModel):
         bw: bits of the integers; of LPBQ, of the integers times their block's scale.
         scale: one; or one for each channel (LPBQ too); or of PER_BLOCK one for each block,
             channel by channel.
-        offset: as many as scales.
-        axis: of the channels; None is the axis of the operator's output channels.
+        offset: one for each scale.
+        axis: axis of the channels; None is the axis of the operator's output channels.
         block_axis: along which blocks lie; None is the axis of the operator's input channels.
         block_size: values in a block.
-        compressed_bw: of LPBQ, bits of the integers that are stored.
-        per_block_int_scale: of LPBQ, a byte for each block, channel by channel: the block's scale
+        compressed_bw: bits of the stored integers of LPBQ.
+        per_block_int_scale: a byte for each LPBQ block, channel by channel: the block's scale
             is that many times its channel's.
-        channels: of PER_BLOCK, how many there are, where the file tells.
+        channels: number of channels of PER_BLOCK, if the file tells.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,8 +61,8 @@ class Encoding(BaseModel):
 
         Args:
             start: the first channel.
-            stop: the first channel no more.
-            count: how many channels the tensor has; PER_BLOCK may not know it itself.
+            stop: one past the last channel.
+            count: number of channels of the tensor, which PER_BLOCK may not know.
 
         Raises:
             EncodingsError: the channels are not there, or are not known.

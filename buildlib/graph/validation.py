@@ -235,7 +235,7 @@ def _tensor_fault(tensor: ir.TensorProtocol) -> str | None:
 
 
 def _has_data(proto: onnx.TensorProto) -> bool:
-    """Whether anything is kept in it: onnx_ir reads zeros where nothing is."""
+    """Whether the tensor has data: onnx_ir reads zeros if it has none."""
     kept = (
         proto.float_data, proto.int32_data, proto.int64_data, proto.double_data, proto.uint64_data,
         proto.string_data,

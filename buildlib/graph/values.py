@@ -7,7 +7,7 @@ _REAL = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Infer all inner and output shapes of `model` anew, in place; weights are not loaded.
+    """Infer all inner and output shapes of `model` again, in place; weights are not loaded.
 
     Raises:
         onnx.shape_inference.InferenceError: an operator cannot take the shapes it gets.

@@ -33,9 +33,9 @@ def array_function(
     """Return the effect of `node` on its first input, as a function of arrays.
 
     Args:
-        parameters: its other inputs, as numbers.
-        rank: of the first input.
-        opset: in which some parameters are attributes.
+        parameters: other inputs, as numbers.
+        rank: rank of the first input.
+        opset: decides which parameters are attributes.
     """
     return _MOVERS[node.op_type](_Call(node, rank, tuple(parameters), opset))
 

@@ -44,7 +44,7 @@ class Head:
         query_scale: on the query, with what the source has on joined keys.
         key_scale: on keys, before they enter the cache.
         score_scale: on scores.
-        width: of the rotary embedding.
+        width: width of the rotary embedding.
         origins: values of the source, by what they are.
     """
 
@@ -69,7 +69,7 @@ class _Product:
 
     Attributes:
         offset: id of its first row.
-        batch: by row, which of the keys' batch it is multiplied with.
+        batch: batch of the keys that each row is multiplied with.
     """
 
     offset: int
@@ -86,7 +86,7 @@ class Attention:
         fed: cosines and sines [AR, width/2] that the host feeds, if the source takes them.
 
     Attributes:
-        tables: those by which the source turns its heads; known once it has turned one.
+        tables: cosines and sines of the source, known after its first rotation.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ class AttentionWriter:
     """Writes each layer's attention once, and keeps its new keys and values.
 
     Attributes:
-        caches: by name, the canonical inputs for past keys and values, their lengths not set.
-        outputs: by name, the new entries.
+        caches: canonical inputs of past keys and values by name, without lengths.
+        outputs: new entries by name.
         turned: the rotations of queries and of keys.
         value_ranges: ids of the activations that values are projected to.
     """

@@ -138,7 +138,7 @@ def fold(
         )
         with np.errstate(all="ignore"):
             results = evaluator.run(None, feeds)
-    except Exception as error:  # the reference raises whatever numpy does
+    except Exception as error:  # the reference raises any exception of numpy
         text = " ".join(str(error).split())[:100]
         reason = f"cannot be computed ({type(error).__name__}: {text})"
         raise Refusal(reason, node) from error

@@ -17,8 +17,8 @@ class Rotation:
 
     Attributes:
         width: 0 without rotary embedding.
-        scale: by which all elements are multiplied.
-        cos, sin: by row, [rows, width/2].
+        scale: factor of all elements.
+        cos, sin: [rows, width/2].
     """
 
     width: int
@@ -32,8 +32,8 @@ class HeadRows:
     """Rows of heads, each the head of one token.
 
     Attributes:
-        owner: by row, index into `owners`.
-        start: by row, the first feature of the head.
+        owner: index into `owners`, by row.
+        start: first feature of the head, by row.
     """
 
     owners: tuple[Activation, ...]
@@ -48,10 +48,10 @@ class CacheRows:
     """Keys or values of one head each, past and new.
 
     Attributes:
-        caches: by batch, the cache that the past lies in.
-        head: by batch, the key/value head.
-        new: the new entries, a row for each of [batch, AR].
-        scale: of past and new alike, after they were joined.
+        caches: cache of the past, by batch.
+        head: key/value head, by batch.
+        new: new entries, a row for each of [batch, AR].
+        scale: factor of past and new entries after they were joined.
     """
 
     caches: tuple[PastCache, ...]

@@ -43,7 +43,7 @@ _OPERATORS: Mapping[str, Mapping[str, frozenset[object]]] = MappingProxyType(
         "Transpose": {"perm": frozenset({(0, 1, 3, 2), (1, 2, 0, 3), (2, 0, 1, 3)})},
     }
 )
-"""What a canonical model is made of, and with which attributes; none named means any value."""
+"""Operators and attributes of a canonical model; an empty set allows any value."""
 
 _TOLERANCE = 2e-3  # what float16 leaves of a cosine; coarser types say so themselves
 
@@ -70,8 +70,8 @@ class ImportModel(Pass):
     A model in canonical form is only brought to the shape.
 
     Attributes:
-        shape: that it is brought to; None keeps the export's own.
-        fixed_keep_theirs: the shape is for exports with symbolic sizes; others keep their own.
+        shape: target shape; None keeps the export's own.
+        fixed_keep_theirs: the shape applies to exports with symbolic sizes only.
         rope: after a run, the rotary embedding that the source computes itself.
     """
 
@@ -219,9 +219,9 @@ def check_rotation(rope: RopeTables | None, config: DecoderConfig, path: Path) -
     """Compare the rotary embedding that a source computes with the one that hosts will feed.
 
     Args:
-        rope: of the source; None when it took cosines and sines from its host already.
-        config: by which hosts compute them.
-        path: of the configuration, for messages.
+        rope: tables of the source; None if it takes them from its host.
+        config: configuration that hosts compute theirs from.
+        path: path of the configuration, for messages.
 
     Raises:
         CheckpointError: `rope_theta`, scaling or rotary dimensions are not the model's.

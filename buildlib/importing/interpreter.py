@@ -31,14 +31,14 @@ _HOLD_TOKENS = frozenset({
     ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT32, ir.DataType.UINT64,
 })  # fmt: skip
 _ILL_TYPED = (ValueError, IndexError, KeyError, TypeError, ArithmeticError, MemoryError)
-"""What numpy and onnx_ir raise for shapes and attributes that do not fit."""
+"""Exceptions of numpy and onnx_ir for shapes and attributes that do not fit."""
 
 
 class Interpreter:
     """Interprets one model once.
 
     Attributes:
-        values: what is known of the values that are still needed.
+        values: abstract values that are still needed.
         marks: values that depend on positions and have an encoding, since the last attention.
     """
 
@@ -173,7 +173,7 @@ class Interpreter:
             raise Refusal("looks up something other than token ids", node)
         if layout.axis_of(node) != 0 or len(table.dims) != 2 or table.transposed:
             raise Refusal("looks tokens up along another axis than the first", node)
-        assert self.tokens is not None  # noqa: S101  (there is a base of tokens)
+        assert self.tokens is not None  # noqa: S101  (there are token ids)
         weight = self.writer.parameter(table.source, table.dims)
         value = self.writer.op("Gather", [weight, self.tokens], str(node.outputs[0].name), axis=0)
         width = table.dims[1]

@@ -1,4 +1,4 @@
-"""Precision of a source, told by the types that its operators take."""
+"""Precision of a source, from the types that its operators take."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class Precision:
     """Tolerances for numbers that the source computes.
 
     Attributes:
-        tolerance: of cosines and sines, and of what heads are scaled by.
+        tolerance: absolute, of cosines, sines and scales of heads.
         snap: relative, of a scale that stands for 1 or for 1/sqrt(head_dim).
     """
 

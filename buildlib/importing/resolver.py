@@ -40,7 +40,7 @@ class Placement:
     """An activation, and the place of each element of a form in it.
 
     Attributes:
-        token: of each element; a form need not have all tokens.
+        token: token of each element; a form need not have all tokens.
     """
 
     rows: Activation

@@ -1,4 +1,4 @@
-"""Roles of the inputs of an export, told by name, type and rank, whoever exported it."""
+"""Roles of the inputs of an export, inferred from name, type and rank, for any exporter."""
 
 import re
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class Role:
     """Role of one input.
 
     Attributes:
-        layer: of a key or value cache.
-        head: of a cache that holds one key/value head alone.
+        layer: layer of a key or value cache.
+        head: head of a cache that holds only one.
     """
 
     kind: Kind

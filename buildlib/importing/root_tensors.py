@@ -58,7 +58,7 @@ class NormedActivation(Activation):
     Attributes:
         parent: x.
         group: features that are normalised together.
-        gain: by which each of the group is multiplied, [group].
+        gain: factor of each feature of a group, [group].
     """
 
     parent: Activation | None = None
@@ -73,7 +73,7 @@ class ProjectedActivation(Activation):
 
     Attributes:
         parent: x.
-        weight: in the canonical graph, [out, in] if `transposed`, else [in, out].
+        weight: canonical value, [out, in] if `transposed`, else [in, out].
     """
 
     parent: Activation | None = None
@@ -111,7 +111,7 @@ class AttentionOutput(Activation):
     """The output of the heads of one product of probabilities and values.
 
     Attributes:
-        heads: which these are, in the order of the features.
+        heads: the heads, in the order of the features.
     """
 
     heads: tuple[object, ...] = ()

@@ -24,7 +24,7 @@ class RotationSteps:
 
     Attributes:
         heads: where each head begins: the activation and its feature.
-        scale: by which heads were multiplied before.
+        scale: factor of the heads before the rotation.
         values: the steps.
     """
 

@@ -16,7 +16,7 @@ class ModelWeights:
 
     Attributes:
         embedding: empty for a model that takes embeddings.
-        layers: of each decoder layer.
+        layers: weights of each decoder layer.
         head: final norm and output projection.
     """
 

@@ -23,7 +23,7 @@ from buildlib.passes.projection_slices import ProjectionSlicer, constant_integer
 Attribute = int | float | str | list[int]
 
 Axes = tuple[int, int]
-"""Which two axes of a rank-4 value count key/value heads, and query heads that share one."""
+"""Axes of a rank-4 value that count key/value heads, and query heads sharing one."""
 
 HEADS_FIRST: Axes = (0, 1)
 TOKENS_FIRST: Axes = (1, 2)
@@ -142,7 +142,7 @@ class HeadSplitter:
     """Splits one graph by head, in place.
 
     Attributes:
-        heads: of every value that has been.
+        heads: heads of every value that was split.
     """
 
     def __init__(self, graph: ir.Graph) -> None:

@@ -110,9 +110,9 @@ class ParameterUse:
     """A use of a constant: input `index` of `node` is `source`, or a cast of it.
 
     Attributes:
-        grid: None where the encodings say nothing of it.
-        axis: of its channels.
-        transposed: whether the node takes it with its two axes exchanged.
+        grid: None without an encoding.
+        axis: axis of its channels.
+        transposed: whether the node takes it with both axes exchanged.
     """
 
     node: ir.Node
@@ -140,9 +140,9 @@ def parameter_uses(
     of each channel's weights), whatever its encoding says: the QNN provider takes no other.
 
     Args:
-        graph: of a float model.
-        encodings: by name.
-        activations: grids of the values that are computed or fed.
+        graph: float graph.
+        encodings: encodings by name.
+        activations: grids of computed values and inputs.
         transposed: nodes whose weight is the transpose of what they need.
     """
     grids: dict[str, Grid] = {}
@@ -244,7 +244,7 @@ def check_shared_caches(models: Mapping[str, Encodings]) -> None:
     graph writes, even if they come from different models.
 
     Args:
-        models: complete encodings, by what messages call the model.
+        models: complete encodings, by the name of the model in messages.
 
     Raises:
         EncodingsError: names the cache, and the model in which it differs from the first.

@@ -9,11 +9,11 @@ class QuantizationOptions(BaseModel):
     """Bits of values that the encodings leave open, which is all of a checkpoint.
 
     Attributes:
-        act_bitwidth: of activations, tables and norms; keys and values have 8 always.
-        bias_bitwidth: of biases.
-        param_bitwidth: of the weights of linear layers; the output projection has 8 always.
-        lpbq_block_size: 4-bit weights get scales in blocks of so many inputs (LPBQ); `None` gives a
-            scale for each output channel. A name of ours.
+        act_bitwidth: bits of activations, tables and norms; keys and values always have 8.
+        bias_bitwidth: bits of biases.
+        param_bitwidth: bits of weights of linear layers; the output projection always has 8.
+        lpbq_block_size: 4-bit weights get a scale for each block of this many inputs (LPBQ); `None`
+            gives a scale for each output channel. A name of ours.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -32,11 +32,11 @@ def apply_encodings(
     """Write a float model, or part of one, as QDQ.
 
     Args:
-        model_path: of the float model.
-        encodings: of its values.
-        out_path: where the QDQ model goes.
-        weights: the file that `quantize_weights` made, which is linked beside the model; without
-            one the weights go to `{out stem}.weights`.
+        model_path: the float model.
+        encodings: encodings of its values.
+        out_path: destination of the QDQ model.
+        weights: file written by `quantize_weights`, linked beside the model; without it the
+            weights go to `{out stem}.weights`.
 
     Raises:
         EncodingsError: encodings are missing, contradict each other or the model, cannot be built,
@@ -56,9 +56,9 @@ def quantize_weights(model_path: Path, folder: Path, encodings: Encodings | None
     The file for a part `{shape}_{k}_of_{n}.onnx` is `{k}_of_{n}.weights`, with its index beside it.
 
     Args:
-        model_path: of the float part, at any (AR, CL).
-        folder: where the file goes.
-        encodings: of the part; by default those in the file beside it.
+        model_path: the float part, at any (AR, CL).
+        folder: destination of the file.
+        encodings: encodings of the part; by default from the file beside it.
 
     Raises:
         EncodingsError: as `apply_encodings` does.
@@ -83,9 +83,9 @@ class QdqPass(Pass):
     """Pass that puts every float value of a model on the grid of its encoding.
 
     Args:
-        encodings: of the model's values.
-        weights: where the integers of its weights are, or are put.
-        finish: called once all weights are there, before the model is written.
+        encodings: encodings of the model's values.
+        weights: source or destination of the integer weights.
+        finish: called after all weights, before the model is written.
     """
 
     name = "qdq"
@@ -154,9 +154,9 @@ def rewrite_block_gemms(
     and compiles one with a bias to other numbers (seen with QNN 2.51).
 
     Args:
-        graph: of a float model; changed in place.
-        encodings: by name; biases without one of 8 or 16 bits get one.
-        grids: of activations; the new products get one.
+        graph: float graph; changed in place.
+        encodings: encodings by name; biases without one of 8 or 16 bits get one.
+        grids: grids of activations; new products get one.
 
     Returns:
         The MatMuls whose weight is still [out, in], to be stored transposed.

@@ -56,8 +56,8 @@ class Bitwidths:
     weights have: its errors go straight into the logits.
 
     Attributes:
-        lpbq_block_size: weights of 4 bits get scales in blocks of so many inputs; None: a scale for
-            each output channel.
+        lpbq_block_size: weights of 4 bits get a scale for each block of this many inputs; None: one
+            for each output channel.
 
     Raises:
         InvalidOptionError: a number that cannot be built.
@@ -95,13 +95,13 @@ def complete_encodings(
     """Return encodings for every float value of a whole model: the given ones and new ones.
 
     Args:
-        model_path: before it is split, at a prefill shape if text is to go through it.
-        encodings: given; they stay as they are.
-        config: of the model.
-        token_windows: text to see ranges of activations on; without any, only what follows from
+        model_path: the whole float model, at a prefill shape if there is text.
+        encodings: given ones, which stay unchanged.
+        config: configuration of the model.
+        token_windows: text to observe ranges on; without any, only what follows from
             the model itself is filled in: masks, rotations, probabilities, small constants.
-        bitwidths: of what is filled in.
-        progress: told (windows done, windows in all).
+        bitwidths: bits of new encodings.
+        progress: called with (windows done, windows in all).
 
     Raises:
         EncodingsError: encodings of values that the model has not, or that contradict each other;
@@ -301,9 +301,9 @@ def lpbq_encoding(name: str, weights: npt.NDArray[Any], axis: int, block_size: i
     one float scale: the largest block scale of a channel is 16 of its steps.
 
     Args:
-        name: of the tensor.
+        name: name of the tensor.
         weights: [out, in] if `axis` is 0, [in, out] if it is 1.
-        axis: of the channels.
+        axis: axis of the channels.
         block_size: divides the number of inputs.
     """
     if weights.ndim != 2 or weights.shape[1 - axis] % block_size:

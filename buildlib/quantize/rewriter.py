@@ -18,7 +18,7 @@ class QdqRewriter:
     """Rewrites one graph in place.
 
     Attributes:
-        grids: of every float activation, by name.
+        grids: grid of every float activation, by name.
         converted: what has been made, by what of and on which grid, so that it is made once.
     """
 

@@ -126,9 +126,9 @@ def ignored_options(folder: Path, options: QuantizationOptions, file: str) -> li
     Options apply to values without encodings; given encodings stay as they are.
 
     Args:
-        folder: with the canonical model and its complete encodings.
-        options: those set are looked at, not their defaults.
-        file: what the encodings that were given are called.
+        folder: folder with the canonical model and its complete encodings.
+        options: only those that were set count, not defaults.
+        file: name of the given encodings file, for the lines.
     """
     asked = options.model_fields_set & {"act_bitwidth", "param_bitwidth", "lpbq_block_size"}
     if not asked:

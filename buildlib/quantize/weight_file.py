@@ -60,7 +60,7 @@ class StoredTensor:
 
     Attributes:
         grid: its digest.
-        dtype: as ONNX names it; INT4 and UINT4 are packed, the first in the low half of a byte.
+        dtype: ONNX name; INT4 and UINT4 are packed, the first in the low half of a byte.
     """
 
     name: str

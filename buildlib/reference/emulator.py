@@ -64,9 +64,9 @@ def emulator_chains(
 
     Args:
         binaries: one for each part, in the order of the parts.
-        toolchain: tells what is in them.
-        soc_model: the SoC to emulate; by default the library's own choice.
-        cl: which graphs to take of binaries that hold several context lengths.
+        toolchain: describes their graphs.
+        soc_model: the SoC to emulate; by default the library's choice.
+        cl: context length of the graphs to take, if there are several.
         timeout_s: for loading, and for each call of a graph.
 
     Raises:

@@ -35,7 +35,7 @@ def main() -> None:
                 results = graphs[int(header["run"])].run(feeds)
             else:
                 graphs = _load(header)
-        except Exception as error:  # noqa: BLE001  (whatever it is, the parent must hear of it)
+        except Exception as error:  # noqa: BLE001  (the parent must learn of any error)
             reason = " ".join(str(error).split()) or type(error).__name__
             said["error"] = reason if isinstance(error, RefusedError) else f"{error!r}"[:300]
         try:

@@ -19,7 +19,7 @@ class CallInputs:
     """Makes the inputs of each call of a model over one context length.
 
     Args:
-        config: tells the rotary frequencies, and the token that fills empty slots.
+        config: gives rotary frequencies and the token for empty slots.
         cl: context length of the graphs.
         embed: for models that take embeddings in place of token ids.
         constants: inputs that are the same at every call, such as LoRA weights.

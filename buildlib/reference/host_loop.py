@@ -24,8 +24,8 @@ class HostLoop(AbstractContextManager["HostLoop"]):
     """A model as one chain of parts for each AR, over one context length.
 
     Args:
-        chains: by AR, the parts in order; AR 1 must be among them to decode. Owned from now on.
-        config: of the model.
+        chains: parts in order, by AR; decoding needs AR 1. The loop owns them.
+        config: configuration of the model.
         on_outputs: sees every part's outputs and the number of real tokens (calibration).
         embed: the embedding table, for a model that takes `inputs_embeds`.
         constants: inputs that are the same at every call, such as LoRA weights.
@@ -70,7 +70,7 @@ class HostLoop(AbstractContextManager["HostLoop"]):
 
     @property
     def free_positions(self) -> int:
-        """How many more tokens can be fed; the last of them need a graph that still fits."""
+        """Number of tokens that can still be fed; the last ones need a graph that fits."""
         free = self.cl - self._cache.n_past
         return free if free >= min(self._chains) else 0
 

@@ -19,8 +19,8 @@ def onnx_perplexity(
     It is `exp` of the mean negative log-likelihood of all tokens, each window led by bos.
 
     Args:
-        chains: by AR, the parts of the model in the order of data flow.
-        config: of the model.
+        chains: parts of the model in order, by AR.
+        config: configuration of the model.
         windows: token ids without bos, each shorter than the context length.
 
     Raises:

@@ -115,7 +115,7 @@ class OnnxRunner:
     between), so the result does not depend on the integer kernels of this CPU.
 
     Args:
-        path: of the model; float weights beside it are mapped when `plain`, else loaded.
+        path: the model; float weights beside it are mapped if `plain`, else loaded.
         n_threads: 0 for one a core.
         plain: compute node by node what the file says, nothing fused, folded or packed. Weights
             then stay pages of their files, which the system can drop, and loading takes no time.

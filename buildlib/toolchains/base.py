@@ -79,7 +79,7 @@ class BinaryInfo:
         dsp_arch: Hexagon architecture that it was compiled for, e.g. `v79`.
         build_id: build of the compiler, e.g. `v2.51.0.260929181845`.
         blob_version: version of the binary's own format.
-        size_bytes: of the file.
+        size_bytes: size of the file.
     """
 
     graphs: tuple[GraphInfo, ...]
@@ -156,7 +156,7 @@ def compile_memory_bytes(weight_bytes: int, n_graphs: int, *, weight_sharing: bo
     while it writes it.
 
     Args:
-        weight_bytes: of one graph.
+        weight_bytes: weights of one graph.
     """
     copies = _GRAPH_COPIES * n_graphs + _BINARY_COPIES * (1 if weight_sharing else n_graphs)
     return 2 * _BASE + int(copies * weight_bytes)

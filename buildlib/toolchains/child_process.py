@@ -87,7 +87,7 @@ def _log_file(step: Step, log_dir: Path | None) -> Iterator[Path]:
     os.close(handle)
     try:
         yield Path(name)
-    except BaseException:  # interrupted or cancelled: nobody will be told of the log
+    except BaseException:  # interrupted or cancelled: no error will name the log
         if log_dir is None:
             Path(name).unlink(missing_ok=True)
         raise
@@ -196,7 +196,7 @@ def serve(commands: Mapping[str, Command], arguments: list[str]) -> None:
     try:
         answer: dict[str, object] = {"ok": commands[command](sys.stdin.buffer.read())}
         text = json.dumps(answer)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
+    except Exception as error:  # noqa: BLE001 - the parent must learn of any error
         status = 1
         text = json.dumps({"error": _one_line(error)})
     with atomic_write(Path(answer_path), sync=False) as file:

@@ -77,9 +77,9 @@ class HtpGraphConfig(HtpOptions):
     """Compiler options of one graph or of all.
 
     Attributes:
-        name: of the graph; `None` is every graph that has no entry of its own, and what an entry
-            leaves open.
-        vtcm_size_in_mb: tightly coupled memory to plan for; 0 is all that there is.
+        name: name of the graph; `None` applies to graphs without an entry and to options that
+            an entry leaves open.
+        vtcm_size_in_mb: tightly coupled memory to plan for; 0 is all of it.
         optimization_type: the compiler's effort.
         hvx_threads: vector threads to use; by default all.
         fp16_relaxed_precision: compute floats with 16 bits.

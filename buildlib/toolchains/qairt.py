@@ -13,7 +13,7 @@ ROOT_VARIABLES = ("QAIRT_SDK_ROOT", "QNN_SDK_ROOT")
 """Environment variables that name an unpacked SDK; the first that is set counts."""
 
 COMPILER = "the QAIRT SDK's toolchain"
-"""What messages call it."""
+"""Its name in messages."""
 
 
 def sdk_root(environment: Mapping[str, str] = os.environ) -> Path | None:

@@ -41,7 +41,7 @@ def verify_build(
 
     Args:
         build: whose stages are compared.
-        options: how much is run.
+        options: size of the sample.
         emulator: compare compiled graphs too; for a phone they are compiled a second time,
             without shared weights, as the emulator needs them.
         on_stage: called after each stage of the build.

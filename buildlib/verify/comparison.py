@@ -22,7 +22,7 @@ class Bound:
     Attributes:
         measure: `bit-exact`, a largest relative difference, a least SQNR of the logits in dB, or
             nothing but finite values (the difference is then what quantization costs).
-        limit: of the measure; 0 where there is none.
+        limit: limit of the measure; 0 if it has none.
     """
 
     measure: Measure
@@ -45,7 +45,7 @@ class StageComparison:
     With `a` before and `b` after, over logits and over each new key and value tensor:
 
     Attributes:
-        stage: what lies between: `import`, `arcl`, `split`, `mha2sha`, `quantize`, `compile`.
+        stage: the stage between them: `import`, `arcl`, `split`, `mha2sha`, `quantize`, `compile`.
         subject: the graph: `ar128_cl4096`.
         max_abs_diff: largest |a - b| of all tensors.
         max_rel_diff: largest max|a - b| / max|a| of a tensor.
@@ -53,9 +53,9 @@ class StageComparison:
         greedy_agreement: share of positions, 0 to 1, whose likeliest token is the same. The sample
             ends in the source's own greedy continuation: 1 means that the text is the same.
         positions: how many tokens of the sample this graph computed.
-        bound: what was asked for, in words.
+        bound: the bound in words.
         passed: whether it holds, all values being finite.
-        note: the tensor that differs most, or why there is nothing to compare.
+        note: the tensor that differs most, or why nothing was compared.
     """
 
     stage: str

@@ -46,8 +46,8 @@ class SourcePart:
 
     Attributes:
         path: the ONNX, with symbolic dimensions or fixed at `shape`.
-        config: tells the number and size of its key/value heads.
-        shape: of the model that was imported from it.
+        config: gives number and size of key/value heads.
+        shape: shape of the imported model.
     """
 
     path: Path

@@ -23,9 +23,9 @@ class StageModels:
     """Files that each stage of a build made; a stage that did not run is None.
 
     Attributes:
-        imported: for each shape wanted, the whole model that it was converted from: the same file
+        imported: for each shape, the whole model it was converted from: the same file
             for all shapes, but for models attached for an AR.
-        sources: by file of `imported`, the export as it was before the import, opened with the
+        sources: by file of `imported`, the original export, opened with the
             names and shapes of the imported one.
         arcl: the whole model at each shape.
         split: its parts, in the order of data flow.
@@ -77,7 +77,7 @@ def compile_for_emulator(
     """Compile the DLCs of a phone target for the emulator: unshared, one binary a part.
 
     Args:
-        dlcs: by shape, the parts in the order of data flow.
+        dlcs: parts in order, by shape.
         target: phone or emulator; the SoC is what counts.
         toolchain: compiles them.
         folder: takes `part_{k}.bin`.

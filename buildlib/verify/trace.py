@@ -90,7 +90,7 @@ class Trace:
     Attributes:
         logits: [n, vocab].
         caches: new keys and values by name of the output, [n, ...]: one row a position.
-        schedule: which graph computed which position.
+        schedule: the calls that computed the positions.
     """
 
     logits: npt.NDArray[np.float32]

@@ -58,8 +58,8 @@ class VerifyOptions:
         max_positions: tokens of the sample, its continuation included; the shortest context length
             bounds it too.
         continuation: how many of them the source model chooses itself, greedily.
-        n_threads: of ONNX Runtime; 0 for one a core.
-        soc_model: the SoC to emulate; by default the library's own choice.
+        n_threads: threads of ONNX Runtime; 0 for one per core.
+        soc_model: the SoC to emulate; by default the library's choice.
     """
 
     max_positions: int = 160
@@ -80,10 +80,10 @@ def verify_outputs(
 
     Args:
         models: files of the stages.
-        tokens: of a text, to start from; by default random ids (see `sample_tokens`).
+        tokens: start of the sample; by default random ids (see `sample_tokens`).
         emulator: runs the binaries; without it they are not compared.
-        options: how much is run.
-        on_comparison: told of each comparison as it is made.
+        options: size of the sample.
+        on_comparison: called with each comparison as it is made.
 
     Raises:
         CalibrationError: a token lies outside the vocabulary, or there is none.

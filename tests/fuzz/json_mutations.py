@@ -125,7 +125,7 @@ def encoding_twice(rng: Rng, folder: Path) -> str:
 
 @mutation(must_fail=True)
 def encodings_of_caches_differ(rng: Rng, folder: Path) -> str:
-    """What is written as a key is read as one: both ends must mean the same by it."""
+    """Give a cache input and output different encodings, which must agree."""
     data = load(folder / ENCODINGS)
     caches = [one for one in data["activation_encodings"] if one["name"].startswith("past_")]
     entry = pick(rng, caches)

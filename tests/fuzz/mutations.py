@@ -1,4 +1,4 @@
-"""The registry of mutations: each changes one file of a model folder, as damage or malice would."""
+"""Registry of mutations, each of which damages or forges one file of a model folder."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ class Mutation:
     """A change to a model folder.
 
     Attributes:
-        apply: makes it, and says what it did.
+        apply: makes the change, and describes it.
         must_fail: whether no builder may accept the result.
-        odd_weights: whether numbers in the weights may become such that rounding decides results.
-        weight: how often it is drawn, against others.
+        odd_weights: whether weights may get values for which rounding decides results.
+        weight: relative frequency.
     """
 
     name: str
@@ -46,12 +46,12 @@ def mutation(
 
 
 def pick(rng: Rng, values: Sequence[T]) -> T:
-    """One of `values`, whatever they are."""
+    """Return a random one of `values`."""
     return values[int(rng.integers(len(values)))]
 
 
 def draw(rng: Rng) -> Mutation:
-    """A mutation of the registry."""
+    """Draw a mutation from the registry."""
     weights = np.array([one.weight for one in REGISTRY], dtype=float)
     return REGISTRY[int(rng.choice(len(REGISTRY), p=weights / weights.sum()))]
 
@@ -98,4 +98,4 @@ ODD_VALUES: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 3, 2**31, 2**64, -(2**70), 0.5, 1e308, -0.0, float("nan"),
     float("inf"), "", "x", "a\nb", "\x00", "1", [], [None], [[[]]], {}, {"": {}}, "y" * 5000,
 )  # fmt: skip
-"""What a field of JSON can hold that nobody expects there."""
+"""Unexpected values for a field of JSON."""

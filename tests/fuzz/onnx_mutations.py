@@ -319,7 +319,7 @@ def model_field(rng: Rng, folder: Path) -> str:
 
 @mutation()
 def weights_exchanged(rng: Rng, folder: Path) -> str:
-    """Two weights of one shape change places: another, sound model."""
+    """Swap two weights of one shape: another, sound model."""
 
     def change(model: onnx.ModelProto) -> str:
         external = [one for one in model.graph.initializer if one.external_data]

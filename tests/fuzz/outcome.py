@@ -1,4 +1,4 @@
-"""Builds a mutated model, and says what is wrong with how that ended, if anything is."""
+"""Builds a mutated model, and reports any fault in the outcome."""
 
 import json
 import math
@@ -53,13 +53,13 @@ _OF_THE_CACHE = frozenset({".files.json", ".last_used"})
 
 @dataclass(frozen=True)
 class Verdict:
-    """How one case ended.
+    """Outcome of one case.
 
     Attributes:
-        did: what was done to the model.
+        did: mutations of the model.
         outcome: `refused` with a message; `built`, or `compiled` when the compiler ran as well.
-        fault: why that is wrong; empty when it is right.
-        seconds: how long it took.
+        fault: why that is wrong, or empty.
+        seconds: duration.
     """
 
     case: int
@@ -75,7 +75,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a case may end in, and whether it is compiled if it gets there."""
+    """Outcomes that a case may have, and whether it is compiled."""
 
     must_fail: bool
     odd_weights: bool
@@ -285,7 +285,7 @@ def _listing(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _leftovers(cache: Path) -> str:
-    """What a build must not leave: unfinished entries and temporary files."""
+    """Return leftovers of a build: unfinished entries and temporary files."""
     for entry in cache.glob("model/*"):
         if entry.is_dir() and not (entry / SIDECAR).is_file():
             return f"{entry.name} is left in the cache, unfinished"

@@ -172,7 +172,7 @@ class OrtQnnToolchain:
             binary: built for an emulator target.
             graph: its name.
             inputs: arrays as they are stored: the integers of what is quantized.
-            soc_model: of the emulated device; by default the library's own choice.
+            soc_model: model of the emulated SoC; by default the library's choice.
 
         Raises:
             ToolchainMissingError: the wheel is not usable here.

@@ -61,7 +61,7 @@ class Version(c.Structure):
 
 
 class BackendInterfaceHeader(c.Structure):
-    """What stands before a backend's function table."""
+    """Header of a backend's function table."""
 
     _fields_ = (
         ("backend_id", c.c_uint32),
@@ -72,7 +72,7 @@ class BackendInterfaceHeader(c.Structure):
 
 
 class SystemInterfaceHeader(c.Structure):
-    """What stands before the system library's function table."""
+    """Header of the system library's function table."""
 
     _fields_ = (("backend_id", c.c_uint32), ("name", c.c_char_p), ("api", Version))
 
@@ -96,7 +96,7 @@ class HtpConfig(c.Structure):
 
 
 class QuantizeParams(c.Structure):
-    """How a tensor is quantized; `scale` and `offset` hold for `ENCODING_SCALE_OFFSET` alone."""
+    """Quantization of a tensor; `scale` and `offset` hold for `ENCODING_SCALE_OFFSET` alone."""
 
     _fields_ = (
         ("definition", c.c_uint32),
@@ -131,7 +131,7 @@ class Tensor(c.Structure):
 
 
 class HtpGraphBlobInfo(c.Structure):
-    """What the HTP backend records of a graph."""
+    """The HTP backend's record of a graph."""
 
     _fields_ = (
         ("version", c.c_uint32),
@@ -160,7 +160,7 @@ class GraphInfo(c.Structure):
 
 
 class HtpContextBlobInfo(c.Structure):
-    """What the HTP backend records of a context: first of all the Hexagon architecture."""
+    """The HTP backend's record of a context, which starts with the Hexagon architecture."""
 
     _fields_ = (("version", c.c_uint32), ("dsp_arch", c.c_uint32))
 

@@ -1,8 +1,8 @@
-"""Make the text files: the King James Bible of Debian's package `bible-kjv`, without verse numbers.
+"""Makes the text files: the King James Bible of Debian's `bible-kjv`, without verse numbers.
 
-`python -m suites.models.tiny_llama.corpus` writes `text/*.txt` anew; they are in the repository, so
-only a change of the cut needs it. A chapter is a line; in the training text an empty line ends a
-book.
+`python -m suites.models.tiny_llama.corpus` writes `text/*.txt` again. They are in the repository,
+so only a change of the selection needs it. A chapter is a line; in the training text an empty line
+ends a book.
 """
 
 import itertools
@@ -33,7 +33,7 @@ class Chapter:
 
 
 def dump() -> str:
-    """What Debian's command `bible` prints, one verse a line: `Ge1:1 In the beginning ...`."""
+    """Return the output of Debian's `bible`, a verse a line: `Ge1:1 In the beginning ...`."""
     done = subprocess.run(  # the command of the Debian package, found on the PATH by design
         ["bible", "-f", "gen1:1-rev22:22"],  # noqa: S607
         check=True,

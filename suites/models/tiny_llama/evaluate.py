@@ -43,7 +43,7 @@ class Perplexity:
 def surprises(
     architecture: Architecture, weights: Mapping[str, Array], texts: Ids
 ) -> NDArray[np.float64]:
-    """Nats of surprise at tokens 1, 2, ... of each window, `[n_windows, length - 1]`."""
+    """Return the nats of surprise at tokens 1, 2, ... of each window, `[n_windows, length - 1]`."""
     rows = []
     for text in texts:
         scores = logits(architecture, weights, text[:-1]).astype(np.float64)
@@ -54,14 +54,14 @@ def surprises(
 
 
 def unigram_surprises(counted: Ids, texts: Ids) -> NDArray[np.float64]:
-    """Like `surprises`, for the model that knows only how frequent each token is in `counted`."""
+    """Return surprises of a model that knows only the token frequencies in `counted`."""
     counts = np.bincount(counted.ravel())
     surprise: NDArray[np.float64] = np.log(counted.size / counts[texts[:, 1:]])
     return surprise
 
 
 def evaluate(folder: Path, text: str, *, window: int, max_windows: int | None = None) -> Perplexity:
-    """Perplexity of the checkpoint in `folder` on `text`, beside that of the best unigram model.
+    """Return the perplexity of a checkpoint on `text`, beside that of the best unigram model.
 
     `max_windows` scores that many windows, spread over the text.
 

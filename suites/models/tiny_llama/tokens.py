@@ -12,17 +12,17 @@ Ids = NDArray[np.int64]
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint."""
+    """Load the tokenizer of a checkpoint."""
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def plain(tokenizer: Tokenizer, text: str) -> Ids:
-    """Ids of a text as it is, without begin or end, `[n]`."""
+    """Return the ids of a text without begin or end of text, `[n]`."""
     return np.array(tokenizer.encode(text).ids, dtype=np.int64)
 
 
 def stream(tokenizer: Tokenizer, architecture: Architecture, text: str) -> Ids:
-    """Ids of a training text, `[n]`, each document between its begin and end of text.
+    """Return the ids of a training text, `[n]`, each document between begin and end of text.
 
     An empty line ends a document.
     """
@@ -35,6 +35,6 @@ def stream(tokenizer: Tokenizer, architecture: Architecture, text: str) -> Ids:
 
 
 def windows(ids: Ids, length: int) -> Ids:
-    """The whole windows of a text one after another, `[n_windows, length]`; the rest is dropped."""
+    """Cut a text into whole windows, `[n_windows, length]`; drop the rest."""
     whole = len(ids) // length
     return ids[: whole * length].reshape(whole, length)

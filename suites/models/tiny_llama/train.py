@@ -1,8 +1,8 @@
-"""Train the weights: `python -m suites.models.tiny_llama.train --out FOLDER`.
+"""Trains the weights: `python -m suites.models.tiny_llama.train --out FOLDER`.
 
 It needs torch (extra `train`). Config, tokenizer and text are those of this folder. All randomness
 comes from `--seed`; the same seed, steps, torch build and number of threads give the same weights.
-A training that was cut off goes on when the command is given again.
+An interrupted training resumes when the command runs again.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from suites.models.tiny_llama.torch_model import initial_parameters, logits
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train. Steps take turns over `lengths`, and each sees `batch_tokens` tokens."""
+    """Settings of a training. Steps cycle through `lengths`; each sees `batch_tokens` tokens."""
 
     steps: int = 4500
     seed: int = 1
@@ -62,7 +62,7 @@ class Progress:
     def save(
         self, steps: int, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
     ) -> None:
-        """Note that `steps` steps are done; the file appears at once or not at all."""
+        """Save the state after `steps` steps atomically."""
         state = {
             "settings": dict(self.settings),
             "steps": steps,
@@ -73,7 +73,7 @@ class Progress:
             torch.save(state, file)
 
     def restore(self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> int:
-        """Put the saved state into the arguments; the number of steps done, 0 where none is saved.
+        """Load the saved state into the arguments; return the steps done, 0 without a save.
 
         Raises:
             ValueError: the file is damaged, or belongs to a training with other settings.
@@ -83,9 +83,9 @@ class Progress:
         try:
             state = torch.load(self.path, weights_only=True)
         except (RuntimeError, pickle.UnpicklingError, EOFError) as cause:
-            raise ValueError(f"{self.path} is damaged: remove it to begin anew") from cause
+            raise ValueError(f"{self.path} is damaged: remove it to start over") from cause
         if state["settings"] != dict(self.settings):
-            raise ValueError(f"{self.path} is of another training: remove it to begin anew")
+            raise ValueError(f"{self.path} is of another training: remove it to start over")
         with torch.no_grad():
             for name, tensor in parameters.items():
                 tensor.copy_(state["parameters"][name])
@@ -94,7 +94,7 @@ class Progress:
         return steps
 
     def discard(self) -> None:
-        """Training is done: the file goes."""
+        """Remove the file after the training."""
         self.path.unlink(missing_ok=True)
 
 
@@ -151,7 +151,7 @@ def train(
 
 
 def save_checkpoint(parameters: Mapping[str, Tensor], out: Path) -> None:
-    """Write a whole checkpoint folder, the weights as fp16 and at once or not at all."""
+    """Write a checkpoint folder with fp16 weights, the weights atomically."""
     out.mkdir(parents=True, exist_ok=True)
     for name in (
         "config.json",
