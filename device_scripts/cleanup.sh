@@ -25,6 +25,7 @@ if [ ! -e "$run_dir" ]; then
 fi
 [ -d "$run_dir" ] || die 2 "not a folder: $1"
 
+ended=0
 killed=0
 leftover=0
 # First run.sh itself, by PID and start time; it then ends its command on its own.
@@ -33,7 +34,7 @@ if [ -f "$run_dir/.qnnfarm/process" ]; then
   if valid_number "$pid" && valid_number "$began" && [ "$pid" -gt 1 ]; then
     find_start_time "$pid"
     if [ "$start_time" = "$began" ] && kill -s TERM "$pid" 2>/dev/null; then
-      killed=1
+      ended=1
       ticks=0
       while [ "$start_time" = "$began" ] && [ "$ticks" -lt 50 ]; do
         sleep 0.1
@@ -49,10 +50,7 @@ if [ -f "$run_dir/.qnnfarm/marker" ]; then
   read -r marker <"$run_dir/.qnnfarm/marker"
   # A short or odd marker would match strangers.
   if valid_run_id "$marker" && [ "${#marker}" -ge 32 ]; then
-    for marked in $(marked_pids "$marker"); do
-      killed=$((killed + 1))
-    done
-    sweep "$marker"
+    end_marked "run:$marker"
   fi
 fi
 removed=0
@@ -61,5 +59,5 @@ if [ "$keep" -eq 0 ] && [ "$leftover" -eq 0 ]; then
   rm -rf "$run_dir" 2>/dev/null
   [ -e "$run_dir" ] || removed=1
 fi
-echo "qnnfarm-cleanup killed=$killed leftover=$leftover removed=$removed"
+echo "qnnfarm-cleanup killed=$((ended + killed)) leftover=$leftover removed=$removed"
 [ "$leftover" -eq 0 ] && [ "$removed" -ne "$keep" ]

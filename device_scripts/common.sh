@@ -1,4 +1,4 @@
-# Shared by the scripts beside it: sourced, never run.
+# Shared by the scripts beside it: sourced, never run, with their folder in $here.
 #
 # Floor: Android's mksh and toybox. Two things follow that are easy to forget: mksh's arithmetic is
 # 32-bit (so sizes are compared as strings, and times as seconds and hundredths), and each external
@@ -6,7 +6,7 @@
 
 LC_ALL=C
 export LC_ALL
-unset QNNFARM_RUN_ID
+. "$here/marked.sh" || exit 125
 
 die() { # STATUS MESSAGE
   printf 'error: %s\n' "$2" >&2
@@ -50,40 +50,6 @@ find_start_time() { # PID
   set +f
   start_time=${20:-}
   case ${1:-} in Z | X) start_time='' ;; esac
-}
-
-# Prints the PID of every process that carries the marker in its environment. It is inherited, so
-# it finds what left the process group, the session, and its parents. Without -z, the grep of many
-# a phone (toybox before 0.8.9) and of busybox sees no variable but the first.
-marked_pids() { # MARKER
-  grep -lszF -e "QNNFARM_RUN_ID=$1" /proc/[0-9]*/environ 2>/dev/null |
-    while IFS=/ read -r empty proc marked_pid file; do
-      echo "$marked_pid"
-    done
-}
-
-signal_marked() { # SIGNAL MARKER
-  for marked in $(marked_pids "$2"); do
-    kill -s "$1" "$marked" 2>/dev/null
-  done
-}
-
-# Kills all that carries the marker, again and again until none is left (a process may be forking);
-# sets leftover to the number that survived, which means that the kernel does not let go of them.
-sweep() { # MARKER
-  rounds=0
-  while :; do
-    leftover=0
-    for marked in $(marked_pids "$1"); do
-      kill -s KILL "$marked" 2>/dev/null
-      leftover=$((leftover + 1))
-    done
-    rounds=$((rounds + 1))
-    if [ "$leftover" -eq 0 ] || [ "$rounds" -ge 50 ]; then
-      return 0
-    fi
-    sleep 0.1
-  done
 }
 
 # Runs a function while no other script does so, in the work root. The kernel lets go of the lock

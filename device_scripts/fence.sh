@@ -40,25 +40,11 @@ refuse() {
   exit 3
 }
 
-# The commands of holders carry this in their environment; it is unlike that of any other device
-# that shares the kernel.
+# The marks of holders begin with this; it is unlike that of any other device that shares the kernel.
 read_id() {
   id=''
   read -r id 2>/dev/null <"$fence/id"
   valid_run_id "$id" && [ "${#id}" -ge 32 ]
-}
-
-# Prints the PID of every process of a holder that may not be: with `claim` of all but ours.
-held_pids() {
-  for held in $(grep -lszF -e "QNNFARM_FENCE=$id." /proc/[0-9]*/environ 2>/dev/null); do
-    if [ "$mode" = sweep ]; then
-      grep -qszF -e "QNNFARM_FENCE=$id.$token." "$held" 2>/dev/null || continue
-    elif grep -qszF -e "QNNFARM_FENCE=$id.$token." "$held" 2>/dev/null; then
-      continue
-    fi
-    held=${held#/proc/}
-    echo "${held%/environ}"
-  done
 }
 
 # Sets look: whether processes of former holders may be left. Each makes its file first and looks
@@ -105,18 +91,13 @@ end_others() {
       if [ -d "$unmade" ] && [ ! -L "$unmade" ]; then rm -rf "$unmade"; fi
     done
   fi
-  held=''
-  rounds=0
-  while [ "$look" -eq 1 ]; do
-    held=$(held_pids)
-    [ -n "$held" ] && [ "$rounds" -lt 50 ] || break
-    for pid in $held; do
-      [ "$pid" = $$ ] || kill -s KILL "$pid" 2>/dev/null
-    done
-    rounds=$((rounds + 1))
-    [ "$rounds" -eq 1 ] || sleep 0.1
-  done
-  [ -z "$held" ] || left=$((left + 1))
+  [ "$look" -eq 1 ] || return 0
+  if [ "$mode" = claim ]; then
+    end_marked "lease:$id." "lease:$id.$token."
+  else
+    end_marked "lease:$id.$token."
+  fi
+  [ "$leftover" -eq 0 ] || left=$((left + 1))
 }
 
 act() {

@@ -68,15 +68,15 @@ sample() { # PID
 }
 
 signal_run() { # SIGNAL
-  [ "$own_group" -eq 0 ] || kill -s "$1" -- "-$pid" 2>/dev/null
-  signal_marked "$1" "$marker"
+  kill -s "$1" "$pid" 2>/dev/null # it has no mark yet while the shell forks it
+  signal_marked "$1" "run:$marker"
 }
 
 # Ends the run the kind way, then the other way.
 stop_run() {
   signal_run TERM
   ticks=0
-  while [ "$ticks" -lt "$grace_ticks" ] && [ -n "$(marked_pids "$marker")" ]; do
+  while [ "$ticks" -lt "$grace_ticks" ] && [ -n "$(marked_pids "run:$marker")" ]; do
     sample "$pid"
     sleep 0.2
     ticks=$((ticks + 1))
@@ -89,7 +89,7 @@ start_sampler() {
   period=''
   [ ! -f .qnnfarm/telemetry.period ] || read -r period <.qnnfarm/telemetry.period
   valid_number "$period" || return 0
-  : | QNNFARM_RUN_ID=$marker sh "$here/telemetry.sh" \
+  : | QNNFARM_MARKS=$marks sh "$here/telemetry.sh" \
     sample "$run_dir" "$period" "$timeout_s" "$pid" $$ "$began_s" "$began_cs" >/dev/null 2>&1 &
   sampler=$!
 }
@@ -121,9 +121,8 @@ interrupt() { # SIGNAL
 finish() {
   trap '' HUP INT TERM
   find_uptime
-  [ "$own_group" -eq 0 ] || kill -s KILL -- "-$pid" 2>/dev/null
   end_sampler
-  sweep "$marker"
+  end_marked "run:$marker"
   status=137
   sample "$pid"
   if [ "$alive" -eq 0 ]; then
@@ -161,12 +160,8 @@ seen=0 # how often the command was found alive, and how long after its begin the
 seen_ms=0
 reason=exited
 leftover=0
-own_group=0
 launch=''
-if command -v setsid >/dev/null 2>&1; then
-  launch=setsid
-  own_group=1
-fi
+! command -v setsid >/dev/null 2>&1 || launch=setsid
 find_uptime
 began_s=$now_s
 began_cs=$now_cs
@@ -176,7 +171,8 @@ trap 'early=TERM' TERM
 early=''
 
 # A job of a shell without job control leads no group, so setsid need not fork: $! is the command.
-QNNFARM_RUN_ID=$marker LD_LIBRARY_PATH=$run_dir ADSP_LIBRARY_PATH=$run_dir PATH=$run_dir:$PATH \
+marks="${QNNFARM_MARKS:-} run:$marker"
+QNNFARM_MARKS=$marks LD_LIBRARY_PATH=$run_dir ADSP_LIBRARY_PATH=$run_dir PATH=$run_dir:$PATH \
   $launch "$@" </dev/null >>"$out" 2>>"$log" &
 pid=$!
 trap 'interrupt HUP' HUP
@@ -202,7 +198,7 @@ while :; do
   fi
   # Finding the members is the dear part: every second, but more often at first, for short runs.
   if [ "$ticks" -lt 5 ] || [ $((ticks % 5)) -eq 0 ]; then
-    members=$(marked_pids "$marker")
+    members=$(marked_pids "run:$marker")
     # shellcheck disable=SC2086
     [ -z "$sampler" ] || echo $members >.qnnfarm/members
     # What is written on into a deleted file has no size to look at.

@@ -10,10 +10,7 @@
 # ends. A shell without `read -t` hands over to one that has it.
 
 case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
-marker=${QNNFARM_RUN_ID:-}
 . "$here/common.sh" && . "$here/sensors.sh" || exit 125
-# Removed there lest a script count as part of a run; this one does, and dies with it.
-[ -z "$marker" ] || export QNNFARM_RUN_ID="$marker"
 
 dense_lines=6000  # at the full rate: 10 minutes at 10 Hz; then ever slower
 thin_lines=3000

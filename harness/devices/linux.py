@@ -24,7 +24,7 @@ class LinuxDevice(PosixDevice):
     The connection is the host's, and its owner closes it; it is made anew when it was lost.
     """
 
-    _nested: ClassVar[bool] = True
+    _keep_shell: ClassVar[bool] = True
 
     def __init__(self, host: SshHost) -> None:
         super().__init__(host.config.asked)

@@ -13,9 +13,7 @@ from typing import ClassVar
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import FailReply, ServerUnreachable
 from harness.devices.base import CommandResult
-from harness.devices.commands import BoundedOutput, Sink, Tee, command_line
-from harness.devices.job import Job
-from harness.devices.leftovers import Leftovers
+from harness.devices.commands import BoundedOutput, Job, Leftovers, Sink, Tee, command_line
 from harness.devices.properties import DF, parse_df
 from harness.errors import (
     DeviceCommandError,
@@ -55,7 +53,7 @@ class ShellDevice(ABC):
     It may be used by several threads.
     """
 
-    _nested: ClassVar[bool] = False
+    _keep_shell: ClassVar[bool] = False
 
     def __init__(self, shown: str) -> None:
         self._shown = shown
@@ -189,16 +187,17 @@ class ShellDevice(ABC):
         timeout_s: float,
         log: Callable[[], str],
     ) -> int:
-        job = Job(command_line(command, env), nested=self._nested)
+        job = Job(command_line(command), env, keep_shell=self._keep_shell)
+        script = job.script
         deadline = Deadline(timeout_s)
-        stdout = job.listening(sinks[0])
+        stdout = job.strip_greeting(sinks[0])
         with self._typed(f"`{command_line(command)}`", timeout_s, log):
             self._leftovers.kill(deadline.remaining())
             try:
-                status = self._execute(job.script, stdin, stdout, sinks[1], deadline)
+                status = self._execute(script, stdin, stdout, sinks[1], deadline)
                 stdout.close()
             except BaseException as failure:
-                if job.group is not None or not _unstarted(failure):
+                if job.started or not _unstarted(failure):
                     self._leftovers.add(job)
                     self._leftovers.kill(_KILL_TIMEOUT_S)
                 raise

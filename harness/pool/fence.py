@@ -2,9 +2,9 @@
 
 The fence is a folder of the device, `WORK_ROOT/fence`, with one file, named by the token that
 holds. A claim makes the file of a higher token, removes the lower ones, then kills the processes
-that former holders left. Commands of a holder run as `sh -c` with a marker in the environment; that
-shell first looks whether its file is there. So a command either finds the fence raised, or carried
-its marker when the claim looked for markers.
+that former holders left. Commands of a holder carry the lease's mark (`device_scripts/marked.sh`)
+and first look whether the file is there. So a command either finds the fence raised, or carried
+its mark when the claim looked for marks.
 """
 
 import re
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from harness.clock import Deadline
 from harness.deploy.scripts import ensure_scripts, intact, scripts_folder
 from harness.devices.base import Device
-from harness.devices.commands import command_line
+from harness.devices.commands import MARKS, command_line
 from harness.errors import (
     DeviceCommandError,
     DeviceFullError,
@@ -63,8 +63,12 @@ class Fence:
         """Return a command line that runs `command` only if the fence still has our token."""
         lost = f"echo {shlex.quote(self._lost_line)} >&2; exit {LOST_STATUS}"
         check = f"[ -e {shlex.quote(f'{self.root}/fence/{self.token}')} ] || {{ {lost}; }}\n"
-        marker = f"export QNNFARM_FENCE={self.id}.{self.token}.;"
-        return f"{marker} exec sh -c {shlex.quote(check + command)}"
+        return check + command
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Environment of the holder's commands: the mark by which a later claim finds them."""
+        return {MARKS: f"lease:{self.id}.{self.token}."}
 
     def was_lost(self, exit_status: int, stderr: str) -> bool:
         """Return whether a guarded command was refused by the fence."""

@@ -113,7 +113,7 @@ class LeasedDevice:
                 timeout_s=timeout_s,
                 stdin=stdin,
                 check=False,
-                env=env,
+                env={**(env or {}), **self._fence.env},
                 max_output=max_output,
             )
         self._lost_if_fenced(result)
@@ -135,7 +135,10 @@ class LeasedDevice:
         text = command_line(command)
         with self._held(), action_named(describe_command(text, self._fence.root), failures=False):
             result = self._device.stream(
-                self._fence.guarded(text), on_output=on_output, timeout_s=timeout_s, env=env
+                self._fence.guarded(text),
+                on_output=on_output,
+                timeout_s=timeout_s,
+                env={**(env or {}), **self._fence.env},
             )
         self._lost_if_fenced(result)
         return result

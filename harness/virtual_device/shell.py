@@ -24,7 +24,6 @@ from harness.errors import AdbProtocolError
 from harness.virtual_device.connection import Service
 from harness.virtual_device.injection import Activity, Injector
 from harness.virtual_device.processes import Child, ProcessTable, exit_code
-from harness.virtual_device.shell_text import starts
 from harness.virtual_device.stream import ExactReader, Stream, StreamClosedError
 
 _READ_SIZE = 256 * 1024
@@ -41,8 +40,8 @@ _END_OF_FILE = b"\x04"
 _INPUT_GRACE_S = 10.0
 """How long a raw command may go on after the end of its input once its client is gone."""
 _CANNOT_EXECUTE = 126
-_RUN = "run.sh"
-"""Our script that starts a runner."""
+_RUN = re.compile(rb"run\.sh['\"]* .+ \d+ \S+ -- ", re.DOTALL)
+"""A call of our script that starts a runner: `run.sh [OPTIONS] RUN_DIR TIMEOUT_S LOG -- ...`."""
 _MAX_DETAIL = 200
 
 
@@ -206,7 +205,7 @@ def open_shell(host: ShellHost, name: bytes) -> Service | None:
     if request is None:
         return None
     command = request.command or b""
-    kinds = ("shell", "run") if starts(command, _RUN) else ("shell",)
+    kinds = ("shell", "run") if _RUN.search(command) else ("shell",)
     detail = command[:_MAX_DETAIL].decode("utf-8", "replace")
 
     async def serve(stream: Stream) -> None:

@@ -83,7 +83,7 @@ def marked_processes(run_dir: Path) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if b"QNNFARM_RUN_ID=" + marker in (folder / "environ").read_bytes():
+            if b"run:" + marker in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
         except OSError:
             continue

@@ -33,7 +33,7 @@ def tokens(device: "DeviceShell") -> set[str]:
 def guarded(device: "DeviceShell", fence: Fence, command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [device.shell, "-c", fence.guarded(command)],
-        env=device.environment,
+        env=device.environment | fence.env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.PIPE,
@@ -84,10 +84,10 @@ def test_a_command_may_end_with_the_same_status(device: "DeviceShell") -> None:
 def test_hostile_commands_and_stdin_arrive_unchanged(device: "DeviceShell") -> None:
     fence = claim(device, 1)
     process = guarded(
-        device, fence, "cat; printf '<%s>' \"$QNNFARM_FENCE\" 'a'\\''b' '$(id)' \"`echo c`\""
+        device, fence, "cat; printf '<%s>' \"$QNNFARM_MARKS\" 'a'\\''b' '$(id)' \"`echo c`\""
     )
     stdout, _ = process.communicate("in 'put' $x\n")
-    assert stdout == f"in 'put' $x\n<{fence.id}.1.><a'b><$(id)><c>"
+    assert stdout == f"in 'put' $x\n<lease:{fence.id}.1.><a'b><$(id)><c>"
 
 
 def test_a_claim_kills_commands_that_passed_the_fence_before(
@@ -115,7 +115,7 @@ def test_only_behind_a_quiet_lease_there_is_nothing_to_look_for(
     quiet = claim(device, 1)
     stray = subprocess.Popen(
         [device.shell, "-c", "sleep 62; :"],
-        env=device.environment | {"QNNFARM_FENCE": f"{quiet.id}.1."},
+        env=device.environment | quiet.env,
     )
     try:
         while not running(quiet):
@@ -132,7 +132,7 @@ def test_only_behind_a_quiet_lease_there_is_nothing_to_look_for(
 
 
 def running(fence: Fence) -> list[str]:
-    mark = f"QNNFARM_FENCE={fence.id}.{fence.token}.".encode()
+    mark = f"lease:{fence.id}.{fence.token}.".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -260,7 +260,7 @@ def test_a_claim_that_was_overtaken_ends_nothing_of_the_greater_one(
     assert greater.wait(timeout=200) == 0
     held = subprocess.Popen(
         [device.shell, "-c", "sleep 64; :"],
-        env=device.environment | {"QNNFARM_FENCE": f"{fence.id}.19."},
+        env=device.environment | {"QNNFARM_MARKS": f"lease:{fence.id}.19."},
     )
     try:
         run_dir = device.make_run("of-the-greater")

@@ -314,7 +314,7 @@ def test_kill_9_frees_the_device_and_ends_what_ran_on_it(
     holder.kill()
     holder.communicate()
     with open_pool(count=1).acquire(ANY, timeout_s=60) as lease:
-        ours = f"QNNFARM_FENCE={lease.device.fence.id}."
+        ours = f"lease:{lease.device.fence.id}."
         script = f"grep -lsF {ours} /proc/[0-9]*/environ | wc -l"
         # Its own pipeline: the shell that the guard started, and what that started.
         found = lease.device.unleased.shell(script, check=False).stdout.strip()
@@ -373,7 +373,7 @@ def test_only_a_lease_under_which_nothing_was_done_is_quiet(open_pool: OpenPool)
         used.device.shell("setsid sleep 73 >/dev/null 2>&1 &")
     assert pool.ledger.devices.fence_of(key).quiet == lease.token
     with pool.acquire(ANY, timeout_s=60) as lease:
-        mark = f"QNNFARM_FENCE={lease.device.fence.id}.{used.token}."
+        mark = f"lease:{lease.device.fence.id}.{used.token}."
         count = f"grep -lsF {mark} /proc/[0-9]*/environ | wc -l"
         assert lease.device.unleased.shell(count, check=False).stdout.strip() == "0"
 
@@ -441,7 +441,7 @@ def test_a_timeout_names_the_command_and_leaves_no_process(open_pool: OpenPool) 
         with pytest.raises(DeviceTimeoutError) as caught:
             lease.device.shell("echo begun; setsid sleep 71", timeout_s=1)
         assert caught.value.action == "`echo begun; setsid sleep 71`"
-        device, mark = lease.device.unleased, f"QNNFARM_FENCE={lease.device.fence.id}."
+        device, mark = lease.device.unleased, f"lease:{lease.device.fence.id}."
     count = device.shell(f"grep -lsF {mark} /proc/[0-9]*/environ | wc -l", check=False).stdout
     assert count.strip() == "0"
     assert states(pool) == ["ready"]

@@ -37,7 +37,7 @@ PROMPT = "In the beginning God created the heaven and the earth. And God said,"
 
 def processes_of_runs(device: AdbDevice) -> str:
     """Command lines on the device that belong to a run."""
-    command = "grep -lsa QNNFARM_RUN_ID= /proc/[0-9]*/environ || true"
+    command = "grep -lsa QNNFARM_MARKS=.*run: /proc/[0-9]*/environ || true"
     return device.shell(command).stdout
 
 
