@@ -1,7 +1,7 @@
-"""What people read on a terminal: consoles, text made safe to show, and tables.
+"""Output for people: consoles, control characters made visible, and tables.
 
-Answers go to stdout, progress and remarks to stderr. What is no terminal gets plain text in lines
-of any length. Tables are never cut: columns that do not fit stand beneath their row, or are left
+Answers go to stdout, progress and remarks to stderr. Pipes and files get plain text in lines of any
+length. Tables are never cut: columns that do not fit stand beneath their row, or are left
 out by rank; numbers are never wrapped.
 """
 
@@ -35,29 +35,29 @@ EMULATOR = "measured on the HTP emulator: its speed says nothing about hardware 
 
 
 def answers() -> Console:
-    """The console of answers; when stdout is no terminal, plain text in lines of any length."""
+    """Create the console of answers, on stdout; a pipe gets plain text in lines of any length."""
     return _whole_lines(Console(highlight=False, soft_wrap=True))
 
 
 def remarks() -> Console:
-    """The console of progress and remarks, on stderr, so that answers can be piped."""
+    """Create the console of progress and remarks, on stderr, so that answers can be piped."""
     return _whole_lines(Console(stderr=True, highlight=False))
 
 
 def _whole_lines(console: Console) -> Console:
-    """What is no terminal has no width, whatever `COLUMNS` says: its lines are for `grep`."""
+    """Ignore `COLUMNS` unless it is a terminal: lines in a pipe are for `grep`."""
     if not console.is_terminal:
         console.width = _UNBOUNDED
     return console
 
 
 def tell(words: str) -> None:
-    """One line on stderr, whatever it holds."""
+    """Print one line on stderr, without markup."""
     remarks().print(words, markup=False, soft_wrap=True)
 
 
 def progress(*columns: ProgressColumn) -> Progress:
-    """A bar on stderr that goes away when done; nothing where stderr is no terminal."""
+    """Create a progress bar on stderr that disappears when done; disabled without a terminal."""
     console = remarks()
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
@@ -71,9 +71,9 @@ def visible(text: str) -> str:
 
 
 def print_text(text: str) -> None:
-    """Text that a model made up: as it is into a pipe, with control characters shown on a terminal.
+    """Print generated text: unchanged into a pipe, with visible control characters on a terminal.
 
-    A terminal obeys control characters, and nobody knows what a model says.
+    A terminal obeys control characters, and a model may generate any.
     """
     if sys.stdout.isatty():
         text = visible(text)
@@ -81,7 +81,7 @@ def print_text(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """One JSON document on stdout, for programs."""
+    """Print a JSON document on stdout."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 

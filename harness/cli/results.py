@@ -1,4 +1,4 @@
-"""`qnnfarm results`: what a results database holds, and how what is old is removed from it."""
+"""`qnnfarm results`: list and prune a results database."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from harness.results.maintenance import PruneCounts, PrunePolicy
 
 app = typer.Typer(
-    help="A results database: what it holds of each day, and removing what is old.",
+    help="List what a results database holds, and remove old results.",
     no_args_is_help=True,
 )
 
@@ -26,7 +26,7 @@ Database = Annotated[
 
 @app.command("ls")
 def ls(db: Database = "results.db", json: Json = False) -> None:
-    """List what there is of each day, container and device, and the size of the database."""
+    """List the results by day, container and device, and the size of the database."""
     from buildlib.cache.sizes import size_text
     from harness.results.maintenance import disk_usage, list_inventory
     from harness.results.store import ResultsStore
@@ -81,27 +81,26 @@ def ls(db: Database = "results.db", json: Json = False) -> None:
 
 @app.command("prune")
 def prune(
-    older_than: Annotated[
-        str, typer.Option(help="Remove what was measured longer ago: 90d, 12h, 8w.")
-    ],
+    older_than: Annotated[str, typer.Option(help="Remove results older than this: 90d, 12h, 8w.")],
     keep_measurements: Annotated[
         bool,
         typer.Option(
             "--keep-measurements",
-            help="Remove just the telemetry, which is most of the bytes; reports stay as they are "
-            "but for its plots.",
+            help="Remove only the telemetry, which is most of the bytes; reports lose nothing but "
+            "its plots.",
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")
     ] = False,
     db: Database = "results.db",
     json: Json = False,
 ) -> None:
-    """Remove old runs with all that belongs to them, and give the room back to the disk.
+    """Remove old runs with their measurements and telemetry, and free the disk space.
 
-    Sessions of one cell and both sides of a comparison go together, when the newest of them is
-    that old and none is under way. Perplexities stay: later benchmarks are checked against them.
+    Sessions of one cell and both sides of a comparison are removed together, once the newest of
+    them is that old and none is running. Perplexities are kept: later benchmarks are checked
+    against them.
     """
     from harness.results import maintenance
     from harness.results.maintenance import PruneCounts, PrunePolicy
@@ -142,7 +141,7 @@ def prune(
     elif not dry_run:
         _conclude(removed, policy, before.total_bytes - after.total_bytes, after.total_bytes)
         if left:
-            tell(f"no room was given back to the disk: {left}")
+            tell(f"no disk space was freed: {left}")
 
 
 def _moment(age: str) -> datetime:
