@@ -1,1 +1,1 @@
-"""Measurements: recorded, stored, compared and graded. A leaf that plans and reports share."""
+"""Measurements: records, storage, statistics and comparison. A leaf of the harness."""
