@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import InvalidOptionError
-from buildlib.paths import default_cache_root, lasting_path, user_path
+from buildlib.paths import absolute_user_path, default_cache_root, user_path
 from buildlib.pipeline.build import Build, Sources
 from buildlib.pipeline.options import ConversionConfig, ModelTransformerConfig
 from buildlib.pipeline.plan import Additions, BuildPlan
@@ -191,7 +191,7 @@ class GenAIBuilderFactory:
                 UnknownArchitectureWarning,
                 stacklevel=2,
             )
-        root = lasting_path(default_cache_root() if cache_root is None else cache_root)
+        root = absolute_user_path(default_cache_root() if cache_root is None else cache_root)
         return GenAIBuilderHTP(source, root, toolchain or _default_toolchain())
 
 
@@ -303,7 +303,7 @@ class GenAIBuilderHTP:
         if not isinstance(self._source, OnnxSource):
             reason = "a checkpoint has no encodings; they are made by calibration"
             raise InvalidOptionError("encodings_path", reason, ())
-        self._source = self._source.with_encodings(lasting_path(path))
+        self._source = self._source.with_encodings(absolute_user_path(path))
 
     @property
     def parallel_build(self) -> bool:
@@ -385,7 +385,9 @@ class GenAIBuilderHTP:
         """
         if arn in self._attached:
             raise InvalidOptionError("arn", f"AR {arn} has a model attached already", ())
-        source = attached_source(lasting_path(model_path), self._source, _path(encodings_path))
+        source = attached_source(
+            absolute_user_path(model_path), self._source, _path(encodings_path)
+        )
         ars = self._options.transformation.arn_cl_options.auto_regression_number
         if arn not in ars:
             self.set_transformation_options({_ARS: (*ars, arn)})
@@ -503,8 +505,8 @@ class GenAIBuilderHTP:
 
         lora, speculative = self.lora_config, self.speculative_config
         if lora is not None:
-            lora = _checked_lora(lora)
-        _see_kind("speculative_config", speculative, get_args(SpeculativeConfig))
+            lora = _check_lora(lora)
+        _check_type("speculative_config", speculative, get_args(SpeculativeConfig))
         known = get_args(EmbedDatatype)
         if self.embedding_datatype not in known:
             reason = f"{self.embedding_datatype!r} is no type of a table"
@@ -570,13 +572,13 @@ class AttachedBuilder:
                 raise InvalidOptionError(key, reason, ())
 
 
-def _see_kind(key: str, value: object, kinds: tuple[type, ...]) -> None:
+def _check_type(key: str, value: object, kinds: tuple[type, ...]) -> None:
     if value is not None and not isinstance(value, kinds):
         names = tuple(kind.__name__ for kind in kinds)
         raise InvalidOptionError(key, f"{type(value).__name__} is none of its kinds", names)
 
 
-def _checked_lora(given: "LoraBuilderInputConfig") -> "LoraBuilderInputConfig":
+def _check_lora(given: "LoraBuilderInputConfig") -> "LoraBuilderInputConfig":
     """As `create` checks it, which the documented constructor does not; and that it names adapters.
 
     Raises:
@@ -585,7 +587,7 @@ def _checked_lora(given: "LoraBuilderInputConfig") -> "LoraBuilderInputConfig":
     """
     from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
 
-    _see_kind("lora_config", given, (LoraBuilderInputConfig,))
+    _check_type("lora_config", given, (LoraBuilderInputConfig,))
     path = user_path(given.lora_config_path)
     config = LoraBuilderInputConfig.create(**(dict(given) | {"lora_config_path": path}))
     if not config.create_lora_graph:
@@ -605,7 +607,7 @@ def _json_of(config: Mapping[str, Any]) -> str:
 
 
 def _path(path: str | PathLike[str] | None) -> Path | None:
-    return None if path is None else lasting_path(path)
+    return None if path is None else absolute_user_path(path)
 
 
 def _default_toolchain() -> Toolchain:

@@ -23,6 +23,6 @@ def user_path(path: str | os.PathLike[str]) -> Path:
         return Path(path)
 
 
-def lasting_path(path: str | os.PathLike[str]) -> Path:
+def absolute_user_path(path: str | os.PathLike[str]) -> Path:
     """As `user_path`, for what is opened later, perhaps from another working folder."""
     return user_path(path).absolute()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from buildlib.cache.builds import entries_in_use
 from buildlib.cache.file_hashes import MEMO_FILE, HashMemo
 from buildlib.cache.layout import entry_folders, entry_lock
-from buildlib.cache.records import problem_of, read_files, read_info
-from buildlib.cache.removal import Usage, discard
+from buildlib.cache.records import find_problem, read_files, read_info
+from buildlib.cache.removal import Usage, remove_entry
+from buildlib.cache.running_builds import entries_in_use
 from buildlib.errors import CacheError
 
 
@@ -36,7 +36,7 @@ class EntrySummary:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EntryCheck:
     """What the check of an entry found.
 
     Attributes:
@@ -92,7 +92,7 @@ def find_entry(root: Path, text: str) -> Path:
     raise CacheError(str(root), f"{text!r} means {len(found)} entries: {some}; give more of it")
 
 
-def verify(root: Path, *, repair: bool = False) -> Iterator[Verdict]:
+def verify(root: Path, *, repair: bool = False) -> Iterator[EntryCheck]:
     """Read every file of every entry and compare it with its hash.
 
     Args:
@@ -102,20 +102,20 @@ def verify(root: Path, *, repair: bool = False) -> Iterator[Verdict]:
     with HashMemo(root / MEMO_FILE) as memo:
         for folder in list(entry_folders(root)):
             usage = Usage.of(folder)
-            problem = problem_of(folder, memo, reread=True)
+            problem = find_problem(folder, memo, reread=True)
             if problem and not folder.exists():
                 continue  # it was removed meanwhile
             removed = bool(problem) and repair and _remove_damaged(root, folder, memo)
-            yield Verdict(usage.name, usage.size_bytes, problem, removed)
+            yield EntryCheck(usage.name, usage.size_bytes, problem, removed)
 
 
 def _remove_damaged(root: Path, folder: Path, memo: HashMemo) -> bool:
     model, name = folder.parent.name, folder.name
     try:
         with entry_lock(root, model, name).acquire(timeout=0):
-            if f"{model}/{name}" in entries_in_use(root) or problem_of(folder, memo) is None:
+            if f"{model}/{name}" in entries_in_use(root) or find_problem(folder, memo) is None:
                 return False
-            discard(folder)
+            remove_entry(folder)
     except Timeout:
         return False
     return True

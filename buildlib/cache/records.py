@@ -122,7 +122,7 @@ def read_files(folder: Path) -> EntryFiles:
     return _read(folder, FILES, EntryFiles)
 
 
-def problem_of(folder: Path, memo: HashMemo, *, reread: bool = False) -> str | None:
+def find_problem(folder: Path, memo: HashMemo, *, reread: bool = False) -> str | None:
     """What is wrong with an entry, or `None` if it is what was written.
 
     Args:

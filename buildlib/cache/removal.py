@@ -15,8 +15,8 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from buildlib.cache.builds import entries_in_use
 from buildlib.cache.layout import LAST_USED, entry_folders, entry_lock, leftovers, model_folders
+from buildlib.cache.running_builds import entries_in_use
 
 _Inode = tuple[int, int]
 _CLOCKS_DIFFER_S = 3600.0  # of hosts that share a cache
@@ -60,7 +60,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PruneResult:
     """What pruning did, or would do.
 
     Attributes:
@@ -101,7 +101,7 @@ def prune(
     older_than: timedelta | None = None,
     everything: bool = False,
     dry_run: bool = False,
-) -> Pruned:
+) -> PruneResult:
     """Remove what builds that died had left, and entries as the arguments say.
 
     Args:
@@ -114,10 +114,14 @@ def prune(
     Raises:
         OSError: something cannot be removed.
     """
-    swept = [path for model in model_folders(root) for path in sweep(root, model, dry_run=dry_run)]
+    swept = [
+        path
+        for model in model_folders(root)
+        for path in remove_leftovers(root, model, dry_run=dry_run)
+    ]
     if not dry_run:
         for folder in entry_folders(root):
-            _date_back(folder)
+            _clamp_last_used(folder)
     usages = sorted((Usage.of(f) for f in entry_folders(root)), key=lambda usage: usage.used_at)
     shares = Counter(inode for usage in usages for inode in usage.inodes)
     oldest = (datetime.now(UTC) - older_than).timestamp() if older_than is not None else None
@@ -135,10 +139,10 @@ def prune(
         removed.append(usage)
         shares.subtract(usage.inodes.keys())
         left -= sum(size for inode, size in usage.inodes.items() if not shares[inode])
-    return Pruned(tuple(removed), tuple(busy), tuple(swept), before - left, left)
+    return PruneResult(tuple(removed), tuple(busy), tuple(swept), before - left, left)
 
 
-def _date_back(folder: Path) -> None:
+def _clamp_last_used(folder: Path) -> None:
     """A use in the future, told by a clock that was wrong, would keep an entry until then."""
     now = datetime.now(UTC).timestamp()
     if last_used(folder) > now + _CLOCKS_DIFFER_S:
@@ -146,7 +150,7 @@ def _date_back(folder: Path) -> None:
             os.utime(folder / LAST_USED, (now, now))
 
 
-def sweep(root: Path, model: Path, *, dry_run: bool = False) -> list[Path]:
+def remove_leftovers(root: Path, model: Path, *, dry_run: bool = False) -> list[Path]:
     """Remove what builds of one model had left when they died; gives what it found."""
     found = []
     for folder, entry in leftovers(model):
@@ -160,7 +164,7 @@ def sweep(root: Path, model: Path, *, dry_run: bool = False) -> list[Path]:
     return found
 
 
-def discard(folder: Path) -> None:
+def remove_entry(folder: Path) -> None:
     """Remove an entry whose lock is held.
 
     Raises:
@@ -180,7 +184,7 @@ def _remove_unused(root: Path, usage: Usage) -> bool:
         with entry_lock(root, usage.folder.parent.name, usage.folder.name).acquire(timeout=0):
             if last_used(usage.folder) != usage.used_at or usage.name in entries_in_use(root):
                 return False
-            discard(usage.folder)
+            remove_entry(usage.folder)
     except Timeout:
         return False
     return True

@@ -11,14 +11,14 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
-from buildlib.cache.builds import RunningBuild, entries_in_use
 from buildlib.cache.file_hashes import MEMO_FILE, HashMemo
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import LAST_USED, CacheEntry, entry_lock, entry_name, is_model_name
-from buildlib.cache.records import problem_of, write_records
-from buildlib.cache.removal import discard, prune, sweep
+from buildlib.cache.records import find_problem, write_records
+from buildlib.cache.removal import prune, remove_entry, remove_leftovers
+from buildlib.cache.running_builds import RunningBuild, entries_in_use
 from buildlib.cache.sizes import default_limit
-from buildlib.child_processes import check_cancelled
+from buildlib.cancellation import check_cancelled
 from buildlib.errors import CacheError, ToolchainError
 from buildlib.files import scratch_folder, sync_folder
 
@@ -102,16 +102,16 @@ class StageCache:
             _wait_for(lock)
         try:
             with _as_cache_error(place):
-                resources.running.uses(self._model, name)
-                problem = problem_of(place, resources.memo) if place.exists() else None
+                resources.running.mark_used(self._model, name)
+                problem = find_problem(place, resources.memo) if place.exists() else None
                 if problem is None and place.exists():
                     (place / LAST_USED).touch()
                     return CacheEntry(key.operation, place, digest, reused=True)
-                discard(place)
+                remove_entry(place)
             with ExitStack() as making:
                 with _as_cache_error(place):
                     scratch = making.enter_context(scratch_folder(place))
-                with _full_disk_named(place):
+                with _full_disk_as_cache_error(place):
                     build(scratch)
                 with _as_cache_error(place):
                     write_records(scratch, key, source, resources.memo, subject=subject)
@@ -130,7 +130,7 @@ class StageCache:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._open = _Resources(self._root)
                 weakref.finalize(self, self._open.close)
-                sweep(self._root, self._folder)
+                remove_leftovers(self._root, self._folder)
                 entries_in_use(self._root)  # which clears what builds that died had listed
             return self._open
 
@@ -146,7 +146,7 @@ class _Resources:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self.running.end()
+            self.running.close()
             self.memo.close()
 
 
@@ -170,7 +170,7 @@ def _as_cache_error(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _full_disk_named(path: Path) -> Iterator[None]:
+def _full_disk_as_cache_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

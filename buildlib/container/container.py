@@ -13,9 +13,9 @@ from buildlib.cache.file_hashes import HashMemo
 from buildlib.container.files import (
     check_file,
     copy_file,
-    placed_file,
-    placed_folder,
-    pour,
+    copy_into,
+    place_file,
+    place_folder,
     write_text,
 )
 from buildlib.container.genie_config import GenieConfig
@@ -26,7 +26,7 @@ from buildlib.container.layout import (
     HTP_CONFIG,
     METADATA,
     archive_stem,
-    holds,
+    has_file,
 )
 from buildlib.container.manifest import (
     PRECISION,
@@ -115,7 +115,7 @@ class GenAIContainer(GenAIContainerable):
         _check_files(folder, metadata, verify=verify)
         genie_config = GenieConfig.from_file(folder / GENIE_CONFIG)
         for name in genie_config.referenced_files:
-            if not holds(metadata.files, name):
+            if not has_file(metadata.files, name):
                 raise ContainerFileError(str(folder), name, "is configured but is not in it")
         htp_config = HtpConfig.from_file(folder / HTP_CONFIG)
         return cls(folder, metadata, genie_config, htp_config)
@@ -136,7 +136,7 @@ class GenAIContainer(GenAIContainerable):
         if destination.resolve() == self.path.resolve():
             return self
         self._refuse_inside(destination)
-        with placed_folder(destination, exist_ok=exist_ok, may_replace=is_container) as scratch:
+        with place_folder(destination, exist_ok=exist_ok, may_replace=is_container) as scratch:
             self._copy_to(scratch)
             write_text(scratch / METADATA, self.metadata.to_json(), "configuration")
         return GenAIContainer(destination, self.metadata, self.genie_config, self.htp_config)
@@ -168,7 +168,7 @@ class GenAIContainer(GenAIContainerable):
                 destination /= archive_stem(self.metadata.model.name) + ARCHIVE_SUFFIX
             write_archive(self.path, self.metadata.files, destination)
         else:
-            with placed_folder(destination, exist_ok=False, may_replace=is_container) as scratch:
+            with place_folder(destination, exist_ok=False, may_replace=is_container) as scratch:
                 self._copy_to(scratch)
         return destination
 
@@ -242,7 +242,7 @@ def write_archive(folder: Path, files: Mapping[str, FileRecord], destination: Pa
     """
     top = destination.name.removesuffix(ARCHIVE_SUFFIX).removesuffix(".zip") or "bundle"
     with (
-        placed_file(destination) as sink,
+        place_file(destination) as sink,
         zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED, strict_timestamps=True) as archive,
     ):
         for name, record in sorted(files.items()):
@@ -252,6 +252,6 @@ def write_archive(folder: Path, files: Mapping[str, FileRecord], destination: Pa
             header.external_attr = (stat.S_IFREG | 0o644) << 16
             header.file_size = record.size_bytes  # decides between 32 and 64 bits
             with archive.open(header, "w") as member:
-                written = pour(folder / name, member, record.kind)
+                written = copy_into(folder / name, member, record.kind)
             if written != record:
                 raise ContainerFileError(str(folder), name, "has changed since it was written")

@@ -80,7 +80,7 @@ class _Blocks(c.Structure):
     )
 
 
-class _Notebook:
+class _Recorder:
     """A backend that compiles nothing and takes note of everything."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class _Notebook:
 
 def describe(request: bytes) -> object:
     """The graphs of the DLC whose path is the request."""
-    graph = _Notebook().read(
+    graph = _Recorder().read(
         load_system(find_libraries().system), os.fsencode(os.fsdecode(request))
     )
     return [dataclasses.asdict(graph)]

@@ -24,13 +24,13 @@ def copy_file(source: Path, destination: Path, kind: PartKind) -> FileRecord:
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     with destination.open("xb") as writer:
-        record = pour(source, writer, kind)
+        record = copy_into(source, writer, kind)
         writer.flush()
         os.fsync(writer.fileno())
     return record
 
 
-def pour(source: Path, sink: IO[bytes], kind: PartKind) -> FileRecord:
+def copy_into(source: Path, sink: IO[bytes], kind: PartKind) -> FileRecord:
     """Write a file's bytes into `sink`, and describe what was written.
 
     Raises:
@@ -82,7 +82,7 @@ def check_file(folder: Path, name: str, record: FileRecord, memo: HashMemo | Non
 
 
 @contextmanager
-def placed_folder(
+def place_folder(
     destination: Path, *, exist_ok: bool, may_replace: Callable[[Path], bool]
 ) -> Iterator[Path]:
     """An empty folder to fill, which takes the place of `destination` when the block ends well.
@@ -97,18 +97,18 @@ def placed_folder(
         ContainerError: the folder cannot be written.
     """
     destination = user_path(destination).absolute()
-    refuse_to_lose(destination, exist_ok=exist_ok, may_replace=may_replace)
+    check_replaceable(destination, exist_ok=exist_ok, may_replace=may_replace)
     try:
         with atomic_folder(destination) as scratch:
             yield scratch
-            refuse_to_lose(destination, exist_ok=exist_ok, may_replace=may_replace)
+            check_replaceable(destination, exist_ok=exist_ok, may_replace=may_replace)
     except OSError as error:
         reason = f"cannot be written ({error.strerror or error})"
         raise ContainerError(str(destination), reason) from error
 
 
 @contextmanager
-def placed_file(destination: Path) -> Iterator[BinaryIO]:
+def place_file(destination: Path) -> Iterator[BinaryIO]:
     """A file to write, which appears as `destination` when the block ends well.
 
     Raises:
@@ -130,7 +130,7 @@ def placed_file(destination: Path) -> Iterator[BinaryIO]:
         raise ContainerError(str(destination), reason) from error
 
 
-def refuse_to_lose(
+def check_replaceable(
     destination: Path, *, exist_ok: bool, may_replace: Callable[[Path], bool]
 ) -> None:
     """See that nothing would be lost by placing a folder at `destination`.

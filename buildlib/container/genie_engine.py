@@ -80,7 +80,7 @@ class Lora(GenieModel):
     adapters: Annotated[tuple[LoraAdapter, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _names_are_told_once(self) -> Self:
+    def _names_are_unique(self) -> Self:
         names = [adapter.name for adapter in self.adapters]
         if len(set(names)) != len(names):
             raise ValueError(f"an adapter stands twice in {names}")
@@ -118,7 +118,7 @@ class Engine(GenieModel):
     model: Model
 
     @model_validator(mode="after")
-    def _positions_are_told_once(self) -> Self:
+    def _positions_are_given_once(self) -> Self:
         htp = self.backend.qnn_htp
         if self.model.positional_encoding and (htp.pos_id_dim or htp.rope_theta):
             raise ValueError(

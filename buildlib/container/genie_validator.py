@@ -38,13 +38,13 @@ def check_genie_config(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> None:
 
 def check_genie_text(text: bytes, path: str, *, timeout_s: float = _TIMEOUT_S) -> None:
     """As `check_genie_config`, for a text; `path` is what errors call it."""
-    step = Step(_WORKER, "judge", Path(path), timeout_s, find_libraries().search_path)
+    step = Step(_WORKER, "validate", Path(path), timeout_s, find_libraries().search_path)
     verdict = run_step(step, text)
     if verdict["status"] != 0:
-        raise GenieConfigError(path, _essence(verdict["said"]) or f"status {verdict['status']}")
+        raise GenieConfigError(path, _shorten(verdict["said"]) or f"status {verdict['status']}")
 
 
-def _essence(said: str) -> str:
+def _shorten(said: str) -> str:
     """Genie's complaint as one line."""
     lines = (_SAYS_NOTHING.sub("", line).strip().removeprefix("- ") for line in said.splitlines())
     return "; ".join(line for line in lines if line and not line.startswith(_HEADINGS))[:1000]

@@ -9,7 +9,7 @@ from buildlib.toolchains.child_process import RefusedError, serve
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 
 
-def judge(request: bytes) -> object:
+def validate(request: bytes) -> object:
     """Genie's status for a configuration, and what it printed meanwhile."""
     try:
         genie = ctypes.CDLL(str(find_libraries().genie))
@@ -30,4 +30,4 @@ def judge(request: bytes) -> object:
 
 
 if __name__ == "__main__":
-    serve({"judge": judge}, sys.argv[1:])
+    serve({"validate": validate}, sys.argv[1:])

@@ -22,7 +22,7 @@ def binary_name(model_name: str, part: int, parts: int) -> str:
     return f"{archive_stem(model_name)}_part_{part}_of_{parts}.bin"
 
 
-def part_name_problem(names: Iterable[str]) -> str | None:
+def file_name_problem(names: Iterable[str]) -> str | None:
     """The first name that no file of a container can have, and why, or `None`.
 
     Names are relative paths of plain segments, so that no container reaches out of its folder,
@@ -44,7 +44,7 @@ def archive_stem(model_name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.+-]+", "_", model_name).lstrip(".-")[:_LONGEST_STEM] or "model"
 
 
-def holds(files: Iterable[str], name: str) -> bool:
+def has_file(files: Iterable[str], name: str) -> bool:
     """Whether a name is that of a file, or of a folder with files."""
     below = name.rstrip("/") + "/"
     return any(file == name or file.startswith(below) for file in files)

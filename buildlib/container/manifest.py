@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from buildlib.container.layout import METADATA, part_name_problem
+from buildlib.container.layout import METADATA, file_name_problem
 from buildlib.errors import ContainerError, ContainerVersionError
 
 FORMAT_VERSION: Final = 2
@@ -120,7 +120,7 @@ class ContainerMetadata(_Part):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "ContainerMetadata":
-        problem = part_name_problem(self.files)
+        problem = file_name_problem(self.files)
         if problem:
             raise ValueError(problem)
         if self.container_sha256 != content_digest(self.files):

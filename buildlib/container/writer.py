@@ -7,7 +7,7 @@ from pathlib import Path
 
 from buildlib.cache.file_hashes import HashMemo
 from buildlib.container.container import GenAIContainer
-from buildlib.container.files import copy_file, placed_folder, write_text
+from buildlib.container.files import copy_file, place_folder, write_text
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_validator import check_genie_config
 from buildlib.container.htp_config import HtpConfig
@@ -16,8 +16,8 @@ from buildlib.container.layout import (
     HTP_CONFIG,
     METADATA,
     TOKENIZER,
-    holds,
-    part_name_problem,
+    file_name_problem,
+    has_file,
 )
 from buildlib.container.manifest import (
     FileRecord,
@@ -81,7 +81,7 @@ def write_container(
         ContainerError: the parts do not fit together, or the destination cannot be written.
     """
     _check_fit(draft, dest)
-    with placed_folder(dest, exist_ok=exist_ok, may_replace=is_container) as scratch:
+    with place_folder(dest, exist_ok=exist_ok, may_replace=is_container) as scratch:
         files = _write_files(draft, scratch)
         validate(scratch)
         metadata = build_metadata(
@@ -118,14 +118,14 @@ def _check_fit(draft: ContainerContents, dest: Path) -> None:
     configured = set(draft.genie_config.referenced_files)
     needed = [*draft.binaries, TOKENIZER, HTP_CONFIG]
     given = {*needed, GENIE_CONFIG, *draft.extras}
-    odd = {name for name in configured if not holds(given, name)} | set(needed) - configured
+    odd = {name for name in configured if not has_file(given, name)} | set(needed) - configured
     if odd:
         names = ", ".join(sorted(odd))
         raise ContainerError(str(dest), f"configuration and files differ in {names}")
     twice = draft.extras.keys() & {*needed, GENIE_CONFIG}
     if twice:
         raise ContainerError(str(dest), f"{min(twice)} is given twice")
-    problem = part_name_problem(given)
+    problem = file_name_problem(given)
     if problem:
         raise ContainerError(str(dest), problem)
     if draft.genie_config.dialog.context.size != draft.graphs.context_length:

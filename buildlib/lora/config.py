@@ -87,7 +87,7 @@ class LoraSet(_Model):
     use_cases: tuple[UseCase, ...] = ()
 
     @model_validator(mode="after")
-    def _names_are_told_once(self) -> Self:
+    def _names_are_unique(self) -> Self:
         names = [adapter.name for adapter in self.adapters]
         cases = [case.name for case in self.use_cases]
         for group in (names, cases):
@@ -135,9 +135,9 @@ class LoraSet(_Model):
             raise CheckpointError(path, error.strerror or "cannot be read") from error
         except (ValueError, RecursionError) as error:
             raise CheckpointError(path, "not valid JSON") from error
-        return _validated(path, data).placed(path.parent)
+        return _validated(path, data).with_absolute_paths(path.parent)
 
-    def placed(self, folder: Path) -> "LoraSet":
+    def with_absolute_paths(self, folder: Path) -> "LoraSet":
         """The same with relative paths taken from `folder`."""
         adapters = tuple(a.model_copy(update={"path": folder / a.path}) for a in self.adapters)
         return self.model_copy(update={"adapters": adapters})

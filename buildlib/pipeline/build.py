@@ -19,9 +19,9 @@ from buildlib.graph.shape import GraphShape
 from buildlib.lora.config import LoraSet
 from buildlib.passes.balance import SplitEnds, choose_splits
 from buildlib.passes.split import weights_by_segment
-from buildlib.pipeline.error_names import naming
+from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.parts import Part, all_parts
-from buildlib.pipeline.plan import MAX_PART_BYTES, BuildPlan, integer_bytes
+from buildlib.pipeline.plan import MAX_PART_BYTES, BuildPlan, quantized_bytes
 from buildlib.pipeline.runner import OnStage, StageRecord, StageRunner
 from buildlib.pipeline.scheduler import Task, available_memory, run_bounded
 from buildlib.pipeline.sources import CheckpointSource, ModelSource, OnnxSource
@@ -33,7 +33,7 @@ from buildlib.pipeline.stages.convert import Convert
 from buildlib.pipeline.stages.export import Export
 from buildlib.pipeline.stages.extract_embedding import ExtractEmbedding
 from buildlib.pipeline.stages.import_onnx import ImportOnnx
-from buildlib.pipeline.stages.package import CONTAINER, Package, Prepared, compose
+from buildlib.pipeline.stages.package import CONTAINER, Package, PreparedModel, compose
 from buildlib.pipeline.stages.quantize_weights import QuantizeWeights
 from buildlib.pipeline.stages.transform import MULTI_HEAD, Transform
 from buildlib.quantize.grids import check_shared_caches
@@ -66,7 +66,7 @@ class BuildOutputs:
     """
 
     export: Path
-    prepared: Prepared
+    prepared: PreparedModel
     exports: Mapping[GraphShape, Path]
     float_models: Mapping[GraphShape, Path]
     multi_head_parts: PartFiles
@@ -87,7 +87,7 @@ class Sources:
     def __getitem__(self, shape: GraphShape) -> ModelSource:
         return self.by_ar.get(shape.ar, self.main)
 
-    def each(self) -> tuple[ModelSource, ...]:
+    def distinct(self) -> tuple[ModelSource, ...]:
         """Every source once, the main one first."""
         return tuple(dict.fromkeys((self.main, *self.by_ar.values())))
 
@@ -141,7 +141,7 @@ class Build:
         }
         split = {}
         for shape in shapes:
-            with naming(self.sources[shape]):
+            with original_paths(self.sources[shape]):
                 options = plan.transformation
                 split[shape] = runner.run(
                     Transform(arcl[shape], shape, len(chain), options.split_model, options.mha2sha)
@@ -164,7 +164,9 @@ class Build:
                 model_name=self.name,
                 prepared=main.prepared,
                 composition=composition,
-                quantized=[part.qdq(shape) for shape in self._a_shape_each(plan) for part in built],
+                quantized=[
+                    part.qdq(shape) for shape in self._one_shape_per_source(plan) for part in built
+                ],
                 compiled=[part.compiled for part in built],
                 binaries=binaries,
                 files=self._inputs(ready),
@@ -189,10 +191,10 @@ class Build:
             container=packaged.folder / CONTAINER,
         )
 
-    def _ready(self, runner: StageRunner) -> "tuple[BuildPlan, dict[ModelSource, Ready]]":
+    def _ready(self, runner: StageRunner) -> "tuple[BuildPlan, dict[ModelSource, PreparedSource]]":
         """Every source in canonical form, and the plan with the shapes that are to be made."""
         plan = self.plan
-        inputs = {source: runner.watch.hashed(source.inputs()) for source in self.sources.each()}
+        inputs = {source: runner.watch.hash(source.inputs()) for source in self.sources.distinct()}
         exports = {source: self._export(runner, source, inputs[source]) for source in inputs}
         runner.watch.check(reread=True)
         if plan.keeps_shape:
@@ -233,13 +235,13 @@ class Build:
         source: ModelSource,
         export: CacheEntry,
         files: Mapping[str, str],
-    ) -> "Ready":
+    ) -> "PreparedSource":
         """The model with what the plan adds to it before it is cut: adapters, a table outside."""
         entry, lora, table = export, None, None
         added = self.plan.additions
         if added.lora is not None:
             adapters = LoraSet.load(added.lora.lora_config_path)
-            hashes = runner.watch.hashed(adapters.files())
+            hashes = runner.watch.hash(adapters.files())
             entry = runner.run(
                 AddLora(entry, added.lora, adapters, hashes, source.calibration_text)
             )
@@ -247,9 +249,9 @@ class Build:
         if added.embedding is not None:
             entry = runner.run(ExtractEmbedding(entry, added.embedding))
             table = entry.folder
-        return Ready(entry, Prepared(entry.folder, lora, table), files)
+        return PreparedSource(entry, PreparedModel(entry.folder, lora, table), files)
 
-    def _check_caches(self, ready: "Mapping[ModelSource, Ready]") -> None:
+    def _check_caches(self, ready: "Mapping[ModelSource, PreparedSource]") -> None:
         """See that attached models and the main one mean the same by their caches."""
         if len(ready) < 2:
             return
@@ -265,7 +267,7 @@ class Build:
             }
         )
 
-    def _inputs(self, ready: "Mapping[ModelSource, Ready]") -> dict[str, str]:
+    def _inputs(self, ready: "Mapping[ModelSource, PreparedSource]") -> dict[str, str]:
         """Hashes of everything that the container was built from."""
         main = self.sources.main
         hashes = {**ready[main].inputs}
@@ -274,7 +276,7 @@ class Build:
             hashes |= {f"ar{ar}/{name}": sha for name, sha in ready[source].inputs.items()}
         return hashes
 
-    def _a_shape_each(self, plan: BuildPlan) -> tuple[GraphShape, ...]:
+    def _one_shape_per_source(self, plan: BuildPlan) -> tuple[GraphShape, ...]:
         """One shape of every source: all of them have the same weights."""
         return tuple({self.sources[shape]: shape for shape in reversed(plan.shapes)}.values())
 
@@ -298,7 +300,7 @@ class Build:
         converted: dict[GraphShape, CacheEntry] = {}
         for shape in plan.shapes:
             source = self.sources[shape]
-            with naming(source):
+            with original_paths(source):
                 if source not in weights:
                     weights[source] = runner.run(QuantizeWeights(split[shape], shape, part))
                 converted[shape] = runner.run(
@@ -312,7 +314,7 @@ class Build:
     def _memory(self, plan: BuildPlan, split: Mapping[GraphShape, CacheEntry], part: Part) -> int:
         """What compiling a part takes at its peak, in bytes."""
         shape = plan.shapes[0]
-        weights = integer_bytes(parts_folder(split[shape], plan) / f"{part.graph(shape)}.onnx")
+        weights = quantized_bytes(parts_folder(split[shape], plan) / f"{part.graph(shape)}.onnx")
         sharing = plan.compilation.weight_sharing
         return compile_memory_bytes(weights, len(plan.shapes), weight_sharing=sharing)
 
@@ -324,7 +326,7 @@ class Build:
         return choose_splits(weights_by_segment(export.folder / MODEL_FILE), MAX_PART_BYTES, apart)
 
     def _stage_count(self, plan: BuildPlan, n_parts: int) -> int:
-        shapes, sources = len(plan.shapes), self.sources.each()
+        shapes, sources = len(plan.shapes), self.sources.distinct()
         added = plan.additions
         more = (added.lora is not None) + (added.embedding is not None)
         made = sum(more + (2 if isinstance(source, OnnxSource) else 1) for source in sources)
@@ -333,7 +335,7 @@ class Build:
 
 
 @dataclass(frozen=True)
-class Ready:
+class PreparedSource:
     """A source in canonical form, with all that is added to it.
 
     Attributes:
@@ -341,7 +343,7 @@ class Ready:
     """
 
     entry: CacheEntry
-    prepared: Prepared
+    prepared: PreparedModel
     inputs: Mapping[str, str]
 
 

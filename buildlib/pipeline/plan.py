@@ -115,9 +115,9 @@ class BuildPlan:
         """
         wanted = transformation.arn_cl_options
         keeps = keeps_ar or wanted.skip_ar_cl_conversion
-        shapes = () if keeps else wanted_shapes(wanted)
+        shapes = () if keeps else graph_shapes(wanted)
         added = additions or Additions()
-        transformation = _with_ends_apart(transformation, added)
+        transformation = _split_off_ends(transformation, added)
         Bitwidths.from_options(conversion.quantization)
         _check_splits(transformation.split_model, n_layers)
         ars = {shape.ar for shape in shapes}
@@ -208,7 +208,7 @@ class BuildPlan:
         return tuple(sorted({shape.ar for shape in self.shapes}))
 
 
-def wanted_shapes(options: ARnContextLengthConfig) -> tuple[GraphShape, ...]:
+def graph_shapes(options: ARnContextLengthConfig) -> tuple[GraphShape, ...]:
     """A graph for every AR at every context length.
 
     Raises:
@@ -229,7 +229,7 @@ def _sorted(key: str, numbers: Sequence[int]) -> list[int]:
     return sorted(numbers)
 
 
-def _with_ends_apart(config: ModelTransformerConfig, added: Additions) -> ModelTransformerConfig:
+def _split_off_ends(config: ModelTransformerConfig, added: Additions) -> ModelTransformerConfig:
     """With adapters, embedding and head are parts of their own, as documented."""
     if added.lora is None:
         return config
@@ -250,7 +250,7 @@ def _check_splits(options: SplitModelConfig, n_layers: int | None) -> None:
         check_part_count(options.num_splits, n_layers, apart)
 
 
-def integer_bytes(part: Path) -> int:
+def quantized_bytes(part: Path) -> int:
     """About the bytes of a float part's weights once they are integers: 16-bit tables, 8-bit rest.
 
     Weights of 4 bits count as 8: DLCs unpack them.

@@ -11,13 +11,13 @@ from buildlib.cache.file_hashes import MEMO_FILE, hash_files
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import CacheEntry
 from buildlib.cache.store import StageCache
-from buildlib.child_processes import check_cancelled
+from buildlib.cancellation import check_cancelled
 from buildlib.errors import InputFileError
 from buildlib.pipeline.code_digest import CodeDigest
 from buildlib.pipeline.stage import Stage
 from buildlib.toolchains.base import Toolchain
 
-_Look = tuple[int, int]
+_Stat = tuple[int, int]
 
 
 class SourceWatch:
@@ -29,19 +29,19 @@ class SourceWatch:
 
     def __init__(self, memo: Path) -> None:
         self._memo = memo
-        self._looks: dict[Path, _Look] = {}
+        self._stats: dict[Path, _Stat] = {}
         self._hashes: dict[Path, str] = {}
 
-    def hashed(self, files: Mapping[str, Path]) -> dict[str, str]:
+    def hash(self, files: Mapping[str, Path]) -> dict[str, str]:
         """SHA-256 of files by name; from now on they are watched.
 
         Raises:
             InputFileError: one cannot be read.
         """
-        looks = {path: look for path in files.values() if (look := _look(path))}
+        stats = {path: stat for path in files.values() if (stat := _stat_of(path))}
         digests = hash_files(files.values(), self._memo)
         self._hashes |= {path: digest.sha256 for path, digest in digests.items()}
-        self._looks |= looks
+        self._stats |= stats
         return {name: digests[path].sha256 for name, path in files.items()}
 
     def check(self, *, reread: bool = False) -> None:
@@ -55,19 +55,19 @@ class SourceWatch:
         Raises:
             InputFileError: one has.
         """
-        odd = {
+        changed = {
             path: now
-            for path, before in list(self._looks.items())
-            if (now := _look(path)) and (now != before or reread)
+            for path, before in list(self._stats.items())
+            if (now := _stat_of(path)) and (now != before or reread)
         }
-        digests = hash_files(odd, self._memo)
+        digests = hash_files(changed, self._memo)
         for path, digest in digests.items():
             if digest.sha256 != self._hashes[path]:
                 raise InputFileError(str(path), "it changed while it was built from; build again")
-        self._looks |= odd  # merely a new date
+        self._stats |= changed  # merely a new date
 
 
-def _look(path: Path) -> _Look | None:
+def _stat_of(path: Path) -> _Stat | None:
     try:
         status = path.stat()
     except OSError:

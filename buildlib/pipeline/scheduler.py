@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from buildlib.child_processes import Children
+from buildlib.cancellation import CancelScope
 from buildlib.errors import InvalidOptionError
 
 T = TypeVar("T")
@@ -76,24 +76,24 @@ class _Run(Generic[T]):
         self._running: set[int] = set()
         self._results: dict[int, T] = {}
         self._error: BaseException | None = None
-        self._children = Children()
+        self._scope = CancelScope()
         self._threads: list[threading.Thread] = []
 
     def results(self) -> list[T]:
         try:
             with self._changed:
                 while self._error is None and (self._waiting or self._running):
-                    self._admit()
+                    self._start_fitting()
                     self._changed.wait()
         finally:
             if self._waiting or self._running:
-                self._children.end()
+                self._scope.cancel()
             self._join()
         if self._error is not None:
             raise self._error
         return [self._results[number] for number in range(len(self._tasks))]
 
-    def _admit(self) -> None:
+    def _start_fitting(self) -> None:
         """Start every waiting task that fits."""
         used = sum(self._tasks[number].memory_bytes for number in self._running)
         for number in list(self._waiting):
@@ -113,7 +113,7 @@ class _Run(Generic[T]):
     def _work(self, number: int) -> None:
         error: BaseException | None = None
         try:
-            with self._children.scope():
+            with self._scope.enter():
                 result = self._tasks[number].run()
         except BaseException as caught:  # noqa: BLE001 - it is raised by the caller's thread
             error = caught
@@ -138,13 +138,16 @@ _UNKNOWN = 4 << 30
 def available_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
     """Bytes: the least of what the machine has and what the control groups above us leave.
 
-    Where neither says anything, 4 GiB.
+    4 GiB where neither gives a limit.
     """
-    limits = [*_machine(proc / "meminfo"), *_control_groups(proc / "self" / "cgroup", cgroup)]
+    limits = [
+        *_machine_memory(proc / "meminfo"),
+        *_control_group_memory(proc / "self" / "cgroup", cgroup),
+    ]
     return max(0, min(limits, default=_UNKNOWN))
 
 
-def _machine(meminfo: Path) -> list[int]:
+def _machine_memory(meminfo: Path) -> list[int]:
     for line in _text(meminfo).splitlines():
         name, _, rest = line.partition(":")
         if name == "MemAvailable" and rest.split():
@@ -152,7 +155,7 @@ def _machine(meminfo: Path) -> list[int]:
     return []
 
 
-def _control_groups(membership: Path, root: Path) -> list[int]:
+def _control_group_memory(membership: Path, root: Path) -> list[int]:
     """What every group from ours to the root leaves, of either version of control groups."""
     left = []
     for line in _text(membership).splitlines():

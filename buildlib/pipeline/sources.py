@@ -48,7 +48,7 @@ class OnnxSource:
         Raises:
             ModelNotFoundError: there is no such file.
         """
-        return replace(self, encodings=_needed(path, self.folder))
+        return replace(self, encodings=_require_file(path, self.folder))
 
     def inputs(self) -> dict[str, Path]:
         """Every file that decides what is built, by what it is there for."""
@@ -195,7 +195,7 @@ def find_source(
     """
     given = files or SourceFiles()
     folder = path.parent if path.is_file() else path
-    if not _is_text(folder.resolve()):
+    if not _is_utf8(folder.resolve()):
         reason = "its path is no UTF-8, which metadata and tokenizers need; rename it"
         raise ModelNotFoundError(ascii(str(path)), reason)
     if not folder.is_dir():
@@ -208,21 +208,21 @@ def find_source(
             encodings=_encodings_of(model, given.encodings),
             config=_config_text(folder, given),
             config_file=given.config or (_NO_FILE if given.config_text else folder / CONFIG_FILE),
-            tokenizer=_needed(given.tokenizer or folder / TOKENIZER_FILE, folder),
-            calibration_text=calibration_text or _own_text(folder),
+            tokenizer=_require_file(given.tokenizer or folder / TOKENIZER_FILE, folder),
+            calibration_text=calibration_text or _folder_text(folder),
         )
     for name in (CONFIG_FILE, TOKENIZER_FILE):
-        _needed(folder / name, folder)
+        _require_file(folder / name, folder)
     if not any(folder.glob("*.safetensors")):
         reason = f"it holds neither an ONNX model such as {MODEL_FILE} nor model.safetensors"
         raise ModelNotFoundError(str(folder), reason)
-    text = calibration_text or _own_text(folder)
+    text = calibration_text or _folder_text(folder)
     if text is None:
         raise CalibrationTextMissingError(str(folder))
     return CheckpointSource(folder, text)
 
 
-def _is_text(path: Path) -> bool:
+def _is_utf8(path: Path) -> bool:
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -244,7 +244,7 @@ def _onnx_in(folder: Path) -> Path | None:
 def _encodings_of(model: Path, given: Path | None) -> Path | None:
     """The encodings that are named, or that lie beside the model under one of the usual names."""
     if given is not None:
-        return _needed(given, model.parent)
+        return _require_file(given, model.parent)
     usual = (
         model.with_suffix(".encodings"),
         model.with_name(ENCODINGS_FILE),
@@ -256,7 +256,7 @@ def _encodings_of(model: Path, given: Path | None) -> Path | None:
 def _config_text(folder: Path, given: SourceFiles) -> str:
     if given.config_text is not None:
         return given.config_text
-    return _text_of(_needed(given.config or folder / CONFIG_FILE, folder), folder)
+    return _text_of(_require_file(given.config or folder / CONFIG_FILE, folder), folder)
 
 
 def _text_of(path: Path, folder: Path) -> str:
@@ -266,14 +266,14 @@ def _text_of(path: Path, folder: Path) -> str:
         raise ModelNotFoundError(str(folder), f"{path.name} cannot be read: {error}") from error
 
 
-def _needed(path: Path, folder: Path) -> Path:
+def _require_file(path: Path, folder: Path) -> Path:
     if not path.is_file():
         shown = path.name if path.parent == folder else str(path)
         raise ModelNotFoundError(str(folder), f"{shown} is missing")
     return path
 
 
-def _own_text(folder: Path) -> str | None:
+def _folder_text(folder: Path) -> str | None:
     path = folder / CALIBRATION_TEXT
     try:
         if not path.is_file():

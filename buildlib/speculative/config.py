@@ -98,7 +98,7 @@ class Speculation:
 
 
 @dataclass(frozen=True)
-class Speaker:
+class PlainDialog:
     """The model whose dialog speculates.
 
     Attributes:
@@ -126,22 +126,22 @@ def check_speculation(how: SpeculativeConfig, ars: Sequence[int]) -> None:
     match how:
         case LadeBuilderConfig():
             tokens = _lade(how).tokens_per_step
-            _see_that(tokens <= ar, "window", _too_long(tokens, ar))
+            _require(tokens <= ar, "window", _too_long(tokens, ar))
         case SpdBuilderConfig():
             # A longer draft than the target can verify hangs Genie.
-            _see_that(how.draft_len < ar, "draft_len", _too_long(how.draft_len + 1, ar))
+            _require(how.draft_len < ar, "draft_len", _too_long(how.draft_len + 1, ar))
             _check_draft_folder(how.draft_container)
         case SsdBuilderConfig():
             _ssd(how)
             reason = f"{how.forecast_prefix} holds no files: they are trained, not built here"
-            _see_that(bool(_prefix_files(how)), "forecast_prefix", reason)
+            _require(bool(_prefix_files(how)), "forecast_prefix", reason)
         case EagletBuilderConfig():
             tokens = how.total_draft_tokens
-            _see_that(tokens < ar, "total_draft_tokens", _too_long(tokens + 1, ar))
+            _require(tokens < ar, "total_draft_tokens", _too_long(tokens + 1, ar))
             _check_draft_folder(how.draft_container)
 
 
-def speculate(speaker: Speaker, how: SpeculativeConfig, ars: Sequence[int]) -> Speculation:
+def speculate(speaker: PlainDialog, how: SpeculativeConfig, ars: Sequence[int]) -> Speculation:
     """The configuration of a plain dialog, turned into one that speculates.
 
     Args:
@@ -182,7 +182,7 @@ def _lade(how: LadeBuilderConfig) -> Lade:
 def _lookahead(config: GenieConfig, how: LadeBuilderConfig) -> Speculation:
     vocabulary = config.dialog.context.n_vocab
     reason = f"lookahead feeds token ids up to {_LADE_TOKENS}; the vocabulary has {vocabulary}"
-    _see_that(vocabulary > _LADE_TOKENS, "", reason)
+    _require(vocabulary > _LADE_TOKENS, "", reason)
     return Speculation(config.with_type("lade", lade=_lade(how)))
 
 
@@ -202,10 +202,10 @@ def _ssd(how: SsdBuilderConfig) -> Ssd:
 
 def _check_draft_folder(folder: Path) -> None:
     reason = f"{folder} is no folder: a draft is built, or trained, before"
-    _see_that(folder.is_dir(), "draft_container", reason)
+    _require(folder.is_dir(), "draft_container", reason)
 
 
-def _drafted(speaker: Speaker, folder: Path, kind: str, **block: GenieModel) -> Speculation:
+def _drafted(speaker: PlainDialog, folder: Path, kind: str, **block: GenieModel) -> Speculation:
     """With a second engine, whose binaries lie in a folder of their own."""
     config = speaker.config
     draft = GenAIContainer.load(folder)
@@ -218,11 +218,11 @@ def _drafted(speaker: Speaker, folder: Path, kind: str, **block: GenieModel) -> 
         ("eos token", ours.eos_token, theirs.eos_token),
     ):
         reason = f"{folder} has another {key} ({its}, the model {mine})"
-        _see_that(mine == its, "draft_container", reason)
+        _require(mine == its, "draft_container", reason)
     same = _tokens(speaker.tokenizer) == _tokens(draft.files[TOKENIZER])
-    _see_that(same, "draft_container", f"{folder} has a tokenizer with other tokens than the model")
+    _require(same, "draft_container", f"{folder} has a tokenizer with other tokens than the model")
     reason = f"{folder} looks tokens up in a table of its own, and a dialog has one table"
-    _see_that(draft.genie_config.dialog.embedding is None, "draft_container", reason)
+    _require(draft.genie_config.dialog.embedding is None, "draft_container", reason)
     engine = draft.genie_config.dialog.target_engine
     files = {f"{_DRAFT_FOLDER}/{name}": draft.files[name] for name in draft.genie_config.ctx_bins}
     moved = _with_binaries(engine, tuple(files))
@@ -254,6 +254,6 @@ def _too_long(tokens: int, ar: int) -> str:
     return f"it takes calls of {tokens} tokens; the largest AR is {ar}"
 
 
-def _see_that(holds: bool, key: str, reason: str) -> None:  # noqa: FBT001  (the condition itself)
+def _require(holds: bool, key: str, reason: str) -> None:  # noqa: FBT001  (the condition itself)
     if not holds:
         raise InvalidOptionError(f"{_OPTION}.{key}" if key else _OPTION, reason, ())

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from buildlib.child_processes import tracked
+from buildlib.cancellation import track_child
 from buildlib.errors import ToolchainError, ToolchainTimeoutError
 from buildlib.files import atomic_write
 
@@ -110,7 +110,7 @@ def _run(step: Step, request: bytes, answer: Path, log_path: Path) -> int | None
             env=environment,
             start_new_session=True,
         )
-    with tracked(child):
+    with track_child(child):
         try:
             child.communicate(request, timeout=step.timeout_s)
         except subprocess.TimeoutExpired:

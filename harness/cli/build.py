@@ -120,7 +120,7 @@ def build(
     json: Json = False,
 ) -> None:
     """Build a container for each target; stages that have not changed come from the cache."""
-    from buildlib.container.files import refuse_to_lose
+    from buildlib.container.files import check_replaceable
     from buildlib.container.manifest import is_container
     from buildlib.genai import GenAIBuilderFactory
     from buildlib.lora.config import LoraBuilderInputConfig
@@ -145,7 +145,9 @@ def build(
         if lora is not None:
             builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=lora)
         folder = place(out, name, several=len(names) > 1)
-        refuse_to_lose(folder, exist_ok=overwrite, may_replace=is_container)  # before a long build
+        check_replaceable(
+            folder, exist_ok=overwrite, may_replace=is_container
+        )  # before a long build
         _refuse_unwritable(folder)
         builds.append((name, builder.plan(), folder))
     made = []

@@ -16,7 +16,7 @@ from harness.exit_codes import BAD
 from harness.words import counted
 
 if TYPE_CHECKING:
-    from buildlib.cache.removal import Pruned
+    from buildlib.cache.removal import PruneResult
 
 app = typer.Typer(
     help="The cache of stage outputs: list, show, check and remove its entries.",
@@ -197,7 +197,7 @@ def prune(
     _say(pruned, dry_run=dry_run)
 
 
-def _say(pruned: "Pruned", *, dry_run: bool) -> None:
+def _say(pruned: "PruneResult", *, dry_run: bool) -> None:
     from buildlib.cache.sizes import size_text
 
     console = answers()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from buildlib.cache.layout import CacheEntry
 from buildlib.graph.shape import GraphShape
-from buildlib.pipeline.error_names import naming
+from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.parts import Part
 from buildlib.pipeline.stage import Stage
 from buildlib.toolchains.base import CompileConfig, Toolchain
@@ -56,5 +56,5 @@ class CompilePart(Stage):
 
     def run(self, folder: Path) -> None:
         binary = folder / self.binary
-        with naming(None, {binary: Path(binary.name)}):
+        with original_paths(None, {binary: Path(binary.name)}):
             self.toolchain.compile(self.dlcs, binary, self.config)

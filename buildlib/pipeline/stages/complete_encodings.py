@@ -11,8 +11,8 @@ from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encodings
 from buildlib.graph.files import load_model, save_model
-from buildlib.pipeline.error_names import naming
 from buildlib.pipeline.model_folder import calibration_windows, link_configuration
+from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.sources import OnnxSource
 from buildlib.pipeline.stage import Stage
 from buildlib.quantize.options import QuantizationOptions
@@ -54,7 +54,7 @@ class CompleteEncodings(Stage):
         return (self.imported.hash,)
 
     def run(self, folder: Path) -> None:
-        with naming(self.export):
+        with original_paths(self.export):
             self._complete(self.imported.folder, folder)
 
     def _complete(self, imported: Path, folder: Path) -> None:

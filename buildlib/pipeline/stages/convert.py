@@ -8,7 +8,7 @@ from buildlib.cache.layout import CacheEntry
 from buildlib.encodings.files import load_encodings
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.base import ENCODINGS_SUFFIX
-from buildlib.pipeline.error_names import naming
+from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.parts import Part
 from buildlib.pipeline.stage import Stage
 from buildlib.quantize.qdq import apply_encodings
@@ -54,5 +54,5 @@ class Convert(Stage):
         encodings = load_encodings(self.source.with_suffix(ENCODINGS_SUFFIX))
         weights = self.weights.folder / f"{self.part.stem}.weights"
         qdq = apply_encodings(self.source, encodings, folder / f"{self.subject}.qdq.onnx", weights)
-        with naming(None, {qdq: Path(qdq.name)}):
+        with original_paths(None, {qdq: Path(qdq.name)}):
             self.toolchain.convert(qdq, folder / f"{self.subject}.dlc", self.target)

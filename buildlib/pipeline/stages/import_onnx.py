@@ -15,7 +15,7 @@ from buildlib.graph.files import external_tensors, link_into, load_model
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.validation import check_interface, check_model, check_sizes, check_types
 from buildlib.importing.importer import ImportModel, check_rotation
-from buildlib.pipeline.error_names import naming
+from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.sources import OnnxSource
 from buildlib.pipeline.stage import Stage
 
@@ -64,7 +64,7 @@ class ImportOnnx(Stage):
         check_model(model, source.model)
         load_tokenizer(source.tokenizer)
         atomic_write_bytes(folder / CONFIG_FILE, source.config.encode())
-        with naming(source, copies):
+        with original_paths(source, copies):
             config = load_config(folder / CONFIG_FILE)
         atomic_write_bytes(folder / TOKENIZER_FILE, source.tokenizer.read_bytes())
         with tempfile.TemporaryDirectory(dir=folder, prefix=".source.") as scratch:
@@ -76,7 +76,7 @@ class ImportOnnx(Stage):
                 given = Path(scratch) / ENCODINGS_FILE
                 copies[save_encodings(load_encodings(source.encodings), given)] = source.encodings
             importing = ImportModel(self.shape, fixed_keep_theirs=True)
-            with naming(source, copies):
+            with original_paths(source, copies):
                 importing.run(placed, folder / MODEL_FILE)
         imported = load_model(folder / MODEL_FILE)
         check_interface(imported, source.model)

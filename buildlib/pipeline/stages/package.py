@@ -21,7 +21,7 @@ from buildlib.pipeline.stage import Stage
 from buildlib.pipeline.stages.add_lora import LORA_FILE
 from buildlib.pipeline.stages.extract_embedding import EMBEDDING_FILE
 from buildlib.quantize.summary import summarize_quantization
-from buildlib.speculative.config import Speaker, SsdBuilderConfig, speculate
+from buildlib.speculative.config import PlainDialog, SsdBuilderConfig, speculate
 from buildlib.targets import Target
 
 CONTAINER = "container"
@@ -29,7 +29,7 @@ CONTAINER = "container"
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedModel:
     """The model as its shapes are made of it, and what stands beside it in the container.
 
     Attributes:
@@ -70,7 +70,7 @@ class Package(Stage):
     compiles = True
     plan: BuildPlan
     model_name: str
-    prepared: Prepared
+    prepared: PreparedModel
     composition: Composition
     quantized: Sequence[Path]
     compiled: Sequence[CacheEntry]
@@ -131,7 +131,7 @@ class Package(Stage):
         write_container(draft, folder / CONTAINER)
 
 
-def compose(plan: BuildPlan, prepared: Prepared, ctx_bins: Sequence[str]) -> Composition:
+def compose(plan: BuildPlan, prepared: PreparedModel, ctx_bins: Sequence[str]) -> Composition:
     """The dialog of a build's container.
 
     Args:
@@ -161,7 +161,7 @@ def compose(plan: BuildPlan, prepared: Prepared, ctx_bins: Sequence[str]) -> Com
         extras[TABLE_FILE] = ContainerFile(prepared.table / TABLE_FILE, "embedding")
     how = plan.additions.speculative
     if how is not None:
-        speaker = Speaker(config, plan.target, prepared.model / TOKENIZER_FILE)
+        speaker = PlainDialog(config, plan.target, prepared.model / TOKENIZER_FILE)
         speculation = speculate(speaker, how, plan.ars)
         config = speculation.genie_config
         kind: PartKind = "forecast_prefix" if isinstance(how, SsdBuilderConfig) else "binary"

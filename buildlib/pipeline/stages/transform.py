@@ -9,8 +9,8 @@ from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.mha2sha import convert_mha2sha
 from buildlib.passes.split import split_model
-from buildlib.pipeline.error_names import naming
 from buildlib.pipeline.options import MhaConfig, SplitModelConfig
+from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.stage import Stage
 
 MULTI_HEAD = "multi_head"
@@ -59,5 +59,5 @@ class Transform(Stage):
         )
         if self.mha2sha.enabled:
             for part in parts:
-                with naming(None, {part: Path(part.name)}):
+                with original_paths(None, {part: Path(part.name)}):
                     convert_mha2sha(part, folder / part.name)

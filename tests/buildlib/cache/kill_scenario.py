@@ -18,7 +18,7 @@ from pathlib import Path
 from buildlib.cache.file_hashes import HashMemo
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import entry_folders, leftovers, model_folders
-from buildlib.cache.records import problem_of
+from buildlib.cache.records import find_problem
 from buildlib.cache.removal import prune
 from buildlib.cache.store import StageCache
 
@@ -65,7 +65,7 @@ def check(root: Path) -> None:
     with HashMemo(root / "hashes.sqlite") as memo:
         for folder in entry_folders(root):
             number = next(n for n in range(ENTRIES) if folder.name.endswith(key_name(n)))
-            if problem_of(folder, memo) is None:
+            if find_problem(folder, memo) is None:
                 right = (folder / "part.bin").read_bytes() == content(number)
                 right &= (folder / "sub" / "config.json").read_text() == str(number)
                 assert right, f"{folder} looks whole and is not"

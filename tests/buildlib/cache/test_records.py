@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from buildlib.cache.file_hashes import HashMemo
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import FILES, SIDECAR
-from buildlib.cache.records import problem_of, read_files, read_info
+from buildlib.cache.records import find_problem, read_files, read_info
 from buildlib.cache.store import StageCache
 from buildlib.errors import CacheError
 
@@ -48,7 +48,7 @@ def test_what_was_written_is_read(entry: Path, memo: HashMemo) -> None:
     assert info.hash == KEY.digest()
     assert (files.subject, files.versions, files.code_sha256) == ("part 1 of 1", {"qnn": "2"}, "c")
     assert list(files.files) == ["part.bin"]
-    assert problem_of(entry, memo) is None
+    assert find_problem(entry, memo) is None
 
 
 @fuzz
@@ -57,9 +57,9 @@ def test_noise_is_no_record(entry: Path, memo: HashMemo, name: str, noise: bytes
     path = entry / name
     kept = path.read_bytes()
     path.write_bytes(noise)
-    _one_line(problem_of(entry, memo))
+    _one_line(find_problem(entry, memo))
     path.write_bytes(kept)
-    assert problem_of(entry, memo) is None
+    assert find_problem(entry, memo) is None
 
 
 @fuzz
@@ -77,7 +77,7 @@ def test_a_field_that_was_changed_is_seen(
     record[field] = value
     path.write_text(json.dumps(record))
     if not same:
-        _one_line(problem_of(entry, memo))
+        _one_line(find_problem(entry, memo))
     path.write_text(kept)
 
 
@@ -96,7 +96,7 @@ def test_hostile_text_is_refused(entry: Path, text: str) -> None:
 def test_numbers_that_are_none_are_refused(entry: Path, memo: HashMemo, number: str) -> None:
     path = entry / SIDECAR
     path.write_text(path.read_text().replace('"O": 3', f'"O": {number}'))
-    _one_line(problem_of(entry, memo))
+    _one_line(find_problem(entry, memo))
 
 
 @pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "part.bin/..", "", "a\0b"])
@@ -105,12 +105,12 @@ def test_files_outside_are_never_looked_at(entry: Path, memo: HashMemo, name: st
     record = json.loads(path.read_text())
     record["files"][name] = record["files"]["part.bin"]
     path.write_text(json.dumps(record))
-    _one_line(problem_of(entry, memo))
+    _one_line(find_problem(entry, memo))
 
 
 def test_an_entry_under_another_name_is_not_believed(entry: Path, memo: HashMemo) -> None:
     moved = entry.rename(entry.with_name("compile_" + "0" * 32))
-    _one_line(problem_of(moved, memo))
+    _one_line(find_problem(moved, memo))
 
 
 def _one_line(problem: str | None) -> None:

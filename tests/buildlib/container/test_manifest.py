@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildlib.container.layout import part_name_problem
+from buildlib.container.layout import file_name_problem
 from buildlib.container.manifest import (
     ContainerMetadata,
     FileRecord,
@@ -30,7 +30,7 @@ records = st.builds(
     kind=st.sampled_from(get_args(PartKind)),
 )
 files = st.dictionaries(names, records, min_size=1, max_size=5).filter(
-    lambda some: part_name_problem(some) is None
+    lambda some: file_name_problem(some) is None
 )
 words = st.text(max_size=20)
 scalars = words | st.integers(-(2**53), 2**53) | st.booleans() | st.none()
@@ -134,7 +134,7 @@ def test_context_lengths_ascend_to_that_of_the_dialog(lengths: tuple[int, ...]) 
      ["metadata.json"], ["a\\b"], ["a\n"], ["x" * 201], ["/".join(["x" * 100] * 11)], [""]],
 )  # fmt: skip
 def test_names_that_reach_out_or_clash(names: list[str]) -> None:
-    assert part_name_problem(names)
+    assert file_name_problem(names)
 
 
 def test_another_kind_of_container_is_refused(manifest_text: dict[str, object]) -> None:

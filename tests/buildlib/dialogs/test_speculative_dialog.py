@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 from buildlib.container.genie_config import GenieConfig
 from buildlib.graph.files import link_into
-from buildlib.speculative.config import LadeBuilderConfig, SpdBuilderConfig, Speaker, speculate
+from buildlib.speculative.config import LadeBuilderConfig, PlainDialog, SpdBuilderConfig, speculate
 from buildlib.targets import parse_target
 
 if TYPE_CHECKING:
     from tests.buildlib.dialogs.conftest import GenieLab
 
 
-def speaker(config: GenieConfig, bundle: Path) -> Speaker:
-    return Speaker(config, parse_target("SM8750:emulator"), bundle / "tokenizer.json")
+def speaker(config: GenieConfig, bundle: Path) -> PlainDialog:
+    return PlainDialog(config, parse_target("SM8750:emulator"), bundle / "tokenizer.json")
 
 
 def test_a_drafted_dialog_says_the_same(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildlib.child_processes import tracked
+from buildlib.cancellation import track_child
 from buildlib.errors import CancelledError, InvalidOptionError
 from buildlib.pipeline.scheduler import Task, default_workers, run_bounded
 
@@ -52,7 +52,7 @@ def sleeper(pids: Path) -> Callable[[], None]:
 
     def run() -> None:
         child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-        with tracked(child):
+        with track_child(child):
             with pids.open("a") as file:
                 file.write(f"{child.pid}\n")
             child.wait()

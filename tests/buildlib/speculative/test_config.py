@@ -23,8 +23,8 @@ from buildlib.errors import ContainerError, GenieConfigError, InvalidOptionError
 from buildlib.speculative.config import (
     EagletBuilderConfig,
     LadeBuilderConfig,
+    PlainDialog,
     SpdBuilderConfig,
-    Speaker,
     Speculation,
     SpeculativeConfig,
     SsdBuilderConfig,
@@ -49,7 +49,7 @@ def plain(size: int = 192, n_vocab: int = 1280) -> GenieConfig:
 def speculated(config: GenieConfig, how: SpeculativeConfig, ars: tuple[int, ...]) -> Speculation:
     """Of a model for the emulator with the reference model's tokenizer."""
     tokenizer = tiny_llama.folder() / "tokenizer.json"
-    return speculate(Speaker(config, parse_target("SM8750:emulator"), tokenizer), how, ars)
+    return speculate(PlainDialog(config, parse_target("SM8750:emulator"), tokenizer), how, ars)
 
 
 def judged(config: GenieConfig) -> GenieConfig:
@@ -114,7 +114,7 @@ def test_a_draft_that_is_not_there(
 
 def test_a_draft_for_another_target(tiny_bundle: Path) -> None:
     how = SpdBuilderConfig(draft_container=tiny_bundle)
-    phone = Speaker(plain(), parse_target("SM8750"), tiny_bundle / "tokenizer.json")
+    phone = PlainDialog(plain(), parse_target("SM8750"), tiny_bundle / "tokenizer.json")
     with pytest.raises(InvalidOptionError, match=r"another target \(SM8750:emulator, the model SM"):
         speculate(phone, how, (1, 32))
 
@@ -127,7 +127,7 @@ def test_a_draft_with_other_tokens(tiny_bundle: Path, tmp_path: Path) -> None:
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     other = tmp_path / "tokenizer.json"
     other.write_text(json.dumps(values), "utf-8")
-    speaker = Speaker(plain(), parse_target("SM8750:emulator"), other)
+    speaker = PlainDialog(plain(), parse_target("SM8750:emulator"), other)
     with pytest.raises(InvalidOptionError, match=r"draft_container.*tokenizer with other tokens"):
         speculate(speaker, SpdBuilderConfig(draft_container=tiny_bundle), (1, 32))
 

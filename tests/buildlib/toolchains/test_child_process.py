@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.child_processes import Children
+from buildlib.cancellation import CancelScope
 from buildlib.errors import CancelledError, ToolchainError, ToolchainTimeoutError
 from buildlib.toolchains.child_process import Step, run_step
 
@@ -170,10 +170,10 @@ def test_a_step_that_is_cancelled_leaves_no_log(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
-    children = Children()
-    children.end()
+    scope = CancelScope()
+    scope.cancel()
     step = Step(module, "sleeps", Path("model.onnx"), _LONG_S, "/nowhere")
-    with children.scope(), pytest.raises(CancelledError):
+    with scope.enter(), pytest.raises(CancelledError):
         run_step(step, str(tmp_path / "pids").encode())
     assert list((tmp_path / "tmp").iterdir()) == []
 

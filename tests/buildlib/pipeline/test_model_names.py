@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from buildlib.container.container import GenAIContainer
-from buildlib.container.layout import binary_name, part_name_problem
+from buildlib.container.layout import binary_name, file_name_problem
 from buildlib.errors import InputFileError, ModelNotFoundError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from tests.buildlib.model_folders import copy_of_export
@@ -33,7 +33,7 @@ def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["two words", "модель", "-dash", ".hidden", "a" * 255, "x\n"])
 def test_binaries_have_names_that_a_container_can_hold(name: str) -> None:
     binary = binary_name(name, 10, 10)
-    assert part_name_problem([binary]) is None
+    assert file_name_problem([binary]) is None
     assert len(binary) < 200
     assert binary.endswith("_part_10_of_10.bin")
 

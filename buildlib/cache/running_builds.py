@@ -29,13 +29,13 @@ class RunningBuild:
         self._writing = threading.Lock()
         self._list = self._path.open("a", encoding="utf-8")
 
-    def uses(self, model: str, entry: str) -> None:
+    def mark_used(self, model: str, entry: str) -> None:
         """Take note of an entry; to be called while its lock is held."""
         with self._writing:
             self._list.write(json.dumps(f"{model}/{entry}") + "\n")  # a name may hold line ends
             self._list.flush()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """The build is over."""
         with contextlib.suppress(OSError):  # a full disk; the list is not needed any more
             self._list.close()

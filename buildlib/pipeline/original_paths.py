@@ -1,4 +1,4 @@
-"""Errors in terms of the user's files, where a stage worked on copies of them."""
+"""Errors that name the user's files where a stage worked on copies of them."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,13 +9,15 @@ from buildlib.pipeline.sources import ModelSource, OnnxSource
 
 
 @contextmanager
-def naming(source: ModelSource | None, copies: Mapping[Path, Path] | None = None) -> Iterator[None]:
-    """Let errors name what is there when the stage is over.
+def original_paths(
+    source: ModelSource | None, copies: Mapping[Path, Path] | None = None
+) -> Iterator[None]:
+    """Let errors raised inside name the user's files, not a stage's copies of them.
 
     Args:
-        source: what is built: an error about the encoding of a tensor says which of its files that
-            is in, or should be.
-        copies: files that go away with the stage, and what to call them.
+        source: of the model: an error about the encoding of a tensor names the file that it is in,
+            or should be in.
+        copies: files that vanish with the stage, and the names to give for them.
     """
     try:
         yield
