@@ -47,7 +47,7 @@ COMPILATION_SECTIONS = frozenset({"context", "devices", "graphs", "groupContext"
 
 @dataclass(frozen=True)
 class OptionSets:
-    """What a user has set, by dotted keys; the rest has its default.
+    """Options that the user has set, by dotted keys; all others have their defaults.
 
     Attributes:
         compilation: kept as set, because its defaults depend on the target.
@@ -58,7 +58,7 @@ class OptionSets:
     compilation: Mapping[str, object] = field(default_factory=dict)
 
     def with_transformation(self, options: Mapping[str, object]) -> "OptionSets":
-        """A copy with these set.
+        """Return a copy with these set.
 
         Raises:
             InvalidOptionError: a key that does not exist, or a value it cannot take.
@@ -78,7 +78,7 @@ class OptionSets:
         return replace(self, compilation={**self.compilation, **options})
 
     def as_options(self) -> dict[str, object]:
-        """Everything under its dotted key; of compilation, what was set."""
+        """All options under their dotted keys; of compilation, those that were set."""
         return {
             **self.transformation.as_options(),
             **self.conversion.as_options(),
@@ -86,7 +86,7 @@ class OptionSets:
         }
 
     def with_option(self, key: str, value: object) -> "OptionSets":
-        """A copy with one option set, of whichever stage.
+        """Return a copy with one option of any stage set.
 
         Raises:
             InvalidOptionError: a key that does not exist, or a value it cannot take.
@@ -125,15 +125,15 @@ _WEIGHT_SHARING = "context.weight_sharing_enabled"
 
 
 class UnknownArchitectureWarning(UserWarning):
-    """A model is of no family that is known to build; it may build all the same."""
+    """The model is of no tested family; it may build all the same."""
 
 
 class LongContextWarning(UserWarning):
-    """A context is longer than what the model was made for; it builds, and may answer badly."""
+    """A context is longer than the model was trained for; it builds, and may answer badly."""
 
 
 class GenAIBuilderFactory:
-    """Makes the builder that fits a model."""
+    """Factory of builders."""
 
     @classmethod
     def create(
@@ -160,9 +160,8 @@ class GenAIBuilderFactory:
             config_path: in place of the folder's `config.json`.
             config_dict: the configuration itself, in place of a file.
             encodings_path: in place of the encodings beside the ONNX.
-            calibration_text: what is calibrated on where encodings are missing, when the folder has
-                no text of its own.
-            toolchain: what compiles; by default the one from PyPI.
+            calibration_text: for tensors without encodings; by default the text in the folder.
+            toolchain: the compiler; by default the one from PyPI.
 
         Warns:
             UnknownArchitectureWarning: the model is of no known family.
@@ -202,13 +201,13 @@ class GenAIBuilderHTP:
 
     Attributes:
         lora_config: adapters to build in; embedding and head are then parts of their own.
-        speculative_config: how several tokens are generated a step.
+        speculative_config: kind of speculative decoding.
         prepare_embedding_lut: leave the embedding out of the graphs; the host looks tokens up.
         embedding_datatype: of that table.
         max_workers: parts built at once; by default as many as there are cores and memory for.
     """
 
-    # A name that is none of these would be an option that is silently passed over.
+    # A misspelled attribute must not be an option that is silently ignored.
     __slots__ = (
         "_attached",
         "_cache_root",
@@ -326,7 +325,7 @@ class GenAIBuilderHTP:
 
     @property
     def skip_ar_conversion(self) -> bool:
-        """Whether the model keeps the AR that it has, at every context length that is asked for.
+        """Whether the model keeps its AR, at every context length.
 
         `arn_cl_options.skip_ar_cl_conversion` keeps its context length too.
         """
@@ -367,14 +366,14 @@ class GenAIBuilderHTP:
         encodings_path: str | PathLike[str] | None = None,
         name: str | None = None,
     ) -> "AttachedBuilder":
-        """Take another export of the same model for the graphs of one AR.
+        """Use another export of the same model for the graphs of one AR.
 
         Args:
             arn: the AR whose graphs come from it; it joins the ARs to build.
             model_path: the ONNX, or its folder; configuration and tokenizer are those of this
                 builder.
             encodings_path: in place of the encodings beside the ONNX.
-            name: what messages call it; by default `ar{arn}`.
+            name: for messages; by default `ar{arn}`.
 
         Returns:
             A builder that inherits everything from this one, and may set `graphs.*` alone.
@@ -396,7 +395,7 @@ class GenAIBuilderHTP:
         return child
 
     def sync_attached_builder_options(self) -> None:
-        """See that the attached builders have this one's options; `build()` does it too.
+        """Check that the attached builders have this one's options; `build()` does it too.
 
         Raises:
             InvalidOptionError: an attached builder has set something else than `graphs.*`, or its
@@ -411,7 +410,7 @@ class GenAIBuilderHTP:
             child.check(self._options, self._targets)
 
     def plan(self) -> Build:
-        """The build that `build()` runs, for callers that want the outputs of its stages.
+        """Return the build that `build()` runs, for callers that want the outputs of its stages.
 
         Warns:
             LongContextWarning: a context length is beyond `max_position_embeddings`.
@@ -462,8 +461,7 @@ class GenAIBuilderHTP:
         """Run all stages; those whose inputs and options have not changed are taken from the cache.
 
         Args:
-            on_stage: called after each stage with what it was, how long it took, and whether it was
-                cached.
+            on_stage: called after each stage with its record.
 
         Raises:
             BuildError: any of its kinds; what was built before stays cached.
@@ -488,7 +486,7 @@ class GenAIBuilderHTP:
             emulator: compare compiled graphs too; for a phone they are compiled a second time,
                 without shared weights, as the emulator needs them.
             on_stage: as `build` takes it.
-            on_comparison: told of each comparison as it is made.
+            on_comparison: called after each comparison.
 
         Raises:
             BuildError: any of its kinds; that a comparison fails is in the report.
@@ -530,7 +528,7 @@ class AttachedBuilder:
         self._set: dict[str, object] = {}
 
     def set_options(self, options: Mapping[str, object]) -> Self:
-        """As the parent's. What is no `graphs.*` must be as the parent has it.
+        """Set options by dotted keys; those other than `graphs.*` must equal the parent's.
 
         Raises:
             InvalidOptionError: a key that does not exist, or a value it cannot take.
@@ -546,15 +544,15 @@ class AttachedBuilder:
 
     @property
     def graph_options(self) -> Mapping[str, object]:
-        """What is set for these graphs alone."""
+        """Options of these graphs alone."""
         return {key: value for key, value in self._set.items() if key.startswith(GRAPH_OPTIONS)}
 
     def check(self, parent: OptionSets, targets: Sequence[Target]) -> None:
-        """See that no more than `graphs.*` differs from the parent.
+        """Check that only `graphs.*` differs from the parent.
 
         Args:
-            parent: what it has set.
-            targets: the parent's, from which comes what it has not set.
+            parent: its options.
+            targets: the parent's, which decide the defaults.
 
         Raises:
             InvalidOptionError: names what does.
@@ -579,7 +577,7 @@ def _check_type(key: str, value: object, kinds: tuple[type, ...]) -> None:
 
 
 def _check_lora(given: "LoraBuilderInputConfig") -> "LoraBuilderInputConfig":
-    """As `create` checks it, which the documented constructor does not; and that it names adapters.
+    """Check what the documented constructor does not, and that the configuration names adapters.
 
     Raises:
         InvalidOptionError: it asks for what is not built here.

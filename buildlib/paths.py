@@ -1,4 +1,4 @@
-"""Where the project keeps what it can make again."""
+"""Paths: the cache root, and paths as users write them."""
 
 import os
 from pathlib import Path
@@ -7,13 +7,13 @@ import platformdirs
 
 
 def default_cache_root() -> Path:
-    """Folder of everything that can be built again; `QNNFARM_CACHE_DIR` overrides it."""
+    """Return the cache folder; `QNNFARM_CACHE_DIR` overrides it."""
     override = os.environ.get("QNNFARM_CACHE_DIR")
     return user_path(override) if override else Path(platformdirs.user_cache_dir("qnnfarm"))
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
-    """A path as a user writes it: `~` is a home folder, if there is one of that name.
+    """Expand `~` in a user's path, if there is a home folder of that name.
 
     Shells leave it in `--out=~/folder`, in files and in quotes.
     """
@@ -24,5 +24,5 @@ def user_path(path: str | os.PathLike[str]) -> Path:
 
 
 def absolute_user_path(path: str | os.PathLike[str]) -> Path:
-    """As `user_path`, for what is opened later, perhaps from another working folder."""
+    """Expand and make absolute, for files that are opened later from another working folder."""
     return user_path(path).absolute()

@@ -1,4 +1,4 @@
-"""One stage alone: DLCs of the cache compiled again, as the build did or with other options.
+"""Compile DLCs of the cache again, as the build did or with other options.
 
     sidecar = json.loads((entry / "builder_cache_info.json").read_text())
     config = CompileConfig.model_validate(sidecar["config"])
@@ -46,7 +46,7 @@ class CompiledModel:
         self._remove = weakref.finalize(self, shutil.rmtree, path.parent, ignore_errors=True)
 
     def inspect(self) -> BinaryInfo:
-        """What the binary says of itself.
+        """Describe the binary.
 
         Raises:
             InvalidBinaryError: it cannot be read as one.
@@ -54,7 +54,7 @@ class CompiledModel:
         return self._toolchain.inspect(self.path)
 
     def save(self, dest: str | os.PathLike[str], *, exist_ok: bool = False) -> Path:
-        """Copy the binary to a file, or under its own name into a folder; it appears whole.
+        """Copy the binary atomically to a file, or under its own name into a folder.
 
         Raises:
             InputFileError: there is such a file already.
@@ -73,7 +73,7 @@ class CompiledModel:
 
 
 def load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> DlcModel:
-    """A DLC, or the DLCs of one part at its ARs in the order in which the build compiled them.
+    """Load a DLC, or the DLCs of one part at its ARs in the order of the build.
 
     Raises:
         InputFileError: one is missing or no DLC, or two have the same name.

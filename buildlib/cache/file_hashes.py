@@ -1,9 +1,9 @@
-"""SHA-256 of files, computed once for as long as a file stays what it is.
+"""SHA-256 of files, computed once until a file changes.
 
-A file is known by its inode, so that all hard links of one file share what is known, and believed
-to be what it was while size, mtime and ctime are. No program can set the ctime back, so that any
-write shows. Making or removing a hard link changes the ctime as well, though: where the number of
-links changed with it, and size and mtime did not, blocks spread over the file decide.
+A file is identified by its inode, so all hard links share one hash, and counts as unchanged while
+size, mtime and ctime are. No program can set the ctime back, so every write shows.
+Making or removing a hard link changes the ctime as well, though: where the number of links changed
+with it, and size and mtime did not, blocks spread over the file decide.
 """
 
 import contextlib
@@ -40,10 +40,10 @@ class FileDigest:
 
 
 def hash_files(paths: Iterable[Path], memo: Path | None = None) -> dict[Path, FileDigest]:
-    """The digests of `paths`, from the memo where the file is what it was.
+    """Return the digests of `paths`, from the memo for unchanged files.
 
     Args:
-        paths: several are read at once, as far as there are processors.
+        paths: read in parallel, one file per processor.
         memo: the memo's file; by default the one in the cache root.
 
     Raises:
@@ -55,9 +55,9 @@ def hash_files(paths: Iterable[Path], memo: Path | None = None) -> dict[Path, Fi
 
 
 class HashMemo:
-    """The hashes that are known, in a SQLite file that processes and threads share.
+    """Known hashes, in a SQLite file that processes and threads share.
 
-    When it is damaged or cannot be written, files are merely hashed again.
+    If it is damaged or cannot be written, files are hashed again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,7 +67,7 @@ class HashMemo:
 
     @classmethod
     def at(cls, path: Path | None) -> "HashMemo":
-        """The memo in a file; by default the one in the cache root."""
+        """Open the memo in a file; by default the one in the cache root."""
         return cls(path or default_cache_root() / MEMO_FILE)
 
     def __enter__(self) -> Self:
@@ -77,11 +77,11 @@ class HashMemo:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file; what is hashed later is not remembered."""
+        """Close the file; later hashes are not remembered."""
         self._table.close()
 
     def digest(self, path: Path, *, reread: bool = False) -> FileDigest:
-        """The digest of a file, read only if it is not known or `reread`.
+        """Return the digest of a file, which is read only if it is unknown or `reread`.
 
         Raises:
             InputFileError: it is missing, unreadable or not regular, or changed meanwhile.
@@ -93,13 +93,13 @@ class HashMemo:
                 status = os.fstat(file.fileno())
                 with self._guard:
                     reading = self._reading[status.st_dev, status.st_ino]
-                with reading:  # who wants the same file meanwhile, finds it known
+                with reading:  # threads that want the same file wait and find it known
                     return self._digest(file, path, reread=reread)
         except OSError as error:
             raise InputFileError(str(path), error.strerror or str(error)) from None
 
     def remember(self, path: Path, sha256: str) -> None:
-        """Take the word of who wrote a file just now, while nobody else could write to it."""
+        """Trust the writer of a new file that nobody else could write to."""
         with path.open("rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             if status.st_nlink == 1:
@@ -172,7 +172,7 @@ CREATE TABLE IF NOT EXISTS hashes_v2 (
 
 @dataclass(frozen=True, slots=True)
 class HashRow:
-    """What a file was when it was hashed.
+    """State of a file when it was hashed.
 
     Attributes:
         probe: hash of a few of its blocks.
@@ -189,7 +189,7 @@ class HashRow:
 
     @classmethod
     def of(cls, status: os.stat_result, sha256: str, probe: str) -> "HashRow":
-        """The row of a file in a given state."""
+        """Return the row of a file in a given state."""
         return cls(
             _signed(status.st_dev),
             _signed(status.st_ino),
@@ -203,7 +203,10 @@ class HashRow:
 
 
 class HashTable:
-    """Rows by inode; threads share one connection."""
+    """SQLite table of known hashes by inode; threads share one connection.
+
+    Nothing in it is needed, so none of its failures is an error.
+    """
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
@@ -217,7 +220,7 @@ class HashTable:
             self._database = None
 
     def get(self, device: int, inode: int) -> HashRow | None:
-        """What is known of a file."""
+        """Return the row of a file, if there is one."""
         with self._lock, contextlib.suppress(sqlite3.Error):
             if self._database is not None:
                 query = "SELECT * FROM hashes_v2 WHERE device = ? AND inode = ?"
@@ -227,7 +230,7 @@ class HashTable:
         return None
 
     def put(self, row: HashRow) -> None:
-        """Replace what is known of a file."""
+        """Insert or replace the row of a file."""
         with self._lock, contextlib.suppress(sqlite3.Error):
             if self._database is not None:
                 marks = ", ".join("?" * len(astuple(row)))

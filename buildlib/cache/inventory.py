@@ -1,4 +1,4 @@
-"""What the cache holds: listed, found by name, and checked."""
+"""Inventory of the cache: entries listed, found by name, and checked."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class EntrySummary:
     Attributes:
         name: `<model>/<operation>_<32 hex>`.
         subject: which graph or part; empty if its records cannot be read.
-        size_bytes: of all its files, also of those that it shares with others.
+        size_bytes: of all its files, shared ones included.
         problem: why its records cannot be read, if they cannot.
     """
 
@@ -37,11 +37,11 @@ class EntrySummary:
 
 @dataclass(frozen=True)
 class EntryCheck:
-    """What the check of an entry found.
+    """Result of checking an entry.
 
     Attributes:
-        problem: what is wrong with it, if something is.
-        removed: whether it was removed for that.
+        problem: what is wrong with it, or None.
+        removed: whether it was removed because of that.
     """
 
     name: str
@@ -51,7 +51,7 @@ class EntryCheck:
 
 
 def summarize(usage: Usage) -> EntrySummary:
-    """A line of the list."""
+    """Summarize an entry for a list."""
     folder = usage.folder
     subject, problem = "", None
     try:
@@ -71,7 +71,7 @@ def summarize(usage: Usage) -> EntrySummary:
 
 
 def find_entry(root: Path, text: str) -> Path:
-    """The entry that a path, a name, or the beginning of a hash means.
+    """Find an entry by path, by name, or by the beginning of its hash.
 
     Raises:
         CacheError: there is none, or there are several.

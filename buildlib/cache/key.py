@@ -1,4 +1,4 @@
-"""What a stage's output depends on, and the hash over it."""
+"""Key of a stage: everything that its output depends on, and the hash over it."""
 
 import hashlib
 import json
@@ -13,14 +13,14 @@ from pydantic import BaseModel, TypeAdapter
 
 @dataclass(frozen=True)
 class StageKey:
-    """What a stage's output depends on: its operation, its options, what it reads, who makes it.
+    """Everything that the output of a stage depends on.
 
     Attributes:
-        config: the stage's configuration, of JSON values or of what becomes them: mappings,
-            sequences, paths, enumerations, dataclasses, pydantic's models.
-        source_hashes: of what it reads, in the order in which it does.
+        config: options of the stage: JSON values, mappings, sequences, paths, enumerations,
+            dataclasses, pydantic models.
+        source_hashes: of everything that it reads, in a fixed order.
         versions: of the toolchain, by name.
-        code_sha256: of the code that does it.
+        code_sha256: of its code.
     """
 
     operation: str
@@ -59,7 +59,7 @@ def text_sha256(text: str) -> str:
 
 
 def plain_config(config: Mapping[str, object]) -> dict[str, Any]:
-    """A configuration as JSON values, sorted by name.
+    """Return a configuration as JSON values, sorted by name.
 
     Raises:
         TypeError: a value is nothing that JSON can hold.

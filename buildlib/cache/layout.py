@@ -1,8 +1,8 @@
-"""Where things lie below the cache root, and what their names say.
+"""Layout of the cache root.
 
 <cache_root>/hashes.sqlite                      known hashes of files
 <cache_root>/.builds/<random>.lock, .used       a running build, and the entries it uses
-<cache_root>/.locks/<model>/<entry>.lock        held by who makes, checks or removes an entry
+<cache_root>/.locks/<model>/<entry>.lock        held while an entry is made, checked or removed
 <cache_root>/<model>/<operation>_<32 hex>/      an entry
 <cache_root>/<model>/.<entry>.<random>/         an entry that is being made or removed
 """
@@ -31,8 +31,8 @@ class CacheEntry:
 
     Attributes:
         hash: the whole hash; the folder's name has half of it.
-        reused: whether it was there already.
-        problem: what was wrong with the entry that stood here before, if one did.
+        reused: whether it existed already.
+        problem: what was wrong with the entry that this one replaces, or None.
     """
 
     operation: str
@@ -43,7 +43,7 @@ class CacheEntry:
 
 
 def entry_name(operation: str, digest: str) -> str:
-    """Name of an entry's folder."""
+    """Return the name of an entry's folder."""
     return f"{operation}_{digest[:_HASH_IN_NAME]}"
 
 
@@ -71,7 +71,7 @@ def entry_folders(root: Path) -> Iterator[Path]:
 
 
 def leftovers(model: Path) -> Iterator[tuple[Path, str]]:
-    """Folders of one model that are being made or removed, or were when a build died.
+    """Find folders of one model that are, or were when a build died, being made or removed.
 
     Yields:
         The folder, and the name of the entry whose lock protects it.
@@ -83,7 +83,7 @@ def leftovers(model: Path) -> Iterator[tuple[Path, str]]:
 
 
 def entry_lock(root: Path, model: str, entry: str) -> FileLock:
-    """The lock of an entry, whether there is one or not."""
+    """Return the lock of an entry, which need not exist."""
     folder = root / _LOCKS / model
     folder.mkdir(parents=True, exist_ok=True)
     return FileLock(folder / f"{entry}.lock", thread_local=False)

@@ -1,4 +1,4 @@
-"""The two files beside what a stage made: the documented sidecar, and what proves the entry whole.
+"""Records of an entry: the documented sidecar, and the list that proves the entry whole.
 
 `builder_cache_info.json` has the five documented fields. `.files.json` has the rest of what the
 hash is over, and size and hash of every file. Fields: "Gen AI Builder Overview", docs.qualcomm.com
@@ -75,7 +75,7 @@ class EntryFiles(_Record):
 def write_records(
     folder: Path, key: StageKey, source: Path, memo: HashMemo, *, subject: str = ""
 ) -> None:
-    """Describe what a stage made in `folder`, durably; the folder is still nobody else's.
+    """Write both records for the output in `folder`, durably, before others can see the folder.
 
     Raises:
         InputFileError: the stage made something that cannot be hashed.
@@ -105,7 +105,7 @@ def write_records(
 
 
 def read_info(folder: Path) -> EntryInfo:
-    """The sidecar of an entry.
+    """Read the sidecar of an entry.
 
     Raises:
         CacheError: it is missing, or not one.
@@ -114,7 +114,7 @@ def read_info(folder: Path) -> EntryInfo:
 
 
 def read_files(folder: Path) -> EntryFiles:
-    """What an entry holds.
+    """Read the list of an entry's files.
 
     Raises:
         CacheError: the record is missing, or not one.
@@ -123,12 +123,12 @@ def read_files(folder: Path) -> EntryFiles:
 
 
 def find_problem(folder: Path, memo: HashMemo, *, reread: bool = False) -> str | None:
-    """What is wrong with an entry, or `None` if it is what was written.
+    """Return what is wrong with an entry, or `None` if it is as written.
 
     Args:
         folder: the entry.
-        memo: files that are what they were when they were hashed are not read.
-        reread: read all files nevertheless.
+        memo: files that have not changed since they were hashed are not read.
+        reread: read all files.
     """
     try:
         info, described = read_info(folder), read_files(folder)
@@ -176,7 +176,7 @@ def _problem_of_files(
 
 
 def walk(folder: Path) -> dict[str, int]:
-    """Size of every file that a stage made in a folder, by relative name.
+    """Return the size of every output file in a folder, by relative name.
 
     Raises:
         InputFileError: there is something else than files and folders, or a name that cannot be

@@ -1,6 +1,7 @@
-"""Taking entries away: whole at once, never one that a running build uses.
+"""Removal of entries, atomically, and never of one that a running build uses.
 
-What is to go is renamed first, so that what is left of an interrupted removal looks like no entry.
+An entry is renamed before it is deleted, so that an interrupted removal leaves nothing that looks
+like an entry.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ _CLOCKS_DIFFER_S = 3600.0  # of hosts that share a cache
 
 @dataclass(frozen=True)
 class Usage:
-    """What one entry takes, and when it was last used.
+    """Disk usage of one entry, and its last use.
 
     Attributes:
         inodes: size in bytes of each of its files, by device and inode.
@@ -37,7 +38,7 @@ class Usage:
 
     @classmethod
     def of(cls, folder: Path) -> "Usage":
-        """Look at an entry; one that vanishes meanwhile takes nothing."""
+        """Measure an entry; one that vanishes meanwhile counts as empty."""
         inodes: dict[_Inode, int] = {}
         for parent, _, names in os.walk(folder):
             for name in names:
@@ -55,21 +56,20 @@ class Usage:
 
     @property
     def size_bytes(self) -> int:
-        """Of its files, also of those that it shares with others."""
+        """Size of its files, shared ones included."""
         return sum(self.inodes.values())
 
 
 @dataclass(frozen=True)
 class PruneResult:
-    """What pruning did, or would do.
+    """Result of pruning, or of a dry run.
 
     Attributes:
         removed: entries, the least recently used first.
-        in_use: entries that should go, but that a running build uses.
-        leftovers: what builds that died had left.
-        freed_bytes: what the cache holds less now; files that the user's model shares with it stay
-            on the disk.
-        left_bytes: what it holds still.
+        in_use: entries that were kept because a running build uses them.
+        leftovers: folders that dead builds had left.
+        freed_bytes: of the cache; files that it shares with the user's model stay on the disk.
+        left_bytes: size of the cache afterwards.
     """
 
     removed: tuple[Usage, ...]
@@ -80,7 +80,7 @@ class PruneResult:
 
 
 def last_used(folder: Path) -> float:
-    """When an entry was last used, in seconds since the epoch; 0 if it is gone."""
+    """Return the last use of an entry, in seconds since the epoch; 0 if it does not exist."""
     for path in (folder / LAST_USED, folder):
         try:
             return path.stat().st_mtime
@@ -90,7 +90,7 @@ def last_used(folder: Path) -> float:
 
 
 def disk_usage(usages: Iterable[Usage]) -> int:
-    """Bytes of all files, each counted once however many entries share it."""
+    """Sum the sizes of all files, counting shared files once."""
     return sum({inode: size for usage in usages for inode, size in usage.inodes.items()}.values())
 
 
@@ -102,14 +102,14 @@ def prune(
     everything: bool = False,
     dry_run: bool = False,
 ) -> PruneResult:
-    """Remove what builds that died had left, and entries as the arguments say.
+    """Remove leftovers of dead builds, and entries as the arguments say.
 
     Args:
         root: the cache root.
         to_bytes: remove the least recently used until the cache holds no more than this.
-        older_than: remove what was not used for so long.
-        everything: remove all.
-        dry_run: remove nothing, and say what would go.
+        older_than: remove entries that were not used for this long.
+        everything: remove all entries.
+        dry_run: remove nothing, and return what would be removed.
 
     Raises:
         OSError: something cannot be removed.
@@ -143,7 +143,7 @@ def prune(
 
 
 def _clamp_last_used(folder: Path) -> None:
-    """A use in the future, told by a clock that was wrong, would keep an entry until then."""
+    """Correct a last use in the future, which would keep the entry until then."""
     now = datetime.now(UTC).timestamp()
     if last_used(folder) > now + _CLOCKS_DIFFER_S:
         with contextlib.suppress(OSError):
@@ -151,7 +151,7 @@ def _clamp_last_used(folder: Path) -> None:
 
 
 def remove_leftovers(root: Path, model: Path, *, dry_run: bool = False) -> list[Path]:
-    """Remove what builds of one model had left when they died; gives what it found."""
+    """Remove and return the leftovers of dead builds of one model."""
     found = []
     for folder, entry in leftovers(model):
         try:
@@ -179,7 +179,7 @@ def remove_entry(folder: Path) -> None:
 
 
 def _remove_unused(root: Path, usage: Usage) -> bool:
-    """Remove an entry unless somebody uses it, or used it since we looked."""
+    """Remove an entry unless it is in use, or was used since it was measured."""
     try:
         with entry_lock(root, usage.folder.parent.name, usage.folder.name).acquire(timeout=0):
             if last_used(usage.folder) != usage.used_at or usage.name in entries_in_use(root):

@@ -1,4 +1,4 @@
-"""Which entries running builds use, so that nobody removes them.
+"""Running builds and the entries they use, which must not be removed.
 
 A build holds a lock for as long as it runs and lists the entries that it uses. The lock dies with
 its process, whatever ends that: a list whose lock is free is of a build that is over.
@@ -17,7 +17,7 @@ from buildlib.cache.layout import BUILDS
 
 
 class RunningBuild:
-    """The list of one build; threads share it."""
+    """List of the entries of one build; threads share it."""
 
     def __init__(self, root: Path) -> None:
         folder = root / BUILDS
@@ -30,13 +30,13 @@ class RunningBuild:
         self._list = self._path.open("a", encoding="utf-8")
 
     def mark_used(self, model: str, entry: str) -> None:
-        """Take note of an entry; to be called while its lock is held."""
+        """Add an entry to the list. The caller holds the lock of the entry."""
         with self._writing:
             self._list.write(json.dumps(f"{model}/{entry}") + "\n")  # a name may hold line ends
             self._list.flush()
 
     def close(self) -> None:
-        """The build is over."""
+        """Delete the list when the build ends."""
         with contextlib.suppress(OSError):  # a full disk; the list is not needed any more
             self._list.close()
         self._path.unlink(missing_ok=True)
@@ -45,7 +45,7 @@ class RunningBuild:
 
 
 def entries_in_use(root: Path) -> set[str]:
-    """What running builds use, as `<model>/<entry>`; lists of builds that are over are removed."""
+    """Return `<model>/<entry>` of all running builds; delete the lists of ended builds."""
     used: set[str] = set()
     folder = root / BUILDS
     for path in sorted(folder.glob("*.lock")) if folder.is_dir() else []:
@@ -61,7 +61,7 @@ def entries_in_use(root: Path) -> set[str]:
 
 
 def _entries_of(listed: Path) -> Iterator[str]:
-    """What a list holds; the line that a build is just writing comes into play with its end."""
+    """Read the entries of a list, without a line that is still being written."""
     for line in listed.read_text(encoding="utf-8").split("\n")[:-1]:
         with contextlib.suppress(ValueError):
             yield str(json.loads(line))

@@ -1,4 +1,4 @@
-"""`StageCache`: what a stage made, found again by what it depended on."""
+"""`StageCache`: outputs of stages, found by everything that they depend on."""
 
 import errno
 import shutil
@@ -67,7 +67,7 @@ class StageCache:
         self.close()
 
     def close(self) -> None:
-        """The build is over: what it used may be removed by others."""
+        """End the build: other builds may remove its entries."""
         with self._opening:
             if self._open is not None:
                 self._open.close()
@@ -81,12 +81,12 @@ class StageCache:
         *,
         subject: str = "",
     ) -> CacheEntry:
-        """Returns the entry of `key`; `build(folder)` fills an empty folder when it is not there.
+        """Return the entry of `key`; `build(folder)` fills an empty folder if it does not exist.
 
         Args:
-            key: what the output depends on.
+            key: everything that the output depends on.
             source: the input to name in the sidecar, for people to read.
-            build: fills the folder it is given; what it raises passes through, and leaves no entry.
+            build: fills the given folder; its errors pass through, and leave no entry.
             subject: which graph or part this is, for people to read.
 
         Raises:
@@ -136,7 +136,7 @@ class StageCache:
 
 
 class _Resources:
-    """What a cache holds while its build runs."""
+    """Resources of a cache while its build runs."""
 
     def __init__(self, root: Path) -> None:
         self.running = RunningBuild(root)
@@ -151,7 +151,7 @@ class _Resources:
 
 
 def _wait_for(lock: FileLock) -> None:
-    """Take a lock, however long another build holds it, unless this build ends meanwhile."""
+    """Wait for a lock that another build may hold, unless this build is cancelled."""
     while True:
         check_cancelled()
         try:

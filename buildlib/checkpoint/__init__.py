@@ -1,1 +1,1 @@
-"""A Hugging Face checkpoint folder, read lazily and trusted in nothing."""
+"""Hugging Face checkpoint folder, read lazily and checked before use."""

@@ -1,4 +1,4 @@
-"""The families of models that are known to build, and how `config.json` tells them apart.
+"""Families of models that are tested to build, and how `config.json` identifies them.
 
 A model of no such family may build all the same: what counts is its graph, which importing reads.
 A family stands here once an export of it is built and checked by the tests. Baichuan, which the
@@ -33,7 +33,7 @@ _CLASSES = {
 
 
 def detect_architecture(config: Mapping[str, object]) -> SupportedLLMs | None:
-    """The family that `model_type` and `architectures` agree on; either may be missing.
+    """Return the family that `model_type` and `architectures` agree on; either may be missing.
 
     None when they name no known family, or different ones: relatives such as `qwen2_moe` and
     `llama4` have other graphs and are not taken for what they resemble.

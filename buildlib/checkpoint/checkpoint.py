@@ -1,4 +1,4 @@
-"""`Checkpoint`: configuration plus lazily readable tensors of one model folder."""
+"""`Checkpoint`: configuration and lazily readable tensors of one model folder."""
 
 import json
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ class Checkpoint:
 
     @property
     def tokenizer_path(self) -> Path:
-        """The `tokenizer.json` beside the model; whether it exists is its reader's question."""
+        """Path of `tokenizer.json` beside the model, which may be missing."""
         return self.folder / TOKENIZER_FILE
 
     @property

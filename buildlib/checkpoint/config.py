@@ -17,7 +17,7 @@ from buildlib.checkpoint.architectures import SupportedLLMs, detect_architecture
 from buildlib.errors import CheckpointError, UnsupportedModelError
 
 UNSUPPORTED = "unsupported"
-"""Type of the validation errors that mean: sound, but not something we can build."""
+"""Type of validation errors about sound models that cannot be built."""
 
 
 class LinearRopeScaling(BaseModel):
@@ -97,7 +97,7 @@ def _unsupported(what: str) -> PydanticCustomError:
 
 
 def unsupported(what: str) -> PydanticCustomError:
-    """What a validator raises for a model that is sound but cannot be built."""
+    """Make the validation error of a sound model that cannot be built."""
     return PydanticCustomError(UNSUPPORTED, "{reason}", {"reason": what})
 
 
@@ -199,7 +199,7 @@ class DecoderConfig(BaseModel):
 
     @property
     def rotary_dim(self) -> int:
-        """How many dimensions of a head rotary positions turn; cosines are half as many."""
+        """Dimensions of a head that rotary positions turn; there are half as many cosines."""
         return int(self.head_dim * self.partial_rotary_factor)
 
     @property
@@ -219,7 +219,7 @@ class DecoderConfig(BaseModel):
 
 
 class LlamaConfig(DecoderConfig):
-    """A configuration whose checkpoint we can export ourselves: Llama and what is built like it."""
+    """Configuration of a checkpoint that can be exported here: Llama and its like."""
 
     model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
     hidden_act: Literal["silu"] = "silu"
@@ -245,7 +245,7 @@ def load_config(path: Path) -> DecoderConfig:
 
 
 def load_checkpoint_config(path: Path) -> LlamaConfig:
-    """As `load_config`, of a checkpoint that is to be exported.
+    """Read and check the `config.json` of a checkpoint for export.
 
     Raises:
         CheckpointError: as `load_config`.

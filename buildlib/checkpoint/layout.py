@@ -1,4 +1,4 @@
-"""Names of the files in a model folder: of a checkpoint, and of what it is exported to."""
+"""Names of the files in a model folder, before and after export."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The header of one safetensors file, checked before anything is read through it.
+"""Header of one safetensors file, checked before any tensor is read.
 
 Format (https://github.com/huggingface/safetensors): u64 little-endian header length, a JSON object
 `{name: {"dtype", "shape", "data_offsets": [begin, end]}}` with offsets from the header's end, data.
@@ -32,7 +32,7 @@ _NUMPY: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class TensorRef:
-    """Where a tensor lies: read only when asked to.
+    """Location of a tensor, which is read on demand.
 
     Attributes:
         offset: of the first byte from the start of the file.

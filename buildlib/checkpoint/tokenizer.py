@@ -16,7 +16,7 @@ def text_windows(
     bos_token_id: int,
     n_windows: int = DEFAULT_WINDOWS,
 ) -> list[list[int]]:
-    """Windows of tokens from all over a text, as `spread_windows` cuts them.
+    """Cut windows of tokens from all over a text, as `spread_windows` does.
 
     Raises:
         CheckpointError: there is no tokenizer to read.
@@ -26,7 +26,7 @@ def text_windows(
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint.
+    """Load the tokenizer of a checkpoint.
 
     Raises:
         CheckpointError: missing, or not what `tokenizers` reads.
@@ -42,9 +42,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
 def spread_windows(
     tokens: list[int], length: int, n_windows: int, bos_token_id: int
 ) -> list[list[int]]:
-    """Up to `n_windows` windows of `length`, evenly spread, every second one led by bos.
+    """Cut up to `n_windows` windows of `length`, evenly spread, every second one led by bos.
 
-    Prompts come with and without bos, and its activations can be like no others.
+    Prompts come with and without bos, whose activations can differ from all others.
     """
     n_windows = min(n_windows, max(1, len(tokens) // length))
     if n_windows < 1:

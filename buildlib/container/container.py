@@ -1,4 +1,4 @@
-"""`GenAIContainer`: a Genie bundle that knows what it is, and notices when it was changed."""
+"""`GenAIContainer`: a Genie bundle with a manifest, whose files are checked by their hashes."""
 
 import stat
 import zipfile
@@ -51,7 +51,7 @@ class GenAIContainerable:
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, verify: bool = True) -> Self:
-        """Open whichever container a folder holds.
+        """Open the container in a folder.
 
         Args:
             path: the folder.
@@ -84,7 +84,7 @@ class PartSize:
 
 @dataclass(frozen=True, slots=True)
 class GenAIContainer(GenAIContainerable):
-    """A container on disk whose files are as they were written.
+    """A container on disk with unchanged files.
 
     Attributes:
         path: its folder.
@@ -101,8 +101,8 @@ class GenAIContainer(GenAIContainerable):
 
         Args:
             path: its folder.
-            verify: compare the content of every file with its hash, not just its size. A file that
-                is what it was when it was last hashed is not read for that.
+            verify: compare the hash of every file, not just its size. Files that have not changed
+                since they were last hashed are not read.
 
         Raises:
             ContainerVersionError: a later version of the project wrote it.
@@ -124,8 +124,8 @@ class GenAIContainer(GenAIContainerable):
         """Copy the container to another folder, checking every file on the way.
 
         Args:
-            dest: appears whole or not at all.
-            exist_ok: replace a container that is there; anything else is never replaced.
+            dest: a folder, which appears atomically.
+            exist_ok: replace an existing container; anything else is never replaced.
 
         Raises:
             ContainerExistsError: the destination may not be replaced.
@@ -142,7 +142,7 @@ class GenAIContainer(GenAIContainerable):
         return GenAIContainer(destination, self.metadata, self.genie_config, self.htp_config)
 
     def export(self, dest: str | PathLike[str], format: ExportFormat = "genie_bundle") -> Path:  # noqa: A002 - the documented word
-        """Hand the bundle to others: the files that Genie reads, without our manifest.
+        """Export the bundle: the files that Genie reads, without our manifest.
 
         Args:
             dest: a new folder for the bundle. For an archive a new file `*.zip`, or the folder for
@@ -188,10 +188,9 @@ class GenAIContainer(GenAIContainerable):
 
     @property
     def precision(self) -> str | None:
-        """Bits of its linear layers as they are stored, as `W4A16`, or `W4/8A16` where they differ.
+        """Bits of the stored linear layers: `W4A16`, or `W4/8A16` where they differ.
 
-        Embedding and output projection are not part of it. None where the container does not tell:
-        those of older versions.
+        Embedding and output projection do not count. None for containers of older versions.
         """
         told = self.metadata.model.quantization.get(PRECISION)
         return told if isinstance(told, str) else None
@@ -203,7 +202,7 @@ class GenAIContainer(GenAIContainerable):
 
     @property
     def sizes(self) -> tuple[PartSize, ...]:
-        """What takes how much space, the largest first."""
+        """Files by size, the largest first."""
         parts = (PartSize(n, r.kind, r.size_bytes) for n, r in self.metadata.files.items())
         return tuple(sorted(parts, key=lambda part: (-part.size_bytes, part.name)))
 

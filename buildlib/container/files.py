@@ -85,12 +85,12 @@ def check_file(folder: Path, name: str, record: FileRecord, memo: HashMemo | Non
 def place_folder(
     destination: Path, *, exist_ok: bool, may_replace: Callable[[Path], bool]
 ) -> Iterator[Path]:
-    """An empty folder to fill, which takes the place of `destination` when the block ends well.
+    """Yield an empty folder that becomes `destination` when the block succeeds.
 
     Args:
         destination: an empty folder there is replaced in any case.
         exist_ok: whether a folder with content may be replaced.
-        may_replace: whether what is there is ours to replace.
+        may_replace: whether the existing folder is one that we may replace.
 
     Raises:
         ContainerExistsError: there is something that may not be replaced.
@@ -109,7 +109,7 @@ def place_folder(
 
 @contextmanager
 def place_file(destination: Path) -> Iterator[BinaryIO]:
-    """A file to write, which appears as `destination` when the block ends well.
+    """Yield a file that becomes `destination` when the block succeeds.
 
     Raises:
         ContainerExistsError: there is something.
@@ -133,7 +133,7 @@ def place_file(destination: Path) -> Iterator[BinaryIO]:
 def check_replaceable(
     destination: Path, *, exist_ok: bool, may_replace: Callable[[Path], bool]
 ) -> None:
-    """See that nothing would be lost by placing a folder at `destination`.
+    """Refuse a destination where placing a folder would lose something.
 
     Raises:
         ContainerExistsError: there is something that may not be replaced.

@@ -1,7 +1,7 @@
-"""Genie itself judges a configuration: `GenieDialogConfig_createFromJson` in a child process.
+"""Genie validator: `GenieDialogConfig_createFromJson` in a child process.
 
-Genie checks the text against its own schema there and opens no file, so that the judgement needs
-neither the binaries nor a device.
+Genie checks the text against its own schema and opens no file, so this needs neither the binaries
+nor a device.
 """
 
 import re
@@ -21,10 +21,10 @@ _HEADINGS = ("Failed to validate", "# LIBNATIVE", "Error:")
 
 
 def check_genie_config(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> None:
-    """Let Genie judge the `genie_config.json` in a folder.
+    """Let Genie validate the `genie_config.json` in a folder.
 
     Raises:
-        GenieConfigError: Genie refuses it; the message is Genie's, without what says nothing.
+        GenieConfigError: Genie refuses it; the message is Genie's, shortened.
         ToolchainMissingError: there is no Genie on this machine.
         ToolchainError: Genie died of it.
     """
@@ -37,7 +37,7 @@ def check_genie_config(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> None:
 
 
 def check_genie_text(text: bytes, path: str, *, timeout_s: float = _TIMEOUT_S) -> None:
-    """As `check_genie_config`, for a text; `path` is what errors call it."""
+    """Let Genie validate a text; errors call it `path`."""
     step = Step(_WORKER, "validate", Path(path), timeout_s, find_libraries().search_path)
     verdict = run_step(step, text)
     if verdict["status"] != 0:
@@ -45,6 +45,6 @@ def check_genie_text(text: bytes, path: str, *, timeout_s: float = _TIMEOUT_S) -
 
 
 def _shorten(said: str) -> str:
-    """Genie's complaint as one line."""
+    """Return Genie's message as one line."""
     lines = (_SAYS_NOTHING.sub("", line).strip().removeprefix("- ") for line in said.splitlines())
     return "; ".join(line for line in lines if line and not line.startswith(_HEADINGS))[:1000]

@@ -1,4 +1,4 @@
-"""Child process that lets Genie judge: `python -m buildlib.container.genie_validator_worker`."""
+"""Child process of the validator: `python -m buildlib.container.genie_validator_worker`."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ from buildlib.toolchains.ort_qnn.wheel import find_libraries
 
 
 def validate(request: bytes) -> object:
-    """Genie's status for a configuration, and what it printed meanwhile."""
+    """Return Genie's status for a configuration, and its output."""
     try:
         genie = ctypes.CDLL(str(find_libraries().genie))
         create = genie.GenieDialogConfig_createFromJson
@@ -20,7 +20,7 @@ def validate(request: bytes) -> object:
         return {"status": -1, "said": "a null byte in the text"}
     handle = ctypes.c_void_p()
     with tempfile.TemporaryFile() as said:
-        # Genie prints its complaints, to either stream.
+        # Genie prints messages to both streams.
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
         status = int(create(ctypes.c_char_p(request), ctypes.byref(handle)))

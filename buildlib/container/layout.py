@@ -23,7 +23,7 @@ def binary_name(model_name: str, part: int, parts: int) -> str:
 
 
 def file_name_problem(names: Iterable[str]) -> str | None:
-    """The first name that no file of a container can have, and why, or `None`.
+    """Return why a name cannot be that of a file in a container, for the first bad name, or `None`.
 
     Names are relative paths of plain segments, so that no container reaches out of its folder,
     neither here nor on a device or in an archive.
@@ -45,6 +45,6 @@ def archive_stem(model_name: str) -> str:
 
 
 def has_file(files: Iterable[str], name: str) -> bool:
-    """Whether a name is that of a file, or of a folder with files."""
+    """Whether a name is that of one of the files, or of a folder with some."""
     below = name.rstrip("/") + "/"
     return any(file == name or file.startswith(below) for file in files)

@@ -1,4 +1,4 @@
-"""`metadata.json`: what a container is, how it can be made again, and the hash of every file in it.
+"""`metadata.json`: origin of a container, options to rebuild it, and the hash of every file.
 
 Format history:
     1: first version.
@@ -87,7 +87,7 @@ class GraphsRecord(_Part):
 
 
 class TargetRecord(_Part):
-    """What the binaries were compiled for; `name` is the form that `buildlib.targets` reads."""
+    """Target of the binaries; `name` is the form that `buildlib.targets` parses."""
 
     name: str
     soc_model: int
@@ -144,7 +144,7 @@ def content_digest(files: Mapping[str, FileRecord]) -> str:
 
 
 def read_metadata(folder: Path) -> ContainerMetadata:
-    """Read a container's `metadata.json`; its files are not looked at.
+    """Read a container's `metadata.json`, without checking its files.
 
     Raises:
         ContainerVersionError: a later version of the project wrote it.
@@ -175,7 +175,7 @@ def is_container(folder: Path) -> bool:
 
 
 def parse_metadata(text: bytes, folder: str) -> ContainerMetadata:
-    """As `read_metadata`, for a text; `folder` is what errors call it."""
+    """Parse the text of a `metadata.json`; errors call it `folder`."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""`write_container`: from everything that a container is made of to a container."""
+"""Writer of containers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ from buildlib.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class ContainerFile:
-    """A file to put into a container, and what it is there for."""
+    """A file for a container, and its kind."""
 
     path: Path
     kind: PartKind
@@ -43,14 +43,14 @@ class ContainerFile:
 
 @dataclass(frozen=True, slots=True)
 class ContainerContents:
-    """Everything that a container is made of, before it is one.
+    """Contents of a container that is to be written.
 
     Attributes:
         binaries: context binaries in the order of the splits, by the names that they get.
         options: the builder's options, as dotted keys.
         toolchain: name and versions of everything that compiled.
-        extras: what there is beside: embedding tables, LoRA adapters, binaries of a draft model;
-            by the names that they get, which may lie in sub-folders.
+        extras: embedding tables, LoRA adapters, binaries of a draft model; by the names that they
+            get, which may lie in sub-folders.
     """
 
     target: Target
@@ -73,7 +73,7 @@ def write_container(
     created_at: datetime | None = None,
     validate: Callable[[Path], None] = check_genie_config,
 ) -> GenAIContainer:
-    """Make a container, with its configuration judged by Genie before it appears.
+    """Write a container; Genie validates its configuration before it appears.
 
     Raises:
         GenieConfigError: Genie refuses the configuration.
@@ -114,7 +114,7 @@ def _write_files(draft: ContainerContents, folder: Path) -> dict[str, FileRecord
 
 
 def _check_fit(draft: ContainerContents, dest: Path) -> None:
-    """The configuration must speak of exactly the files that are given."""
+    """Check that configuration and files agree."""
     configured = set(draft.genie_config.referenced_files)
     needed = [*draft.binaries, TOKENIZER, HTP_CONFIG]
     given = {*needed, GENIE_CONFIG, *draft.extras}

@@ -1,4 +1,4 @@
-"""`EmbeddingConfig`: the file of an embedding table, and what its numbers mean."""
+"""`EmbeddingConfig`: the file of an embedding table, and its quantization."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,7 +70,7 @@ class EmbeddingConfig(BaseModel):
 
     @property
     def grid(self) -> Grid | None:
-        """What the integers mean; None for float32."""
+        """Grid of the integers; None for float32."""
         if self.embed_quant_scale is None or self.embed_quant_offset is None:
             return None
         dtype = np.dtype(self.embed_datatype)
@@ -99,14 +99,14 @@ class EmbeddingConfig(BaseModel):
         )
 
     def rows(self, tokens: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
-        """What the tokens [...] are looked up as: [..., embed_length]. The file is mapped."""
+        """Look up tokens [...] as rows [..., embed_length]. The file is mapped."""
         table = np.memmap(self.embed_path, self.embed_datatype, mode="r")
         found = table.reshape(-1, self.embed_length)[tokens]
         return found if self.grid is None else self.grid.dequantize(found)
 
 
 def table_grid(datatype: EmbedDatatype, encoding: Encoding | None, low: float, high: float) -> Grid:
-    """The grid that a table of `datatype` is stored on.
+    """Return the grid of a table of `datatype`.
 
     That of `encoding` (of the graph's input, so that looking up is copying) when it has as many
     bits and the type is unsigned; otherwise one that covers [low, high], symmetric if signed.

@@ -1,4 +1,4 @@
-"""Take the embedding table out of a model: `input_ids` becomes `inputs_embeds` [1, AR, hidden]."""
+"""Extraction of the embedding table: `input_ids` becomes `inputs_embeds` [1, AR, hidden]."""
 
 import onnx_ir as ir
 

@@ -1,4 +1,4 @@
-"""Write the embedding table of a model as the file that Genie maps."""
+"""Embedding table of a model as the file that Genie maps."""
 
 from collections.abc import Iterator
 from pathlib import Path

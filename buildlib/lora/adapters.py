@@ -1,4 +1,4 @@
-"""The adapters of a container as the graph takes them: a tensor for each input, zero-padded.
+"""Adapters of a container: a zero-padded tensor for each input of the graph.
 
 A use case mixes adapters by laying their matrices side by side: A = [A1 A2], B = [w1 B1; w2 B2]
 gives w1 A1 B1 + w2 A2 B2 at the sum of their ranks. The rank of a branch is the largest of all use
@@ -73,7 +73,7 @@ class Adapters:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What can be made active at run time."""
+        """Names of the use cases."""
         return tuple(case.name for case in self.cases)
 
     def tensors(self, name: str) -> dict[str, Matrix]:

@@ -1,4 +1,4 @@
-"""Add the low-rank branches: y = x W becomes y = x W + alpha (x A) B, with A, B, alpha as inputs.
+"""Low-rank branches: y = x W becomes y = x W + alpha (x A) B, with A, B, alpha as inputs.
 
 Genie fills every input with `lora` in its name from the active adapter, and the one called by
 `alpha-tensor-name` with its strength.
@@ -28,7 +28,7 @@ def b_name(module: Module) -> str:
 
 @dataclass(frozen=True)
 class Branch:
-    """What one module needs."""
+    """Branch of one module."""
 
     module: Module
     projection: Projection
@@ -36,7 +36,7 @@ class Branch:
 
 
 class LoraBranches(Pass):
-    """Adds a branch to each module of `branches`, found anew in the model that is transformed.
+    """Adds a branch to each module of `branches`, which it finds in the transformed model.
 
     The product keeps its name and place in the graph under a new sum, which has the encoding that
     the product had; the branch itself has none until it is calibrated.

@@ -1,4 +1,4 @@
-"""Encodings of a model with adapters: the branches' own, and what they change behind them.
+"""Encodings of a model with adapters: those of the branches, and of values downstream.
 
 Adapters are inputs, so that one set of encodings serves all use cases: a range covers what each of
 them, and the model without any, was seen to reach.

@@ -1,4 +1,4 @@
-"""`LoraBuilderInputConfig`: which adapters a container offers, alone or mixed, and how."""
+"""`LoraBuilderInputConfig`: the adapters and use cases of a container."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ class LoraBuilderInputConfig(_Model):
 
     @classmethod
     def create(cls, **values: object) -> Self:
-        """As the constructor, with the builder's own error.
+        """Construct and validate, with the builder's own error.
 
         Raises:
             InvalidOptionError: an option that does not exist, or a value it cannot take.
@@ -67,14 +67,14 @@ class LoraBuilderInputConfig(_Model):
 
 
 class AdapterFolder(_Model):
-    """A PEFT folder, and the name it goes by; relative to the file that names it."""
+    """A PEFT folder and its name; the path is relative to the file that names it."""
 
     name: Name
     path: Path
 
 
 class UseCase(_Model):
-    """What can be made active at run time: adapters, each times its weight, at once."""
+    """A mix that can be activated at run time: adapters, each times its weight."""
 
     name: Name
     adapters: Annotated[dict[Name, Weight], Field(min_length=1)]
@@ -138,7 +138,7 @@ class LoraSet(_Model):
         return _validated(path, data).with_absolute_paths(path.parent)
 
     def with_absolute_paths(self, folder: Path) -> "LoraSet":
-        """The same with relative paths taken from `folder`."""
+        """A copy with paths relative to `folder` made absolute."""
         adapters = tuple(a.model_copy(update={"path": folder / a.path}) for a in self.adapters)
         return self.model_copy(update={"adapters": adapters})
 

@@ -1,4 +1,4 @@
-"""Read a PEFT adapter: `adapter_config.json` and `adapter_model.safetensors`.
+"""PEFT adapter: `adapter_config.json` and `adapter_model.safetensors`.
 
 Format: https://huggingface.co/docs/peft/developer_guides/checkpoint. A module's weight W gets
 W + scale * B @ A, with A [rank, in] and B [out, rank].

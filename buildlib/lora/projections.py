@@ -1,4 +1,4 @@
-"""Find the linear modules of every decoder layer by what they do, not by what they are called.
+"""Linear modules of every decoder layer, found by what they do, not by their names.
 
 Caches tell layers apart. Of layer i: k and v make `past_key_{i}_out` and `past_value_{i}_out`; q is
 multiplied with the keys; o takes what attention returns; up to the next layer follow gate (the
@@ -34,14 +34,14 @@ class Projection:
 
     @property
     def input(self) -> ir.Value:
-        """What is projected."""
+        """The projected value."""
         value = self.node.inputs[0]
         assert value is not None  # noqa: S101  (a Gemm)
         return value
 
     @property
     def output(self) -> ir.Value:
-        """The projected, its bias included."""
+        """The result, bias included."""
         return self.node.outputs[0]
 
 

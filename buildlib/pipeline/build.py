@@ -1,4 +1,4 @@
-"""One build: the stages in order, from the cache where nothing they depend on has changed."""
+"""One build: its stages in order, each from the cache unless what it depends on has changed."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ from buildlib.toolchains.base import Toolchain, compile_memory_bytes
 
 
 class GivenEncodingsWarning(UserWarning):
-    """Options ask for other bits than the encodings of the model have; those stay as they are."""
+    """Options ask for other bits than the given encodings have; the encodings win."""
 
 
 PartFiles = Mapping[GraphShape, tuple[Path, ...]]
@@ -50,11 +50,11 @@ PartFiles = Mapping[GraphShape, tuple[Path, ...]]
 
 @dataclass(frozen=True)
 class BuildOutputs:
-    """Where the cache keeps what a build made; parts are in the order of data flow.
+    """Paths of a build's outputs in the cache; parts are in the order of data flow.
 
     Attributes:
         export: folder with `model.onnx`, `model.encodings`, `config.json` and `tokenizer.json`.
-        prepared: the same folder, with those of adapters and of the embedding table.
+        prepared: the same with adapters and embedding table.
         exports: the canonical model that each shape was made of.
         float_models: whole float models by shape.
         multi_head_parts: its float parts by shape, before their heads were taken apart.
@@ -62,7 +62,7 @@ class BuildOutputs:
         qdq_parts: quantized parts by shape.
         dlcs: the same, converted.
         binaries: context binaries, one a part.
-        container: the packaged container, whole; copies of it are made with `GenAIContainer.save`.
+        container: the packaged container; `GenAIContainer.save` copies it.
     """
 
     export: Path
@@ -79,7 +79,7 @@ class BuildOutputs:
 
 @dataclass(frozen=True)
 class Sources:
-    """The model to build, and exports of it that are taken for single ARs."""
+    """The model to build, and other exports of it for single ARs."""
 
     main: ModelSource
     by_ar: Mapping[int, ModelSource] = field(default_factory=dict)
@@ -88,13 +88,13 @@ class Sources:
         return self.by_ar.get(shape.ar, self.main)
 
     def distinct(self) -> tuple[ModelSource, ...]:
-        """Every source once, the main one first."""
+        """Return every source once, the main one first."""
         return tuple(dict.fromkeys((self.main, *self.by_ar.values())))
 
 
 @dataclass
 class Build:
-    """Runs a plan over its sources."""
+    """A plan and its sources, ready to run."""
 
     sources: Sources
     plan: BuildPlan
@@ -104,7 +104,7 @@ class Build:
     records: list[StageRecord] = field(default_factory=list)
 
     def run(self, on_stage: OnStage | None = None) -> GenAIContainer:
-        """All stages and the packaging.
+        """Run all stages, and open the container.
 
         Raises:
             BuildError: any of its kinds.
@@ -112,7 +112,7 @@ class Build:
         return GenAIContainer.load(self.outputs(on_stage).container)
 
     def outputs(self, on_stage: OnStage | None = None) -> BuildOutputs:
-        """All stages, and where the cache keeps what they made.
+        """Run all stages, and return where the cache keeps their outputs.
 
         Raises:
             BuildError: any of its kinds.
@@ -192,7 +192,7 @@ class Build:
         )
 
     def _ready(self, runner: StageRunner) -> "tuple[BuildPlan, dict[ModelSource, PreparedSource]]":
-        """Every source in canonical form, and the plan with the shapes that are to be made."""
+        """Bring every source into canonical form, and give the plan its shapes."""
         plan = self.plan
         inputs = {source: runner.watch.hash(source.inputs()) for source in self.sources.distinct()}
         exports = {source: self._export(runner, source, inputs[source]) for source in inputs}
@@ -217,7 +217,7 @@ class Build:
     def _export(
         self, runner: StageRunner, source: ModelSource, files: Mapping[str, str]
     ) -> CacheEntry:
-        """The model in canonical form, with encodings for all of it."""
+        """Bring one source into canonical form, with encodings for all of it."""
         shape, quantization = self._shape_for(source), self.plan.conversion.quantization
         match source:
             case OnnxSource():
@@ -236,7 +236,7 @@ class Build:
         export: CacheEntry,
         files: Mapping[str, str],
     ) -> "PreparedSource":
-        """The model with what the plan adds to it before it is cut: adapters, a table outside."""
+        """Add adapters, and take the embedding table out, as the plan says."""
         entry, lora, table = export, None, None
         added = self.plan.additions
         if added.lora is not None:
@@ -252,7 +252,7 @@ class Build:
         return PreparedSource(entry, PreparedModel(entry.folder, lora, table), files)
 
     def _check_caches(self, ready: "Mapping[ModelSource, PreparedSource]") -> None:
-        """See that attached models and the main one mean the same by their caches."""
+        """Check that attached models and the main one quantize their caches alike."""
         if len(ready) < 2:
             return
         names = {
@@ -268,7 +268,7 @@ class Build:
         )
 
     def _inputs(self, ready: "Mapping[ModelSource, PreparedSource]") -> dict[str, str]:
-        """Hashes of everything that the container was built from."""
+        """Return SHA-256 of everything that the container is built from, by name."""
         main = self.sources.main
         hashes = {**ready[main].inputs}
         hashes |= {name: text_sha256(text) for name, text in main.texts().items()}
@@ -277,13 +277,13 @@ class Build:
         return hashes
 
     def _one_shape_per_source(self, plan: BuildPlan) -> tuple[GraphShape, ...]:
-        """One shape of every source: all of them have the same weights."""
+        """Return one shape of each source, whose weights all its shapes share."""
         return tuple({self.sources[shape]: shape for shape in reversed(plan.shapes)}.values())
 
     def _shape_for(self, source: ModelSource) -> GraphShape | None:
-        """The largest shape that is made of a source: so few calls calibrate it.
+        """Return the largest shape of a source, at which calibration takes the fewest calls.
 
-        None where the source keeps its own.
+        None where the source keeps its own shape.
         """
         fitting = [shape for shape in self.plan.shapes if self.sources[shape] == source]
         return fitting[-1] if fitting else None
@@ -295,7 +295,7 @@ class Build:
         split: Mapping[GraphShape, CacheEntry],
         part: Part,
     ) -> "BuiltPart":
-        """One part from float ONNX to its context binary."""
+        """Take one part from float ONNX to its context binary."""
         weights: dict[ModelSource, CacheEntry] = {}
         converted: dict[GraphShape, CacheEntry] = {}
         for shape in plan.shapes:
@@ -312,7 +312,7 @@ class Build:
         return BuiltPart(part, converted, compiled, compiled.folder / name)
 
     def _memory(self, plan: BuildPlan, split: Mapping[GraphShape, CacheEntry], part: Part) -> int:
-        """What compiling a part takes at its peak, in bytes."""
+        """Estimate the peak memory of compiling a part, in bytes."""
         shape = plan.shapes[0]
         weights = quantized_bytes(parts_folder(split[shape], plan) / f"{part.graph(shape)}.onnx")
         sharing = plan.compilation.weight_sharing
@@ -336,7 +336,7 @@ class Build:
 
 @dataclass(frozen=True)
 class PreparedSource:
-    """A source in canonical form, with all that is added to it.
+    """A source in canonical form, with everything that the plan adds to it.
 
     Attributes:
         inputs: hashes of the files it came from.
@@ -348,14 +348,14 @@ class PreparedSource:
 
 
 def parts_folder(split: CacheEntry, plan: BuildPlan) -> Path:
-    """Where parts lie as they are before their heads are taken apart."""
+    """Folder with the parts as they are before their attention is split into heads."""
     by_head = plan.transformation.mha2sha.enabled
     return split.folder / MULTI_HEAD if by_head else split.folder
 
 
 @dataclass(frozen=True)
 class BuiltPart:
-    """What was made of one part."""
+    """Outputs of one part."""
 
     part: Part
     converted: Mapping[GraphShape, CacheEntry]

@@ -20,7 +20,7 @@ PositiveInt = Annotated[int, Field(ge=1)]
 class Options(BaseModel):
     """Options in sections, each a model of its own, set by dotted keys.
 
-    `model_fields_set` of a section are those that somebody asked for.
+    `model_fields_set` of a section are the options that the user set.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,7 +56,7 @@ class Options(BaseModel):
 
 
 class ARnContextLengthConfig(Options):
-    """Which graphs to make: one for each AR (tokens per call) at each context length.
+    """Shapes of the graphs: one for each AR (tokens per call) at each context length.
 
     Attributes:
         skip_ar_cl_conversion: keep the one (AR, CL) that the model has.
@@ -71,7 +71,7 @@ class SplitModelConfig(Options):
     """How the model is cut into parts, at layer boundaries.
 
     Attributes:
-        num_splits: parts in all; `None` takes as many as the target's limits ask for.
+        num_splits: number of parts; `None` chooses it by the size of the weights.
         split_embedding: the embedding is a part of its own.
         split_lm_head: the output projection is a part of its own.
     """
@@ -88,7 +88,7 @@ class MhaConfig(Options):
 
 
 class ModelTransformerConfig(Options):
-    """What happens to the ONNX before it is converted."""
+    """Transformations of the ONNX before it is converted."""
 
     arn_cl_options: ARnContextLengthConfig = ARnContextLengthConfig()
     split_model: SplitModelConfig = SplitModelConfig()

@@ -1,4 +1,4 @@
-"""What a build is to make: shapes, parts, target, and every option that decides its outcome."""
+"""Plan of a build: shapes, parts, target, and every option that decides its outcome."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,13 +34,13 @@ than 4 GiB, and loads several parts.
 
 @dataclass(frozen=True)
 class Additions:
-    """What a container has beyond the plain model.
+    """Additions to the plain model.
 
     Attributes:
         lora: adapters, as inputs of the graphs.
         embedding: type of the embedding table that the host looks tokens up in; None leaves the
             lookup in the graph.
-        speculative: how several tokens are generated a step.
+        speculative: kind of speculative decoding.
     """
 
     lora: LoraBuilderInputConfig | None = None
@@ -48,7 +48,7 @@ class Additions:
     speculative: SpeculativeConfig | None = None
 
     def as_options(self) -> dict[str, OptionValue]:
-        """What is set, under dotted keys."""
+        """The options that are set, under dotted keys."""
         options: dict[str, OptionValue] = {}
         if self.embedding is not None:
             options["embedding.embed_datatype"] = self.embedding
@@ -64,7 +64,7 @@ class Additions:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """Options that have been checked against each other.
+    """Options that have been checked against one another.
 
     Attributes:
         shapes: graphs to make, by context length and then from decode to prefill; none when the
@@ -72,7 +72,7 @@ class BuildPlan:
         target: what it is compiled for.
         graph_options: `graphs.*` of single ARs.
         additions: adapters, tables, speculation.
-        keeps_ar: whether the model is built at the AR that it has.
+        keeps_ar: whether the model keeps its AR.
     """
 
     shapes: tuple[GraphShape, ...]
@@ -136,11 +136,11 @@ class BuildPlan:
 
     @property
     def keeps_shape(self) -> bool:
-        """Whether the model is built at the (AR, CL) that it has, or at its AR."""
+        """Whether the model keeps its (AR, CL), or its AR."""
         return self.keeps_ar or self.transformation.arn_cl_options.skip_ar_cl_conversion
 
     def at(self, shapes: Iterable[GraphShape]) -> "BuildPlan":
-        """The same for the shapes that models turned out to have.
+        """A copy for the shapes that the models have.
 
         Raises:
             InvalidOptionError: none of them decodes.
@@ -209,7 +209,7 @@ class BuildPlan:
 
 
 def graph_shapes(options: ARnContextLengthConfig) -> tuple[GraphShape, ...]:
-    """A graph for every AR at every context length.
+    """Return the shape of every AR at every context length.
 
     Raises:
         InvalidShapeError: an AR does not fit a context length.
@@ -230,7 +230,7 @@ def _sorted(key: str, numbers: Sequence[int]) -> list[int]:
 
 
 def _split_off_ends(config: ModelTransformerConfig, added: Additions) -> ModelTransformerConfig:
-    """With adapters, embedding and head are parts of their own, as documented."""
+    """Make embedding and head parts of their own where there are adapters, as documented."""
     if added.lora is None:
         return config
     apart = {"split_embedding": added.embedding is None, "split_lm_head": True}
@@ -251,7 +251,7 @@ def _check_splits(options: SplitModelConfig, n_layers: int | None) -> None:
 
 
 def quantized_bytes(part: Path) -> int:
-    """About the bytes of a float part's weights once they are integers: 16-bit tables, 8-bit rest.
+    """Estimate the bytes of a part's quantized weights: tables of 16 bits, all others of 8.
 
     Weights of 4 bits count as 8: DLCs unpack them.
 

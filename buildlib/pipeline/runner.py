@@ -33,7 +33,7 @@ class SourceWatch:
         self._hashes: dict[Path, str] = {}
 
     def hash(self, files: Mapping[str, Path]) -> dict[str, str]:
-        """SHA-256 of files by name; from now on they are watched.
+        """Return SHA-256 of files by name, and watch them from now on.
 
         Raises:
             InputFileError: one cannot be read.
@@ -77,12 +77,12 @@ def _stat_of(path: Path) -> _Stat | None:
 
 @dataclass(frozen=True)
 class StageRecord:
-    """One stage that a build went through.
+    """Record of one stage of a build.
 
     Attributes:
         subject: which graph or part, such as `ar32_cl192_1_of_2`.
         reused: whether it came from the cache.
-        total: stages of the build; `None` before it is known how many parts there are.
+        total: stages of the build; `None` while the number of parts is not known.
     """
 
     operation: str
@@ -100,8 +100,8 @@ class StageRunner:
     """Runs stages through the cache, from any thread, and keeps a record of each.
 
     Attributes:
-        total: stages of the build, once it is known how many parts there are.
-        watch: of the user's files, which no stage may find changed.
+        total: stages of the build; `None` while the number of parts is not known.
+        watch: refuses changes of the user's files during the build.
         versions: of the toolchain.
     """
 
@@ -119,7 +119,7 @@ class StageRunner:
         self._toolchain_module = type(toolchain).__module__
 
     def run(self, stage: Stage) -> CacheEntry:
-        """The output of a stage, from the cache if nothing that decides it has changed.
+        """Return the output of a stage, from the cache if nothing that decides it has changed.
 
         Raises:
             CancelledError: another stage of the build failed, or the user interrupted.
@@ -130,7 +130,7 @@ class StageRunner:
 
         def fill(folder: Path) -> None:
             stage.run(folder)
-            self.watch.check()  # or there would be an entry of other content than its key
+            self.watch.check()  # or the content of the entry would not match its key
 
         check_cancelled()
         entry = self._cache.get_or_build(key, stage.source, fill, subject=stage.subject)

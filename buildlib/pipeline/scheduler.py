@@ -1,6 +1,6 @@
-"""Independent tasks at once, as many as there are workers and memory for.
+"""Scheduler of independent tasks, bounded by workers and memory.
 
-Tasks run in threads: what is heavy in them happens in child processes.
+Tasks run in threads: their heavy work happens in child processes.
 """
 
 import os
@@ -20,10 +20,10 @@ WORKERS_VARIABLE = "QAIRT_MAX_BUILD_WORKERS"
 
 @dataclass(frozen=True)
 class Task(Generic[T]):
-    """Something to do.
+    """One task.
 
     Attributes:
-        memory_bytes: that it takes at its peak, with its child processes.
+        memory_bytes: peak of the task and its child processes.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Task(Generic[T]):
 
 
 def default_workers() -> int:
-    """As many as there are cores for this process; `QAIRT_MAX_BUILD_WORKERS` overrides it.
+    """Return the number of cores for this process; `QAIRT_MAX_BUILD_WORKERS` overrides it.
 
     Raises:
         InvalidOptionError: the variable is no number from 1 up.
@@ -48,12 +48,12 @@ def default_workers() -> int:
 def run_bounded(tasks: Sequence[Task[T]], *, max_workers: int, memory_bytes: int) -> list[T]:
     """Run all tasks, and return their results in the order of the tasks.
 
-    The first waiting task that fits starts next; one task runs whatever it takes. When a task
-    fails, or the caller is interrupted, no other begins, the child processes of those that run are
-    killed, and the call ends once all threads have. What finished before is finished.
+    The first waiting task that fits starts next; a task that runs alone always fits. When a task
+    fails, or the caller is interrupted, no other starts, the child processes of running tasks are
+    killed, and the call returns once all threads have ended.
 
     Args:
-        tasks: none needs another.
+        tasks: independent of each other.
         max_workers: tasks at once.
         memory_bytes: for all tasks that run at once.
 
@@ -136,8 +136,9 @@ _UNKNOWN = 4 << 30
 
 
 def available_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
-    """Bytes: the least of what the machine has and what the control groups above us leave.
+    """Return the bytes that this process and its children may still take.
 
+    The minimum of the machine's available memory and of what our control groups leave;
     4 GiB where neither gives a limit.
     """
     limits = [
@@ -156,7 +157,7 @@ def _machine_memory(meminfo: Path) -> list[int]:
 
 
 def _control_group_memory(membership: Path, root: Path) -> list[int]:
-    """What every group from ours to the root leaves, of either version of control groups."""
+    """Memory left in each group from ours to the root, for both versions of control groups."""
     left = []
     for line in _text(membership).splitlines():
         _number, _, rest = line.partition(":")

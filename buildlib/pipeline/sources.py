@@ -1,4 +1,4 @@
-"""What a model folder holds: ONNX with encodings, or a checkpoint that becomes that first."""
+"""Sources of a build: an ONNX export with encodings, or a checkpoint."""
 
 import json
 from dataclasses import dataclass, replace
@@ -20,13 +20,13 @@ _NO_FILE = Path("config_dict")  # what messages call a configuration that was gi
 
 @dataclass(frozen=True)
 class OnnxSource:
-    """An ONNX export, of ours or of others, with external data beside it.
+    """An ONNX export with external data beside it.
 
     Attributes:
-        encodings: of its tensors; without, or where they are silent, it is calibrated.
+        encodings: of its tensors; calibration fills in what is missing.
         config: text of its `config.json`.
-        config_file: which file that is, for messages.
-        calibration_text: what it is calibrated on, if it has to be.
+        config_file: the path of that file, for messages.
+        calibration_text: for tensors without encodings.
     """
 
     name: str
@@ -39,11 +39,11 @@ class OnnxSource:
 
     @property
     def folder(self) -> Path:
-        """Where the model and its external data lie."""
+        """Folder of the model and its external data."""
         return self.model.parent
 
     def with_encodings(self, path: Path) -> "OnnxSource":
-        """The same with other encodings.
+        """A copy with other encodings.
 
         Raises:
             ModelNotFoundError: there is no such file.
@@ -51,7 +51,7 @@ class OnnxSource:
         return replace(self, encodings=_require_file(path, self.folder))
 
     def inputs(self) -> dict[str, Path]:
-        """Every file that decides what is built, by what it is there for."""
+        """Every file that decides the build, by role."""
         from buildlib.graph.files import external_tensors, load_model
 
         data = {Path(tensor.path) for tensor in external_tensors(load_model(self.model))}
@@ -62,7 +62,7 @@ class OnnxSource:
         return files
 
     def texts(self) -> dict[str, str]:
-        """What else decides it, by the names that it has as files."""
+        """Texts that decide the build, by the names of their files."""
         calibration = self.calibration_text
         text = {} if calibration is None else {CALIBRATION_TEXT.as_posix(): calibration}
         return {CONFIG_FILE: self.config, **text}
@@ -70,7 +70,7 @@ class OnnxSource:
 
 @dataclass(frozen=True)
 class CheckpointSource:
-    """A Hugging Face checkpoint, and the text its quantization is calibrated on."""
+    """A Hugging Face checkpoint, and the text that calibrates its quantization."""
 
     folder: Path
     calibration_text: str
@@ -81,13 +81,13 @@ class CheckpointSource:
         return self.folder.resolve().name
 
     def inputs(self) -> dict[str, Path]:
-        """Every file that decides what is built, by name."""
+        """Every file that decides the build, by name."""
         paths = [self.folder / CONFIG_FILE, self.folder / TOKENIZER_FILE]
         paths += sorted(self.folder.glob("*.safetensors*"))
         return {path.name: path for path in paths if path.is_file()}
 
     def texts(self) -> dict[str, str]:
-        """What else decides it, by the names that it has as files."""
+        """Texts that decide the build, by the names of their files."""
         return {CALIBRATION_TEXT.as_posix(): self.calibration_text}
 
 
@@ -96,10 +96,10 @@ ModelSource = OnnxSource | CheckpointSource
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """Where a model's files lie when they do not have their usual names in one folder.
+    """Files of a model that do not have their usual names in one folder.
 
     Attributes:
-        config_text: takes the place of a file; `config` is then just what messages call it.
+        config_text: replaces the file; messages still call it `config`.
     """
 
     tokenizer: Path | None = None
@@ -109,7 +109,7 @@ class SourceFiles:
 
 
 def architecture_of(source: ModelSource) -> SupportedLLMs | None:
-    """The family of a model by its configuration; None for an unknown one.
+    """Return the family of a model by its configuration; None if unknown.
 
     Raises:
         CheckpointError: the configuration is no JSON object.
@@ -118,7 +118,7 @@ def architecture_of(source: ModelSource) -> SupportedLLMs | None:
 
 
 def positions_of(source: ModelSource) -> float | None:
-    """How many positions a model was made for, by its configuration; None where that says nothing.
+    """Return the number of positions that a model was trained for; None if not configured.
 
     Raises:
         CheckpointError: the configuration is no JSON object.
@@ -139,7 +139,7 @@ def positions_of(source: ModelSource) -> float | None:
 
 
 def layers_of(source: ModelSource) -> int | None:
-    """How many layers a model has, by its configuration; None where that says nothing.
+    """Return the number of layers of a model; None if not configured.
 
     Raises:
         CheckpointError: the configuration is no JSON object.
@@ -165,7 +165,7 @@ def _configuration(source: ModelSource) -> dict[str, object]:
 
 
 def attached_source(path: Path, parent: ModelSource, encodings: Path | None) -> OnnxSource:
-    """Another export of a model that has a source already, whose configuration it takes.
+    """Return the source of another export of a model, with the configuration of `parent`.
 
     Raises:
         ModelNotFoundError: there is no ONNX.
@@ -186,7 +186,7 @@ def attached_source(path: Path, parent: ModelSource, encodings: Path | None) -> 
 def find_source(
     path: Path, calibration_text: str | None, files: SourceFiles | None = None
 ) -> ModelSource:
-    """Tell what a model folder, or the folder of an ONNX file, holds.
+    """Find the source in a model folder, or in the folder of an ONNX file.
 
     Raises:
         ModelNotFoundError: no folder, or nothing in it that can be built.
@@ -242,7 +242,7 @@ def _onnx_in(folder: Path) -> Path | None:
 
 
 def _encodings_of(model: Path, given: Path | None) -> Path | None:
-    """The encodings that are named, or that lie beside the model under one of the usual names."""
+    """Return the given encodings, or those beside the model under one of the usual names."""
     if given is not None:
         return _require_file(given, model.parent)
     usual = (

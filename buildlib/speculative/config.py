@@ -87,7 +87,7 @@ SpeculativeConfig = LadeBuilderConfig | SpdBuilderConfig | SsdBuilderConfig | Ea
 
 @dataclass(frozen=True)
 class Speculation:
-    """A configuration with speculation, and the files that it names beside those it had.
+    """A configuration with speculation, and the files that it adds.
 
     Attributes:
         files: by their names in the container.
@@ -99,7 +99,7 @@ class Speculation:
 
 @dataclass(frozen=True)
 class PlainDialog:
-    """The model whose dialog speculates.
+    """The dialog of a model before it speculates.
 
     Attributes:
         config: of its plain dialog.
@@ -113,7 +113,7 @@ class PlainDialog:
 
 
 def check_speculation(how: SpeculativeConfig, ars: Sequence[int]) -> None:
-    """What can be told before anything is built.
+    """Check what can be checked before anything is built.
 
     Args:
         how: the kind of speculation.
@@ -142,7 +142,7 @@ def check_speculation(how: SpeculativeConfig, ars: Sequence[int]) -> None:
 
 
 def speculate(speaker: PlainDialog, how: SpeculativeConfig, ars: Sequence[int]) -> Speculation:
-    """The configuration of a plain dialog, turned into one that speculates.
+    """Turn a plain dialog into one that speculates.
 
     Args:
         speaker: the model, with one graph for each AR of `ars`.
@@ -206,7 +206,7 @@ def _check_draft_folder(folder: Path) -> None:
 
 
 def _drafted(speaker: PlainDialog, folder: Path, kind: str, **block: GenieModel) -> Speculation:
-    """With a second engine, whose binaries lie in a folder of their own."""
+    """Add a second engine, whose binaries lie in a folder of their own."""
     config = speaker.config
     draft = GenAIContainer.load(folder)
     ours, theirs = config.dialog.context, draft.genie_config.dialog.context
@@ -242,7 +242,7 @@ def _with_binaries(engine: Engine, names: tuple[str, ...]) -> Engine:
 
 
 def _block(kind: type[_Block], **values: object) -> _Block:
-    """A block of Genie's, refused with the name of the option."""
+    """Validate a block of Genie's; errors name the option."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
