@@ -23,7 +23,7 @@ class Format:
 
     Attributes:
         read: makes encodings of the parsed file; raises `MalformedError` or `ValidationError`.
-        write: the file in pieces; None where only reading is known. Raises `MalformedError`.
+        write: the file in pieces; None if the format is only read. Raises `MalformedError`.
     """
 
     read: Callable[[Json], Encodings]

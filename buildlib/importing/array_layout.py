@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 ArrayFunction = Callable[[Array], Array]
 
 PASS_THROUGH = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
-"""Operators that leave numbers as they are, up to their type."""
+"""Operators that keep numbers unchanged, up to their type."""
 
 LAYOUT = frozenset({
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Gather", "Expand", "Tile",

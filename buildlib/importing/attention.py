@@ -41,11 +41,11 @@ class Head:
     """One query head with the keys and values that it reads.
 
     Attributes:
-        query_scale: on the query, with what the source has on joined keys.
-        key_scale: on keys, before they enter the cache.
-        score_scale: on scores.
+        query_scale: factor of the query, including that of joined keys.
+        key_scale: factor of keys before they enter the cache.
+        score_scale: factor of scores.
         width: width of the rotary embedding.
-        origins: values of the source, by what they are.
+        origins: values of the source by role.
     """
 
     layer: int

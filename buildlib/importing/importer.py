@@ -28,7 +28,7 @@ from buildlib.importing.values import Floats
 from buildlib.passes.arcl import ArClConversion
 from buildlib.passes.base import SORTED, STATIC, Pass
 
-_OLDEST_OPSET = 7  # broadcasting as it is now
+_OLDEST_OPSET = 7  # the first with today's broadcasting
 _SOFTMAX_OPSET = 13  # over its last axis unless it says otherwise
 _OPERATORS: Mapping[str, Mapping[str, frozenset[object]]] = MappingProxyType(
     {
@@ -45,7 +45,7 @@ _OPERATORS: Mapping[str, Mapping[str, frozenset[object]]] = MappingProxyType(
 )
 """Operators and attributes of a canonical model; an empty set allows any value."""
 
-_TOLERANCE = 2e-3  # what float16 leaves of a cosine; coarser types say so themselves
+_TOLERANCE = 2e-3  # precision of a float16 cosine; coarser types have their own tolerance
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class RopeTables:
     Attributes:
         first: the position of the first row.
         cos, sin: [positions, rope_dim/2].
-        tolerance: how far the type they are computed in may leave them from what they stand for.
+        tolerance: largest error of the type in which they are computed.
     """
 
     first: int
@@ -76,7 +76,7 @@ class ImportModel(Pass):
     """
 
     name = "import"
-    sorts_nodes = True  # some tools append what they insert, and ONNX Runtime does not mind
+    sorts_nodes = True  # some tools append inserted nodes, and ONNX Runtime accepts any order
     requires = (SORTED,)
     ensures = (SORTED, STATIC)
 

@@ -13,7 +13,7 @@ from buildlib.importing.refusal import Refusal
 from buildlib.importing.roles import Role
 
 _AR, _PAST = 11, 62
-"""Sizes for symbolic dimensions, unlike what models have: else a transposed tensor might fit."""
+"""Sizes of symbolic dimensions, unusual in models, so that no transposed tensor fits."""
 
 _THETA = 10000.0
 _HIDDEN_STEP = 3  # every third slot of the past is hidden, where a host can
@@ -27,7 +27,7 @@ class Probe:
     Attributes:
         is_fixed: they are the export's own, not chosen here.
         full_tables: cosines and sines come for both halves of a head, not for one.
-        holes: the host feeds the mask itself, so that it can hide slots of the past too.
+        holes: the host feeds the mask, so it can hide slots of the past too.
     """
 
     ar: int

@@ -40,7 +40,7 @@ class Activation(RootTensor):
     Attributes:
         write: makes the canonical value [AR, features] or [1, AR, features] when first needed.
         stacked: whether that has the leading 1.
-        value: what `write` made.
+        value: result of `write`.
         twin: the same with, or without, the leading 1.
     """
 

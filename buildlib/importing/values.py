@@ -165,7 +165,7 @@ class Scores:
         width: CL, the last dimension.
         stage: `scores`, `probabilities`, or `nan` for the answer to whether these are NaN.
         masked: whether the causal mask was added.
-        origins: values of the source that these are or were, by what they are.
+        origins: values of the source at each stage so far, by role.
     """
 
     rows: Ids

@@ -7,7 +7,7 @@ from itertools import accumulate
 from buildlib.errors import InvalidOptionError
 
 Weights = Mapping[str, int]
-"""Bytes of each weight by its name; a weight that two layers use is in one part but once."""
+"""Bytes of each weight by name; a part holds a weight of several layers only once."""
 
 
 @dataclass(frozen=True)

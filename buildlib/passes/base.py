@@ -30,7 +30,7 @@ class Condition:
 
     Attributes:
         text: the condition in words.
-        fault: says what breaks it, or None when it holds.
+        fault: returns what violates it, or None if it holds.
     """
 
     text: str

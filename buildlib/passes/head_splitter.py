@@ -235,7 +235,7 @@ class HeadSplitter:
             self.heads[value] = Heads(value, grid, HEADS_FIRST, stored=HEADS_FIRST)
         return self.heads[value].materialize(self)
 
-    # --- while there are heads ---
+    # --- between ---
 
     def _repeat_for_heads(self, node: ir.Node) -> Axes:
         """Repeat a node for each head; return the axes that it must not work across."""

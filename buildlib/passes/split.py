@@ -40,8 +40,8 @@ def split_model(
         model_path: a whole model at one (AR, CL).
         n_splits: parts in all, with those of the next two.
         out_dir: gets the parts, their encodings, and links to the weights.
-        split_embedding: the first part is the embedding alone.
-        split_lm_head: the last part is the final norm and the output projection alone.
+        split_embedding: whether the first part is only the embedding.
+        split_lm_head: whether the last part is only the final norm and the output projection.
 
     Raises:
         ModelFileError: it is no sound model.

@@ -19,7 +19,7 @@ class QdqRewriter:
 
     Attributes:
         grids: grid of every float activation, by name.
-        converted: what has been made, by what of and on which grid, so that it is made once.
+        converted: values made so far, by source and grid, so that each is made once.
     """
 
     graph: ir.Graph

@@ -25,7 +25,7 @@ _CHUNK_VALUES = 1 << 18
 _INDEX_VERSION = 1
 _PACKED_BITS = 4
 _MAX_WEIGHT_BITS = 16
-_MAX_CLIPPING = 16.0  # a calibration may cut outliers off, but not so many times what it keeps
+_MAX_CLIPPING = 16.0  # calibrations may clip outliers, but not at this many times the kept range
 
 BLOCK_SCALE = ".block_scale"
 

@@ -30,8 +30,8 @@ class TensorInfo:
     """An input or output of a compiled graph.
 
     Attributes:
-        dtype: NumPy's name of what is stored, e.g. `uint16`.
-        encoding: `None` for what is not quantized, and for encodings other than per tensor.
+        dtype: NumPy's name of the stored type, e.g. `uint16`.
+        encoding: `None` without quantization, and for other encodings than per tensor.
     """
 
     name: str
@@ -47,7 +47,7 @@ class GraphInfo:
     Attributes:
         vtcm_bytes: tightly coupled memory that the graph was planned for.
         optimization_level: the compiler's effort, 1 to 3.
-        spill_fill_bytes: DDR buffer that the graph needs for what does not fit into VTCM.
+        spill_fill_bytes: DDR buffer for data that does not fit into VTCM.
     """
 
     name: str

@@ -56,7 +56,7 @@ def run_step(step: Step, request: bytes, log_dir: Path | None = None) -> Any:  #
     """Run a step and return its answer as parsed JSON.
 
     Args:
-        step: what to run.
+        step: the step to run.
         request: JSON for the worker.
         log_dir: where logs are kept, one file a step; by default the temporary folder, and then
             only the logs of failed steps are kept.
@@ -187,7 +187,7 @@ def serve(commands: Mapping[str, Command], arguments: list[str]) -> None:
     The process ends without running destructors: some of the libraries crash in theirs.
 
     Args:
-        commands: what each command does with the request; the result must be JSON.
+        commands: functions of the request by command; results must be JSON values.
         arguments: the command, and the file that takes the answer.
     """
     command, answer_path = arguments

@@ -36,9 +36,9 @@ class CompileConfig(BaseModel):
 
     Attributes:
         target: written as `SM8750` or `SM8750:emulator`.
-        graphs: at most one entry of each name; the one without a name is for all graphs, and gives
-            what the entry of a graph leaves open.
-        section_extras: sections of backend extensions that are not known.
+        graphs: at most one entry of each name; the one without a name applies to all graphs, for
+            options that their own entries leave open.
+        section_extras: unknown sections of backend extensions.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)

@@ -163,7 +163,7 @@ HtpSections = tuple[
     HtpGroupContextConfig | None,
     dict[str, Any],
 ]
-"""Contexts, graphs, devices, memory, group of contexts, and sections that are not known."""
+"""Contexts, graphs, devices, memory, group of contexts, and unknown sections."""
 
 
 class HtpConfigHelper:

@@ -1,4 +1,4 @@
-"""The QAIRT SDK: where it is on this host, and what only its compiler can do.
+"""The QAIRT SDK: its folder on this host, and its name for options that only it compiles.
 
 Its converter and compiler are the second `Toolchain`, beside `ort_qnn`; it is not implemented yet.
 The SDK's Genie for devices is found by it already, and options that need its compiler are refused

@@ -171,7 +171,7 @@ class OrtQnnToolchain:
         Args:
             binary: built for an emulator target.
             graph: its name.
-            inputs: arrays as they are stored: the integers of what is quantized.
+            inputs: arrays as stored: integers of quantized tensors.
             soc_model: model of the emulated SoC; by default the library's choice.
 
         Raises:

@@ -75,7 +75,7 @@ class FunctionTable:
     """A table of function pointers and a way to call them.
 
     Args:
-        interface: the structure whose `fn` field is the table. It must live as long as this does.
+        interface: the structure whose `fn` field is the table. It must outlive this object.
     """
 
     def __init__(self, interface: Any) -> None:  # noqa: ANN401 - made at run time, see below

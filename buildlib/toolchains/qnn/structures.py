@@ -48,7 +48,7 @@ DATA_TYPES: Final = {
     0x0432: "uint32",
     0x0508: "bool",
 }
-"""NumPy's names of what is stored; fixed-point types have the name of their integers."""
+"""NumPy's names of stored types; fixed-point types have the name of their integers."""
 
 
 class Version(c.Structure):

@@ -1,4 +1,4 @@
-"""Encodings that travel with the values of a graph."""
+"""Encodings attached to the values of a graph."""
 
 import numpy as np
 import onnx_ir as ir
@@ -37,7 +37,7 @@ def test_an_encoding_follows_a_renamed_value_and_one_made_from_it(model: ir.Mode
     assert (found.name, found.bw) == ("half", 16)
 
 
-def test_an_encoding_of_no_value_is_refused(model: ir.Model) -> None:
+def test_an_encoding_of_an_unknown_value_is_refused(model: ir.Model) -> None:
     with pytest.raises(EncodingsError, match="nothing"):
         attach(
             model,

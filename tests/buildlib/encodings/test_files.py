@@ -1,4 +1,4 @@
-"""Encodings files of AIMET's formats: what they say, between each other, and broken."""
+"""Encodings files in AIMET's formats: contents, conversion, and damage."""
 
 import copy
 import json
@@ -169,7 +169,7 @@ def test_a_contradiction_names_file_and_tensor(
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_that_is_there_twice_as_a_key(tmp_path: Path) -> None:
+def test_a_repeated_key_is_refused(tmp_path: Path) -> None:
     text = json.dumps(LEGACY)
     cell = json.dumps(LEGACY["activation_encodings"]["x"])
     (tmp_path / "e").write_text(text.replace('"y": [', f'"x": {cell}, "y": ['))
@@ -177,7 +177,7 @@ def test_a_name_that_is_there_twice_as_a_key(tmp_path: Path) -> None:
         load_encodings(tmp_path / "e")
 
 
-def test_numbers_that_are_none_and_a_giant(tmp_path: Path) -> None:
+def test_invalid_and_huge_numbers_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "e"
     for number in ("NaN", "Infinity", "1e999"):
         path.write_text(json.dumps(LISTS).replace("0.5", number))
@@ -253,7 +253,7 @@ def test_nothing_but_axes_is_lost_through_0_6_1(tmp_path: Path, given_encodings:
     assert load_encodings(latest) == given_encodings
 
 
-def test_what_a_format_cannot_say_is_refused(tmp_path: Path) -> None:
+def test_inexpressible_encodings_are_refused(tmp_path: Path) -> None:
     loaded = load(tmp_path, LISTS)
     for version, said in (("0.6.1", "LPBQ"), ("2.0.0", "y: FLOAT"), ("3.0.0", "written")):
         with pytest.raises(EncodingsError, match=said):

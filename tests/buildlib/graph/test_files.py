@@ -1,4 +1,4 @@
-"""Weights beside the model: whoever refers to them, they are checked, linked, never mixed up."""
+"""External weights are checked, linked, and never confused."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The float graph is the model: compared with a forward pass written apart from it."""
+"""The float graph agrees with an independent forward pass."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Damage that no operator's shape shows is found before anything is built of it."""
+"""Damage that no shape reveals is found before anything is built."""
 
 import time
 from collections.abc import Callable
@@ -158,7 +158,7 @@ def test_shapes_that_do_not_fit_are_named(
         check_types(model, tmp_path / "model.onnx")
 
 
-def test_large_numbers_are_numbers(tiny_export: Path, tmp_path: Path) -> None:
+def test_large_numbers_are_accepted(tiny_export: Path, tmp_path: Path) -> None:
     model = changed(tiny_export, tmp_path, lambda graph: inline(graph, 6e4))
     check_model(model, tmp_path / "model.onnx")
     values = np.full(40, 3e38, np.float32)
@@ -167,7 +167,7 @@ def test_large_numbers_are_numbers(tiny_export: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["past_value_1_out", "past_key_0_in", "logits"])
-def test_each_end_has_its_other_end(tiny_export: Path, name: str) -> None:
+def test_every_cache_has_input_and_output(tiny_export: Path, name: str) -> None:
     model = load_model(tiny_export / "model.onnx")
     check_interface(model, tiny_export)
     for ends in (model.graph.inputs, model.graph.outputs):

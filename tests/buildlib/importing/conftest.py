@@ -1,4 +1,4 @@
-"""Exports of `tests/fixtures` with something changed, and what their imports compute."""
+"""Fixtures: modified exports of `tests/fixtures`, and the results of their imports."""
 
 import shutil
 from collections.abc import Callable

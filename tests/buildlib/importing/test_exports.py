@@ -1,4 +1,4 @@
-"""Real exports by other people's tools, imported, against what PyTorch computed."""
+"""Real exports of other tools, imported, compared with PyTorch's results."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Exports with one thing changed: an import refuses, or computes what the changed export does."""
+"""Modified exports: an import refuses, or computes the same as the modified export."""
 
 import random
 import tempfile

@@ -1,4 +1,4 @@
-"""The importer's parts on their own: names, movers, grids, heads."""
+"""Parts of the importer: cache names, layout functions, encodings, heads."""
 
 from dataclasses import replace
 from typing import Any
@@ -84,7 +84,7 @@ def moves(draw: st.DrawFn) -> tuple[ir.Node, npt.NDArray[Any], list[npt.NDArray[
 
 
 @given(moves())
-def test_movers_do_what_onnx_says(
+def test_layout_functions_follow_onnx(
     case: tuple[ir.Node, npt.NDArray[Any], list[npt.NDArray[Any]]],
 ) -> None:
     node, array, parameters = case

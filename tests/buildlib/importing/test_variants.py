@@ -1,4 +1,4 @@
-"""Exports as tools leave them: imported to the same numbers, or refused for what differs."""
+"""Spellings of other tools: imported to the same values, or refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_spelling_changes_nothing(
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_graph_in_a_circle_has_no_order(import_changed: ImportChanged) -> None:
+def test_a_cyclic_graph_is_refused(import_changed: ImportChanged) -> None:
     def circle(model: onnx.ModelProto) -> None:
         first = next(node for node in model.graph.node if node.op_type == "Add")
         last = [node for node in model.graph.node if node.op_type == "Add"][-1]
@@ -220,7 +220,7 @@ def tokens_as_bytes(model: onnx.ModelProto) -> None:
         (tokens_as_bytes, "Cast .* turns an activation into UINT8"),
     ],
 )
-def test_what_changes_the_answer_is_refused(
+def test_changes_of_the_result_are_refused(
     change: Change, reason: str, import_changed: ImportChanged
 ) -> None:
     with pytest.raises(UnsupportedGraphError, match=reason):

@@ -1,4 +1,4 @@
-"""Small decoders with attentions of every kind, random weights, and what runs them."""
+"""Small decoders with all kinds of attention and random weights, and runners for them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A model at another (AR, CL) says the same, token by token."""
+"""A model at another (AR, CL) computes the same, token by token."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_its_own_shape_is_the_same_model_bit_by_bit(tmp_path: Path) -> None:
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(ar=st.integers(1, 40), calls=st.integers(2, 100))
-def test_any_shape_says_the_same_token_by_token(
+def test_any_shape_computes_the_same_token_by_token(
     tiny_export: Path,
     config: DecoderConfig,
     tmp_path_factory: pytest.TempPathFactory,

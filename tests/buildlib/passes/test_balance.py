@@ -1,4 +1,4 @@
-"""Parts as even as layers allow."""
+"""Parts are as even as layers allow."""
 
 from itertools import combinations
 

@@ -1,4 +1,4 @@
-"""The passes on what others exported, once imported: nothing changes what is computed."""
+"""Passes on imported exports keep the computed values."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 @pytest.mark.parametrize(
     "name", ["aihub-llama", "dynamo-phi3", "dynamo-qwen2", "torchscript-qwen3"]
 )
-def test_heads_of_an_import_come_apart(name: str, tmp_path: Path) -> None:
+def test_heads_of_an_import_are_separated(name: str, tmp_path: Path) -> None:
     source = EXPORTS / name / "model.onnx"
     model = ImportModel(GraphShape(4, 32)).run(source, tmp_path / "m.onnx")
     other = convert_arcl(model, GraphShape(2, 16), tmp_path / "other.onnx")

@@ -1,4 +1,4 @@
-"""Heads apart compute what they computed together, on the same bytes of weights."""
+"""Separate heads compute the same as joint heads, on the same bytes of weights."""
 
 from pathlib import Path
 
@@ -97,7 +97,7 @@ def test_any_mixture_of_kinds_computes_the_same(
     assert_same(run_once(apart), run_once(model))
 
 
-def test_weights_are_cut_by_offset(tmp_path: Path) -> None:
+def test_weights_are_sliced_by_offset(tmp_path: Path) -> None:
     kind = Kind(fused="Split", bias="Gemm", stored="F16")
     model = make_decoder(tmp_path / "in", kind)
     apart = load_model(convert_mha2sha(model, tmp_path / "out" / "model.onnx"))
@@ -118,7 +118,7 @@ def test_weights_are_cut_by_offset(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.concatenate(together), rows)
 
 
-def test_nothing_is_left_of_the_whole(tmp_path: Path) -> None:
+def test_the_joint_attention_is_removed(tmp_path: Path) -> None:
     apart = convert_mha2sha(make_decoder(tmp_path / "in", Kind()), tmp_path / "out.onnx")
     graph = load_model(apart).graph
     used = {value for node in graph for value in node.inputs}
@@ -263,7 +263,7 @@ def test_a_head_count_that_does_not_divide_is_refused(tmp_path: Path) -> None:
         ("LogSoftmax", {"axis": -1}, "LogSoftmax layer_0_weights cannot be split by head"),
     ],
 )
-def test_what_mixes_heads_is_named(
+def test_operators_that_mix_heads_are_named(
     op_type: str, attributes: dict[str, int], said: str, tmp_path: Path
 ) -> None:
     model = load_model(make_decoder(tmp_path / "in", Kind(layers=2)))

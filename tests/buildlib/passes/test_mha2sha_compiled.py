@@ -1,4 +1,4 @@
-"""Heads apart, quantized and compiled: the emulator gives what the CPU gives."""
+"""Separate heads, quantized and compiled: the emulator agrees with the CPU."""
 
 from pathlib import Path
 

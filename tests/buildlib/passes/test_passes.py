@@ -1,4 +1,4 @@
-"""Passes change nothing of what a model computes, and copy no weights."""
+"""Passes keep what a model computes, and copy no weights."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def logits(
         return loop.feed([0, *range(20, 60)])
 
 
-def test_arcl_there_and_back_is_the_same_model(
+def test_arcl_round_trip_is_the_same_model(
     tiny_export: Path, tmp_path: Path, config: DecoderConfig
 ) -> None:
     model = tiny_export / "model.onnx"

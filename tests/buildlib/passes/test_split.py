@@ -1,4 +1,4 @@
-"""Parts in a row are the model, wherever it is cut."""
+"""Parts in sequence compute the same as the model, wherever it is cut."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""No pass reads, copies or rewrites weights: a file of them may be larger than memory and disk."""
+"""No pass reads, copies or rewrites weights, which may exceed memory and disk."""
 
 import json
 import subprocess

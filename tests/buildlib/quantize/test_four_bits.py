@@ -1,4 +1,4 @@
-"""Weights of 4 bits: what is stored, and that the real compiler and emulator compute with it."""
+"""4-bit weights: their storage, and how the real compiler and emulator compute with them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -161,7 +161,7 @@ def encoded(weights: Encoding) -> Encodings:
     return Encodings(activation_encodings=activations, param_encodings=(weights,))
 
 
-def test_what_htp_computes_wrongly_is_refused(tmp_path: Path) -> None:
+def test_weights_that_htp_computes_wrongly_are_refused(tmp_path: Path) -> None:
     weights = one_product(tmp_path / "m.onnx", (96, 144))
     good = lpbq_encoding("w", weights, 0, 16)
     with pytest.raises(EncodingsError, match=r"w: LPBQ .* 32 must divide the inputs"):

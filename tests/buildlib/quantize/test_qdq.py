@@ -1,4 +1,4 @@
-"""Quantized models: what their ports are, and what quantization costs."""
+"""QDQ models: their ports, and the cost of quantization."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -93,7 +93,7 @@ def test_the_same_encodings_give_the_same_bytes(
     assert weights.read_bytes() == quantized.with_suffix(".weights").read_bytes()
 
 
-def test_what_moves_values_inherits_its_encoding(
+def test_layout_operators_inherit_encodings(
     tiny_export: Path, encodings: Encodings, quantized: Path, tmp_path: Path
 ) -> None:
     moved = ("_split", "_flat", "_heads", "keys", "values", "embedding", "_rotated")

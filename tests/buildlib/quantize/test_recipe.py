@@ -1,4 +1,4 @@
-"""Encodings for what has none."""
+"""Encodings for values without one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -50,13 +50,13 @@ def changed(encodings: Encodings, name: str, **update: object) -> Encodings:
     return encodings.model_copy(update={"activation_encodings": found})
 
 
-def test_what_is_complete_stays_as_it_is(
+def test_complete_encodings_stay_unchanged(
     model: Path, config: DecoderConfig, whole: Encodings
 ) -> None:
     assert complete_encodings(model, whole, config).by_name() == whole.by_name()
 
 
-def test_what_follows_from_the_model_needs_no_text(
+def test_fixed_ranges_need_no_text(
     model: Path, config: DecoderConfig, whole: Encodings, tmp_path: Path
 ) -> None:
     def follows(encoding: Encoding) -> bool:
@@ -98,7 +98,7 @@ def test_missing_ones_are_counted_and_named(
         complete_encodings(model, less, config)
 
 
-def test_text_fills_in_what_is_missing_alone(
+def test_text_fills_in_only_missing_encodings(
     model: Path, config: DecoderConfig, whole: Encodings, tmp_path: Path
 ) -> None:
     less = without(whole, lambda e: "layers.1" in e.name or "layers.0.mlp" in e.name)
@@ -109,7 +109,7 @@ def test_text_fills_in_what_is_missing_alone(
 
 
 @pytest.mark.parametrize("bits", [Bitwidths(), Bitwidths(8, 32, 4), Bitwidths(16, 32, 4)])
-def test_bits_are_those_asked_for(
+def test_requested_bits_are_used(
     model: Path, config: DecoderConfig, bits: Bitwidths, tmp_path: Path
 ) -> None:
     found = complete_encodings(model, NONE, config, WINDOWS, bits)
@@ -145,7 +145,7 @@ def test_contradictory_caches_are_refused_by_name(
     apply_encodings(model, alike, tmp_path / "alike.onnx")
 
 
-def test_models_that_share_caches_must_mean_the_same_by_them(whole: Encodings) -> None:
+def test_models_that_share_caches_must_agree_on_their_grids(whole: Encodings) -> None:
     check_shared_caches({"the model": whole, "ar1": whole})
     wrong = changed(whole, "past_value_0_out", offset=(-3,))
     with pytest.raises(EncodingsError, match=r"past_value_0_out: ar1 .* than the model") as caught:
@@ -153,7 +153,7 @@ def test_models_that_share_caches_must_mean_the_same_by_them(whole: Encodings) -
     assert "uint8" in str(caught.value)
 
 
-def test_encodings_of_nothing_are_refused(
+def test_encodings_of_unknown_values_are_refused(
     model: Path, config: DecoderConfig, whole: Encodings
 ) -> None:
     extra = whole.activation_encodings[0].model_copy(update={"name": "nowhere"})

@@ -1,4 +1,4 @@
-"""Integer weights written once, and referred to by the models of every AR."""
+"""Integer weights: written once, shared by the models of every AR."""
 
 import json
 from pathlib import Path
@@ -83,9 +83,7 @@ def test_another_grid_is_refused(parts: dict[int, Path], weights: Path, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_not_whole_is_refused(
-    parts: dict[int, Path], weights: Path, tmp_path: Path
-) -> None:
+def test_a_truncated_file_is_refused(parts: dict[int, Path], weights: Path, tmp_path: Path) -> None:
     encodings = load_encodings(parts[1].with_suffix(".encodings"))
     copy = tmp_path / weights.name
     copy.write_bytes(weights.read_bytes()[:-1])
@@ -127,7 +125,7 @@ def test_a_part_has_one_name_at_every_shape(stem: str, name: str) -> None:
     transposed=st.booleans(),
     dtype=st.sampled_from([np.float32, np.float16]),
 )
-def test_what_is_stored_is_what_onnx_runtime_quantizes(
+def test_stored_integers_equal_those_of_onnx_runtime(
     tmp_path_factory: pytest.TempPathFactory,
     seed: int,
     axis: int,

@@ -1,4 +1,4 @@
-"""Compiled graphs on the HTP emulator give what the quantized ONNX gives on the CPU."""
+"""Compiled graphs on the HTP emulator agree with quantized ONNX on the CPU."""
 
 import os
 from pathlib import Path

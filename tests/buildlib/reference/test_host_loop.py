@@ -1,4 +1,4 @@
-"""The host loop: how it chunks, what it refuses, what its perplexity is over."""
+"""The host loop: chunks, refusals, and perplexity."""
 
 import itertools
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def loop(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield made
 
 
-def test_chunking_does_not_show(loop: HostLoop) -> None:
+def test_chunking_does_not_change_results(loop: HostLoop) -> None:
     tokens = np.random.default_rng(0).integers(0, 300, CL).tolist()
     loop.reset()
     at_once = loop.feed(tokens)

@@ -1,4 +1,4 @@
-"""Every way in which a child process can end becomes a result or a typed error."""
+"""Every end of a child process becomes a result or a typed error."""
 
 import os
 import pickle

@@ -96,7 +96,7 @@ def test_one_object_is_read_as_an_array_of_one() -> None:
 
 
 @given(extensions)
-def test_nothing_is_lost_or_made_up(values: dict[str, Any]) -> None:
+def test_round_trips_keep_options(values: dict[str, Any]) -> None:
     read = HtpConfigHelper.from_backend_extension_dict(values)
     written = HtpConfigHelper.to_backend_extension_dict(*read)
     assert HtpConfigHelper.from_backend_extension_dict(written) == read
@@ -105,7 +105,7 @@ def test_nothing_is_lost_or_made_up(values: dict[str, Any]) -> None:
     }
 
 
-def test_what_is_not_known_is_kept() -> None:
+def test_unknown_options_are_kept() -> None:
     odd = {"graphs": [{"O": 1, "new_thing": {"a": None}}], "surprise": [1, None]}
     _, (graph,), _, _, _, extras = HtpConfigHelper.from_backend_extension_dict(odd)
     assert graph._extras == {"new_thing": {"a": None}}
@@ -135,7 +135,7 @@ def test_a_configuration_survives_json(values: dict[str, Any], target: str) -> N
     assert CompileConfig.model_validate(more) == config
 
 
-def test_a_target_sets_what_it_can() -> None:
+def test_a_target_sets_defaults() -> None:
     phone, emulator = CompileConfig.for_target(PHONE), CompileConfig.for_target(EMULATOR)
     assert (phone.weight_sharing, phone.vtcm_mb, phone.optimization_level) == (True, 8, 3)
     assert not emulator.weight_sharing
@@ -252,7 +252,7 @@ def test_only_what_the_compiler_reads_decides_the_binary() -> None:
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_early_by_name(
+def test_unsupported_options_are_refused_early_by_name(
     target: str, extension: dict[str, Any], key: str, said: str
 ) -> None:
     config = CompileConfig.from_backend_extensions(extension, parse_target(target))

@@ -96,7 +96,7 @@ def test_emulator_refuses_shared_weights(
         ({}, "other", "no graph 'other'"),
     ],
 )
-def test_execute_refuses_what_does_not_fit(
+def test_execute_refuses_inputs_that_do_not_fit(
     inputs: dict[str, npt.NDArray[np.generic]],
     graph: str,
     said: str,

@@ -1,4 +1,4 @@
-"""Logs of refused models, read for what was wrong with them."""
+"""Logs of refused models name the unsupported operators."""
 
 import tempfile
 from pathlib import Path

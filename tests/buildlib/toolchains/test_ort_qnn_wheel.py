@@ -30,19 +30,19 @@ def test_runtime_libraries_are_files_of_the_wheel() -> None:
     assert set(files) - set(plain) == {"libQnnHtpNetRunExtensions.so"}
 
 
-def test_wrong_machine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_machine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(ToolchainMissingError, match="Linux on x86_64"):
         find_libraries()
 
 
-def test_missing_wheel_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_wheel_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(ToolchainMissingError, match="not installed"):
         find_libraries()
 
 
-def test_incomplete_wheel_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_incomplete_wheel_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     spec = ModuleSpec("onnxruntime_qnn", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
     (tmp_path / "libQnnHtp.so").touch()

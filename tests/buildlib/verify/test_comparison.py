@@ -1,4 +1,4 @@
-"""The figures of a comparison, against their definitions."""
+"""Measures of a comparison agree with their definitions."""
 
 import json
 import math
@@ -85,7 +85,7 @@ def test_positions_of_other_graphs_do_not_count() -> None:
     assert compared(trace(), mixed).positions == 4
 
 
-def test_what_cannot_be_compared_fails() -> None:
+def test_incomparable_traces_fail() -> None:
     other = compared(trace(), trace(key="other"))
     assert not other.passed
     assert other.note == "k is not the same tensor on both"

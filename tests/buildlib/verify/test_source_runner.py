@@ -1,4 +1,4 @@
-"""Exports of every naming run under the canonical names, and the import changes nothing."""
+"""Exports with any names run under canonical names, and the import changes nothing."""
 
 import shutil
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_an_import_computes_what_the_export_does(name: str, tmp_path: Path) -> N
     assert 0 < report.comparisons[0].max_rel_diff < 1e-5  # run, not copied
 
 
-def test_a_wrong_head_order_is_seen(tmp_path: Path) -> None:
+def test_a_wrong_head_order_is_found(tmp_path: Path) -> None:
     """The adapter checks the import and not itself: exchanged heads must show."""
     export = EXPORTS / "torchscript-llama" / "model.onnx"
     config = load_config(export.with_name("config.json"))
@@ -71,7 +71,7 @@ def test_a_wrong_head_order_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["role", "cache"])
-def test_what_no_adapter_understands_is_refused(change: str, tmp_path: Path) -> None:
+def test_unknown_inputs_are_refused(change: str, tmp_path: Path) -> None:
     export = EXPORTS / "aihub-llama-mha-fixed" / "model.onnx"
     model = onnx.load(export)
     names = {value.name: value for value in model.graph.input}
@@ -101,7 +101,7 @@ def test_a_float16_export_is_verified_as_closely_as_it_computes(
     assert report.comparisons[0].max_rel_diff > 1e-5  # float16 shows
 
 
-def test_a_wrong_import_of_a_float16_export_is_seen(tmp_path: Path) -> None:
+def test_a_wrong_import_of_a_float16_export_is_found(tmp_path: Path) -> None:
     made = convert_float_to_float16(_copied("dynamo-qwen2", tmp_path), min_positive_val=1e-7)
     onnx.save(made, tmp_path / "model.onnx")
     models = _imported(tmp_path)

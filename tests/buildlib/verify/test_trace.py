@@ -1,4 +1,4 @@
-"""Every token is taken once, by a graph that fits, in order."""
+"""A schedule takes every token once, in order, with a graph that fits."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ def test_all_tokens_are_taken_when_one_graph_decodes(ars: set[int], n_tokens: in
 
 
 @given(st.sets(st.integers(1, 96), min_size=1), st.integers(1, 200), st.integers(97, 200))
-def test_nothing_is_taken_that_does_not_fit(ars: set[int], n_tokens: int, cl: int) -> None:
+def test_no_call_exceeds_the_context(ars: set[int], n_tokens: int, cl: int) -> None:
     assert check(alternating_schedule(ars, cl, n_tokens), ars, cl, n_tokens) >= 1
     for ar in ars:
         assert check(single_graph_schedule(ar, cl, n_tokens), {ar}, cl, n_tokens) == min(

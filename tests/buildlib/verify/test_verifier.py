@@ -1,4 +1,4 @@
-"""Stages that are right pass; each kind of damage is seen, at the stage where it was done."""
+"""Correct stages pass; each kind of damage is found at its stage."""
 
 import dataclasses
 import json
@@ -78,7 +78,7 @@ def failed(comparisons: tuple[StageComparison, ...]) -> set[tuple[str, str]]:
     return {(one.stage, one.subject) for one in comparisons if not one.passed}
 
 
-def test_stages_that_are_right_pass(models: StageModels) -> None:
+def test_correct_stages_pass(models: StageModels) -> None:
     reported: list[StageComparison] = []
     report = verify_outputs(models, options=FEW, on_comparison=reported.append)
     assert report.passed, report.failures
@@ -120,7 +120,7 @@ def test_a_spoiled_stage_fails_there_and_not_after(models: StageModels, tmp_path
     assert all(subject.endswith("cl48") for _, subject in failed(report.comparisons))
 
 
-def test_exchanged_caches_are_seen_though_each_call_alone_is_right(
+def test_swapped_caches_are_found_though_each_call_is_right(
     models: StageModels, tmp_path: Path
 ) -> None:
     """As when encodings or names of two layers are mixed up: it shows from the second call on."""
