@@ -1,4 +1,4 @@
-"""A ledger whose clock and processes the test turns and ends."""
+"""Ledger with a manual clock and processes that a test declares dead."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ TTL_S = 30.0
 
 @dataclass
 class Bench:
-    """A ledger with its surroundings."""
+    """A ledger with its clock, its dead processes and its rule."""
 
     path: Path
     clock: ManualClock = field(default_factory=ManualClock)
@@ -59,7 +59,7 @@ class Bench:
         changes: Changes | None = None,
         config: PoolConfig | None = None,
     ) -> PoolContext:
-        """What a pool on this ledger shares; without claims and an opener, nothing is claimed."""
+        """Return the context of a pool on this ledger; without `claims`, nothing can be claimed."""
         return PoolContext(
             config or PoolConfig(),
             self.clock,
@@ -82,7 +82,7 @@ def process(pid: int) -> Owner:
 
 
 def close(pool: Pool) -> None:
-    """Close it, and wait for its upkeep: it would start an adb server or a device of later tests.
+    """Close it, and wait for its upkeep, which could start an adb server or device of later tests.
 
     A closed pool's upkeep ends after the step that it is at.
     """
@@ -101,7 +101,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def grab(bench: Bench) -> Callable[..., int]:
-    """Takes devices for a process, and gives the token."""
+    """Leases devices for a process; returns the token."""
 
     def take(pid: int, *keys: str) -> int:
         ticket = bench.ledger.tickets.enqueue(process(pid), keys, len(keys))

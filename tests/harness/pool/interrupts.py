@@ -1,4 +1,4 @@
-"""Ctrl-C at every line: an exception raised by the interpreter itself just before that line."""
+"""Ctrl-C at a chosen line: the interpreter raises KeyboardInterrupt just before it."""
 
 import sys
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Interrupter:
         return self._trace
 
     def run(self, act: Callable[[], object]) -> bool:
-        """Whether it was interrupted, and not over before."""
+        """Run `act`; return whether it was interrupted before its end."""
         before = sys.gettrace()
         sys.settrace(self._trace)
         try:

@@ -1,4 +1,4 @@
-"""Who waits keeps the place, however short the heartbeats are good for, and is told for what."""
+"""Waiting requests keep their place however short the TTL, and say what they wait for."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class _TimePasses(Changes):
-    """Nothing happens; what is waited for it passes on the clock, and somebody looks then."""
+    """No changes; waiting lets time pass on the clock, then calls `look`."""
 
     def __init__(self, clock: ManualClock, look: Callable[[], None]) -> None:
         super().__init__()
@@ -86,9 +86,7 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
     assert len(seen) == 1
 
 
-def test_who_waited_in_vain_reads_what_stood_in_the_way(
-    bench: Bench, grab: Callable[..., int]
-) -> None:
+def test_a_lease_timeout_says_who_held_each_device(bench: Bench, grab: Callable[..., int]) -> None:
     bench.add("a", "b", "c")
     grab(2, "a")
     bench.ledger.devices.apply("b", Event.DRAIN, "a new battery")

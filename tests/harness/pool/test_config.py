@@ -107,9 +107,7 @@ def test_an_empty_file_is_all_devices_of_the_adb_server() -> None:
         ("[" * 5000, None, "", "deep|expected"),
     ],
 )
-def test_what_is_wrong_is_said_with_line_and_key(
-    text: str, line: int | None, key: str, said: str
-) -> None:
+def test_errors_name_line_and_key(text: str, line: int | None, key: str, said: str) -> None:
     with pytest.raises(PoolConfigError, match=said) as caught:
         parse_config(text, "lab/pool.yaml")
     assert line is None or caught.value.line == line
@@ -118,7 +116,7 @@ def test_what_is_wrong_is_said_with_line_and_key(
     assert str(caught.value).isprintable()
 
 
-def test_a_device_that_is_found_has_no_name_of_another() -> None:
+def test_a_discovered_device_cannot_have_the_name_of_another() -> None:
     config = parse_config("devices:\n - {name: A, type: local}\n - {discover: adb}")
     found = [DeviceSpec("android", "A")]
     with pytest.raises(PoolConfigError, match=r"pool.yaml, devices\[1\]: it finds android:A"):
@@ -137,7 +135,7 @@ def test_a_virtual_device_that_exists_with_another_soc_is_refused() -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a: b\x00", b"#" * (1 << 20) + b"\n"])
-def test_what_is_no_text_file(tmp_path: Path, content: bytes) -> None:
+def test_files_that_are_not_text(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "pool.yaml"
     path.write_bytes(content)
     with pytest.raises(PoolConfigError):
@@ -166,7 +164,7 @@ _values = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(_keys, _values, max_size=5).map(yaml.safe_dump) | st.text())
-def test_any_file_is_a_pool_or_one_line(text: str) -> None:
+def test_any_text_is_a_pool_or_a_one_line_error(text: str) -> None:
     said = ""
     try:
         configured_members(parse_config(text), lambda _: [], "pool.yaml")
@@ -176,7 +174,7 @@ def test_any_file_is_a_pool_or_one_line(text: str) -> None:
 
 
 @given(st.text(min_size=1).filter(lambda text: "\0" not in text))
-def test_the_words_of_a_command_stay_words(hostile: str) -> None:
+def test_placeholders_keep_the_arguments_of_a_command(hostile: str) -> None:
     member = Member(hostile, DeviceSpec("android", "S1"))
     words = fill_placeholders(
         ["hub", "{name}", "--serial={serial}", "{key}{name}", "{other}"], member, "{name}"
@@ -196,7 +194,7 @@ def test_a_users_command_is_run_without_a_shell(tmp_path: Path) -> None:
         run_command(["sleep", "30"], 0.1)
 
 
-def test_the_documented_file_can_be_used() -> None:
+def test_the_documented_file_is_valid() -> None:
     blocks = _DOC.read_text(encoding="utf-8").split("```yaml\n")[1:]
     assert blocks
     for block in blocks:

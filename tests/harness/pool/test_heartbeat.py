@@ -1,4 +1,4 @@
-"""Heartbeats beside what else happens to a lease at the same moment."""
+"""Renewal of a lease while its token is raised."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ _TTL_S = 0.06
 
 
 class SlowLeases(Leases):
-    """A token is raised; whoever did it gets to know it when a beat had every chance to come."""
+    """`raise_token` returns only after a renewal had every chance to come in between."""
 
     def __init__(self, context: LedgerContext) -> None:
         super().__init__(context)
@@ -46,7 +46,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
     made.close()
 
 
-def test_a_beat_between_raising_a_token_and_knowing_it_costs_no_lease(database: Database) -> None:
+def test_a_renewal_while_a_token_is_raised_loses_no_lease(database: Database) -> None:
     clock, rule = ManualClock(), QuarantineRule()
     ledger = Ledger(database, clock, ttl_s=_TTL_S, rule=rule, ended=lambda _: False)
     ledger.devices.record_found("a", "a", "spec:a", Facts())

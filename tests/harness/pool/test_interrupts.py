@@ -50,7 +50,7 @@ def acquire(context: PoolContext, keys: str = "a") -> Lease:
     )
 
 
-def test_a_transaction_that_is_interrupted_anywhere_locks_nobody_out(bench: Bench) -> None:
+def test_a_transaction_interrupted_at_any_line_leaves_no_lock(bench: Bench) -> None:
     bench.add("a")
     for number in itertools.count(1):
         interrupter = Interrupter(number, harness.pool)
@@ -64,7 +64,7 @@ def test_a_transaction_that_is_interrupted_anywhere_locks_nobody_out(bench: Benc
     assert number > 5
 
 
-def test_a_request_that_is_interrupted_anywhere_leaves_no_lease_that_lives_on(
+def test_a_request_interrupted_at_any_line_leaves_no_lease(
     tmp_path: Path,
 ) -> None:
     bench = Bench(tmp_path / "pool.db")
@@ -88,7 +88,7 @@ def test_a_request_that_is_interrupted_anywhere_leaves_no_lease_that_lives_on(
     bench.database.close()
 
 
-def test_a_lease_whose_report_fails_is_given_back_all_the_same(bench: Bench) -> None:
+def test_a_lease_whose_report_fails_is_given_back(bench: Bench) -> None:
     bench.add("a")
     context = bench.context(claims=HandClaims())
     lease = acquire(context)
@@ -113,7 +113,7 @@ def test_a_grant_whose_ticket_cannot_be_settled_is_given_back(bench: Bench) -> N
     assert bench.state("a") == "ready"
 
 
-def test_a_report_that_fails_while_a_grant_is_given_up_costs_no_device(bench: Bench) -> None:
+def test_a_grant_whose_report_fails_is_given_back(bench: Bench) -> None:
     bench.add("a")
 
     class Failing(HandClaims):
@@ -128,7 +128,7 @@ def test_a_report_that_fails_while_a_grant_is_given_up_costs_no_device(bench: Be
     assert not context.heartbeat.active
 
 
-def test_a_lease_that_is_begun_knows_its_devices(bench: Bench) -> None:
+def test_a_lease_has_its_devices_and_a_raised_token(bench: Bench) -> None:
     bench.add("a", "b")
     lease = acquire(bench.context(claims=HandClaims(700)), "ab")
     assert lease.token == 701

@@ -73,7 +73,7 @@ def test_a_release_never_takes_what_a_new_owner_holds(bench: Bench, grab: Grab) 
     assert bench.ledger.repairs.end("a", old, Event.RECOVERED, "") is False
 
 
-def test_a_lease_lives_as_long_as_its_heart_beats(bench: Bench, grab: Grab) -> None:
+def test_a_lease_lasts_while_it_is_renewed_and_is_never_revived(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     token = grab(1, "a")
     for _ in range(5):
@@ -96,7 +96,7 @@ def test_the_device_of_a_killed_holder_is_free_at_once(bench: Bench, grab: Grab)
     assert bench.ledger.tickets.try_grant(ticket, process(2))
 
 
-def test_a_dead_process_blocks_no_place_in_the_queue(bench: Bench, grab: Grab) -> None:
+def test_a_dead_process_keeps_no_place_in_the_queue(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     held = grab(1, "a")
     bench.ledger.tickets.enqueue(process(2), ["a"], 1)
@@ -106,7 +106,7 @@ def test_a_dead_process_blocks_no_place_in_the_queue(bench: Bench, grab: Grab) -
     assert bench.ledger.tickets.try_grant(ticket, process(3))
 
 
-def test_a_waiting_process_that_slept_is_told(bench: Bench, grab: Grab) -> None:
+def test_a_ticket_expires_while_its_process_sleeps(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     grab(1, "a")
     ticket = bench.ledger.tickets.enqueue(process(2), ["a"], 1)
@@ -127,7 +127,7 @@ def test_a_ticket_whose_device_failed_goes_back_to_its_place(bench: Bench) -> No
     assert bench.ledger.tickets.try_grant(first, process(1))
 
 
-def test_tokens_only_rise_also_past_what_a_device_knows(bench: Bench, grab: Grab) -> None:
+def test_tokens_only_rise_also_above_that_of_a_device(bench: Bench, grab: Grab) -> None:
     bench.add("a", "b")
     first = grab(1, "a")
     raised = bench.ledger.leases.raise_token(first, 5000, 1)
@@ -137,7 +137,9 @@ def test_tokens_only_rise_also_past_what_a_device_knows(bench: Bench, grab: Grab
     assert bench.ledger.leases.raise_token(first, 9000, 1) is None
 
 
-def test_a_drained_device_is_finished_but_not_granted(bench: Bench, grab: Grab) -> None:
+def test_a_drained_device_stays_with_its_holder_and_is_not_granted(
+    bench: Bench, grab: Grab
+) -> None:
     bench.add("a")
     token = grab(1, "a")
     assert bench.ledger.devices.apply("a", Event.DRAIN, "battery") == "draining"
@@ -247,7 +249,7 @@ def test_of_one_lease_only_the_heaviest_failure_counts(bench: Bench, grab: Grab)
     assert (counted.weight, counted.text) == (2.0, "a file came out as another")
 
 
-def test_who_lost_a_lease_is_told_who_took_it_and_when(bench: Bench, grab: Grab) -> None:
+def test_the_ledger_says_who_ended_a_lost_lease_and_when(bench: Bench, grab: Grab) -> None:
     bench.add("a", "b")
     taken, slept = grab(1, "a"), grab(2, "b")
     bench.ledger.leases.release(taken, ["a"], taken_by="ann: qnnfarm (pid 7)")
@@ -262,9 +264,7 @@ def test_who_lost_a_lease_is_told_who_took_it_and_when(bench: Bench, grab: Grab)
     assert bench.ledger.leases.why_lost(ended, ["a"]) == ""
 
 
-def test_a_repaired_device_is_not_quarantined_again_for_what_was_before(
-    bench: Bench, grab: Grab
-) -> None:
+def test_failures_before_a_passed_probation_do_not_count(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     for _ in range(3):
         _fail(bench, grab)
@@ -306,14 +306,14 @@ def test_a_failed_probation_and_a_killed_one_lead_back_to_quarantine(
     assert bench.state("a") == "quarantined"
 
 
-def test_what_says_nothing_of_the_device_does_not_count(bench: Bench, grab: Grab) -> None:
+def test_failures_that_say_nothing_about_the_device_do_not_count(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     for _ in range(10):
         _fail(bench, grab, FailureReport("AdbServerError", 0.0, recover=False, text="server died"))
     assert bench.state("a") == "ready"
 
 
-def test_a_device_that_was_nameless_while_absent_gets_its_key(bench: Bench) -> None:
+def test_an_absent_device_gets_its_hardware_key_when_it_answers(bench: Bench) -> None:
     key = bench.ledger.devices.record_absent("phone", "android:S1", "not there")
     assert bench.state(key) == "absent"
     bench.ledger.devices.record_found("hardware:X", "phone", "android:S1", Facts("SM8750"))
@@ -344,7 +344,7 @@ def test_history_says_what_happened_and_stays_short(bench: Bench, grab: Grab) ->
 @pytest.mark.parametrize(
     "content", [b"not a database at all", b"SQLite format 3\x00" + b"\xff" * 600]
 )
-def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_ledger_is_reported_with_its_path(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "pool.db"
     path.write_bytes(content)
     with pytest.raises(DamagedLedgerError) as caught:
@@ -422,7 +422,7 @@ def test_a_ledger_of_the_third_format_keeps_why_leases_were_lost(bench: Bench, g
     assert {key: row.probed for key, row in rows.items()} == {"a": True, "b": True, "c": False}
 
 
-def test_the_step_that_was_reached_lives_as_long_as_its_recovery(bench: Bench, grab: Grab) -> None:
+def test_a_recovery_step_is_stored_until_the_recovery_ends(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     token, lost = grab(1, "a"), FailureReport("DeviceLostError", 1.0, recover=True, text="away")
     bench.ledger.leases.report("a", token, lost)
@@ -459,7 +459,7 @@ def test_the_step_that_was_reached_lives_as_long_as_its_recovery(bench: Bench, g
     assert known() == ("recovering", "", 0)
 
 
-def test_a_late_release_makes_no_lease_quiet(bench: Bench, grab: Grab) -> None:
+def test_a_late_release_marks_no_lease_as_quiet(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     late = grab(1, "a")
     bench.ledger.leases.release(late, ["a"])
@@ -490,7 +490,7 @@ def test_a_transaction_that_fails_changes_nothing(bench: Bench) -> None:
 def test_a_lease_that_lost_one_of_its_devices_gets_no_higher_token(
     bench: Bench, grab: Grab
 ) -> None:
-    """With it, its late claim would shut out who holds that device now."""
+    """Its late claim would shut out the new holder of that device."""
     bench.add("a", "b")
     token = grab(1, "a", "b")
     bench.ledger.leases.release(token, ["b"], "taken by a person")
@@ -530,7 +530,9 @@ def test_what_a_holder_reported_counts_if_it_dies_before_the_release(
     assert bench.state("b") == "quarantined"
 
 
-def test_a_distrusted_device_that_comes_back_is_quarantined(bench: Bench, grab: Grab) -> None:
+def test_a_device_over_the_limit_is_quarantined_when_it_comes_back(
+    bench: Bench, grab: Grab
+) -> None:
     bench.add("a")
     for _ in range(2):
         _fail(bench, grab)
@@ -573,7 +575,7 @@ def test_a_wall_clock_that_is_set_back_puts_off_no_repair(bench: Bench, grab: Gr
     assert bench.ledger.repairs.begin("a", process(2))
 
 
-def test_who_waits_longest_for_a_repair_comes_first(bench: Bench, grab: Grab) -> None:
+def test_the_longest_overdue_repair_comes_first(bench: Bench, grab: Grab) -> None:
     names = [f"d{n:02}" for n in range(20)]
     bench.add(*names)
     for name in names:

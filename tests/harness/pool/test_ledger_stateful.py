@@ -1,4 +1,4 @@
-"""Whatever processes do, and whenever they die or sleep, no device has two holders."""
+"""No device ever has two holders, whatever processes do and whenever they die or sleep."""
 
 import tempfile
 from dataclasses import dataclass, field

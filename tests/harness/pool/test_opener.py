@@ -1,4 +1,4 @@
-"""Who looks for devices that let wait for an answer says so."""
+"""Probing reports slow devices, and a pool that cannot open closes its opener."""
 
 import threading
 from pathlib import Path
@@ -16,7 +16,7 @@ from harness.pool.states import MemberState
 
 
 class _Late(DeviceOpener):
-    """Reaches this host, but not before somebody was told that it lets wait."""
+    """Opens this host, but only after it was reported as slow."""
 
     def __init__(self) -> None:
         super().__init__(PoolConfig())
@@ -37,7 +37,7 @@ class _Late(DeviceOpener):
         super().close()
 
 
-def test_what_is_waited_for_is_told(adb_environment: Path, tmp_path: Path) -> None:
+def test_slow_devices_are_reported(adb_environment: Path, tmp_path: Path) -> None:
     late, member = _Late(), Member("slow", DeviceSpec("local", ""))
     with Pool(
         [member], PoolConfig(), late, ledger_path=tmp_path / "p.db", on_progress=late.tell
@@ -47,7 +47,7 @@ def test_what_is_waited_for_is_told(adb_environment: Path, tmp_path: Path) -> No
     assert late.told == ["looking for slow: a device has 30 s to answer"]
 
 
-def test_a_pool_that_does_not_come_about_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_pool_that_cannot_open_closes_its_opener(tmp_path: Path) -> None:
     late = _Late()
     (tmp_path / "p.db").mkdir()
     with pytest.raises(LedgerError):

@@ -144,7 +144,7 @@ def test_one_device_under_two_names_is_leased_once(
         (Requirement(tags=frozenset({"tag0"}), count=2), "with the tag tag0"),
     ],
 )
-def test_what_no_device_could_ever_meet_is_said_at_once(
+def test_unsatisfiable_requirements_fail_at_once(
     pool: Pool, wanted: Requirement, said: str
 ) -> None:
     with pytest.raises(RequirementError, match=said):
@@ -184,7 +184,7 @@ def test_threads_of_a_process_wait_for_each_other(open_pool: OpenPool) -> None:
 
 
 class _Sleeper:
-    """A lease whose holder does not know yet what happened while it slept."""
+    """A lease whose holder slept and has not noticed its loss."""
 
     def check(self) -> None:
         pass
@@ -265,7 +265,7 @@ _LONG_S = 3600
 
 
 def let_pass(ledger: Path, seconds: float) -> None:
-    """Nothing was heard of any holder for so long."""
+    """Let all leases age by so many seconds."""
     with closing(sqlite3.connect(ledger)) as db, db:
         db.execute("UPDATE leases SET beat = beat - ?", (seconds,))
 
@@ -334,7 +334,7 @@ def test_a_wiped_device_is_known_again(open_pool: OpenPool) -> None:
         assert lease.device.shell("echo y").stdout == "y\n"
 
 
-def test_a_device_that_is_known_is_claimed_in_one_command(
+def test_a_device_claimed_before_is_claimed_in_one_command(
     open_pool: OpenPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_pool(count=1).acquire(ANY, timeout_s=60) as lease:
@@ -364,7 +364,7 @@ def test_changed_scripts_are_found_before_they_run(open_pool: OpenPool) -> None:
         assert "owned" not in device.shell(["cat", script]).stdout
 
 
-def test_only_a_lease_under_which_nothing_was_done_is_quiet(open_pool: OpenPool) -> None:
+def test_only_a_lease_that_used_nothing_is_quiet(open_pool: OpenPool) -> None:
     pool = open_pool(count=1)
     with pool.acquire(ANY, timeout_s=60) as lease:
         key = lease.device.key
@@ -392,7 +392,7 @@ def test_a_forked_child_cannot_use_the_lease(open_pool: OpenPool) -> None:
         assert lease.device.shell("echo mine").stdout == "mine\n"
 
 
-def test_who_waits_can_give_up_and_keeps_the_place_until_then(open_pool: OpenPool) -> None:
+def test_a_waiting_request_keeps_its_place_until_it_is_cancelled(open_pool: OpenPool) -> None:
     pool = open_pool(count=1)
     given_up = threading.Event()
 
@@ -413,7 +413,9 @@ def test_who_waits_can_give_up_and_keeps_the_place_until_then(open_pool: OpenPoo
     assert states(pool) == ["ready"]
 
 
-def test_a_device_remembers_more_than_a_new_ledger(open_pool: OpenPool, tmp_path: Path) -> None:
+def test_a_new_ledger_takes_tokens_above_those_of_the_devices(
+    open_pool: OpenPool, tmp_path: Path
+) -> None:
     pool = open_pool()
     for _ in range(3):
         with pool.acquire(Requirement(count=2), timeout_s=60) as lease:
@@ -424,7 +426,7 @@ def test_a_device_remembers_more_than_a_new_ledger(open_pool: OpenPool, tmp_path
         assert lease.devices[1].shell("echo z").stdout == "z\n"
 
 
-def test_what_the_holder_does_wrong_does_not_count(open_pool: OpenPool) -> None:
+def test_errors_of_the_holder_do_not_count(open_pool: OpenPool) -> None:
     pool = open_pool(count=1)
     for _ in range(4):
         with pytest.raises(DeviceCommandError) as caught, pool.acquire(ANY, timeout_s=60) as lease:
@@ -447,7 +449,7 @@ def test_a_timeout_names_the_command_and_leaves_no_process(open_pool: OpenPool) 
     assert states(pool) == ["ready"]
 
 
-def test_what_we_do_to_a_device_ourselves_is_named_in_words(open_pool: OpenPool) -> None:
+def test_errors_name_our_own_actions_on_a_device(open_pool: OpenPool) -> None:
     pool = open_pool(count=1)
     with pool.acquire(ANY, timeout_s=60) as lease:
         device, root = lease.device.unleased, lease.device.work_root
@@ -466,7 +468,9 @@ def test_what_we_do_to_a_device_ourselves_is_named_in_words(open_pool: OpenPool)
     assert not [text for text in told if ".sh" in text or "exec" in text]
 
 
-def test_evidence_names_a_device_as_people_do(open_pool: OpenPool, names: tuple[str, str]) -> None:
+def test_failures_name_a_device_by_its_name_in_the_pool(
+    open_pool: OpenPool, names: tuple[str, str]
+) -> None:
     pool = open_pool()
     device = pool.members()[0]
     key, other = (pool.ledger.devices.keys_of([str(m.spec)])[str(m.spec)] for m in pool.members())
@@ -543,7 +547,7 @@ def test_a_host_that_fails_in_a_probation_does_not_fail_the_probation(
     assert states(pool) == ["ready"]
 
 
-def test_people_drain_release_and_ask_for_what_is_not_there(open_pool: OpenPool) -> None:
+def test_administration_drains_releases_and_refuses_unknown_names(open_pool: OpenPool) -> None:
     pool = open_pool(count=1)
     name = pool.members()[0].name
     lease = pool.acquire(ANY, timeout_s=60)
@@ -579,12 +583,12 @@ def test_devices_that_are_not_there_are_absent_and_waited_for(
             pool.acquire(ANY, timeout_s=0.2)
 
 
-def test_the_state_of_a_pool_is_json_for_programs(pool: Pool) -> None:
+def test_states_are_plain_text_in_json(pool: Pool) -> None:
     first = pool.members()[0]
     assert json.loads(json.dumps(first.state)) == "ready"
 
 
-def test_space_that_vanished_meanwhile_is_not_the_devices_fault(open_pool: OpenPool) -> None:
+def test_lack_of_free_space_does_not_count(open_pool: OpenPool) -> None:
     pool = open_pool(count=1)
     spec = str(pool.members()[0].spec)
     key = pool.ledger.devices.keys_of([spec])[spec]

@@ -1,4 +1,4 @@
-"""Several processes at one ledger: nobody is served twice, out of order, or after death."""
+"""Several processes at one ledger: each request is served once and in order."""
 
 import json
 import signal
@@ -65,7 +65,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         yield made
 
 
-def test_processes_contend_and_all_are_served_once(tmp_path: Path, ledger: Ledger) -> None:
+def test_contending_processes_are_each_served_once(tmp_path: Path, ledger: Ledger) -> None:
     processes = [start(tmp_path, count=n % 3 + 1, rounds=12) for n in range(5)]
     served = []
     for process in processes:
@@ -109,7 +109,7 @@ with Database(Path(sys.argv[1])).writing() as db:
     assert set(ledger.devices.rows("abc")) == set("abc")
 
 
-def test_many_processes_make_the_ledger_at_once(tmp_path: Path) -> None:
+def test_many_processes_create_the_ledger_at_once(tmp_path: Path) -> None:
     program = """
 import os, sys
 from pathlib import Path

@@ -20,7 +20,7 @@ _free = st.sets(st.sampled_from(_DEVICES))
 
 
 def can_serve(requests: Sequence[Request], free: frozenset[str]) -> bool:
-    """Whether all of them can be served at once, found by trying."""
+    """Return whether all can be served at once, by trying."""
     if not requests:
         return True
     first, *rest = requests
@@ -31,7 +31,7 @@ def can_serve(requests: Sequence[Request], free: frozenset[str]) -> bool:
 
 
 @given(_requests, _free, _free)
-def test_what_is_served_is_whole_free_and_nobody_elses(
+def test_served_requests_are_complete_and_share_no_device(
     requests: list[Request], free: set[str], busy: set[str]
 ) -> None:
     served = serve(requests, free, busy - free)
@@ -45,10 +45,10 @@ def test_what_is_served_is_whole_free_and_nobody_elses(
 
 
 @given(_requests, _free)
-def test_the_oldest_come_first_and_choose_so_that_others_fit(
+def test_older_requests_come_first_and_make_room_for_others(
     requests: list[Request], free: set[str]
 ) -> None:
-    """While each so far could be served together with those before it, all of them are."""
+    """As long as all requests up to one can be served together, they are."""
     served = serve(requests, free, set(_DEVICES) - free)
     for length in range(1, len(requests) + 1):
         if not can_serve(requests[:length], frozenset(free)):
@@ -57,10 +57,10 @@ def test_the_oldest_come_first_and_choose_so_that_others_fit(
 
 
 @given(_requests, _free)
-def test_a_later_ticket_takes_nothing_that_an_earlier_one_waits_for(
+def test_a_later_request_takes_no_device_that_an_earlier_one_needs(
     requests: list[Request], free: set[str]
 ) -> None:
-    """No device that is given to a later one would have brought an earlier one nearer its count."""
+    """No device of a later request would have brought an earlier one nearer to its count."""
     served = serve(requests, free, set(_DEVICES) - free)
     for place, request in enumerate(requests):
         if request.ticket in served:
@@ -74,7 +74,7 @@ def test_a_later_ticket_takes_nothing_that_an_earlier_one_waits_for(
                 assert set(without) == set(together)
 
 
-def test_a_big_request_keeps_the_devices_that_it_got() -> None:
+def test_a_big_request_keeps_its_devices_while_it_waits() -> None:
     big = Request(1, ("a", "b", "c"), 3)
     small = [Request(number, ("a", "b", "c"), 1) for number in range(2, 50)]
     assert serve([big, *small], {"a"}, {"b", "c"}) == {}
@@ -82,7 +82,7 @@ def test_a_big_request_keeps_the_devices_that_it_got() -> None:
     assert list(serve([big, *small], {"a", "b", "c"}, set())) == [1]
 
 
-def test_a_request_that_cannot_be_met_for_now_keeps_its_place_but_no_devices() -> None:
+def test_a_request_for_an_absent_device_keeps_its_place_but_no_devices() -> None:
     big, small = Request(1, ("a", "gone"), 2), Request(2, ("a",), 1)
     assert serve([big, small], {"a"}, set()) == {2: ["a"]}
     assert serve([big, small], {"a"}, {"gone"}) == {}
@@ -94,8 +94,8 @@ def test_an_earlier_request_makes_room_where_it_can() -> None:
     assert serve([any_device, only_a], {"a", "b"}, set()) == {1: ["b"], 2: ["a"]}
 
 
-def test_a_long_chain_of_tickets_that_make_room_is_walked() -> None:
-    """Each of them can do with its device or the next; the last to come wants the first's."""
+def test_a_long_chain_of_requests_makes_room() -> None:
+    """Each request accepts its device or the next; the last one needs that of the first."""
     names = [f"d{number:04}" for number in range(2001)]
     requests = [Request(n, (names[n], names[n + 1]), 1) for n in range(2000)]
     served = serve([*requests, Request(2000, (names[0],), 1)], frozenset(names), frozenset())

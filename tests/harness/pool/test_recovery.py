@@ -36,7 +36,7 @@ ANY = Requirement()
 
 
 class HungUntilReboot(DeviceOpener):
-    """Reaches a device whose properties do not come before it was rebooted."""
+    """Opens a device whose properties time out until it was rebooted."""
 
     boot: str | None = None
 
@@ -100,7 +100,7 @@ def lose(pool: Pool, act: Callable[[], object]) -> None:
         use(pool, act)
 
 
-def test_a_lost_connection_is_made_anew(
+def test_a_lost_connection_is_restored(
     make_pool: MakePool, virtual: manager.VirtualDevice, adb_server: AdbServer
 ) -> None:
     pool = make_pool(kind="android")
@@ -130,7 +130,7 @@ def test_a_device_that_boots_gets_the_time_for_it(
     assert steps(pool) in (["recovery: look"], ["recovery: reconnect"])
 
 
-def test_a_restarted_adb_server_is_connected_to_others_again(
+def test_a_restarted_adb_server_reconnects_to_other_devices(
     monkeypatch: pytest.MonkeyPatch,
     free_adb_port: int,
     make_pool: MakePool,
@@ -239,7 +239,7 @@ recovery:
 def test_a_recovery_that_was_cut_off_begins_its_step_again(
     make_pool: MakePool, virtual: manager.VirtualDevice, tmp_path: Path, first: str
 ) -> None:
-    """Each process ends in the middle of a step; none takes one that another came past."""
+    """Each process ends in the middle of a step; the next one repeats no earlier step."""
     log = tmp_path / "cycled"
 
     def text(patience_s: float, most_s: float = 3600.0) -> str:
@@ -302,7 +302,7 @@ def _keys(pool: Pool) -> list[str]:
     return list(pool.ledger.devices.keys_of([str(pool.members()[0].spec)]).values())
 
 
-def test_the_death_of_the_adb_server_is_not_the_devices(
+def test_the_death_of_the_adb_server_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
     free_adb_port: int,
     virtual: manager.VirtualDevice,
@@ -321,7 +321,7 @@ def test_the_death_of_the_adb_server_is_not_the_devices(
         assert lease.device.shell("echo back").stdout == "back\n"
 
 
-def test_an_adb_server_of_ours_is_restarted_but_not_under_others(
+def test_an_adb_server_of_ours_is_restarted_unless_others_use_it(
     monkeypatch: pytest.MonkeyPatch,
     free_adb_port: int,
     make_pool: MakePool,

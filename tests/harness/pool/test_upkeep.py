@@ -1,4 +1,4 @@
-"""Upkeep that meets a bug of ours, not a failure of the device."""
+"""Upkeep when a repair raises an unexpected exception."""
 
 from typing import TYPE_CHECKING, cast
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Broken:
-    """Opens nothing, for a reason that nobody foresaw."""
+    """Raises an unexpected exception in place of opening a device."""
 
     def open(self, _: Member) -> Device:
         raise ZeroDivisionError
@@ -28,7 +28,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0], ids=["recovery", "probation"])
-def test_a_repair_that_crashed_is_not_begun_again_at_once(bench: Bench, weight: float) -> None:
+def test_a_crashed_repair_is_retried_after_a_backoff(bench: Bench, weight: float) -> None:
     bench.add("a")
     ticket = bench.ledger.tickets.enqueue(process(1), ["a"], 1)
     rows = bench.ledger.tickets.try_grant(ticket, process(1))
