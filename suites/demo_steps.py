@@ -17,7 +17,7 @@ from buildlib.pipeline.build import BuildOutputs
 from buildlib.pipeline.runner import StageRecord
 from buildlib.reference.perplexity import onnx_perplexity
 from harness.cli.arguments import WAIT_S
-from harness.cli.session import open_session
+from harness.cli.device_lease import open_session
 from harness.console import progress as progress_bar
 from harness.console import remarks
 from harness.devices.adb.client import AdbServer

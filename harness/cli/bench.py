@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import WAIT_S, ContainerDir, Json, Wait
-from harness.cli.measuring import (
+from harness.cli.bench_options import (
     Charge,
     Devices,
     MaxPerplexity,
@@ -57,7 +57,7 @@ def bench(
     output is a failed run.
     """
     from buildlib.container.container import GenAIContainer
-    from harness.cli.measuring import bench_workload, conditioning, open_series
+    from harness.cli.bench_options import bench_workload, conditioning, open_series
 
     workload = bench_workload(
         prompt_tokens, new_tokens, repetitions, warmup, max_warmup, reference_tokens, max_perplexity

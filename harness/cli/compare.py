@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import WAIT_S, Json, Wait
-from harness.cli.measuring import (
+from harness.cli.bench_options import (
     Charge,
     Devices,
     MaxPerplexity,
@@ -72,7 +72,7 @@ def compare(
     Exits 1 where B is slower, or where a container answers wrongly; 2 where there is no verdict.
     """
     from buildlib.container.container import GenAIContainer
-    from harness.cli.measuring import bench_workload, conditioning, open_series
+    from harness.cli.bench_options import bench_workload, conditioning, open_series
     from harness.results.comparison import (
         DEFAULT_METRICS,
         check_metrics,

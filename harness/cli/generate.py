@@ -18,7 +18,7 @@ def generate(
     json: Json = False,
 ) -> None:
     """Generate text on a device, greedily, and say how fast it went there."""
-    from harness.cli.session import open_session
+    from harness.cli.device_lease import open_session
     from harness.results.metrics import METRICS
     from harness.workloads.generate import Generate
 

@@ -46,7 +46,7 @@ def perplexity(
 
     Exits 1 where the perplexity is too far from that of `--reference`.
     """
-    from harness.cli.session import open_session
+    from harness.cli.device_lease import open_session
     from harness.results.perplexity import PERPLEXITY, find_perplexity_faults
     from harness.results.store import ResultsStore
     from harness.workloads.base import UNRECORDED, Recording

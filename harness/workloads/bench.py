@@ -27,12 +27,12 @@ from harness.workloads.base import (
 )
 from harness.workloads.bench_prompt import BenchPrompt, bench_text, cut_prompt
 from harness.workloads.output_check import (
+    ContainerQuality,
     Expectation,
-    KnownQuality,
     ReferenceText,
     ReferenceTokens,
     bounded_quality,
-    judge,
+    check_text,
     read_tokens,
     stored_quality,
 )
@@ -133,7 +133,7 @@ class Bench(WorkloadModel):
         if first is not None and first.generated_text is not None:
             yield ReferenceText(first.generated_text, first.check)
 
-    def _quality(self, session: Session, store: ResultsStore) -> KnownQuality | None:
+    def _quality(self, session: Session, store: ResultsStore) -> ContainerQuality | None:
         bound = self.max_perplexity
         container, device = session.container_info, session.device_info
         quality = stored_quality(store, container, device, max_perplexity=bound)
@@ -222,7 +222,7 @@ def _check_output(recorder: RunRecorder, expectations: Sequence[Expectation], te
     """Fail the run on a wrong output before its speed is stored."""
     if recorder.generated_text is None:
         recorder.generated_text = text
-        check = judge(expectations, text)
+        check = check_text(expectations, text)
     elif recorder.generated_text == text:
         return
     else:

@@ -57,14 +57,14 @@ class Generate(WorkloadModel):
             result = runtime.generate(GenerationRequest(self.max_tokens, prompt=self.prompt))
             if recorder is not None:
                 recorder.generated_text = result.text
-            require_passed(self._judge(result.text), recorder, session.device.serial)
+            require_passed(self._check_answer(result.text), recorder, session.device.serial)
             if recorder is not None:
                 recorder.add_values(result.metrics)
                 recorder.add_telemetry(result.telemetry, repetition=0)
         run = recording.stored_run(recorder)
         return WorkloadResult(result, result.metrics, summarize(result.metrics, result.text), run)
 
-    def _judge(self, text: str) -> OutputCheck:
+    def _check_answer(self, text: str) -> OutputCheck:
         if self.expect is None:
             return OutputCheck()
         if self.expect in text:

@@ -1,4 +1,4 @@
-"""Whether a run's output is right: a fast machine that prints garbage has no speed."""
+"""Output checks: a fast machine that prints garbage has no speed."""
 
 import re
 from collections.abc import Sequence
@@ -26,16 +26,16 @@ _SEPARATORS = re.compile(r"[\s,;\[\]]+")
 
 
 class Expectation(Protocol):
-    """What the output of a greedy query should be."""
+    """An expectation of the output of a greedy query."""
 
-    def judge(self, text: str) -> OutputCheck:
-        """Whether a generated text is as expected."""
+    def evaluate(self, text: str) -> OutputCheck:
+        """Check a generated text."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceTokens:
-    """The tokens that a right container would generate.
+    """The tokens that a right container generates.
 
     Attributes:
         prefixes: the text of the first token, of the first two, and so on.
@@ -47,7 +47,7 @@ class ReferenceTokens:
 
     @classmethod
     def of(cls, token_ids: Sequence[int], tokenizer: Path, source: str) -> "ReferenceTokens":
-        """The tokens with the tokenizer that they belong to.
+        """Make it from tokens and the tokenizer that they belong to.
 
         Raises:
             WrongUseError: they are no tokens of that tokenizer.
@@ -61,8 +61,8 @@ class ReferenceTokens:
         decoded = (encoder.decode(list(token_ids[:end])) for end in range(1, len(token_ids) + 1))
         return cls(tuple(decoded), source)
 
-    def judge(self, text: str) -> OutputCheck:
-        """The text has to begin with all of them; the first token that differs is named."""
+    def evaluate(self, text: str) -> OutputCheck:
+        """Require that the text begins with all of them; name the first token that differs."""
         place = next(
             (number for number, prefix in enumerate(self.prefixes) if not _agree(text, prefix)),
             None if text else 0,
@@ -81,13 +81,13 @@ class ReferenceTokens:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceText:
-    """The text of an earlier session: agreeing with it is worth as much as that session's check."""
+    """The text of an earlier session; agreement is worth as much as that session's check."""
 
     text: str
     check: OutputCheck
 
-    def judge(self, text: str) -> OutputCheck:
-        """Compare word for word: sampling is greedy."""
+    def evaluate(self, text: str) -> OutputCheck:
+        """Compare character by character: sampling is greedy."""
         if text == self.text:
             if self.check.outcome == "passed":
                 return OutputCheck(outcome="passed", reason=_AS_BEFORE)
@@ -105,32 +105,32 @@ class ReferenceText:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownQuality:
-    """A verdict on the container that was there before the run: its perplexity."""
+class ContainerQuality:
+    """A check of the container from before the run: its perplexity."""
 
     check: OutputCheck
 
-    def judge(self, text: str) -> OutputCheck:
-        """The perplexity's verdict on every text but an empty one."""
+    def evaluate(self, text: str) -> OutputCheck:
+        """Give the perplexity's check for every text but an empty one."""
         if not text:
             return OutputCheck(outcome="failed", reason="it is empty")
         return self.check
 
 
-def judge(expectations: Sequence[Expectation], text: str) -> OutputCheck:
-    """All expectations together: one failure fails, and what passed is named."""
-    found = [expectation.judge(text) for expectation in expectations]
-    failed = next((check for check in found if check.outcome == "failed"), None)
+def check_text(expectations: Sequence[Expectation], text: str) -> OutputCheck:
+    """Check a text against all expectations: one failure fails; name those that passed."""
+    checks = [expectation.evaluate(text) for expectation in expectations]
+    failed = next((check for check in checks if check.outcome == "failed"), None)
     if failed is not None:
         return failed
-    passed = [check.reason for check in found if check.outcome == "passed"]
+    passed = [check.reason for check in checks if check.outcome == "passed"]
     if passed:
         return OutputCheck(outcome="passed", reason="; ".join(dict.fromkeys(passed)))
-    return next(iter(found), OutputCheck())
+    return next(iter(checks), OutputCheck())
 
 
 def read_tokens(path: Path) -> tuple[int, ...]:
-    """Token ids from a file: numbers with blanks or commas between, or a JSON list.
+    """Read token ids from a file: numbers separated by blanks or commas, or a JSON list.
 
     Raises:
         WrongUseError: it cannot be read, or holds something else.
@@ -155,10 +155,10 @@ def stored_quality(
     device: DeviceInfo,
     *,
     max_perplexity: float | None = None,
-) -> KnownQuality | None:
-    """What the newest stored perplexity of this container on this kind of device says of it.
+) -> ContainerQuality | None:
+    """Check a container by its newest stored perplexity on this kind of device.
 
-    Without a bound it counts only beside the references of the host; None where nothing counts.
+    Without a bound, it counts only beside the host's references; None if nothing counts.
     """
     wanted = RunFilter(
         kind="perplexity",
@@ -172,19 +172,19 @@ def stored_quality(
         if PERPLEXITY not in values:
             continue
         if max_perplexity is not None:
-            return KnownQuality(_bounded(values[PERPLEXITY], max_perplexity))
+            return ContainerQuality(_bounded(values[PERPLEXITY], max_perplexity))
         faults = find_perplexity_faults(values)
         if faults:
-            return KnownQuality(OutputCheck(outcome="failed", reason="; ".join(faults)))
+            return ContainerQuality(OutputCheck(outcome="failed", reason="; ".join(faults)))
         if matches_references(values):
             reason = f"perplexity {values[PERPLEXITY]:.3f} is near its host reference"
-            return KnownQuality(OutputCheck(outcome="passed", reason=reason))
+            return ContainerQuality(OutputCheck(outcome="passed", reason=reason))
     return None
 
 
-def bounded_quality(perplexity: float, max_perplexity: float) -> KnownQuality:
-    """What a perplexity that was just measured says, beside a bound."""
-    return KnownQuality(_bounded(perplexity, max_perplexity))
+def bounded_quality(perplexity: float, max_perplexity: float) -> ContainerQuality:
+    """Check a container by a perplexity that was just measured, against a bound."""
+    return ContainerQuality(_bounded(perplexity, max_perplexity))
 
 
 def _bounded(perplexity: float, bound: float) -> OutputCheck:
@@ -202,5 +202,5 @@ def _last_values(run: Run) -> dict[str, float]:
 
 
 def _agree(text: str, prefix: str) -> bool:
-    """Whether the text begins so; a token may end within a character, which decodes to U+FFFD."""
+    """Compare a beginning; a token may end within a character, which decodes to U+FFFD."""
     return text.startswith(prefix.rstrip(_REPLACEMENT))

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.measuring import bench_workload, conditioning, device_source
+from harness.cli.bench_options import bench_workload, conditioning
+from harness.cli.device_lease import device_source
 from harness.errors import HarnessError, WrongUseError
 from harness.workloads.bench import Bench
 

@@ -14,7 +14,7 @@ from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.workloads.output_check import (
     ReferenceText,
     ReferenceTokens,
-    judge,
+    check_text,
     read_tokens,
     stored_quality,
 )
@@ -39,13 +39,13 @@ def store(tmp_path: Path) -> Iterator[ResultsStore]:
 def test_the_right_text_passes_and_may_go_on() -> None:
     expected = reference(SENTENCE)
     decoded = expected.prefixes[-1]
-    assert expected.judge(decoded) == PASSED
-    assert expected.judge(decoded + " and more").outcome == "passed"
+    assert expected.evaluate(decoded) == PASSED
+    assert expected.evaluate(decoded + " and more").outcome == "passed"
 
 
 @pytest.mark.parametrize("wrong", ["", "!", "And", "\N{REPLACEMENT CHARACTER}" * 9])
 def test_garbage_and_what_stops_early_fails(wrong: str) -> None:
-    found = reference(SENTENCE).judge(wrong)
+    found = reference(SENTENCE).evaluate(wrong)
     assert found.outcome == "failed"
     assert "it differs from x at token" in found.reason
 
@@ -56,7 +56,7 @@ def test_the_first_wrong_token_is_named(data: st.DataObject) -> None:
     expected = reference(SENTENCE)
     place = data.draw(st.integers(0, len(expected.prefixes) - 1))
     before = expected.prefixes[place - 1] if place else ""
-    found = expected.judge(before + "\x01#")
+    found = expected.evaluate(before + "\x01#")
     assert f"at token {place + 1}:" in found.reason
 
 
@@ -67,18 +67,18 @@ def test_tokens_of_another_model_are_wrong_use() -> None:
 
 
 def test_agreeing_with_a_session_is_worth_what_that_was_worth() -> None:
-    assert ReferenceText("a", PASSED).judge("a").outcome == "passed"
-    assert ReferenceText("a", OutputCheck()).judge("a").outcome == "none"
-    found = ReferenceText("abcd", PASSED).judge("abXd")
+    assert ReferenceText("a", PASSED).evaluate("a").outcome == "passed"
+    assert ReferenceText("a", OutputCheck()).evaluate("a").outcome == "none"
+    found = ReferenceText("abcd", PASSED).evaluate("abXd")
     assert (found.outcome, "at character 3: 'Xd'" in found.reason) == ("failed", True)
-    assert ReferenceText("ab", PASSED).judge("abc").outcome == "failed"
+    assert ReferenceText("ab", PASSED).evaluate("abc").outcome == "failed"
 
 
 def test_one_failure_outweighs_all() -> None:
     right, wrong = ReferenceText("a", PASSED), ReferenceText("b", PASSED)
-    assert judge((right, wrong), "a").outcome == "failed"
-    assert judge((right, ReferenceText("a", OutputCheck())), "a").outcome == "passed"
-    assert judge((), "a").outcome == "none"
+    assert check_text((right, wrong), "a").outcome == "failed"
+    assert check_text((right, ReferenceText("a", OutputCheck())), "a").outcome == "passed"
+    assert check_text((), "a").outcome == "none"
 
 
 @pytest.mark.parametrize("content", ["1 2 3", "[1, 2, 3]", "1,2,3\n", "[\n 1,\n 2,\n 3\n]\n"])
@@ -128,10 +128,10 @@ def test_a_stored_perplexity_vouches_for_its_container(
     run = perplexity(*values)
     store.write_run(run)
     found = stored_quality(store, run.container, run.device, max_perplexity=bound)
-    assert (None if found is None else found.judge("text").outcome) == outcome
+    assert (None if found is None else found.evaluate("text").outcome) == outcome
     if outcome == "passed":
         assert found is not None
-        assert found.judge("").outcome == "failed"
+        assert found.evaluate("").outcome == "failed"
 
 
 @pytest.mark.parametrize(
@@ -157,4 +157,4 @@ def test_the_newest_perplexity_counts(store: ResultsStore) -> None:
     store.write_run(newer)
     found = stored_quality(store, newer.container, newer.device)
     assert found is not None
-    assert found.judge("text").outcome == "failed"
+    assert found.evaluate("text").outcome == "failed"

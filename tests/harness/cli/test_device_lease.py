@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.leasing import leased
+from harness.cli.device_lease import lease_device
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.device import AdbDevice
 from harness.errors import (
@@ -26,15 +26,15 @@ from tests.ssh_server import running_ssh_server
 def test_a_device_that_is_used_is_not_used_by_others(
     adb_environment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with leased("local", wait_s=60, purpose="the first") as device:
+    with lease_device("local", wait_s=60, purpose="the first") as device:
         assert device.shell(["echo", "here"]).stdout == "here\n"
         with (
             pytest.raises(LeaseTimeoutError, match=r"local is held by .*: the first"),
-            leased("local", wait_s=0, purpose="the second"),
+            lease_device("local", wait_s=0, purpose="the second"),
         ):
             pass
         assert not capsys.readouterr().err
-    with leased("local", wait_s=0, purpose="the second"):
+    with lease_device("local", wait_s=0, purpose="the second"):
         pass
 
 
@@ -44,14 +44,14 @@ def test_who_waits_is_told_for_what(
     holding, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with leased("local", wait_s=60, purpose="the first"):
+        with lease_device("local", wait_s=60, purpose="the first"):
             holding.set()
             done.wait(60)
 
     holder = threading.Thread(target=hold)
     holder.start()
     assert holding.wait(60)
-    with pytest.raises(LeaseTimeoutError), leased("local", wait_s=1.5, purpose="the second"):
+    with pytest.raises(LeaseTimeoutError), lease_device("local", wait_s=1.5, purpose="the second"):
         pass
     done.set()
     holder.join()
@@ -59,20 +59,23 @@ def test_who_waits_is_told_for_what(
 
 
 def test_what_is_not_there_is_not_waited_for(adb_server: object) -> None:
-    with pytest.raises(NoDeviceError), leased("nosuch", wait_s=600, purpose=""):
+    with pytest.raises(NoDeviceError), lease_device("nosuch", wait_s=600, purpose=""):
         pass
-    with pytest.raises(UnknownVirtualDeviceError), leased("virtual:x", wait_s=600, purpose=""):
+    with (
+        pytest.raises(UnknownVirtualDeviceError),
+        lease_device("virtual:x", wait_s=600, purpose=""),
+    ):
         pass
-    with pytest.raises(DeviceSpecError), leased("linux:-x", wait_s=600, purpose=""):
+    with pytest.raises(DeviceSpecError), lease_device("linux:-x", wait_s=600, purpose=""):
         pass
 
 
 def test_a_virtual_device_is_taken_by_its_name(virtual_device: AdbDevice) -> None:
-    with leased("virtual:shared", wait_s=60, purpose="") as device:
+    with lease_device("virtual:shared", wait_s=60, purpose="") as device:
         assert device.boot_id() == virtual_device.boot_id()
     with (
         pytest.raises(WrongUseError, match="virtual:shared names the virtual device"),
-        leased("shared", wait_s=60, purpose=""),
+        lease_device("shared", wait_s=60, purpose=""),
     ):
         pass
 
@@ -86,7 +89,7 @@ def test_a_host_is_connected_to_once(
     (tmp_path / ".ssh").mkdir()
     with running_ssh_server(tmp_path / ".ssh", new_port()) as board:
         monkeypatch.setenv("HOME", str(tmp_path))
-        with leased("linux:board", wait_s=60, purpose="") as device:
+        with lease_device("linux:board", wait_s=60, purpose="") as device:
             assert device.shell(["echo", "here"]).stdout == "here\n"
     assert board.log.read_text().count("Accepted publickey") == 1
 
@@ -97,7 +100,7 @@ def test_a_device_that_somebody_holds_is_not_stopped(
     serial = manager.start(new_device_name, "SM8750").serial
     adb_server.connect(serial)
     try:
-        with leased(serial, wait_s=60, purpose="a long run"):
+        with lease_device(serial, wait_s=60, purpose="a long run"):
             for command in ("stop", "rm"):
                 refused = qnnfarm("device", command, new_device_name)
                 assert refused.returncode == 2
@@ -106,7 +109,7 @@ def test_a_device_that_somebody_holds_is_not_stopped(
             assert manager.get(new_device_name).state == "running"
         assert qnnfarm("device", "stop", new_device_name).returncode == 0
         manager.start(new_device_name, "SM8750")
-        with leased(f"virtual:{new_device_name}", wait_s=60, purpose="another"):
+        with lease_device(f"virtual:{new_device_name}", wait_s=60, purpose="another"):
             assert qnnfarm("device", "rm", new_device_name, "--force").returncode == 0
     finally:
         with contextlib.suppress(UnknownVirtualDeviceError):

@@ -1,4 +1,4 @@
-"""Options of commands that measure, and what they stand for."""
+"""Options of `bench` and `compare`."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,14 +14,13 @@ from harness.errors import WrongUseError
 
 if TYPE_CHECKING:
     from buildlib.container.container import GenAIContainer
-    from harness.devices.base import Device
     from harness.runtimes.base import GenerationResult
     from harness.workloads.bench import Bench
-    from harness.workloads.bench_series import BenchSeries, DeviceSource, OnSession
+    from harness.workloads.bench_series import BenchSeries, OnSession
     from harness.workloads.session import Prepare
 
 _COOL_C, _STABLE_S, _MOST_WAIT_S = 45.0, 20.0, 180.0
-_ASKED_WAIT_S = 600.0
+_GIVEN_WAIT_S = 600.0
 Devices = Annotated[
     list[str] | None,
     typer.Option(
@@ -107,14 +106,14 @@ def bench_workload(
 
 
 def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -> "Prepare | None":
-    """What puts a device into its measuring conditions, by the options.
+    """Make what brings a device into its measuring conditions, from the options.
 
-    What is asked for must come about, or the run fails. Without an option, heat is waited for all
-    the same, but only recorded where it does not go.
+    Conditions given by an option must be met, or the run fails. Without one, sessions still wait
+    for a cool device, but only record if it stays hot.
 
     Raises:
-        WrongUseError: the charge is no window, or conditions are both asked for and forbidden.
-        ConditionsError: a value that cannot be asked for.
+        WrongUseError: the charge is no window, or conditions are both given and forbidden.
+        ConditionsError: a value is out of range.
     """
     from harness.telemetry.charge import ChargeWindow
     from harness.telemetry.conditions import Conditions
@@ -124,14 +123,14 @@ def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -
         if max_temp is not None or charge is not None:
             raise WrongUseError("--no-gate goes with neither --max-temp nor --charge")
         return None
-    asked = max_temp is not None or charge is not None
+    given = max_temp is not None or charge is not None
     conditions = Conditions(
         max_temp_c=_COOL_C if max_temp is None else max_temp,
         stable_s=_STABLE_S if max_temp is None else None,
-        max_wait_s=_MOST_WAIT_S if max_temp is None else _ASKED_WAIT_S,
+        max_wait_s=_MOST_WAIT_S if max_temp is None else _GIVEN_WAIT_S,
         charge=None if charge is None else ChargeWindow(*_window(charge)),
         screen_off=True,
-        policy="fail" if asked else "continue",
+        policy="fail" if given else "continue",
     )
     return partial(meet_conditions, conditions, on_wait=tell)
 
@@ -167,6 +166,7 @@ def open_series(
         StoreError: the database cannot be used.
         PoolError: the pool cannot be used.
     """
+    from harness.cli.device_lease import device_source
     from harness.cli.progress import deploy_progress
     from harness.results.database import shown
     from harness.results.store import ResultsStore
@@ -183,7 +183,7 @@ def open_series(
         on_repetition=_tell_repetition,
     )
     with (
-        told_of_interrupts(shown(db)),
+        report_interrupt(shown(db)),
         device_source(names, pool, soc, wait_s=wait_s) as source,
         ResultsStore.open(db) as store,
     ):
@@ -204,50 +204,10 @@ def _tell_repetition(number: int, total: int, result: "GenerationResult") -> Non
 
 
 @contextmanager
-def device_source(
-    names: Sequence[str] | None, pool: Path | None, soc: str, *, wait_s: float
-) -> "Iterator[DeviceSource]":
-    """Where the devices of sessions come from, while the block lasts; each session leases its own.
-
-    Args:
-        names: devices, or members of the pool, that take turns.
-        pool: a pool's file.
-        soc: what a device of the pool must have, where none is named.
-        wait_s: for how long to wait for each lease.
-
-    Raises:
-        PoolError: the pool cannot be used.
-    """
-    from harness.cli.leasing import leased as leased_alone
-    from harness.pool.pool import Pool
-    from harness.pool.requirement import Requirement
-
-    def purpose(number: int) -> str:
-        return f"session {number + 1}"
-
-    def named(number: int) -> str | None:
-        return names[number % len(names)] if names else None
-
-    if pool is None:
-        yield lambda number: leased_alone(named(number), wait_s=wait_s, purpose=purpose(number))
-        return
-    with Pool.open(pool, on_progress=tell) as opened:
-
-        @contextmanager
-        def leased(number: int) -> "Iterator[Device]":
-            name = named(number)
-            wanted = Requirement(name=name) if name else Requirement(soc=soc)
-            with opened.acquire(wanted, timeout_s=wait_s, purpose=purpose(number)) as lease:
-                yield lease.device
-
-        yield leased
-
-
-@contextmanager
-def told_of_interrupts(db: str) -> "Iterator[None]":
-    """Say at Ctrl-C what becomes of what was measured until then."""
+def report_interrupt(db: str) -> "Iterator[None]":
+    """Say at Ctrl-C what happens to what was measured so far."""
     try:
         yield
     except KeyboardInterrupt:
-        tell(f"interrupted: what had ended is in {db}; the session that was cut off is marked so")
+        tell(f"interrupted: {db} has the finished sessions, and marks the unfinished one")
         raise

@@ -1,0 +1,125 @@
+"""Leases of commands: two that ran on one phone would measure each other."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.console import tell
+from harness.errors import LeaseTimeoutError, one_line
+
+if TYPE_CHECKING:
+    from harness.devices.base import Device
+    from harness.workloads.bench_series import DeviceSource
+    from harness.workloads.session import OnRepetition, Session
+
+_AT_ONCE_S = 1.0
+
+
+@contextmanager
+def lease_device(name: str | None, *, wait_s: float, purpose: str) -> Iterator["Device"]:
+    """Lease the device of a name for this process.
+
+    Args:
+        name: as `DeviceSpec.parse` has it; `None` is `$ANDROID_SERIAL`, or the only one.
+        wait_s: for how long to wait for it if somebody else holds it. A device that is out for
+            another reason is not waited for.
+
+    Raises:
+        LeaseTimeoutError: somebody held it for longer, or it is out.
+        DeviceSpecError, NoDeviceError, SeveralDevicesError: no device is meant, or several.
+        UnknownVirtualDeviceError: no virtual device of that name was made.
+        WrongUseError: a virtual device's name, without saying that it is one.
+        HarnessError: it cannot be reached.
+    """
+    from harness.devices.devices import Devices
+    from harness.devices.spec import DeviceSpec
+    from harness.pool.pool import Pool
+    from harness.pool.requirement import Requirement
+    from harness.pool.states import MemberState
+
+    spec = DeviceSpec.parse(name) if name else None
+    with Devices() as devices, Pool.of([devices.resolve(spec)], devices=devices) as pool:
+
+        def not_held() -> bool:
+            return pool.members()[0].state is not MemberState.LEASED
+
+        anything = Requirement()
+        try:
+            lease = pool.acquire(anything, timeout_s=min(_AT_ONCE_S, wait_s), purpose=purpose)
+        except LeaseTimeoutError as error:
+            if wait_s <= _AT_ONCE_S or not_held():
+                raise
+            tell(f"waiting for a device, {wait_s:g} s at most: {one_line(error.reason)}")
+            lease = pool.acquire(anything, timeout_s=wait_s - _AT_ONCE_S, purpose=purpose)
+        with lease:
+            yield lease.device
+
+
+@contextmanager
+def device_source(
+    names: Sequence[str] | None, pool: Path | None, soc: str, *, wait_s: float
+) -> "Iterator[DeviceSource]":
+    """Open a source of devices for sessions, each of which leases its own.
+
+    Args:
+        names: devices, or members of the pool, that take turns.
+        pool: a pool's file.
+        soc: of a device of the pool, if none is named.
+        wait_s: how long to wait for each lease.
+
+    Raises:
+        PoolError: the pool cannot be used.
+    """
+    from harness.pool.pool import Pool
+    from harness.pool.requirement import Requirement
+
+    def purpose(number: int) -> str:
+        return f"session {number + 1}"
+
+    def named(number: int) -> str | None:
+        return names[number % len(names)] if names else None
+
+    if pool is None:
+        yield lambda number: lease_device(named(number), wait_s=wait_s, purpose=purpose(number))
+        return
+    with Pool.open(pool, on_progress=tell) as opened:
+
+        @contextmanager
+        def leased(number: int) -> "Iterator[Device]":
+            name = named(number)
+            wanted = Requirement(name=name) if name else Requirement(soc=soc)
+            with opened.acquire(wanted, timeout_s=wait_s, purpose=purpose(number)) as lease:
+                yield lease.device
+
+        yield leased
+
+
+@contextmanager
+def open_session(
+    container_dir: Path,
+    name: str | None,
+    *,
+    wait_s: float = 0.0,
+    on_repetition: "OnRepetition | None" = None,
+) -> Iterator["Session"]:
+    """Load a container, lease a device, and open a session that leaves nothing on it.
+
+    Raises:
+        BuildError: the container is incomplete.
+        LeaseTimeoutError: others held the device for longer than `wait_s`.
+        HarnessError: no device, or one that cannot run the container.
+    """
+    from buildlib.container.container import GenAIContainer
+    from harness.cli.progress import deploy_progress
+    from harness.workloads.session import Session, SessionOptions
+
+    container = GenAIContainer.load(container_dir)
+    options = SessionOptions(shown=deploy_progress, on_repetition=on_repetition)
+    with (
+        lease_device(
+            name, wait_s=wait_s, purpose=f"running {container.metadata.model.name}"
+        ) as device,
+        Session(device, container, options) as session,
+    ):
+        yield session
