@@ -1,4 +1,4 @@
-"""Base of the errors of all packages."""
+"""Root of the errors of all packages."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,11 @@ def one_line(text: str, limit: int = 300) -> str:
 
 
 @dataclass_transform(eq_default=False)
-class DataclassError(Exception):
-    """Error whose constructor arguments are dataclass fields.
+class QnnfarmError(Exception):
+    """Root of every error that the project raises on purpose.
 
-    Every subclass becomes a dataclass: it declares its fields, and `template`, the format string
-    of its message. Each text that the template inserts is put on one line, of at most 1000
+    Each subclass becomes a dataclass: it declares its fields, and `template`, the format string of
+    its message. Each text that the template inserts is put on one line, of at most 1000
     characters or as many as the format spec says (`{command:120}`, `{name!r:80}`); a tuple is
     joined with commas.
     A message that depends on the data is a `__str__` that fills one of several templates.

@@ -35,10 +35,10 @@
 
 from pathlib import Path
 
-from buildlib.error_base import DataclassError, one_line
+from buildlib.error_base import QnnfarmError, one_line
 
 
-class BuildError(DataclassError):
+class BuildError(QnnfarmError):
     """Root of everything `buildlib` raises on purpose."""
 
 

@@ -1,4 +1,4 @@
-"""The exit codes of all commands: docs/exit-codes.md has them for users."""
+"""Exit codes of all commands, which docs/exit-codes.md explains to users."""
 
 from types import MappingProxyType
 
@@ -7,7 +7,7 @@ BAD = 1
 NO_ANSWER = 2
 INTERRUPTED = 130
 
-WORDS = MappingProxyType(
+MEANINGS = MappingProxyType(
     {
         GOOD: "done, and what was asked about is good",
         BAD: "what was asked about is bad: a failed cell or check, a regression, a wrong output",
@@ -17,6 +17,6 @@ WORDS = MappingProxyType(
 )
 
 
-def in_words() -> str:
-    """All of them, for the end of a help text."""
-    return "Exit codes: " + "; ".join(f"{code} {words}" for code, words in WORDS.items()) + "."
+def help_text() -> str:
+    """List them for the end of a help text."""
+    return "Exit codes: " + "; ".join(f"{code} {words}" for code, words in MEANINGS.items()) + "."

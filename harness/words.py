@@ -1,14 +1,14 @@
-"""Words that several parts put into what people read."""
+"""Phrases in texts for people."""
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things: `1 run`, `2 runs`, `1,500 entries`; `noun` is the name of one."""
+def pluralize(number: int, noun: str) -> str:
+    """Put a number before its noun: `1 run`, `2 runs`, `1,500 entries`."""
     if number == 1:
         return f"1 {noun}"
     plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{number:,} {plural}"
 
 
-def soc_in_words(soc: str, *, emulator: bool) -> str:
-    """`SM8750`, `SM8750 emulator`, `emulator`; empty where nothing is known."""
+def soc_label(soc: str, *, emulator: bool) -> str:
+    """Name a SoC: `SM8750`, `SM8750 emulator`, `emulator`; empty if nothing is known."""
     return " ".join(filter(None, (soc, "emulator" if emulator else "")))

@@ -8,10 +8,10 @@
 `str(error)` is one line for the user: what is wrong, where, and what to do.
 """
 
-from buildlib.error_base import DataclassError
+from buildlib.error_base import QnnfarmError
 
 
-class ReportError(DataclassError):
+class ReportError(QnnfarmError):
     """Root of everything `reports` raises on purpose."""
 
 

@@ -12,7 +12,7 @@ from harness.console import visible
 from harness.results.identity import device_name, place
 from harness.results.metrics import METRICS, Metric
 from harness.results.records import Run
-from harness.words import counted
+from harness.words import pluralize
 from reports import page, text
 from reports.errors import OutputPathError, ReportWriteError
 from reports.page import Page
@@ -45,7 +45,7 @@ def _template() -> jinja2.Template:
         "short_time": text.short_time,
         "percent": text.percent,
         "shorten": text.shorten,
-        "counted": counted,
+        "pluralize": pluralize,
         "positions": text.positions,
         "graphs": text.graphs,
         "device_name": device_name,

@@ -9,7 +9,7 @@ from harness.results.identity import place
 from harness.results.metrics import Metric, find_metric
 from harness.results.records import RepetitionTelemetry, Run
 from harness.results.store import ResultsStore
-from harness.words import counted
+from harness.words import pluralize
 from reports import plots, summary, telemetry, text
 from reports.plots import Plot
 from reports.summary import SPEED_METRICS, PerplexityRow, Row
@@ -214,7 +214,7 @@ def _title(runs: Sequence[Run]) -> str:
 
 def _names(names: Sequence[str], noun: str) -> str:
     unique = tuple(sorted(set(names)))
-    return text.listing(unique) if len(unique) <= MOST_NAMES else counted(len(unique), noun)
+    return text.listing(unique) if len(unique) <= MOST_NAMES else pluralize(len(unique), noun)
 
 
 def _lead(results: Results) -> str:
@@ -223,7 +223,7 @@ def _lead(results: Results) -> str:
         return "The results database holds no runs. `qnnfarm bench` adds some."
     first, last = text.day(runs[0].created_at), text.day(runs[-1].created_at)
     when = f"on {first}" if first == last else f"from {first} to {last}"
-    lead = f"{counted(len(runs), 'run')} {when} (UTC)"
+    lead = f"{pluralize(len(runs), 'run')} {when} (UTC)"
     if not results.done:
         lead += ", without a result"
     elif results.gaps:

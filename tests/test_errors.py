@@ -11,7 +11,7 @@ import pytest
 import buildlib.errors
 import harness.errors
 import reports.errors
-from buildlib.error_base import DataclassError, one_line
+from buildlib.error_base import QnnfarmError, one_line
 from harness import errors
 from harness.errors import DeviceConnectError, NewerLedgerError, RunnerError, WrongUseError
 
@@ -20,7 +20,7 @@ TEXT = "a\nb\x1b[31m'\"ü"
 SAMPLES: dict[object, object] = {str: TEXT, int: 3, float: 1.5, bool: True, Path: Path("/p\n\x1b")}
 
 
-def below(kind: type[DataclassError]) -> list[type[DataclassError]]:
+def below(kind: type[QnnfarmError]) -> list[type[QnnfarmError]]:
     """The subclasses in the kind's own package, parents first, in the order of the source."""
     package = kind.__module__.partition(".")[0]
     own = [k for k in kind.__subclasses__() if k.__module__.partition(".")[0] == package]
@@ -37,7 +37,7 @@ def sample(annotation: object) -> object:
     return SAMPLES[annotation]
 
 
-def arguments(kind: type[DataclassError]) -> dict[str, object]:
+def arguments(kind: type[QnnfarmError]) -> dict[str, object]:
     """What to make an error of a kind with."""
     return {
         name: sample(parameter.annotation)
@@ -53,7 +53,7 @@ every_kind = pytest.mark.parametrize(
 
 
 @every_kind
-def test_it_survives_pickling(kind: type[DataclassError]) -> None:
+def test_it_survives_pickling(kind: type[QnnfarmError]) -> None:
     given = arguments(kind)
     error = kind(**given)
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
@@ -66,14 +66,14 @@ def test_it_survives_pickling(kind: type[DataclassError]) -> None:
 
 
 @every_kind
-def test_its_message_is_one_line(kind: type[DataclassError]) -> None:
+def test_its_message_is_one_line(kind: type[QnnfarmError]) -> None:
     text = str(kind(**arguments(kind)))
     assert text.isprintable()
     assert text or below(kind)  # only a root is never raised itself
 
 
 @pytest.mark.parametrize("root", ROOTS, ids=lambda root: root.__name__)
-def test_the_tree_is_that_of_the_classes(root: type[DataclassError]) -> None:
+def test_the_tree_is_that_of_the_classes(root: type[QnnfarmError]) -> None:
     package = root.__module__.partition(".")[0]
     doc = (buildlib.errors, harness.errors, reports.errors)[ROOTS.index(root)].__doc__ or ""
     lines = [line for line in doc.splitlines() if line.split()[:1] and line.startswith("    ")]

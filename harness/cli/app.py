@@ -16,6 +16,7 @@ from typing import NoReturn, TextIO
 
 import typer
 
+from buildlib.error_base import QnnfarmError
 from harness.cli import (
     bench,
     build,
@@ -33,7 +34,7 @@ from harness.cli import (
     run,
 )
 from harness.errors import WrongUseError, one_line
-from harness.exit_codes import INTERRUPTED, NO_ANSWER, in_words
+from harness.exit_codes import INTERRUPTED, NO_ANSWER, help_text
 
 COMMANDS_GROUP = "qnnfarm.commands"
 _LONGEST_LINE = 2000
@@ -44,7 +45,7 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="qnnfarm",
         help="Build language models for Snapdragon NPUs and run them on a farm of devices.",
-        epilog=in_words(),
+        epilog=help_text(),
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -111,21 +112,13 @@ def main() -> NoReturn:
         code = NO_ANSWER
         said = f"{error.filename or 'the system'}: {error.strerror or error}"
         sys.stderr.write(f"qnnfarm: {one_line(said, _LONGEST_LINE)}\n")
-    except Exception as error:  # noqa: BLE001  (shown, all of them)
-        chosen = _user_error_code(error)
-        if chosen is None:  # a bug of ours says nothing about what was asked
-            code = NO_ANSWER
-            traceback.print_exc()
-        else:
-            code = chosen
-            sys.stderr.write(f"qnnfarm: {one_line(str(error), _LONGEST_LINE)}\n")
+    except QnnfarmError as error:
+        code = error.exit_code
+        sys.stderr.write(f"qnnfarm: {one_line(str(error), _LONGEST_LINE)}\n")
+    except Exception:  # noqa: BLE001  (a bug of ours says nothing about what was asked)
+        code = NO_ANSWER
+        traceback.print_exc()
     sys.exit(INTERRUPTED if interrupts.seen else code)
-
-
-def _user_error_code(error: Exception) -> int | None:
-    """The exit code of an error raised on purpose, in whichever package; None for a bug."""
-    code = getattr(error, "exit_code", None)
-    return code if isinstance(code, int) else None
 
 
 def _show_warning(

@@ -21,7 +21,7 @@ from harness.cli.bench_options import (
     Warmup,
 )
 from harness.console import EMULATOR, Row, answers, print_json, print_rows, tell
-from harness.words import counted
+from harness.words import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,7 +144,7 @@ def _print_means(runs: "Sequence[Run]") -> None:
 
 def _warmup_in_words(run: "Run") -> str:
     count = run.workload.warmup
-    told = counted(count, "warm-up")
+    told = pluralize(count, "warm-up")
     if run.warmup_detected is None:
         return f"{told}, as asked for"
     return f"{told} until it was steady" if run.warmup_detected else f"not steady after {told}"

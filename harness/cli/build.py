@@ -13,7 +13,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from harness.cli.arguments import Json, read_text
 from harness.console import Row, answers, print_json, print_rows, progress
 from harness.errors import WrongUseError
-from harness.words import counted
+from harness.words import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,8 +46,8 @@ class Summary:
 
         return (
             f"{self.folder}: {self.target}, {self.precision or 'precision not told'}, "
-            f"{counted(self.parts, 'part')}, {size_text(self.size_bytes)}, "
-            f"{counted(self.stages_run, 'stage')} run, {self.stages_reused} from the cache"
+            f"{pluralize(self.parts, 'part')}, {size_text(self.size_bytes)}, "
+            f"{pluralize(self.stages_run, 'stage')} run, {self.stages_reused} from the cache"
         )
 
 

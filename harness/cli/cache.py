@@ -13,7 +13,7 @@ from harness.cli.tensors import print_facts
 from harness.console import Row, answers, print_json, print_rows, progress, tell
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
-from harness.words import counted
+from harness.words import pluralize
 
 if TYPE_CHECKING:
     from buildlib.cache.removal import PruneResult
@@ -62,7 +62,7 @@ def ls(cache: Root = None, json: Json = False) -> None:
     ]
     print_rows(("model", "entry", "size", "last use", "subject"), lines, right={"size"})
     console = answers()
-    count = counted(len(found), "entry")
+    count = pluralize(len(found), "entry")
     console.print(f"\n{count}, {size_text(total)} with shared files once, in {root}")
 
 
@@ -206,10 +206,10 @@ def _say(pruned: "PruneResult", *, dry_run: bool) -> None:
     for usage in pruned.in_use:
         tell(f"{usage.name} stays: a running build uses it")
     if pruned.leftovers:
-        console.print(f"{counted(len(pruned.leftovers), 'unfinished entry')} of builds that died")
+        console.print(f"{pluralize(len(pruned.leftovers), 'unfinished entry')} of builds that died")
     verb = "would remove" if dry_run else "removed"
     console.print(
-        f"{verb} {counted(len(pruned.removed), 'entry')}, {size_text(pruned.freed_bytes)}; "
+        f"{verb} {pluralize(len(pruned.removed), 'entry')}, {size_text(pruned.freed_bytes)}; "
         f"{size_text(pruned.left_bytes)} {'would stay' if dry_run else 'stay'}"
     )
 

@@ -117,9 +117,9 @@ def _sdk() -> Finding:
 
 
 def _cache() -> Finding:
-    from harness.paths import cache_dir
+    from buildlib.paths import default_cache_root
 
-    folder = cache_dir()
+    folder = default_cache_root()
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     detail = f"{folder}, {free / 2**30:.1f} GiB free"

@@ -10,7 +10,7 @@ import typer
 from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, Wait, read_text
 from harness.console import answers, print_json, tell
 from harness.exit_codes import BAD
-from harness.words import counted
+from harness.words import pluralize
 
 if TYPE_CHECKING:
     from harness.runtimes.base import PerplexityResult
@@ -87,7 +87,7 @@ def _references(
     container = GenAIContainer.load(container_dir)
     tokenizer = container.files["tokenizer.json"]
     windows = cut_windows(text, tokenizer, ContextLimit.of(container), most)
-    tell(f"scoring {counted(len(windows), 'window')} in float on this host")
+    tell(f"scoring {pluralize(len(windows), 'window')} in float on this host")
     return {PERPLEXITY_FLOAT: float_perplexity(checkpoint, container, windows)}
 
 
@@ -103,8 +103,8 @@ def _document(result: "PerplexityResult") -> dict[str, object]:
 
 def _show(result: "PerplexityResult", session: "Session", references: Mapping[str, float]) -> None:
     answers().print(
-        f"perplexity {result.perplexity:.3f} over {counted(result.tokens, 'token')} in "
-        f"{counted(len(result.windows), 'window')}, on {session.device_label}",
+        f"perplexity {result.perplexity:.3f} over {pluralize(result.tokens, 'token')} in "
+        f"{pluralize(len(result.windows), 'window')}, on {session.device_label}",
         markup=False,
     )
     for value in references.values():

@@ -9,7 +9,7 @@ import typer
 from harness.cli.arguments import Json
 from harness.console import Row, answers, print_json, print_rows, tell
 from harness.errors import WrongUseError
-from harness.words import counted, soc_in_words
+from harness.words import pluralize, soc_label
 
 if TYPE_CHECKING:
     from harness.results.maintenance import PruneCounts, PrunePolicy
@@ -55,7 +55,7 @@ def ls(db: Database = "results.db", json: Json = False) -> None:
                 f"{one.runs:,}",
                 f"{one.runs - one.done:,}" if one.runs > one.done else "",
                 size_text(one.telemetry_bytes) if one.telemetry_bytes else "",
-                soc_in_words(one.soc, emulator=one.emulator),
+                soc_label(one.soc, emulator=one.emulator),
             ]
         )
         for one in inventory
@@ -73,7 +73,7 @@ def ls(db: Database = "results.db", json: Json = False) -> None:
     )
     free = f", {size_text(usage.free_bytes)} of it free" if usage.free_bytes else ""
     answers().print(
-        f"{counted(runs, 'run')}, {size_text(telemetry)} of telemetry; {location} has "
+        f"{pluralize(runs, 'run')}, {size_text(telemetry)} of telemetry; {location} has "
         f"{size_text(usage.total_bytes)}{free}",
         markup=False,
     )
@@ -163,7 +163,7 @@ def _announce(
         stay = "stays: later benchmarks are checked against it" if kept == 1 else (
             "stay: later benchmarks are checked against them"
         )  # fmt: skip
-        tell(f"{counted(kept, 'perplexity')} of that age {stay}")
+        tell(f"{pluralize(kept, 'perplexity')} of that age {stay}")
 
 
 def _conclude(removed: "PruneCounts", policy: "PrunePolicy", freed: int, left: int) -> None:
@@ -179,12 +179,12 @@ def _in_words(amount: "PruneCounts", policy: "PrunePolicy") -> str:
     from buildlib.cache.sizes import size_text
 
     telemetry = (
-        f"telemetry of {counted(amount.telemetry, 'repetition')}, "
+        f"telemetry of {pluralize(amount.telemetry, 'repetition')}, "
         f"{size_text(amount.telemetry_bytes)}"
     )
     if policy.only_telemetry:
         return telemetry
     return (
-        f"{counted(amount.runs, 'run')} with {counted(amount.measurements, 'measurement')} and "
+        f"{pluralize(amount.runs, 'run')} with {pluralize(amount.measurements, 'measurement')} and "
         f"{telemetry}"
     )

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from harness.cli.arguments import Json
 from harness.console import EMULATOR, Row, answers, print_json, print_rows, remarks
-from harness.words import counted
+from harness.words import pluralize
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,7 +88,7 @@ def _show_cells(plan_run: "PlanRun", *, as_json: bool) -> None:
         done = "done" if plan_run.is_done(cell) else ""
         rows.append(Row([cell.label, str(cell.requirement), cell.workload.kind, done]))
     print_rows(("cell", "device", "workload", ""), rows)
-    answers().print(f"{counted(len(cells), 'cell')}, {plan_run.done_before} done")
+    answers().print(f"{pluralize(len(cells), 'cell')}, {plan_run.done_before} done")
 
 
 def _document(plan_run: "PlanRun", summary: "Summary") -> dict[str, object]:

@@ -3,8 +3,8 @@
 from enum import StrEnum
 from typing import ClassVar
 
-from buildlib.error_base import DataclassError
-from harness.words import counted
+from buildlib.error_base import QnnfarmError
+from harness.words import pluralize
 
 
 class FailureClass(StrEnum):
@@ -18,7 +18,7 @@ class FailureClass(StrEnum):
     """The request is impossible: a plan never tries again."""
 
 
-class HarnessError(DataclassError):
+class HarnessError(QnnfarmError):
     """Root of everything `harness` raises on purpose.
 
     Its class attributes say what an error means, to pools, plans, tests and lists alike.
@@ -108,5 +108,5 @@ class PromptTooLongError(HarnessError):
         return self._fill(
             "the prompt has {prompt} (with bos), and {new_tokens} are to be generated: this "
             "container takes prompts of up to {most_prompt}, and {context} tokens in all",
-            prompt=counted(self.prompt_tokens, "token"),
+            prompt=pluralize(self.prompt_tokens, "token"),
         )

@@ -44,8 +44,8 @@ class MemberStateError(PoolError):
 
     name: str
     state: str
-    wish: str
-    template = "{name:80} is {state}: {wish}"
+    reason: str
+    template = "{name:80} is {state}: {reason}"
 
 
 class RequirementError(PoolError):

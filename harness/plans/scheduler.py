@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from buildlib.error_base import QnnfarmError
 from harness.errors import (
     FailureClass,
     HarnessError,
@@ -272,8 +273,8 @@ class _Scheduler:
         except CellInterrupted:
             self._log.interrupt(attempt)
             return False
-        except Exception as error:
-            if isinstance(error, _FATAL) or not isinstance(getattr(error, "exit_code", None), int):
+        except QnnfarmError as error:
+            if isinstance(error, _FATAL):
                 raise
             return self._handle_failure(attempt, lease, error)
         finally:

@@ -23,7 +23,7 @@ from harness.errors import UnknownMetricError, WrongUseError
 from harness.results.identity import SpeedKey
 from harness.results.metrics import METRICS, Direction, Metric, find_metric
 from harness.results.records import Run
-from harness.words import counted
+from harness.words import pluralize
 
 THRESHOLD = 0.05
 ERROR_RATE = 0.05
@@ -103,7 +103,7 @@ def compare(
     ratio = math.exp(statistics.fmean(logs)) if logs else None
     needed = min_pairs(metrics, error_rate=error_rate)
     if ratio is None or len(logs) < needed:
-        reason = f"{counted(len(logs), 'pair')} of sessions, and a verdict needs {needed}"
+        reason = f"{pluralize(len(logs), 'pair')} of sessions, and a verdict needs {needed}"
         return Comparison(
             Verdict.NOT_ENOUGH_DATA, ratio, None, None, 1 - 2 * share, len(logs), reason
         )

@@ -17,7 +17,7 @@ from typing import Literal
 
 from harness.results.records import Run
 from harness.results.stats import session_means
-from harness.words import counted
+from harness.words import pluralize
 
 Grade = Literal["A", "B", "C", "D", "F", "?"]
 
@@ -72,7 +72,7 @@ def grade(
         raise ValueError("only finite values of at least 0 can be graded")
     if len(measured) < fewest_sessions:
         missing = (
-            f"{counted(len(measured), 'session')} of at least {fewest_sessions}: "
+            f"{pluralize(len(measured), 'session')} of at least {fewest_sessions}: "
             "spread between sessions is unknown"
         )
         return Stability("?", None, (missing,))
@@ -86,7 +86,7 @@ def grade(
     for number, words in doubts:
         if number:
             letter += 1
-            sessions_in_words = counted(len(measured), "session")
+            sessions_in_words = pluralize(len(measured), "session")
             reasons.append(f"{number} of {sessions_in_words} {words}: one grade lower")
     return Stability(_LETTERS[min(letter, len(_LETTERS) - 1)], score, tuple(reasons))
 

@@ -22,7 +22,7 @@ from harness.runtimes.base import GenerationResult, Runtime
 from harness.runtimes.genie import GenieRuntime
 from harness.telemetry.conditions import Conditions, prepared
 from harness.telemetry.gate import OnWait
-from harness.words import soc_in_words
+from harness.words import soc_label
 
 OnRepetition = Callable[[int, int, GenerationResult], None]
 """Called with the repetition's number from 0, the highest possible count, and its result."""
@@ -165,7 +165,7 @@ class Session:
     def device_label(self) -> str:
         """The device in answers for people: `127.0.0.1:5555 (SM8750 emulator)`."""
         device = self.properties
-        kind = soc_in_words(device.soc, emulator=device.emulator)
+        kind = soc_label(device.soc, emulator=device.emulator)
         return f"{device.serial} ({kind})" if kind else device.serial
 
     def records(self) -> tuple[ContainerInfo, DeviceInfo, Provenance]:

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.results.metrics import METRICS
-from harness.words import counted, soc_in_words
+from harness.words import pluralize, soc_label
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from harness.words import counted, soc_in_words
     ],
 )
 def test_one_is_singular(number: int, noun: str, said: str) -> None:
-    assert counted(number, noun) == said
+    assert pluralize(number, noun) == said
 
 
 def test_metrics_of_whole_things_are_too() -> None:
@@ -38,4 +38,4 @@ def test_metrics_of_whole_things_are_too() -> None:
     ],
 )
 def test_an_unknown_soc_leaves_no_gap(soc: str, emulator: bool, said: str) -> None:
-    assert soc_in_words(soc, emulator=emulator) == said
+    assert soc_label(soc, emulator=emulator) == said

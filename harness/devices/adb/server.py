@@ -16,12 +16,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from buildlib.paths import default_cache_root
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.address import ServerAddress, address_from
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import FailReply, ServerUnreachable, StreamClosed, query
 from harness.errors import AdbServerError
-from harness.paths import cache_dir
 
 _PROBE_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 20.0
@@ -92,7 +92,7 @@ def _probe(address: ServerAddress) -> AdbServer:
 
 
 def _prepare_cache() -> Path:
-    folder = cache_dir()
+    folder = default_cache_root()
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from buildlib.paths import default_cache_root
 from buildlib.targets import Soc
 from buildlib.toolchains.ort_qnn.wheel import DISTRIBUTION, find_libraries
 from harness.errors import GenieMissingError
-from harness.paths import cache_dir
 from harness.runtimes.libraries.base import GenieLibraries, cpu_libraries, hexagon_library
 
 _FOLDER = "libraries"
@@ -41,7 +41,7 @@ class FetchedWheel:
             ToolchainMissingError: that one is not installed.
         """
         version = find_libraries().version
-        return cls(cache_dir() / _FOLDER / f"{DISTRIBUTION}-{version}-aarch64", version)
+        return cls(default_cache_root() / _FOLDER / f"{DISTRIBUTION}-{version}-aarch64", version)
 
     def find(self, soc: Soc) -> GenieLibraries | None:
         """What that SoC needs; None: nothing was fetched.

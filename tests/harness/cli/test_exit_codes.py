@@ -8,7 +8,7 @@ import pytest
 
 from harness.cli.compare import exit_code
 from harness.devices.adb.client import AdbServer
-from harness.exit_codes import BAD, GOOD, NO_ANSWER, WORDS
+from harness.exit_codes import BAD, GOOD, MEANINGS, NO_ANSWER
 from harness.results.comparison import Verdict
 from tests.harness.cli.conftest import Run
 from tests.harness.cli.test_bad_input import NO_COMPILER
@@ -125,5 +125,5 @@ def test_the_code_of_a_verdict(verdict: Verdict, code: int) -> None:
 
 def test_the_help_tells_them(qnnfarm: Run) -> None:
     said = " ".join(qnnfarm("--help").stdout.split())
-    for code, words in WORDS.items():
+    for code, words in MEANINGS.items():
         assert f"{code} {words}" in said
