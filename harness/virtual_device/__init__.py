@@ -3,5 +3,5 @@
 On the host's side, `manager` starts, lists, stops and removes devices, `host` runs many in few
 processes, `control` commands a running one. `daemon` is the process of one device. Inside it:
 `device` boots and serves, `connection` and `stream` speak the transport protocol, `services` opens
-what a client names (`shell`, `sync`), `injection` strikes with faults, `heat` models temperatures.
+services by name (`shell`, `sync`), `injection` holds the faults, `heat` models temperatures.
 """

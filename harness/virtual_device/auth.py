@@ -1,4 +1,4 @@
-"""Authentication of adb servers: holders of the user's own adb keys, and nobody else.
+"""Authentication of adb servers: holders of the user's own adb keys only.
 
 A host proves itself by signing a 20-byte token with RSA, PKCS#1 v1.5, the token standing where a
 SHA-1 digest would (AOSP: `protocol.txt`, AUTH). Public keys come from the user's private key
@@ -77,7 +77,7 @@ def user_key_files(environment: Mapping[str, str], home: Path) -> list[Path]:
     """Return the private key files that an adb server of this user signs with; they need not exist.
 
     `$ADB_VENDOR_KEYS` names files, or folders of `*.adb_key` files; the user's own key lies in
-    `~/.android`, or in `$ANDROID_USER_HOME` where that is set.
+    `~/.android`, or in `$ANDROID_USER_HOME` if that is set.
     """
     files: list[Path] = []
     for entry in filter(None, environment.get("ADB_VENDOR_KEYS", "").split(":")):

@@ -61,7 +61,7 @@ class DeviceControl:
         self._ask("clear")
 
     def power_on(self) -> None:
-        """Restore the power of a device that lost it for good."""
+        """Restore the power of a device that was cut off with `off=inf`."""
         self._ask("power-on")
 
     def events(self) -> tuple[Event, ...]:

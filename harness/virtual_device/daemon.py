@@ -130,7 +130,7 @@ def _shorten(descriptor: int) -> None:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_size <= _MAX_LOG_BYTES:
         return
-    # It is open for writing only, and in a namespace it may have no name any more.
+    # It is open for writing only, and in a namespace its path may be hidden.
     with open(f"/proc/self/fd/{descriptor}", "rb") as file:  # noqa: PTH123 - no path
         file.seek(-_KEPT_LOG_BYTES, os.SEEK_END)
         kept = file.read()

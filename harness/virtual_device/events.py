@@ -1,7 +1,7 @@
 """Event log of a device: boots, faults and failures, one JSON line each, beside its record.
 
-The device's process may sit in a namespace where the folder has no name any more, hence it writes
-through a descriptor of the folder.
+A namespace may hide the folder's path from the device's process, hence it writes through a
+descriptor of the folder.
 """
 
 import contextlib

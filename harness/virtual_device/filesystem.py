@@ -52,7 +52,7 @@ class DeviceFilesystem:
 
     @property
     def sys(self) -> Path:
-        """Folder with what a phone has in `/sys`; `$QNNFARM_SYS_ROOT` names it."""
+        """Folder with the files of a phone's `/sys`; `$QNNFARM_SYS_ROOT` names it."""
         return self.root / "sys"
 
     def resolve(self, path: str) -> str:

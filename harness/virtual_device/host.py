@@ -48,7 +48,7 @@ def hosted_devices(
     processes: int = 2,
     storage_bytes: int | None = None,
 ) -> Iterator[list[str]]:
-    """Run devices in few processes; gives their serials, and ends them with all their processes.
+    """Run devices in few processes for a `with` block that gets their serials; ends all at its end.
 
     Files stay in `folder`, for the next time. The devices end with this process too, even if it is
     killed. `hosted_control` commands them.
@@ -123,7 +123,7 @@ class _Host:
             self._process.stdin.close()
 
     def stop(self) -> None:
-        """Let its devices shut down and wait for them; kill them where that takes too long."""
+        """Let its devices shut down and wait for them; kill them if that takes too long."""
         with self._process:
             self.end()
             try:

@@ -1,7 +1,7 @@
-"""Armed faults of a device: where they strike, and what they do to it.
+"""Armed faults of a device, their strikes and their effects on it.
 
-Services report what they do: `begin` an activity, and `passed` for each packet of it. Where no
-fault is armed that costs next to nothing.
+Services open an `activity` for each request and await its `transfer` for each packet. Without armed
+faults that costs next to nothing.
 """
 
 import asyncio

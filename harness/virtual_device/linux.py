@@ -38,7 +38,7 @@ class ProcessStat:
         terminal: device number of its controlling terminal, 0 for none.
         cpu_s: seconds of CPU time that it used, with the children that it has waited for.
         started: clock ticks between the machine's boot and the start of the process; with the
-            pid it names a process for good.
+            pid it identifies a process.
     """
 
     pid: int

@@ -84,7 +84,7 @@ def enter_device_root(root: Path, mount_point: Path) -> None:
     own[NAMESPACE_ROOT.name] = str(root)
     if Path("/data").is_dir() and not Path("/data").is_symlink():
         # A host that keeps its own things in /data (environments, homes) still sees them there;
-        # the device's own is then what it had there when it started, `local` above all.
+        # the device's own entries are those that it had at its start, `local` above all.
         data = own.pop("data")
         Path(data, "local").mkdir(exist_ok=True)
         Path(new, "data").mkdir(mode=0o755)

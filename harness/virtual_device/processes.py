@@ -1,7 +1,7 @@
 """Processes of a device: started in sessions of their own, tracked, reaped, and none left behind.
 
 Finding processes means reading all of `/proc`. Hundreds of devices in one process, each looking ten
-times a second, share what one of them has read.
+times a second, share one list.
 """
 
 import asyncio
@@ -186,7 +186,7 @@ class ProcessTable:
         defaulted = _DEFAULTED
         if file_size_limit is not None:
             defaulted = _DEFAULTED_IF_LIMITED
-            # A limit set on the child from outside would come too late for what it forks first.
+            # A limit set on the child from outside would come too late for its first forks.
             blocks = str(file_size_limit // _ULIMIT_BLOCK)
             argv = ["/bin/sh", "-c", _LIMITED, blocks, *argv]
         pid = os.posix_spawn(

@@ -95,7 +95,7 @@ class FrameDecoder:
 
     Attributes:
         max_payload: largest payload accepted from now on.
-        peer_version: what the peer announced; decides whether checksums are verified. A `CNXN`
+        peer_version: as announced; decides whether checksums are verified. A `CNXN`
             message is judged by the version it announces itself.
     """
 

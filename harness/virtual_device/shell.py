@@ -73,7 +73,7 @@ class ReadEnd:
                 raise
 
     def close(self) -> None:
-        """Close it; nobody may be reading."""
+        """Close it, while no read is in progress."""
         os.close(self._descriptor)
 
 

@@ -1,11 +1,11 @@
-"""Contents of a device's `/data`: its size limit, and what a power cut destroys.
+"""Contents of a device's `/data`: its size limit, and losses in a power cut.
 
 The limit is enforced where files arrive by the sync protocol. Shell commands only get a limit on
-the size of one file, of what was free when they started, so a command that writes many files
-can exceed the limit; a later push then fails.
+the size of each file, the free space when they started, so a command that writes many files can
+exceed the limit; a later push then fails.
 
-A phone's file system writes data back some seconds after it was written. What was not written
-back when the power goes is lost: under delayed allocation the file exists, and is empty.
+A phone's file system writes data back some seconds after it was written. Data not yet written
+back is lost in a power cut: under delayed allocation the file exists, and is empty.
 """
 
 import contextlib

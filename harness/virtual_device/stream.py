@@ -1,7 +1,7 @@
 """One stream inside a connection, between a service such as `shell:` and one client.
 
 Flow control is the transport's: each side sends one WRTE and waits for its OKAY. A stream
-acknowledges what it receives while less than `RECEIVE_LIMIT` bytes wait to be read, so that the
+acknowledges a message while less than `RECEIVE_LIMIT` bytes wait to be read, so that the
 peer's next message travels while the last one is processed, and memory stays bounded.
 """
 

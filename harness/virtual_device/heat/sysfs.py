@@ -47,7 +47,7 @@ class SysFiles:
     def governor(self) -> str:
         """Return the governor that was last written to the file of any CPU.
 
-        All CPUs are of one policy, so it is then shown for all; what is no governor is put back.
+        All CPUs share one policy, so all show it then; an unknown governor is overwritten.
         """
         files = [self._folder / _CPU / f"cpu{n}/cpufreq/scaling_governor" for n in range(CPUS)]
         written = [_read(file) for file in files]
@@ -59,7 +59,7 @@ class SysFiles:
         return self._governor
 
     def show(self, settings: HeatSettings, state: HeatState, limit: float, status: int) -> None:
-        """Write the state, replacing what the device's users put in place of the files.
+        """Write the state, replacing anything that the device's users put in place of the files.
 
         Args:
             limit: share of the maximum clock that is allowed now.

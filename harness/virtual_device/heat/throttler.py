@@ -1,7 +1,7 @@
 """Throttler of a device's processes, without privileges: it stops them for a share of each 0.1 s.
 
 That halves throughput as half the clock does, seen over seconds; within 0.1 s it is bursts. The
-daemon itself, so pushes and pulls, is not slowed, nor is what has a terminal, whose shell would
+daemon itself (pushes, pulls) is not slowed, nor are processes with a terminal, whose shell would
 report each stop.
 """
 

@@ -19,8 +19,8 @@ def test_faults_are_injected_listed_and_cleared(start_device: Callable[..., Virt
     try:
         assert started.returncode == 0, started.stderr
         more = ["slow:ms=1", "corrupt:file=2,count=always"]
-        told = _qnnfarm("fault", "told", *more)
-        assert told.stdout.splitlines() == ["drop:bytes=5,when=pull", *more]
+        listed = _qnnfarm("fault", "told", *more)
+        assert listed.stdout.splitlines() == ["drop:bytes=5,when=pull", *more]
         assert json.loads(_qnnfarm("fault", "told", "--clear", "--json").stdout) == []
         events = json.loads(_qnnfarm("fault", "told", "--events", "--json").stdout)
         assert [event["kind"] for event in events] == ["booted", *["armed"] * 3, *["cleared"] * 3]

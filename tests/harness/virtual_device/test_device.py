@@ -101,8 +101,8 @@ def test_reboot_kills_everything_and_comes_back(
     after = on_device("shell", boot_id).stdout.split()
     assert after[1] != before[1]
     assert (after[0] != before[0]) is (device.namespace != "none")
-    told = on_device("shell", "cat $TMPDIR/kept; getprop debug.gone; getprop persist.kept").stdout
-    assert told == b"kept\n\n2\n"
+    output = on_device("shell", "cat $TMPDIR/kept; getprop debug.gone; getprop persist.kept").stdout
+    assert output == b"kept\n\n2\n"
 
 
 @pytest.mark.parametrize(

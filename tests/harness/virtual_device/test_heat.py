@@ -184,11 +184,11 @@ def test_heat_slows_its_processes_and_is_seen(
     marker = f"{10**6 + secrets.randbelow(10**6)}.5"
     pid = shell(f"setsid sleep {marker} </dev/null >/dev/null 2>&1 & echo $!").strip()
     assert stopped_share(marker) == 0
-    told = manager.control(warm.name).heat(
+    state = manager.control(warm.name).heat(
         temperature_c=120, capacity_j_per_k=10_000, min_speed=0.1
     )
-    assert told is not None
-    assert (told.speed, told.status) == (0.1, 4)
+    assert state is not None
+    assert (state.speed, state.status) == (0.1, 4)
     frequencies = shell(f"{_SYS} cat {_CPU0}/scaling_max_freq {_CPU0}/cpuinfo_max_freq")
     assert frequencies.split() == ["300000", "3000000"]
     until(lambda: stopped_share(marker) > 0.2)  # 0.9 where nobody else uses the processor

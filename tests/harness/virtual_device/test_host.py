@@ -37,15 +37,15 @@ def test_each_has_a_folder_and_properties_of_its_own(
     assert len(set(serials)) == 5
     assert len(running(str(folder))) == 2
     (tmp_path / "file").write_bytes(b"x" * 100_000)
-    told = []
+    output = []
     for number, serial in enumerate(serials):
         to = f"/data/local/tmp/file{number}"
         assert adb("-s", serial, "push", tmp_path / "file", to).returncode == 0
         command = "ls $TMPDIR; getprop ro.soc.model; getprop ro.serialno; pwd"
-        told.append(adb("-s", serial, "shell", command).stdout.decode().split())
-    assert [lines[0] for lines in told] == [f"file{n}" for n in range(5)]
-    assert {(lines[1], lines[3]) for lines in told} == {("SM8650", "/")}
-    assert len({lines[2] for lines in told}) == 5
+        output.append(adb("-s", serial, "shell", command).stdout.decode().split())
+    assert [lines[0] for lines in output] == [f"file{n}" for n in range(5)]
+    assert {(lines[1], lines[3]) for lines in output} == {("SM8650", "/")}
+    assert len({lines[2] for lines in output}) == 5
 
 
 def test_a_fault_strikes_one_and_spares_its_neighbours(
@@ -77,8 +77,8 @@ def test_a_reboot_is_the_devices_own(serials: list[str], adb: Adb) -> None:
 
     def rebooted() -> bool:
         adb("connect", third)
-        told = adb("-s", third, "shell", "getprop ro.runtime.firstboot").stdout
-        return told.strip().isdigit() and told != before[0]
+        output = adb("-s", third, "shell", "getprop ro.runtime.firstboot").stdout
+        return output.strip().isdigit() and output != before[0]
 
     until(rebooted)
     assert adb("-s", fourth, "shell", "getprop ro.runtime.firstboot").stdout == before[1]

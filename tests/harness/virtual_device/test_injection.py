@@ -60,8 +60,8 @@ def _inject(device: VirtualDevice, *texts: str) -> None:
 def _strikes(device: VirtualDevice) -> list[Event]:
     """Strikes since the last fault was injected."""
     events = manager.control(device.name).events()
-    told = max(index for index, event in enumerate(events) if event.kind == "armed")
-    return [event for event in events[told:] if event.kind == "struck"]
+    last_armed = max(index for index, event in enumerate(events) if event.kind == "armed")
+    return [event for event in events[last_armed:] if event.kind == "struck"]
 
 
 def test_a_drop_breaks_a_push_and_strikes_once(
@@ -188,10 +188,10 @@ def test_a_power_cut_loses_what_was_not_synced(
     assert b"connected to" not in adb("connect", struck.serial).stdout
     manager.control(struck.name).power_on()
     until(lambda: _answers(struck, adb))
-    told = on_struck(
+    output = on_struck(
         "shell", "cat $TMPDIR/synced; wc -c <$TMPDIR/fresh; getprop ro.boot.bootreason"
     )
-    assert told.stdout.split() == [b"kept", b"0", b"power"]
+    assert output.stdout.split() == [b"kept", b"0", b"power"]
     assert manager.control(struck.name).events()[-2].detail == "lost local/tmp/fresh"
     on_struck("shell", "rm $TMPDIR/*")
 

@@ -52,10 +52,12 @@ def test_a_user_namespace_serves_as_well(
     to = "/data/local/tmp/deep/er/file"
     assert adb("-s", device.serial, "push", tmp_path / "file", to).returncode == 0
     assert adb("-s", device.serial, "exec-out", f"cat {to}").stdout == bytes(range(256))
-    told = adb("-s", device.serial, "shell", "-tt", "tty; python3 -c 'print(6 * 7)'; ps -A | wc -l")
-    assert b"/dev/pts/" in told.stdout
-    assert b"42" in told.stdout
-    assert int(told.stdout.split()[-1]) < 10
+    output = adb(
+        "-s", device.serial, "shell", "-tt", "tty; python3 -c 'print(6 * 7)'; ps -A | wc -l"
+    )
+    assert b"/dev/pts/" in output.stdout
+    assert b"42" in output.stdout
+    assert int(output.stdout.split()[-1]) < 10
     assert str(device.root.parent) not in Path("/proc/self/mountinfo").read_text()
     manager.remove("by-user")
 
@@ -78,9 +80,9 @@ def test_a_host_with_things_of_its_own_in_data_keeps_them(
     setup = "mkdir -p /data/of-the-host && echo kept >/data/of-the-host/file && cd /"
     variables = f"HOME={shlex.quote(home)} QNNFARM_STATE_DIR=/data/local/tmp/state"
     start = f"{setup} && {variables} {sys.executable} -P -c {shlex.quote(_INNER)}"
-    told = adb("-s", outer.serial, "shell", start)
-    assert told.returncode == 0, told.stderr
-    serial, kind = told.stdout.decode().split()
+    output = adb("-s", outer.serial, "shell", start)
+    assert output.returncode == 0, output.stderr
+    serial, kind = output.stdout.decode().split()
     if kind == "none" and outer.namespace is NamespaceKind.USER:
         manager.remove("outer")
         pytest.skip("no namespace is granted within a user namespace here")

@@ -89,8 +89,8 @@ def test_modes_and_mtimes_are_kept(on_device: Adb, tmp_path: Path) -> None:
         local.chmod(mode)
         os.utime(local, (1_234_567_890 + mode,) * 2)
         assert on_device("push", local, f"{_TMP}/{mode:o}").returncode == 0
-        told = on_device("shell", f"stat -c '%a %Y' $TMPDIR/{mode:o}").stdout.decode().split()
-        assert told == [f"{mode:o}", str(1_234_567_890 + mode)]
+        output = on_device("shell", f"stat -c '%a %Y' $TMPDIR/{mode:o}").stdout.decode().split()
+        assert output == [f"{mode:o}", str(1_234_567_890 + mode)]
         back = tmp_path / f"back{mode:o}"
         assert on_device("pull", "-a", f"{_TMP}/{mode:o}", back).returncode == 0
         assert stat.S_IMODE(back.stat().st_mode) == mode
@@ -117,8 +117,8 @@ def test_a_file_is_replaced_whole_and_links_are_followed(on_device: Adb, tmp_pat
     on_device("push", tmp_path / "one", f"{_TMP}/target")
     on_device("shell", "cd $TMPDIR && ln -sf target link && exec 3<target && sleep 0")
     assert on_device("push", tmp_path / "two", f"{_TMP}/link").returncode == 0
-    told = on_device("shell", "cd $TMPDIR && readlink link && cat target")
-    assert told.stdout == b"target\ntwo"
+    output = on_device("shell", "cd $TMPDIR && readlink link && cat target")
+    assert output.stdout == b"target\ntwo"
 
 
 def test_errors_name_their_reason_and_leave_nothing(on_device: Adb, tmp_path: Path) -> None:
