@@ -20,9 +20,8 @@ from hypothesis import settings
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.pipeline.build import Build, BuildOutputs
 from harness.clock import Deadline
-from harness.devices.adb.address import ServerAddress
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.connection import ServerUnreachable, query
+from harness.devices.adb.connection import ServerAddress, ServerUnreachable, query
 from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server
 from harness.devices.types import device_types

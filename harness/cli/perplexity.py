@@ -81,7 +81,7 @@ def _references(
     from buildlib.container.container import GenAIContainer
     from harness.results.perplexity import PERPLEXITY_FLOAT
     from harness.runtimes.context_limit import ContextLimit
-    from harness.runtimes.windows import cut_windows
+    from harness.runtimes.perplexity import cut_windows
     from harness.workloads.perplexity import float_perplexity
 
     container = GenAIContainer.load(container_dir)

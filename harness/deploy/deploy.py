@@ -7,12 +7,11 @@ from pathlib import Path
 
 from harness.clock import Deadline
 from harness.deploy.deployment import DeployedFile, DeployFile, Deployment
+from harness.deploy.eviction import EvictionPolicy, Room, StoreUsage, make_room, read_usage
 from harness.deploy.hashing import FileDigest, hash_files
 from harness.deploy.pipeline import Progress
-from harness.deploy.room import EvictionPolicy, Room, make_room
 from harness.deploy.scripts import ensure_scripts
 from harness.deploy.store import DeviceStore
-from harness.deploy.usage import StoreUsage, read_usage
 from harness.devices.base import Device
 from harness.errors import HostFileError
 

@@ -1,6 +1,6 @@
 """Pushing contents while those that have arrived are hashed on the device."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -8,9 +8,28 @@ from types import TracebackType
 from typing import Self
 
 from harness.clock import Deadline
-from harness.deploy.batches import batches
 from harness.deploy.hashing import FileDigest
 from harness.devices.base import Device, PushItem
+
+BATCH_BYTES = 16 << 20
+
+
+def batches(contents: Iterable[FileDigest], at_least: int = BATCH_BYTES) -> list[list[FileDigest]]:
+    """Groups of at least `at_least` bytes each but for the last, the largest files first.
+
+    One group is hashed on the device while the next is sent: after the last byte only the last
+    group, which has the smallest files, is still to be hashed.
+    """
+    groups: list[list[FileDigest]] = []
+    size = at_least
+    for digest in sorted(contents, key=lambda digest: (-digest.size, digest.sha256)):
+        if size >= at_least:
+            groups.append([])
+            size = 0
+        groups[-1].append(digest)
+        size += digest.size
+    return groups
+
 
 Progress = Callable[[int, int], None]
 """Called with the bytes pushed so far and the bytes to push."""

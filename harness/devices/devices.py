@@ -16,7 +16,7 @@ from harness.devices.types import device_types
 from harness.errors import NoDeviceError, WrongUseError
 
 if TYPE_CHECKING:
-    from harness.devices.remote import RemoteAdb
+    from harness.devices.adb.remote import RemoteAdb
     from harness.devices.ssh.host import SshHost
 
 
@@ -108,7 +108,7 @@ class Devices:
             HarnessError: it is not usable; see `open`.
         """
         if spec is None:
-            from harness.devices.discovery import open_device
+            from harness.devices.adb.discovery import open_device
 
             device = open_device(server=self.adb_server())
             spec = DeviceSpec("android", device.serial)
@@ -140,7 +140,7 @@ class Devices:
         Raises:
             HostError: the host's configuration cannot be used.
         """
-        from harness.devices.remote import DEFAULT_PORT, RemoteAdb
+        from harness.devices.adb.remote import DEFAULT_PORT, RemoteAdb
 
         host = self.ssh_host(name)
         port = self._adb_ports.get(name) or host.config.adb_port or DEFAULT_PORT

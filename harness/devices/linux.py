@@ -1,19 +1,146 @@
 """A Linux machine over SSH, e.g. a board with a Snapdragon."""
 
+import errno
+import os
 import shlex
+import stat as stat_bits
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import ClassVar
+from typing import BinaryIO, ClassVar
+
+import paramiko
 
 from harness.clock import Deadline
+from harness.devices.adb.connection import StreamClosed
+from harness.devices.base import Progress
 from harness.devices.commands import Sink
 from harness.devices.posix_device import PosixDevice
-from harness.devices.sftp_files import SftpFiles, sftp_files
 from harness.devices.shell_device import forwarded_port
-from harness.devices.ssh.command import run
-from harness.devices.ssh.host import SshHost
+from harness.devices.ssh.host import SshHost, closing_by, run, stands
 from harness.devices.ssh.tunnel import Tunnel
-from harness.errors import DeviceLostError
+from harness.errors import DeviceLostError, DeviceUnsupportedError
+
+_REQUEST = 192 * 1024
+"""An OpenSSH server takes packets of 256 KiB; a read waits for its answer, so it is a large one."""
+
+
+class SftpFiles:
+    """Implements `harness.devices.files.Files`."""
+
+    def __init__(self, client: paramiko.SFTPClient) -> None:
+        self._client = client
+
+    def check(self) -> None:
+        """See `Files`."""
+        if self._client.sock.closed:
+            raise StreamClosed("the connection was closed")
+
+    def make_folder(self, path: str) -> None:
+        """See `Files`."""
+        mode = self._mode(path)
+        if mode is not None:
+            if not stat_bits.S_ISDIR(mode):
+                raise NotADirectoryError(errno.ENOTDIR, f"{path} is no folder")
+            return
+        parent = os.path.dirname(path.rstrip("/"))  # noqa: PTH120 - a path of the device
+        if parent and parent != path:
+            self.make_folder(parent)
+        try:
+            self._client.mkdir(_encode(path))
+        except OSError:
+            mode = self._mode(path)  # somebody may have made it meanwhile
+            if mode is None or not stat_bits.S_ISDIR(mode):
+                raise
+
+    def write(self, path: str, pieces: Iterator[bytes]) -> None:
+        """See `Files`."""
+        with self._client.open(_encode(path), "wxb") as file:
+            file.MAX_REQUEST_SIZE = _REQUEST
+            file.set_pipelined(pipelined=True)
+            for piece in pieces:
+                file.write(piece)
+
+    def read(self, path: str, sink: BinaryIO, on_progress: Progress | None) -> int:
+        """See `Files`."""
+        found = self._client.stat(_encode(path))
+        if found.st_mode is None or not stat_bits.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        total = 0
+        with self._client.open(_encode(path), "rb") as file:
+            file.MAX_REQUEST_SIZE = _REQUEST
+            while piece := file.read(_REQUEST):
+                sink.write(piece)
+                total += len(piece)
+                if on_progress:
+                    on_progress(len(piece))
+        # To paramiko's files the end of the connection is the end of the file.
+        if total < (found.st_size or 0):
+            self.check()
+            raise OSError(f"it ended after {total} of {found.st_size} bytes")
+        return total
+
+    def size(self, path: str) -> int | None:
+        """See `Files`."""
+        try:
+            found = self._client.lstat(_encode(path))
+        except FileNotFoundError:
+            return None
+        regular = found.st_mode is not None and stat_bits.S_ISREG(found.st_mode)
+        return found.st_size if regular else None
+
+    def settle(self, temporary: str, path: str, mode: int, mtime: int) -> None:
+        """See `Files`."""
+        self._client.chmod(_encode(temporary), mode)
+        self._client.utime(_encode(temporary), (mtime, mtime))
+        try:
+            self._client.posix_rename(_encode(temporary), _encode(path))
+        except OSError as error:
+            there = self._mode(path) if error.errno is None else None
+            if there is not None and stat_bits.S_ISDIR(there):
+                raise IsADirectoryError(errno.EISDIR, "it is a folder") from None
+            raise
+
+    def remove(self, path: str) -> None:
+        """See `Files`."""
+        self._client.remove(_encode(path))
+
+    def _mode(self, path: str) -> int | None:
+        try:
+            return self._client.stat(_encode(path)).st_mode
+        except FileNotFoundError:
+            return None
+
+
+@contextmanager
+def sftp_files(host: SshHost, deadline: Deadline) -> Iterator[SftpFiles]:
+    """The file system of a host until the end of the block.
+
+    Raises:
+        StreamClosed, DeadlineExceeded: also in place of what they made of an answer.
+        DeviceUnsupportedError: the host offers no SFTP, or what calls itself so is none.
+    """
+    channel = host.session(deadline)
+    with closing_by(channel, deadline):
+        yield SftpFiles(_client(host, channel, deadline))
+
+
+def _client(host: SshHost, channel: paramiko.Channel, deadline: Deadline) -> paramiko.SFTPClient:
+    try:
+        channel.invoke_subsystem("sftp")
+        return paramiko.SFTPClient(channel)
+    except (paramiko.SSHException, paramiko.SFTPError, EOFError, OSError) as error:
+        deadline.remaining()
+        if not stands(channel):
+            raise
+        reason = f"its SSH server offers no SFTP that works: {error}"
+        raise DeviceUnsupportedError(
+            host.config.asked, "sending and fetching files", reason
+        ) from None
+
+
+def _encode(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")
+
 
 _REBOOT = 'if [ "$(id -u)" = 0 ]; then reboot; else sudo -n reboot; fi'
 

@@ -11,10 +11,8 @@ from pathlib import Path
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import FailReply, StreamClosed
 from harness.devices.base import DeviceProperties, Progress, PushItem
-from harness.devices.linux_properties import SCRIPT, linux_properties, parse
-from harness.devices.local_files import receiving, stat_local
-from harness.devices.properties import DF, parse_df
-from harness.devices.remote_files import Files, Transfer
+from harness.devices.files import Files, Transfer, receiving, stat_local
+from harness.devices.properties import DF, SCRIPT, linux_properties, parse, parse_df
 from harness.devices.shell_device import ShellDevice
 from harness.errors import (
     DeviceLostError,

@@ -101,7 +101,7 @@ class AndroidType(DeviceType):
         soc: str | None,  # noqa: ARG002
     ) -> "Device":
         """Open a device of an adb server; one at `HOST:PORT` is connected to first."""
-        from harness.devices.discovery import connect_tcp, open_device
+        from harness.devices.adb.discovery import connect_tcp, open_device
 
         if spec.host is not None:
             return devices.adb_of(spec.host).open(spec.serial)

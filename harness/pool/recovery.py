@@ -9,8 +9,14 @@ from contextlib import suppress
 from types import MappingProxyType
 
 from harness.clock import Deadline, DeadlineExceeded
-from harness.devices.adb.address import ServerAddress, address_from
-from harness.devices.adb.connection import FailReply, ServerUnreachable, StreamClosed, query
+from harness.devices.adb.connection import (
+    FailReply,
+    ServerAddress,
+    ServerUnreachable,
+    StreamClosed,
+    address_from,
+    query,
+)
 from harness.devices.adb.server import ensure_server
 from harness.devices.types import device_types
 from harness.errors import (

@@ -22,18 +22,37 @@ from harness.results.records import Positions, Runner
 from harness.runtimes.base import GenerationRequest, GenerationResult, PerplexityResult, Window
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.files import check_fit, device_files, target_of
-from harness.runtimes.genie_output import generated_text
 from harness.runtimes.genie_profile import parse_profile
 from harness.runtimes.libraries.choice import find_genie
-from harness.runtimes.perplexity_result import parse_perplexity
+from harness.runtimes.perplexity import cut_windows, parse_perplexity
 from harness.runtimes.run_folder import RunFolder
 from harness.runtimes.starting import runner_of, starting
 from harness.runtimes.tokenizer import encode, load_tokenizer
-from harness.runtimes.windows import cut_windows
 from harness.telemetry.sampler import Sampling, sampling
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+_BEGIN = "[BEGIN]: "
+_END = "[END]"
+
+
+def generated_text(output: str, device: str) -> str:
+    """The generated text between the marks.
+
+    The prompt is echoed before the first mark and the model's text may itself hold marks, so the
+    text runs from the first mark at the start of a line to the last end mark.
+
+    Raises:
+        RuntimeOutputError: the marks are not there: the runner printed something else.
+    """
+    start = output.rfind("\n" + _BEGIN)
+    end = output.rfind(_END)
+    if start < 0 or end < start:
+        raise RuntimeOutputError(device, "the runner printed no [BEGIN]: ... [END]", output[-500:])
+    return output[start + 1 + len(_BEGIN) : end]
+
 
 _OUTPUT = "output.txt"
 _LOG_TAIL = 4000

@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from harness.clock import Clock
-from harness.telemetry.gate import POLL_S
+from harness.telemetry.gate import POLL_S, ConditionRecord, Outcome
 from harness.telemetry.readings import BatteryReading
-from harness.telemetry.records import ConditionRecord, Outcome
 
 _UNFIT = frozenset(
     {

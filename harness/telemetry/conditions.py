@@ -12,10 +12,9 @@ from harness.clock import Clock, SystemClock
 from harness.devices.base import Device
 from harness.errors import ConditionsError, ConditionsNotMetError, HarnessError, one_line
 from harness.telemetry.charge import ChargeWindow, wait_for_charge
-from harness.telemetry.gate import OnWait, ThermalGate, wait_until_cool
+from harness.telemetry.gate import ConditionRecord, OnWait, ThermalGate, wait_until_cool
 from harness.telemetry.prepare import Preparation
 from harness.telemetry.readings import Sensors
-from harness.telemetry.records import ConditionRecord
 
 Policy = Literal["fail", "continue"]
 

@@ -3,9 +3,34 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from harness.clock import Clock
-from harness.telemetry.records import ConditionRecord, Outcome
+
+Outcome = Literal["met", "not-met", "unavailable", "restored", "not-restored"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionRecord:
+    """One condition of a run; `dataclasses.asdict` gives JSON scalars.
+
+    Attributes:
+        name: `thermal_gate`, `charge`, `battery_health`, `wake_lock`, `stay_awake`, `screen`,
+            `fixed_performance`, `governor`.
+        outcome: `unavailable` where the device has no way to bring it about, or to tell.
+        reason: in words, where the outcome does not say it all.
+        waited_s: how long it took to come about.
+        before: what was found: a temperature in degrees Celsius, a level in percent, a setting.
+        after: what it was at the end.
+    """
+
+    name: str
+    outcome: Outcome
+    reason: str = ""
+    waited_s: float = 0.0
+    before: str | float | None = None
+    after: str | float | None = None
+
 
 POLL_S = 2.0
 _LOOKS = 3

@@ -6,7 +6,7 @@ from typing import get_args
 
 from harness.devices.base import Device
 from harness.errors import one_line
-from harness.telemetry.records import ConditionRecord, Outcome
+from harness.telemetry.gate import ConditionRecord, Outcome
 
 _RECORD = re.compile(
     r"record\|([a-z_]{1,30}(?:\.[0-9]{1,4})?)\|([a-z-]{1,20})"

@@ -14,8 +14,7 @@ import pytest
 from filelock import FileLock
 
 from harness.clock import Deadline
-from harness.devices.adb.address import ServerAddress
-from harness.devices.adb.connection import ServerUnreachable, query
+from harness.devices.adb.connection import ServerAddress, ServerUnreachable, query
 from harness.results.store import ResultsStore
 
 pytestmark = [pytest.mark.first, pytest.mark.timeout(3600)]

@@ -6,8 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.clock import Deadline, DeadlineExceeded
-from harness.devices.adb.address import ServerAddress
-from harness.devices.adb.connection import FailReply, ServerUnreachable, StreamClosed, query
+from harness.devices.adb.connection import (
+    FailReply,
+    ServerAddress,
+    ServerUnreachable,
+    StreamClosed,
+    query,
+)
 from harness.errors import (
     AdbServerError,
     DeviceConnectError,

@@ -18,9 +18,15 @@ from filelock import FileLock, Timeout
 
 from buildlib.paths import default_cache_root
 from harness.clock import Deadline, DeadlineExceeded
-from harness.devices.adb.address import ServerAddress, address_from
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.connection import FailReply, ServerUnreachable, StreamClosed, query
+from harness.devices.adb.connection import (
+    FailReply,
+    ServerAddress,
+    ServerUnreachable,
+    StreamClosed,
+    address_from,
+    query,
+)
 from harness.errors import AdbServerError
 
 _PROBE_TIMEOUT_S = 10.0

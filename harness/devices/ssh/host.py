@@ -1,19 +1,89 @@
 """A host over SSH: one connection, made when needed, shared by threads, made anew when lost."""
 
 import contextlib
+import select
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import paramiko
 
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import FailReply, StreamClosed
 from harness.devices.ssh.config import HostConfig, resolve_host
-from harness.devices.ssh.connecting import OpenChannel, connect, hang_up
+from harness.devices.ssh.connection import OpenChannel, connect, hang_up
 from harness.errors import HostUnreachableError
+
+_READ = 256 * 1024
+_KILLED = 128 + 9
+
+
+class Writer(Protocol):
+    """Takes a stream as it comes."""
+
+    def write(self, data: bytes, /) -> object:
+        """Take the next bytes."""
+        ...
+
+
+def run(
+    host: "SshHost",
+    line: str,
+    stdin: bytes | None,
+    stdout: Writer,
+    stderr: Writer,
+    deadline: Deadline,
+) -> int:
+    """Have the user's shell there run `line`; gives its exit status, 137 when it was killed.
+
+    Raises:
+        StreamClosed: the connection ended before the command.
+        DeadlineExceeded: the time is over.
+        FailReply, HostUnreachableError and others: see `SshHost.session`.
+    """
+    channel = host.session(deadline)
+    with closing_by(channel, deadline):
+        channel.exec_command(line.encode("utf-8", "surrogateescape"))
+        _feed(channel, stdin)
+        _read(channel, stdout, stderr, deadline)
+        channel.status_event.wait(deadline.remaining())
+        deadline.remaining()
+        if channel.exit_status >= 0:
+            return channel.exit_status
+        if not stands(channel):
+            raise StreamClosed("the connection was lost")
+        return _KILLED
+
+
+def _feed(channel: paramiko.Channel, stdin: bytes | None) -> None:
+    def feed() -> None:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            channel.sendall(stdin or b"")
+            channel.shutdown_write()
+
+    if stdin:
+        threading.Thread(target=feed, name="ssh stdin", daemon=True).start()
+    else:
+        feed()
+
+
+def _read(channel: paramiko.Channel, stdout: Writer, stderr: Writer, deadline: Deadline) -> None:
+    """Hand on both streams until both have ended."""
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    while True:
+        ended = channel.eof_received or channel.closed
+        if channel.recv_ready():
+            stdout.write(channel.recv(_READ))
+        elif channel.recv_stderr_ready():
+            stderr.write(channel.recv_stderr(_READ))
+        elif ended:
+            return
+        else:
+            poll.poll(deadline.remaining() * 1000)
+
 
 _HERE = ("127.0.0.1", 0)
 _WINDOW = 8 << 20

@@ -170,7 +170,7 @@ def test_processes_that_deploy_the_same_at_the_same_time(
     files = [random_file(3_000_000) for _ in range(3)]
     code = (
         "import sys; from pathlib import Path; from harness.deploy.deploy import *;"
-        "from harness.devices.discovery import open_device; d = open_device(sys.argv[1]);"
+        "from harness.devices.adb.discovery import open_device; d = open_device(sys.argv[1]);"
         "files = {p.name: p for p in map(Path, sys.argv[3:])};"
         "r = deploy(d, files, run_id=sys.argv[2]); print(d.shell(['sh', '-c', 'cd ' + r.run_dir"
         " + ' && sha256sum *']).stdout); remove_run(d, sys.argv[2])"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.deploy.deploy import deploy, evict, remove_run, store_usage
-from harness.deploy.room import EvictionPolicy
+from harness.deploy.eviction import EvictionPolicy
 from harness.devices.adb.device import AdbDevice
 from harness.errors import DeviceFullError
 from harness.virtual_device.manager import VirtualDevice
@@ -114,8 +114,8 @@ _DEPLOY_OFTEN = """
 import random, sys
 from pathlib import Path
 from harness.deploy.deploy import deploy, remove_run
-from harness.deploy.room import EvictionPolicy
-from harness.devices.discovery import open_device
+from harness.deploy.eviction import EvictionPolicy
+from harness.devices.adb.discovery import open_device
 
 device = open_device(sys.argv[1])
 paths = [Path(path) for path in sys.argv[3:]]

@@ -22,7 +22,7 @@ _DEPLOY_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
 from harness.deploy.deploy import deploy
-from harness.devices.discovery import open_device
+from harness.devices.adb.discovery import open_device
 
 def die(sent, total):
     if sent > 5 * (4 << 20):

@@ -4,7 +4,7 @@ import pytest
 
 from harness.devices.adb.client import AdbServer, DeviceEntry
 from harness.devices.adb.device import AdbDevice
-from harness.devices.discovery import list_devices, open_device
+from harness.devices.adb.discovery import list_devices, open_device
 from harness.errors import (
     DeviceLostError,
     DeviceUnauthorizedError,

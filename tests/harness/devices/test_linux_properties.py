@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.devices.linux_properties import linux_properties, parse
+from harness.devices.properties import linux_properties, parse
 
 _BOARD = """\
 @@machine

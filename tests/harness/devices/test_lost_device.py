@@ -8,7 +8,7 @@ import pytest
 
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.device import AdbDevice
-from harness.devices.discovery import open_device
+from harness.devices.adb.discovery import open_device
 from harness.errors import DeviceLostError, DeviceUnauthorizedError
 from harness.virtual_device import manager
 from harness.virtual_device.manager import VirtualDevice

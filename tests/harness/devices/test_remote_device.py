@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb.address import ServerAddress
 from harness.devices.adb.client import AdbServer
+from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.server import ensure_server, resolve_server
 from harness.devices.base import Device
 from harness.devices.devices import Devices

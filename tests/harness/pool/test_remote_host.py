@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb.address import ServerAddress
 from harness.devices.adb.client import AdbServer
+from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.server import ensure_server, find_adb, resolve_server
 from harness.devices.spec import DeviceSpec
 from harness.errors import RecoveryStepError

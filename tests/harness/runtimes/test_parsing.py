@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import RuntimeOutputError
-from harness.runtimes.genie_output import generated_text
+from harness.runtimes.genie import generated_text
 from harness.runtimes.genie_profile import parse_profile
-from harness.runtimes.run_line import parse_run_line
+from harness.runtimes.run_folder import parse_run_line
 
 LINE = (
     "qnnfarm-run exit=137 signal=9 timed_out=1 peak_rss_kb=2048 elapsed_ms=1500 "

@@ -3,8 +3,8 @@ from collections.abc import Callable
 import pytest
 
 from harness.telemetry.charge import ChargeWindow, wait_for_charge
+from harness.telemetry.gate import ConditionRecord
 from harness.telemetry.readings import BatteryReading, battery_of_service
-from harness.telemetry.records import ConditionRecord
 from tests.clock import ManualClock
 
 

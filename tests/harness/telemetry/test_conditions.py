@@ -12,9 +12,9 @@ from harness.devices.adb.device import AdbDevice
 from harness.errors import ConditionsError, ConditionsNotMetError, HarnessError
 from harness.telemetry.charge import ChargeWindow
 from harness.telemetry.conditions import Conditions, prepared
+from harness.telemetry.gate import ConditionRecord
 from harness.telemetry.prepare import Preparation
 from harness.telemetry.readings import Sensors
-from harness.telemetry.records import ConditionRecord
 from harness.virtual_device import manager
 from tests.clock import ManualClock
 from tests.harness.telemetry.conftest import Here, scripts_on

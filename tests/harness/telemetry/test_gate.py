@@ -5,8 +5,7 @@ from itertools import count
 
 import pytest
 
-from harness.telemetry.gate import ThermalGate, wait_until_cool
-from harness.telemetry.records import ConditionRecord
+from harness.telemetry.gate import ConditionRecord, ThermalGate, wait_until_cool
 from tests.clock import ManualClock
 
 Reading = Mapping[str, float]

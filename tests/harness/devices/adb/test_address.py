@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.devices.adb.address import ServerAddress, address_from
+from harness.devices.adb.connection import ServerAddress, address_from
 from harness.errors import AdbAddressError
 
 

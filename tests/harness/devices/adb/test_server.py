@@ -13,9 +13,8 @@ import pytest
 
 from harness.clock import Deadline
 from harness.devices.adb import server as module
-from harness.devices.adb.address import ServerAddress
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.connection import query
+from harness.devices.adb.connection import ServerAddress, query
 from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server, resolve_server, stop_if_ours
 from harness.errors import (
@@ -79,7 +78,7 @@ def test_many_processes_start_one_server(
     at = ServerAddress("127.0.0.1", new_port())
     code = (
         "from harness.devices.adb.server import ensure_server;"
-        "from harness.devices.adb.address import *;"
+        "from harness.devices.adb.connection import *;"
         f"print(ensure_server(ServerAddress('127.0.0.1', {at.port})).started_by_us)"
     )
     processes = [

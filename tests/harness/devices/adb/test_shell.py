@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.clock import Deadline, DeadlineExceeded
-from harness.devices.adb.address import ServerAddress
-from harness.devices.adb.connection import Connection, StreamClosed
+from harness.devices.adb.connection import Connection, ServerAddress, StreamClosed
 from harness.devices.adb.shell import ShellSession
 
 _PATIENCE_S = 120.0

@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import StreamClosed
-from harness.devices.sftp_files import sftp_files
+from harness.devices.linux import sftp_files
 from harness.devices.ssh import host as host_module
-from harness.devices.ssh.command import run
 from harness.devices.ssh.config import resolve_host
-from harness.devices.ssh.connecting import connect
-from harness.devices.ssh.host import SshHost, closing_by, stands
+from harness.devices.ssh.connection import connect
+from harness.devices.ssh.host import SshHost, closing_by, run, stands
 from harness.devices.ssh.host_keys import known_keys
 from harness.errors import (
     HostAuthError,

@@ -7,11 +7,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from harness.devices.adb.address import ServerAddress
 from harness.devices.adb.client import AdbServer, DeviceEntry
+from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.device import AdbDevice
+from harness.devices.adb.discovery import connect_tcp, open_device
 from harness.devices.adb.server import resolve_server
-from harness.devices.discovery import connect_tcp, open_device
 from harness.devices.ssh.host import SshHost
 from harness.devices.ssh.tunnel import Tunnel
 from harness.errors import AdbServerError
