@@ -1,4 +1,4 @@
-"""`qnnfarm bench`: repetitions of one workload, in one session or several, into the store."""
+"""`qnnfarm bench`: measures a container in one session or several."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -126,7 +126,7 @@ def _show(runs: "Sequence[Run]", db: str) -> None:
 
 
 def _print_means(runs: "Sequence[Run]") -> None:
-    """Means of repetitions; of several sessions, means of the sessions' means."""
+    """Print means of repetitions; for several sessions, means of the sessions' means."""
     from harness.results.metrics import METRICS
     from harness.results.stats import summarise
 

@@ -26,7 +26,7 @@ Devices = Annotated[
     typer.Option(
         "--device",
         help="A device: SERIAL, SERIAL@HOST, linux:HOST, virtual:NAME; may be repeated, and then "
-        "they take turns. By default $ANDROID_SERIAL, or the only one; with --pool whichever fits.",
+        "they take turns. By default $ANDROID_SERIAL, or the only one; with --pool any that fits.",
     ),
 ]
 PoolFile = Annotated[
@@ -40,33 +40,33 @@ NewTokens = Annotated[int, typer.Option("-n", "--new-tokens", help="Tokens to ge
 Repetitions = Annotated[
     int, typer.Option("-r", "--repetitions", help="Measured repetitions of a session.")
 ]
-MaxWarmup = Annotated[int, typer.Option(help="Most warm-ups, where their number is detected.")]
+MaxWarmup = Annotated[int, typer.Option(help="Most warm-ups, if their number is detected.")]
 Warmup = Annotated[
     int | None,
     typer.Option(
         "-w",
         "--warmup",
-        help="A fixed number of repetitions before, left out of means. By default as many as it "
-        "takes until the speeds are steady.",
+        help="Fixed number of warm-up repetitions, left out of means. By default, until the speeds "
+        "are steady.",
     ),
 ]
 ReferenceTokens = Annotated[
     Path | None,
-    typer.Option(help="File of the token ids that a right output begins with."),
+    typer.Option(help="File of the token ids that the output must begin with."),
 ]
 MaxPerplexity = Annotated[
     float | None,
     typer.Option(
         min=1,
-        help="Fail where the container's perplexity on the device is higher. It is taken from the "
+        help="Fail if the container's perplexity on the device is higher. It is taken from the "
         "database, or measured first.",
     ),
 ]
 MaxTemp = Annotated[
     float | None,
     typer.Option(
-        help="Wait, for 10 minutes at most, until no part of the device is hotter, in degrees "
-        "Celsius. By default until 45, or steady for 20 s, for 3 minutes at most."
+        help="Wait, at most 10 minutes, until no part of the device is hotter, in degrees Celsius. "
+        "By default, at most 3 minutes, until 45 or steady for 20 s."
     ),
 ]
 Charge = Annotated[

@@ -105,7 +105,7 @@ def compare(
 
 
 def exit_code(verdict: "Verdict") -> int:
-    """A regression is a bad answer, too little data is none."""
+    """Return 1 for a regression, 2 for too little data."""
     from harness.results.comparison import Verdict
 
     return {Verdict.REGRESSED: BAD, Verdict.NOT_ENOUGH_DATA: NO_ANSWER}.get(verdict, GOOD)

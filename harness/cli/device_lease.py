@@ -21,13 +21,13 @@ def lease_device(name: str | None, *, wait_s: float, purpose: str) -> Iterator["
     """Lease the device of a name for this process.
 
     Args:
-        name: as `DeviceSpec.parse` has it; `None` is `$ANDROID_SERIAL`, or the only one.
-        wait_s: for how long to wait for it if somebody else holds it. A device that is out for
-            another reason is not waited for.
+        name: as `DeviceSpec.parse` takes it; `None` is `$ANDROID_SERIAL`, or the only one.
+        wait_s: how long to wait if others hold it. A device that is out for another reason is
+            not waited for.
 
     Raises:
-        LeaseTimeoutError: somebody held it for longer, or it is out.
-        DeviceSpecError, NoDeviceError, SeveralDevicesError: no device is meant, or several.
+        LeaseTimeoutError: others held it for longer, or it is out.
+        DeviceSpecError, NoDeviceError, SeveralDevicesError: the name matches no device, or several.
         UnknownVirtualDeviceError: no virtual device of that name was made.
         WrongUseError: a virtual device's name, without saying that it is one.
         HarnessError: it cannot be reached.
@@ -40,15 +40,12 @@ def lease_device(name: str | None, *, wait_s: float, purpose: str) -> Iterator["
 
     spec = DeviceSpec.parse(name) if name else None
     with Devices() as devices, Pool.of([devices.resolve(spec)], devices=devices) as pool:
-
-        def not_held() -> bool:
-            return pool.members()[0].state is not MemberState.LEASED
-
         anything = Requirement()
         try:
             lease = pool.acquire(anything, timeout_s=min(_AT_ONCE_S, wait_s), purpose=purpose)
         except LeaseTimeoutError as error:
-            if wait_s <= _AT_ONCE_S or not_held():
+            is_leased = pool.members()[0].state is MemberState.LEASED
+            if wait_s <= _AT_ONCE_S or not is_leased:
                 raise
             tell(f"waiting for a device, {wait_s:g} s at most: {one_line(error.reason)}")
             lease = pool.acquire(anything, timeout_s=wait_s - _AT_ONCE_S, purpose=purpose)

@@ -17,7 +17,7 @@ def generate(
     wait: Wait = WAIT_S,
     json: Json = False,
 ) -> None:
-    """Generate text on a device, greedily, and say how fast it went there."""
+    """Generate text on a device, greedily, and print its speed."""
     from harness.cli.device_lease import open_session
     from harness.results.metrics import METRICS
     from harness.workloads.generate import Generate

@@ -75,7 +75,7 @@ def perplexity(
 def _references(
     checkpoint: Path | None, container_dir: Path, text: str, most: int | None
 ) -> Mapping[str, float]:
-    """What the host computes from the checkpoint, by metric; before a device is held for it."""
+    """Compute references on the host, by metric, before a device is leased."""
     if checkpoint is None:
         return {}
     from buildlib.container.container import GenAIContainer

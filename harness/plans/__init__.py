@@ -1,1 +1,1 @@
-"""Plans: what to run, how often, and what to keep of it."""
+"""Plans: a matrix of containers, devices and workloads, run on a pool and journaled."""

@@ -1,4 +1,4 @@
-"""`PLAN.yaml`: what to run where, checked before anything runs. Its guide is docs/plans.md."""
+"""`PLAN.yaml`: what to run where, checked before anything runs (docs/plans.md)."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -31,10 +31,10 @@ class ContainerEntry(_Part):
 
 
 class DeviceEntry(_Part):
-    """Which devices a cell may run on.
+    """Requirements of the devices that cells run on.
 
     Attributes:
-        count: each cell runs on so many different devices; `all`: on each that the pool has.
+        count: number of different devices that each cell runs on; `all`: every one of the pool.
     """
 
     label: Label | None = None
@@ -48,11 +48,11 @@ class DeviceEntry(_Part):
 
 
 class WorkloadEntry(_Part):
-    """A workload of the matrix; its own keys stand beside these two.
+    """A workload of the matrix; in the file, its own keys stand beside these two.
 
     Attributes:
-        label: left out, the kind is the label.
-        sessions: how often it is run.
+        label: defaults to the kind.
+        sessions: number of sessions in which it runs.
     """
 
     label: Label | None = None
@@ -69,12 +69,12 @@ class WorkloadEntry(_Part):
 
 
 class Retries(_Part):
-    """How often a cell is tried again, by what went wrong; each counts by itself.
+    """Retries of a cell, counted separately by the class of failure.
 
     Attributes:
-        device: the device or the way to it failed: again, on another device if there is one.
+        device: the device or the way to it failed; retried on another device if there is one.
         runner: the program on the device crashed or hung.
-        output: it answered what cannot be right, or a command failed.
+        output: the answer is wrong, or a command failed.
     """
 
     device: Annotated[int, Field(ge=0, le=100)] = 2
@@ -82,17 +82,17 @@ class Retries(_Part):
     output: Annotated[int, Field(ge=0, le=100)] = 0
 
     def of(self, failure: FailureClass) -> int:
-        """How often a cell is tried again after failures of a class."""
+        """Number of retries after failures of a class."""
         return 0 if failure is FailureClass.USE else int(getattr(self, failure.value))
 
 
 class Timeouts(_Part):
-    """In seconds.
+    """Timeouts in seconds.
 
     Attributes:
         cell_s: for one try of one cell.
         runner_s: for one process of the runner on the device.
-        lease_s: for how long cells wait while no device at all is free for them.
+        lease_s: for cells to wait while no device at all is free for them.
     """
 
     cell_s: Seconds = 3600.0
@@ -110,7 +110,7 @@ class ChargeEntry(_Part):
 
 
 class ConditionsEntry(_Part):
-    """See `Conditions`. As they stand here they are those of `qnnfarm bench`."""
+    """See `Conditions`; the defaults are those of `qnnfarm bench`."""
 
     max_temp_c: float | None = 45.0
     stable_s: float | None = 20.0
@@ -125,7 +125,7 @@ class ConditionsEntry(_Part):
     policy: Literal["fail", "continue"] = "continue"
 
     @model_validator(mode="after")
-    def _can_be_asked_for(self) -> Self:
+    def _is_possible(self) -> Self:
         try:
             self.conditions()
         except ConditionsError as error:
@@ -133,14 +133,14 @@ class ConditionsEntry(_Part):
         return self
 
     def conditions(self) -> Conditions:
-        """The same for the telemetry."""
+        """Convert it for telemetry."""
         plain = {name: getattr(self, name) for name in type(self).model_fields if name != "charge"}
         charge = None if self.charge is None else ChargeWindow(**dict(self.charge))
         return Conditions(**plain, charge=charge)
 
 
 class Match(_Part):
-    """Combinations by the labels of their parts; what is not named matches all."""
+    """Combinations, by the labels of their parts; a part that is left out matches all."""
 
     container: str | None = None
     device: str | None = None
@@ -153,16 +153,16 @@ class Match(_Part):
         return self
 
     def matches(self, container: str, device: str, workload: str) -> bool:
-        """Whether a combination is meant."""
+        """Return whether a combination matches."""
         pairs = ((self.container, container), (self.device, device), (self.workload, workload))
-        return all(wanted is None or wanted == label for wanted, label in pairs)
+        return all(own is None or own == label for own, label in pairs)
 
 
 class Plan(_Part):
-    """A whole plan. Paths in it are relative to its file.
+    """A plan. Paths in it are relative to its folder.
 
     Attributes:
-        conditions: under which benchmarks begin; `none` measures devices as they are.
+        conditions: that benchmarks wait for; `none` measures devices as they are.
         telemetry: whether devices are sampled while they generate.
     """
 

@@ -1,1 +1,1 @@
-"""Workloads: what can be done with a container on a leased device, and what is measured."""
+"""Workloads that run on a leased device: bench, perplexity, generate, dialog, command."""
