@@ -1,4 +1,4 @@
-"""Room on a device: what is asked for before a push, and the eviction that may give it."""
+"""Disk usage of a device's store, and eviction of its least recently used contents."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Pushing contents while those that have arrived are hashed on the device."""
+"""Push pipeline: the next batch is pushed while the device hashes the last one."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

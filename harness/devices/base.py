@@ -1,4 +1,4 @@
-"""What a device is to the rest of the harness."""
+"""The `Device` Protocol and its data types."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""Pushes and pulls on top of what a device's file system can do."""
+"""File transfer: pushes and pulls over a device's file system, and the host's side of them."""
 
 import errno
 import os

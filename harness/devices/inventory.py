@@ -1,4 +1,4 @@
-"""What devices there are, and what each says of itself, asked all at once."""
+"""Devices with their state and properties, all queried in parallel."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""A Linux machine over SSH, e.g. a board with a Snapdragon."""
+"""Linux machine over SSH and SFTP, e.g. a board with a Snapdragon."""
 
 import errno
 import os

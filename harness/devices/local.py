@@ -1,4 +1,4 @@
-"""This machine as a device."""
+"""This machine as a device: commands are child processes, files are its own."""
 
 import contextlib
 import errno

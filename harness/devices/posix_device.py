@@ -1,4 +1,4 @@
-"""What Linux machines have in common, wherever they are: commands, files, properties."""
+"""Linux machines, here or over SSH: commands, files and properties."""
 
 import shlex
 import stat as stat_bits

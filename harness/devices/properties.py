@@ -1,4 +1,4 @@
-"""Reading what Android's own tools print about the device; none of it is trusted."""
+"""Parsers for what Android and Linux report about a device; no value is trusted."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What all devices with a POSIX shell have in common, given a way to run a command there."""
+"""Base of all devices with a POSIX shell, given a way to run one command there."""
 
 import contextlib
 import posixpath

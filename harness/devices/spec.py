@@ -1,4 +1,4 @@
-"""Which device is meant, before anybody has reached it: `Device(type=..., identifier=...)`."""
+"""Name of a device, before anything has reached it: `Device(type=..., identifier=...)`."""
 
 from dataclasses import dataclass
 from typing import Self

@@ -1,4 +1,4 @@
-"""The result file of `genie_perplexity.py`, checked against what was asked."""
+"""Text windows for Genie's perplexity, and the result of scoring them."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The run folder on a device, in which all runners work."""
+"""Runs in a device's run folder: inputs, the call of `run.sh`, and its outcome."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""How a runner is started on a device: the SDK's program, or ours of the same flags in Python."""
+"""Runner programs: the SDK's, or ours of the same flags in Python."""
 
 from typing import Literal
 

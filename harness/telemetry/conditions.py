@@ -1,4 +1,4 @@
-"""The state of a device in which a run may be measured: brought about, waited for, restored."""
+"""Conditions for a measured run: established, waited for and restored."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""Waiting until a device is cool, or as cool as it gets: sampled and decided, never slept."""
+"""Thermal gate: waits until a device is cool or stable, by sampling."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

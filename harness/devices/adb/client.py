@@ -1,4 +1,4 @@
-"""An adb server that runs, and what can be asked of it about its devices."""
+"""Client of a running adb server: its devices, their states and connections."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""Which devices there are, and which one is meant."""
+"""Devices of an adb server, and the choice of one."""
 
 import os
 import re

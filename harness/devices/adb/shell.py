@@ -1,4 +1,4 @@
-"""The shell v2 protocol: a command's output, errors, exit status and input, kept apart.
+"""adb's shell protocol v2: output, errors, exit status and input of a command.
 
 Protocol: AOSP `packages/modules/adb/shell_protocol.h`: packets of a one-byte kind, a
 little-endian 32-bit length, and that many bytes.

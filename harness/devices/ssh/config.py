@@ -1,4 +1,4 @@
-"""How a host is reached, from `~/.ssh/config`."""
+"""Connection settings of a host, from `~/.ssh/config`."""
 
 import getpass
 import re

@@ -1,4 +1,4 @@
-"""From a host's name to an authenticated connection, all within one deadline."""
+"""SSH connections: link, host key check and key authentication within one deadline."""
 
 import contextlib
 import logging
