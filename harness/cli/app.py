@@ -1,4 +1,4 @@
-"""The command line: every command, and what becomes of an error.
+"""The command line: all commands, and how errors end them.
 
 Whatever the project raises on purpose carries an `exit_code` and a one-line text; that line is all
 the user sees of it.
@@ -41,7 +41,7 @@ _LONGEST_LINE = 2000
 
 
 def build_app() -> typer.Typer:
-    """The command line with its own commands and those of the installed packages."""
+    """Typer group of our commands and those of installed packages."""
     app = typer.Typer(
         name="qnnfarm",
         help="Build language models for Snapdragon NPUs and run them on a farm of devices.",
@@ -73,7 +73,7 @@ def build_app() -> typer.Typer:
 
 
 def _load(entry: importlib.metadata.EntryPoint) -> Callable[..., object]:
-    """The command of an entry point; one that is broken says so when called, and hides no other."""
+    """Load an entry point's command; a broken one says so when it is called."""
     try:
         command: Callable[..., object] = entry.load()
     except Exception as error:  # noqa: BLE001  (an import can raise anything)
@@ -88,7 +88,7 @@ def _load(entry: importlib.metadata.EntryPoint) -> Callable[..., object]:
 
 
 def main() -> NoReturn:
-    """Run the command line and leave with its exit code."""
+    """Run the command line and exit with its code."""
     interrupts = _Interrupts()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as `nohup` and `&` have it
         signal.signal(signal.SIGINT, interrupts)
@@ -129,13 +129,13 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """As errors are shown, without the place in our code that warns."""
+    """Print a warning in one line, as errors are, without its place in our code."""
     del category, filename, lineno, file, line
     sys.stderr.write(f"qnnfarm: warning: {one_line(str(message), _LONGEST_LINE)}\n")
 
 
 class _Interrupts:
-    """SIGTERM unwinds as Ctrl-C does, so that what was started is stopped.
+    """Let SIGTERM unwind as Ctrl-C does, so that whatever was started is stopped.
 
     The exception can get lost (in a finalizer, or behind an error of the clean-up that it set off);
     that there was an interrupt does not.

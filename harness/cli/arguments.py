@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, with one wording."""
+"""Arguments and options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +25,7 @@ Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 
 
 def read_text(path: Path) -> str:
-    """A text file of the user's.
+    """Read a text file.
 
     Raises:
         WrongUseError: it cannot be read as UTF-8.

@@ -191,7 +191,7 @@ def open_series(
 
 
 def _tell_repetition(number: int, total: int, result: "GenerationResult") -> None:
-    """`total` is the most that there can be, warm-ups included."""
+    """Print a repetition's speeds; `total` is the highest possible count, warm-ups included."""
     from harness.results.metrics import find_metric
     from harness.workloads.bench import STEADY_METRICS
 

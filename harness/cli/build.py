@@ -1,4 +1,4 @@
-"""`qnnfarm build`: a model folder to a container for each target."""
+"""`qnnfarm build`: builds a container for each target from a model folder."""
 
 import json as json_module
 import math
@@ -28,7 +28,7 @@ _NUMBERS = {"max diff", "relative", "SQNR", "greedy"}
 
 @dataclass(frozen=True)
 class Summary:
-    """What was built for one target, and how much of it anew."""
+    """The container of one target, and how many stages ran for it."""
 
     target: str
     folder: str
@@ -41,7 +41,7 @@ class Summary:
     seconds: float
 
     def as_line(self) -> str:
-        """For people."""
+        """Format as a line of text."""
         from buildlib.cache.sizes import size_text
 
         return (
@@ -119,7 +119,7 @@ def build(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Build a container for each target; stages that have not changed come from the cache."""
+    """Build a container for each target; unchanged stages come from the cache."""
     from buildlib.container.files import check_replaceable
     from buildlib.container.manifest import is_container
     from buildlib.genai import GenAIBuilderFactory
@@ -186,12 +186,12 @@ def _tell_of(made: "Sequence[tuple[Summary, VerificationReport | None]]", *, jso
 
 
 def place(out: Path, target: str, *, several: bool) -> Path:
-    """Where a target's container goes: `out` itself, or a folder in it named by the target."""
+    """Return a target's folder: `out` itself, or with several targets a folder in it."""
     return out / target.replace(":", "-") if several else out
 
 
 def _refuse_unwritable(folder: Path) -> None:
-    """Try the place where a container is to appear; nothing stays there.
+    """Check that a container can be written to a folder; leave nothing there.
 
     Raises:
         ContainerError: nothing can be made there.
@@ -230,7 +230,7 @@ class StageProgress:
         self._progress.stop()
 
     def compared(self, comparison: "StageComparison") -> None:
-        """Tell of a finished comparison."""
+        """Print a finished comparison."""
         text = f"verified {comparison.stage} {comparison.subject}"
         self._progress.update(self._task, description=text)
 
@@ -295,7 +295,7 @@ def _parse_numbers(option: str, text: str, example: str) -> list[int]:
 
 
 def _parse_option(text: str) -> tuple[str, object]:
-    """`KEY=VALUE`, the value as JSON where it is any."""
+    """Parse `KEY=VALUE`; the value is JSON, or else text."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise WrongUseError(f"--option takes KEY=VALUE, not {text!r}")

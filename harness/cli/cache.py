@@ -1,4 +1,4 @@
-"""`qnnfarm cache`: what builds have left to be reused; listed, shown, checked and removed."""
+"""`qnnfarm cache`: lists, shows, checks and prunes the stage cache."""
 
 import datetime as dt
 from json import dumps
@@ -31,7 +31,7 @@ Root = Annotated[
 
 @app.command("ls")
 def ls(cache: Root = None, json: Json = False) -> None:
-    """List the entries, the most recently used first."""
+    """List the entries, most recently used first."""
     from buildlib.cache.inventory import summarize
     from buildlib.cache.layout import entry_folders
     from buildlib.cache.removal import Usage, disk_usage
@@ -74,7 +74,7 @@ def show(
     cache: Root = None,
     json: Json = False,
 ) -> None:
-    """Show one entry: what it was made of and with, and its files."""
+    """Show one entry: its inputs, its options and its files."""
     from buildlib.cache.inventory import find_entry
     from buildlib.cache.records import read_files, read_info
     from buildlib.cache.sizes import size_text
@@ -123,7 +123,7 @@ def verify(
     cache: Root = None,
     json: Json = False,
 ) -> None:
-    """Read every file and compare it with its hash. Exits with 1 if something damaged remains."""
+    """Compare every file with its hash. Exits with 1 if a damaged entry remains."""
     from buildlib.cache import inventory
     from buildlib.cache.layout import entry_folders
     from buildlib.cache.sizes import size_text
@@ -165,7 +165,7 @@ def prune(
     cache: Root = None,
     json: Json = False,
 ) -> None:
-    """Remove entries, and what builds that died had left. What a running build uses stays.
+    """Remove entries and leftovers of dead builds, except what a running build uses.
 
     Without options, the cache shrinks to $QNNFARM_CACHE_LIMIT if that is set.
     """

@@ -1,4 +1,4 @@
-"""`qnnfarm compare`: two containers on the same phone, in turns, and a verdict."""
+"""`qnnfarm compare`: measures two containers in turns on one phone, and gives a verdict."""
 
 from functools import partial
 from pathlib import Path

@@ -106,7 +106,7 @@ def fault(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Inject faults into a running virtual device; without any, list those that can still strike.
+    """Inject faults into a running virtual device; without any, list the pending ones.
 
     Kinds: drop, stall, corrupt, full, reboot, power, throttle, runner, slow.
     """

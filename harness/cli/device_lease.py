@@ -1,4 +1,4 @@
-"""Leases of commands: two that ran on one phone would measure each other."""
+"""Leases of commands, so that no two measure each other on one device."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

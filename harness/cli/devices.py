@@ -1,4 +1,4 @@
-"""`qnnfarm devices`: which devices there are, what they are, and who holds them."""
+"""`qnnfarm devices`: lists devices with model, state and holder."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,7 +33,7 @@ _NONE = (
 
 
 def devices(specs: Specs = None, json: Json = False) -> None:
-    """List devices: model, SoC, system, free space, battery, state, and who holds them.
+    """List devices: model, SoC, system, free space, battery, state and holder.
 
     Exits 1 where one that was named does not answer.
     """
@@ -60,7 +60,7 @@ def devices(specs: Specs = None, json: Json = False) -> None:
 
 
 def _holders(specs: "list[DeviceSpec]") -> dict[str, str]:
-    """Who holds which device, by its spec; the list is of use without it."""
+    """Return holders by device spec; empty where the ledger cannot be read."""
     from harness.errors import HarnessError
     from harness.pool.pool import Pool
 
@@ -87,7 +87,7 @@ def _row(one: "Sighting", holders: dict[str, str]) -> dict[str, Any]:
 
 
 def _print(found: "list[Sighting]", holders: dict[str, str]) -> None:
-    """A table, without columns that would be empty, and below it what is wrong."""
+    """Print a table without empty columns, and the errors below it."""
     rows = [_cells(one, holders.get(str(one.spec), "")) for one in found]
     kept = [number for number in range(len(_HEADINGS)) if any(row[number] for row in rows)]
     print_rows(
@@ -100,7 +100,7 @@ def _print(found: "list[Sighting]", holders: dict[str, str]) -> None:
 
 
 def _cells(one: "Sighting", holder: str) -> list[str]:
-    """What stands below each of the headings."""
+    """Return a device's cells by heading."""
     cells = [one.serial, one.state, holder]
     said = one.properties
     if said is None:
@@ -112,7 +112,7 @@ def _cells(one: "Sighting", holder: str) -> list[str]:
 
 
 def _battery(battery: "Battery | None") -> str:
-    """Charge and temperature: `84 % 31.7 °C`, with a `+` while it charges."""
+    """Format charge and temperature: `84 % 31.7 °C`, with a `+` while it charges."""
     if battery is None:
         return ""
     words = []

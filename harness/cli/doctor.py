@@ -1,4 +1,4 @@
-"""`qnnfarm doctor`: what works on this machine, and what to do about what does not."""
+"""`qnnfarm doctor`: checks what works on this machine, and says how to fix the rest."""
 
 import platform
 import shutil
@@ -18,7 +18,7 @@ State = Literal["ok", "note", "broken"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
         state: `note` is something that works less well, `broken` something that stops the main job.
@@ -32,7 +32,7 @@ class Finding:
 
 
 def doctor(json: Json = False) -> None:
-    """Check what the main job needs: compiler, Genie, adb, virtual devices. Exits 1 if broken."""
+    """Check compiler, Genie, adb and virtual devices. Exits with 1 if one is broken."""
     findings = list(examine())
     if json:
         print_json([asdict(finding) for finding in findings])
@@ -54,7 +54,7 @@ def doctor(json: Json = False) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, in the order of the data flow. A check that fails is itself a finding."""
+    """Run all checks, in the order of the data flow; a check that raises is a finding too."""
     checks: tuple[tuple[str, Callable[[], Finding]], ...] = (
         ("host", _host),
         ("libraries", _libraries),
@@ -82,7 +82,7 @@ def _host() -> Finding:
 
 
 def _libraries() -> Finding:
-    """`libQnnSystem.so` needs what not every minimal system has."""
+    """Check for libatomic, which `libQnnSystem.so` needs and minimal systems lack."""
     import ctypes.util
 
     if ctypes.util.find_library("atomic") is None:

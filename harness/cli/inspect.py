@@ -1,4 +1,4 @@
-"""`qnnfarm inspect`: what is in a container, a context binary, a DLC or an entry of the cache."""
+"""`qnnfarm inspect`: shows a container, a context binary, a DLC or a cache entry."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def inspect(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show what something built holds: manifest, sizes, graphs, tensors, encodings, versions."""
+    """Show manifest, sizes, graphs, tensors, encodings and versions of something built."""
     from buildlib.cache.layout import SIDECAR
 
     if (path / SIDECAR).is_file():

@@ -1,4 +1,4 @@
-"""`qnnfarm libraries`: for which devices this machine has Genie, and fetching what it has not."""
+"""`qnnfarm libraries`: lists and fetches the Genie libraries for each kind of device."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -25,7 +25,7 @@ def ls(
     soc: Annotated[str, typer.Option(help="For devices with this SoC.")] = "SM8750",
     json: Json = False,
 ) -> None:
-    """Tell for each kind of device where Genie comes from, or how to get it."""
+    """List where Genie comes from for each kind of device, or how to get it."""
     found = list(_examine(soc))
     if json:
         print_json(found)
@@ -54,7 +54,7 @@ def _examine(soc_name: str) -> Iterator[dict[str, str]]:
 
 @app.command("fetch")
 def fetch(json: Json = False) -> None:
-    """Get the libraries for Linux boards from PyPI by pip: 87 MB.
+    """Download the libraries for Linux boards from PyPI with pip: 87 MB.
 
     They are the vendor's, and kept in the cache folder with their license.
     """

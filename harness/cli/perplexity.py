@@ -1,4 +1,4 @@
-"""`qnnfarm perplexity`: how well a container predicts a text, by Genie's accuracy API."""
+"""`qnnfarm perplexity`: scores a text on a device with Genie's accuracy API."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""`qnnfarm pool`: who holds which device, and what a person can do about it."""
+"""`qnnfarm pool`: shows and administers the devices of a pool."""
 
 import dataclasses
 import time
@@ -46,7 +46,7 @@ _COLOURS = {
 
 @app.command("show")
 def show(pool: PoolFile = None, json: Json = False) -> None:
-    """Show every device: its state and why, who holds it, what counts against it.
+    """Show every device: state and reason, holder, failures that count against it.
 
     No device is asked, started or repaired: see `probe`.
     """
@@ -56,14 +56,14 @@ def show(pool: PoolFile = None, json: Json = False) -> None:
 
 @app.command("probe")
 def probe(pool: PoolFile = None, json: Json = False) -> None:
-    """Ask every device that nobody holds who it is, then show them."""
+    """Probe every unleased device, then show all."""
     with _opened(pool, probe=True) as opened:
         _print(opened.probe(), json=json)
 
 
 @app.command("history")
 def history(name: Name, pool: PoolFile = None, json: Json = False) -> None:
-    """Show what happened to a device, oldest first: states, reasons, steps of recovery."""
+    """Show a device's history, oldest first: states, reasons, recovery steps."""
     with _opened(pool) as opened:
         entries = opened.history(name)
     if json:
@@ -87,7 +87,7 @@ def release(
         int | None, typer.Option(help="Only if the lease still has this token (see `show`).")
     ] = None,
 ) -> None:
-    """Take a device from its holder, whose next call on it fails."""
+    """Release a device's lease; its holder's next call on it fails."""
     with _opened(pool) as opened:
         done = opened.admin.release(name, token=token)
         tell(f"released {name}" if done else f"{name} was not held, or not by that lease")
@@ -99,14 +99,14 @@ def drain(
     reason: Annotated[str, typer.Option(help="Why, for those who look.")],
     pool: PoolFile = None,
 ) -> None:
-    """Give a device to nobody any more; who holds it now may finish."""
+    """Grant no new leases of a device; its current holder may finish."""
     with _opened(pool) as opened:
         tell(f"{name} is {opened.admin.drain(name, reason)}")
 
 
 @app.command("undrain")
 def undrain(name: Name, pool: PoolFile = None) -> None:
-    """Take back a drain."""
+    """Grant leases of a drained device again."""
     with _opened(pool) as opened:
         tell(f"{name} is {opened.admin.undrain(name)}")
 
@@ -120,7 +120,7 @@ def unquarantine(name: Name, pool: PoolFile = None) -> None:
 
 @app.command("recover")
 def recover(name: Name, pool: PoolFile = None) -> None:
-    """Take a device through the steps of recovery now."""
+    """Run the recovery steps on a device now."""
     with _opened(pool) as opened:
         _decided(opened, name, str(opened.admin.recover(name, on_progress=tell)))
 
@@ -132,7 +132,7 @@ def _opened(path: Path | None, *, probe: bool = False) -> "Pool":
 
 
 def _decided(pool: "Pool", name: str, state: str) -> None:
-    """Say how it ended; a device that is not ready after all is a failure."""
+    """Print the outcome; exit with 1 if the device is not ready."""
     tell(f"{name} is {state}")
     if state != "ready":
         status = next(member for member in pool.members() if member.name == name)
@@ -156,7 +156,7 @@ def _print(members: "list[MemberStatus]", *, json: bool) -> None:
 
 
 def _row(member: "MemberStatus") -> Row:
-    """The device, and beneath it what counts against it."""
+    """Return a device's row, and below it the failures that count against it."""
     cells: list[Text | str] = [
         member.name,
         _state(member),
@@ -172,7 +172,7 @@ def _row(member: "MemberStatus") -> Row:
 
 
 def _is_unsure(member: "MemberStatus") -> bool:
-    """Whether it is plain to see that the ledger's state says nothing."""
+    """Return whether something seen now contradicts the ledger's state."""
     return bool(member.seen) and member.state in {"ready", "absent"}
 
 
@@ -183,7 +183,7 @@ def _state(member: "MemberStatus") -> Text:
 
 
 def _age(seconds: float) -> str:
-    """`4 s`, `12 min`, `3 h`, `9 d`."""
+    """Format a duration: `4 s`, `12 min`, `3 h`, `9 d`."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"

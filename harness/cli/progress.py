@@ -1,4 +1,4 @@
-"""How a deployment is shown while it goes on: bytes, rate and time left, on stderr."""
+"""Progress of a deployment on stderr: bytes, rate and time left."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def deploy_progress(device: str) -> Iterator["OnProgress"]:
-    """What to give one deployment to `device` as its `on_progress`.
+    """Show one deployment to `device`; gives its `on_progress`.
 
-    The bar comes with the first byte: where nothing is pushed, nothing is shown. When all is sent,
-    it says that the device still hashes. It goes away at the end, and is not there at all where
-    stderr is no terminal.
+    The bar appears with the first pushed byte, says when the device hashes, and goes away at the
+    end. There is none where stderr is no terminal.
     """
     # A terminal obeys some characters.
     name = "".join(letter if letter.isprintable() else "?" for letter in device)

@@ -18,7 +18,7 @@ _MOST_LABELS = 4
 
 
 class RunProgress:
-    """Shows a run of a plan, live or as lines; an `Observer`."""
+    """`Observer` that shows a plan run, live or as lines."""
 
     def __init__(self, console: Console, cells: Sequence[Cell], done_before: int) -> None:
         self._console = console
@@ -34,7 +34,7 @@ class RunProgress:
         self._stopping = False
 
     def live(self) -> Live | None:
-        """The live display, a context manager; `None` without a terminal."""
+        """Return the live display, a context manager; `None` without a terminal."""
         if not self._live:
             return None
         return Live(

@@ -1,4 +1,4 @@
-"""Tensors and facts on a terminal: what is alike takes one line."""
+"""Tensors and facts on a terminal; similar tensors share a line."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def print_facts(console: "Console", facts: Mapping[str, object]) -> None:
-    """Names and values in two columns; empty values are left out."""
+    """Print names and values in two columns, without empty values."""
     shown = {name: _text(value) for name, value in facts.items() if value not in ("", None)}
     width = max(map(len, shown), default=0)
     for name, text in shown.items():
@@ -30,7 +30,7 @@ def print_tensors(
     *,
     every: bool,
 ) -> None:
-    """A line for each tensor, or for those that differ in a number of their names alone."""
+    """Print a line for each tensor, or for tensors whose names differ in one number only."""
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("tensor", overflow="fold")
@@ -51,7 +51,7 @@ def print_tensors(
 
 
 def alike(tensors: Sequence["TensorInfo"]) -> list[list["TensorInfo"]]:
-    """Tensors of equal shape and type whose names differ in their first number alone."""
+    """Group tensors of equal shape and type whose names differ in their first number only."""
     groups: dict[tuple[str, tuple[int, ...], str], list[TensorInfo]] = {}
     for tensor in tensors:
         pattern = _NUMBER.sub("*", tensor.name, count=1)
@@ -60,7 +60,7 @@ def alike(tensors: Sequence["TensorInfo"]) -> list[list["TensorInfo"]]:
 
 
 def common_name(names: Sequence[str]) -> str:
-    """`past_key_{0..15}_in` for the names of a group."""
+    """Name a group: `past_key_{0..15}_in`."""
     numbers = [int(found[0]) for name in names if (found := _NUMBER.search(name))]
     if len(names) == 1:
         return names[0]

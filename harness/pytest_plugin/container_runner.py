@@ -84,7 +84,7 @@ class ContainerRunner:
         token_ids: Sequence[int] | None = None,
         max_new_tokens: int = 16,
     ) -> GenerationResult:
-        """Ask one query, greedily, in a fresh process on the device, which is sampled meanwhile.
+        """Run one query, greedily, in a new process on the device, and sample the device meanwhile.
 
         Raises:
             ValueError: neither a prompt nor token ids, or both.
@@ -99,27 +99,27 @@ class ContainerRunner:
 
     @property
     def device(self) -> "Device":
-        """Where it runs."""
+        """The device."""
         return self.target.device
 
     @property
     def container(self) -> "GenAIContainer":
-        """What it runs."""
+        """The container."""
         return self.target.container
 
     @property
     def emulated(self) -> bool:
-        """Whether its speed is that of an emulator, which says nothing about hardware."""
+        """Whether the device is an emulator, whose speed says nothing about hardware."""
         return self.target.device_info.emulator
 
     @property
     def context_length(self) -> int:
-        """Tokens that prompt and answer may have together."""
+        """Most tokens of prompt and answer together."""
         return ContextLimit.of(self.container).context_length
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens that a prompt may have, with bos."""
+        """Most tokens of a prompt, with bos."""
         return ContextLimit.of(self.container).longest_prompt
 
     def benchmark(
@@ -131,7 +131,7 @@ class ContainerRunner:
         warmup: int | None = None,
         label: str = "",
     ) -> Run:
-        """Measure one workload as a session: every repetition and its telemetry are stored.
+        """Measure one workload as a session, and store every repetition with its telemetry.
 
         Args:
             prompt_tokens: of the prompt, bos included.
@@ -166,7 +166,7 @@ class ContainerRunner:
         max_windows: int | None = None,
         references: Mapping[str, float] | None = None,
     ) -> PerplexityResult:
-        """Score a text, into the results store.
+        """Score a text, and store the result.
 
         Args:
             references: by metric, such as `perplexity_float`: what the host computed over the
@@ -195,11 +195,11 @@ class ContainerRunner:
         return workload.run(self.target).output
 
     def records(self) -> tuple[ContainerInfo, DeviceInfo, Provenance]:
-        """What the results store keeps of container and device, and where its numbers come from."""
+        """Return the records of container, device and provenance for the results store."""
         return self.target.records()
 
     def group(self, *workload: object) -> str:
-        """The same for all sessions of a workload of this test, on one kind of device.
+        """Return the id that all sessions of a workload of this test share on one kind of device.
 
         It is another in another run of pytest.
         """
@@ -210,7 +210,7 @@ class ContainerRunner:
         return uuid.uuid5(uuid.NAMESPACE_URL, text).hex
 
     def close(self) -> None:
-        """Remove what this test put into run folders; the content store stays."""
+        """Remove this test's run folder; the content store on the device stays."""
         self.deployment = None
         with contextlib.suppress(HarnessError):
             self.runtime.clean()

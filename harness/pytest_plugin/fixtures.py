@@ -132,7 +132,7 @@ def _qnnfarm_lease(
     _qnnfarm_session: int,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> HeldLease:
-    """The lease that the test's marker asks for."""
+    """The lease that the test's marker requires."""
     from harness.errors import HarnessError, RequirementError
 
     item: pytest.Item = request.node

@@ -1,4 +1,4 @@
-"""The hooks of the plugin. They cost a test without devices nothing but a look."""
+"""Hooks of the plugin; they cost a test without devices next to nothing."""
 
 from collections.abc import Generator
 
@@ -18,12 +18,12 @@ from harness.pytest_plugin.options import add_options, check_db, read_settings, 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add our options and ini settings."""
+    """Add the plugin's options and ini settings."""
     add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and refuse options that cannot be used."""
+    """Register the marker, check the options, and register the plugin's reporters."""
     config.addinivalue_line("markers", DESCRIPTION)
     read_settings(config)
     config.pluginmanager.register(terminal.SessionTable(config), "qnnfarm-table")
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say which devices and containers were asked for."""
+    """Show the requested devices, containers and results store."""
     settings = read_settings(config)
     values = {
         "pool": "" if settings.pool is None else str(settings.pool),
@@ -67,7 +67,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _is_ours(metafunc: pytest.Metafunc, name: str) -> bool:
-    """Whether a fixture of that name is this plugin's, and not one that a project made itself."""
+    """Return whether a fixture is this plugin's, not one of the project."""
     if name not in metafunc.fixturenames:
         return False
     definitions = getattr(metafunc, "_arg2fixturedefs", {}).get(name, ())
@@ -76,7 +76,7 @@ def _is_ours(metafunc: pytest.Metafunc, name: str) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem() -> Generator[None, object, object]:
-    """Refuse markers that are not written right, as an error of the file that they stand in."""
+    """Check markers, so that a wrong one is a collection error of its file."""
     made = yield
     for item in made if isinstance(made, list) else ():
         if isinstance(item, pytest.Item) and uses_device(item):
@@ -86,7 +86,7 @@ def pytest_pycollect_makeitem() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse devices that nobody knows, and a store that cannot be used, before any test waits."""
+    """Refuse unknown devices and an unusable results store before any test waits."""
     config = session.config
     if config.option.collectonly or not any(map(uses_device, session.items)):
         return
@@ -109,7 +109,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: "pytest.CallInfo[None]"
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add what is to be said of the devices of a test."""
+    """Add what the plugin knows of the test's devices to its report."""
     report = yield
     test = item.stash.get(TEST, None)
     if test is not None:
@@ -128,7 +128,7 @@ def pytest_runtest_makereport(
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, None, None]:
-    """Give the lease back unless the next test needs the same."""
+    """Release the lease unless the next test needs the same."""
     try:
         return (yield)
     finally:
@@ -138,5 +138,5 @@ def pytest_runtest_teardown(
 
 
 def pytest_report_teststatus(report: object) -> tuple[str, str, str] | None:
-    """Call a test that lost its device by that name."""
+    """Show a test that lost its device as `DEVICE LOST`."""
     return ("error", "E", "DEVICE LOST") if getattr(report, terminal.LOST, False) else None

@@ -36,7 +36,7 @@ _NOTICE_AFTER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LeaseKey:
-    """Tests with equal keys may share a lease.
+    """Key of a lease; tests with equal keys may share one.
 
     Attributes:
         container: folder of the container that the devices must be able to run.
@@ -242,7 +242,7 @@ def _answered_before(specs: "Sequence[DeviceSpec]") -> set[str]:
 
 
 class WaitingNotice:
-    """Tells once that a test waits for its devices; called repeatedly while it waits.
+    """Notice that a test waits for its devices; called repeatedly while it waits, sent once.
 
     The notice travels on the report of a passed setup, which no reporter shows or counts.
 

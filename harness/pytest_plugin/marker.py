@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 MARKER = "device"
 LEASE_FIXTURE = "_qnnfarm_lease"
-"""In a test's fixtures if, and only if, it uses a device through this plugin."""
+"""Among a test's fixtures if and only if it uses a device of this plugin."""
 
 DESCRIPTION = (
     "device(soc=None, hexagon=None, type=None, name=None, tags=(), free_bytes=0, count=1): what "

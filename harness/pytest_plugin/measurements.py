@@ -23,7 +23,7 @@ Row = Mapping[str, object]
 
 
 class MeasurementRecorder:
-    """Keeps what a test measured; made for one test.
+    """Recorder of one test's measurements.
 
     Args:
         runner: what ran the container; `None` in a test without one, whose numbers go to junit
@@ -68,7 +68,7 @@ class MeasurementRecorder:
             self.show(test, metric, (legal,))
 
     def note(self, metric: str, value: float) -> None:
-        """Tell junit of a number that is in the results store already.
+        """Add a number that is already stored to junit.xml.
 
         Raises:
             UnknownMetricError, MetricValueError: it is none.
@@ -76,7 +76,7 @@ class MeasurementRecorder:
         self._add_property(metric, find_metric(metric).check(float(value)))
 
     def run(self, run: Run, metric: str, *, test: str) -> None:
-        """Show what a stored run has of a metric, warm-ups left out; it is not stored again.
+        """Show a stored run's values of a metric, without warm-ups.
 
         Args:
             run: of `run_container.benchmark`.
@@ -121,7 +121,7 @@ class MeasurementRecorder:
         )
 
     def finish(self, status: "RunStatus", error: str | None = None) -> tuple[str, ...]:
-        """Write what was recorded, as one run for each `test`; gives their identifiers.
+        """Store the measurements as one run for each `test`, and return the runs' ids.
 
         Args:
             status: how the test ended.
@@ -233,7 +233,7 @@ def _count(params: object) -> str:
 
 
 def _spread(sessions: Sequence[Sequence[float]], scale: float = 1.0, decimals: int = 2) -> str:
-    """Mean and standard deviation, as reports have them; the spread of one value is unknown."""
+    """Format mean and standard deviation as reports do; one value has no spread."""
     stats = summarise(sessions)
     if stats is None:
         return ""

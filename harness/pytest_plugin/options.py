@@ -1,4 +1,4 @@
-"""The plugin's options and ini settings, read into one frozen value."""
+"""Options and ini settings of the plugin, read into one frozen value."""
 
 import argparse
 import math
@@ -20,7 +20,7 @@ _KEY = pytest.StashKey["Settings"]()
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user asked for, on the command line or in an ini file.
+    """Settings from the command line or an ini file.
 
     Attributes:
         pool: a `pool.yaml`; `None` where the pool finds its configuration itself.
@@ -43,7 +43,7 @@ class Settings:
     params: Mapping[str, str]
 
     def device_specs(self) -> "tuple[DeviceSpec, ...]":
-        """The named devices.
+        """Parse the devices.
 
         Raises:
             DeviceSpecError: a text names no device.
@@ -118,7 +118,7 @@ def _add(group: "pytest.OptionGroup", name: str, **attributes: Any) -> None:  # 
 
 
 def read_settings(config: pytest.Config) -> Settings:
-    """What was asked for, checked once.
+    """Read and check the settings, once a session.
 
     Raises:
         pytest.UsageError: names the option that cannot be used.
@@ -129,7 +129,7 @@ def read_settings(config: pytest.Config) -> Settings:
 
 
 def without_password(db: str) -> str:
-    """A database's location, fit for a log: no password, and no query, which may hold one."""
+    """Remove password and query, which may hold one, from a database's location."""
     scheme, separator, rest = db.partition("://")
     if not separator:
         return db
@@ -182,7 +182,7 @@ def _check_devices(settings: Settings) -> None:
 
 
 def check_db(settings: Settings) -> None:
-    """Refuse a results store that could not be written.
+    """Check that the results store can be written.
 
     Raises:
         pytest.UsageError: says why.
@@ -199,7 +199,7 @@ def check_db(settings: Settings) -> None:
 
 
 def _check_pool(path: Path) -> None:
-    """Refuse a file that was asked for now; one of an ini file is read when a test needs it."""
+    """Check a pool file of the command line; one of an ini file is read when a test needs it."""
     from harness.errors import PoolConfigError
     from harness.pool.config import load_config
 

@@ -1,7 +1,7 @@
-"""What the plugin shows: lines and rows that travel as attributes of reports.
+"""Terminal output of the plugin: lines and rows that travel as attributes of reports.
 
-That is what xdist carries from its workers to the one process that has a terminal, and what pytest
-hands round where there are no workers.
+xdist sends reports from its workers to the process with the terminal; without workers, pytest
+passes them on itself.
 """
 
 import contextlib
