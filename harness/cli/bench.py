@@ -53,7 +53,7 @@ def bench(
 ) -> None:
     """Measure prefill, decode, time to first token, init and memory; store every repetition.
 
-    Each session begins with a device prepared anew. The output is checked: a speed with a wrong
+    Each session begins with a device prepared afresh. The output is checked: a speed with a wrong
     output is a failed run.
     """
     from buildlib.container.container import GenAIContainer
@@ -110,9 +110,10 @@ def _show(runs: "Sequence[Run]", db: str) -> None:
     _print_means(runs)
     if len(runs) > 1:
         for key in STEADY_METRICS:
-            found = grade_runs(runs, key)
-            told = f"{find_metric(key).label}: stability {found.grade}, {'; '.join(found.reasons)}"
-            console.print(told, markup=False)
+            stability = grade_runs(runs, key)
+            reasons = "; ".join(stability.reasons)
+            words = f"{find_metric(key).label}: stability {stability.grade}, {reasons}"
+            console.print(words, markup=False)
     for line in dict.fromkeys(_warmup_in_words(run) for run in runs):
         console.print(line, markup=False)
     for line in dict.fromkeys(_check_in_words(run) for run in runs):
@@ -144,10 +145,10 @@ def _print_means(runs: "Sequence[Run]") -> None:
 
 def _warmup_in_words(run: "Run") -> str:
     count = run.workload.warmup
-    told = pluralize(count, "warm-up")
+    words = pluralize(count, "warm-up")
     if run.warmup_detected is None:
-        return f"{told}, as asked for"
-    return f"{told} until it was steady" if run.warmup_detected else f"not steady after {told}"
+        return f"{words}, as given"
+    return f"{words} until it was steady" if run.warmup_detected else f"not steady after {words}"
 
 
 def _check_in_words(run: "Run") -> str:

@@ -136,8 +136,8 @@ def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -
 
 
 def _window(text: str) -> tuple[float, float]:
-    found = re.fullmatch(r"([0-9]{1,3})-([0-9]{1,3})", text)
-    low, high = (int(found[1]), int(found[2])) if found else (1, 0)
+    match = re.fullmatch(r"([0-9]{1,3})-([0-9]{1,3})", text)
+    low, high = (int(match[1]), int(match[2])) if match else (1, 0)
     if not 0 <= low < high <= 100:
         raise WrongUseError(f"{text[:20]!r} is no window of charge in percent: as in 20-80")
     return float(low), float(high)

@@ -119,14 +119,20 @@ def _show(compared: "ComparisonGroup", db: str) -> None:
     from harness.results.comparison import Verdict
 
     rows = []
-    for metric, found in compared.metrics:
-        ratio = _NOTHING if found.ratio is None else f"{found.ratio:.3f}"
-        cells = [metric.label, ratio, _interval(found), str(found.pairs), found.verdict.value]
+    for metric, comparison in compared.metrics:
+        ratio = _NOTHING if comparison.ratio is None else f"{comparison.ratio:.3f}"
+        cells = [
+            metric.label,
+            ratio,
+            _interval(comparison),
+            str(comparison.pairs),
+            comparison.verdict.value,
+        ]
         rows.append(Row(cells))
     print_rows(("metric", "B / A", "interval", "pairs", "verdict"), rows)
     console = answers()
-    for metric, found in compared.metrics:
-        console.print(f"{metric.label}: {found.reason}", markup=False)
+    for metric, comparison in compared.metrics:
+        console.print(f"{metric.label}: {comparison.reason}", markup=False)
     unchecked = compared.unchecked
     if unchecked:
         told = f"unchecked: the output of {unchecked} of {len(compared.runs)} sessions"
@@ -138,10 +144,10 @@ def _show(compared: "ComparisonGroup", db: str) -> None:
     console.print(f"{told} (group {compared.group_id} in {db})", markup=False)
 
 
-def _interval(found: "Comparison") -> str:
-    if found.low is None or found.high is None:
+def _interval(comparison: "Comparison") -> str:
+    if comparison.low is None or comparison.high is None:
         return _NOTHING
-    return f"{found.low:.3f} to {found.high:.3f} ({found.confidence:.0%})"
+    return f"{comparison.low:.3f} to {comparison.high:.3f} ({comparison.confidence:.0%})"
 
 
 def _document(compared: "ComparisonGroup") -> dict[str, object]:
@@ -150,7 +156,7 @@ def _document(compared: "ComparisonGroup") -> dict[str, object]:
     return {
         "group_id": compared.group_id,
         "verdict": compared.verdict.value,
-        "metrics": {metric.key: asdict(found) for metric, found in compared.metrics},
+        "metrics": {metric.key: asdict(comparison) for metric, comparison in compared.metrics},
         "sessions": [
             {
                 "run": run.id,

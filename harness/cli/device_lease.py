@@ -85,8 +85,8 @@ def device_source(
         @contextmanager
         def leased(number: int) -> "Iterator[Device]":
             name = named(number)
-            wanted = Requirement(name=name) if name else Requirement(soc=soc)
-            with opened.acquire(wanted, timeout_s=wait_s, purpose=purpose(number)) as lease:
+            requirement = Requirement(name=name) if name else Requirement(soc=soc)
+            with opened.acquire(requirement, timeout_s=wait_s, purpose=purpose(number)) as lease:
                 yield lease.device
 
         yield leased

@@ -66,7 +66,7 @@ class Members:
         return sorted(usable, key=lambda n: self._by_name[n].state is not MemberState.READY)
 
     def ready(self, names: Iterable[str]) -> list[str]:
-        """Those that nobody holds."""
+        """Those that are free."""
         return [n for n in names if self._by_name[n].state is MemberState.READY]
 
     def fits(self, name: str, leased_as: Requirement, requirement: Requirement) -> bool:

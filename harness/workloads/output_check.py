@@ -70,11 +70,11 @@ class ReferenceTokens:
         if place is None:
             return OutputCheck(outcome="passed", reason=f"the tokens of {self.source}")
         before = self.prefixes[place - 1] if place else ""
-        wanted = self.prefixes[-1][len(before) :][:_SHOWN]
+        expected = self.prefixes[-1][len(before) :][:_SHOWN]
         got = text[len(before) :][:_SHOWN]
         reason = (
-            f"it differs from {self.source} at token {place + 1}: {got!r} where {wanted!r} "
-            "was to come"
+            f"it differs from {self.source} at token {place + 1}: {got!r} where {expected!r} "
+            "was expected"
         )
         return OutputCheck(outcome="failed", reason=reason)
 
@@ -96,10 +96,10 @@ class ReferenceText:
             (n for n, (a, b) in enumerate(zip(text, self.text, strict=False)) if a != b),
             min(len(text), len(self.text)),
         )
-        wanted, got = self.text[place : place + _SHOWN], text[place : place + _SHOWN]
+        expected, got = self.text[place : place + _SHOWN], text[place : place + _SHOWN]
         reason = (
             f"it differs from the group's first session at character {place + 1}: {got!r} where "
-            f"{wanted!r} was to come"
+            f"{expected!r} was expected"
         )
         return OutputCheck(outcome="failed", reason=reason)
 
@@ -160,14 +160,14 @@ def stored_quality(
 
     Without a bound, it counts only beside the host's references; None if nothing counts.
     """
-    wanted = RunFilter(
+    runs_filter = RunFilter(
         kind="perplexity",
         status="done",
         container_sha256=container.sha256,
         soc=device.soc,
         emulator=device.emulator,
     )
-    for run in reversed(store.list_runs(wanted)):
+    for run in reversed(store.list_runs(runs_filter)):
         values = _last_values(run)
         if PERPLEXITY not in values:
             continue
@@ -197,8 +197,8 @@ def _bounded(perplexity: float, bound: float) -> OutputCheck:
 
 def _last_values(run: Run) -> dict[str, float]:
     keys = (PERPLEXITY, *MAX_DEVIATIONS)
-    found = {key: run.values(key) for key in keys}
-    return {key: values[-1] for key, values in found.items() if values}
+    values = {key: run.values(key) for key in keys}
+    return {key: series[-1] for key, series in values.items() if series}
 
 
 def _agree(text: str, prefix: str) -> bool:
