@@ -17,8 +17,8 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import (
     AdbServerError,
     DeviceCommandError,
+    DeviceConnectError,
     DeviceLostError,
-    DeviceSpecError,
     HostUnreachableError,
     NoDeviceError,
 )
@@ -150,9 +150,24 @@ def test_a_server_that_does_not_run_is_not_started(lab: Lab, new_port: Callable[
         socket.create_connection(("127.0.0.1", port), 5)
 
 
-def test_a_virtual_device_by_its_name_is_the_pools(devices: Devices) -> None:
-    with pytest.raises(DeviceSpecError, match="by a pool, or by their serials"):
-        devices.open(DeviceSpec("virtual", "faraway"))
+def test_a_virtual_device_is_opened_by_its_name(adb_server: AdbServer) -> None:
+    virtual = manager.start("latecomer", "SM8750")
+    spec = DeviceSpec("virtual", "latecomer")
+    try:
+        with Devices() as devices:
+            device = devices.open(spec)
+            assert (device.type, device.serial) == ("virtual", virtual.serial)
+            assert device.shell("echo here").stdout == "here\n"
+            assert devices.open(spec) is device
+            devices.forget(spec)
+            manager.stop("latecomer")
+            with pytest.raises(DeviceConnectError, match="qnnfarm device start latecomer"):
+                devices.open(spec)
+            assert devices.open(spec, start=True).shell("echo there").stdout == "there\n"
+    finally:
+        serial = manager.get("latecomer").serial
+        manager.remove("latecomer")
+        adb_server.disconnect(serial)
 
 
 def test_a_tcp_device_is_connected_to(adb_server: AdbServer) -> None:
