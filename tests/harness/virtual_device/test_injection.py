@@ -26,7 +26,7 @@ from harness.virtual_device.namespace import NamespaceKind
 from tests.harness.virtual_device.helpers import PATIENCE_S, Adb, until
 
 _TO = "/data/local/tmp/file"
-_RUN = "sh run.sh; sleep 60"
+_RUN = "sh run.sh folder 9 log -- true; sleep 60"
 """A run for the device, although the script is missing."""
 
 
@@ -201,7 +201,7 @@ def test_the_runner_is_struck_and_its_shell_is_not(
     struck: VirtualDevice, on_struck: Adb, signal: str
 ) -> None:
     _inject(struck, f"runner:signal={signal},match=61.5")
-    script = "sh run.sh; sleep 61.5 & pid=$!; "
+    script = "sh run.sh folder 9 log -- true; sleep 61.5 & pid=$!; "
     if signal == "KILL":
         done = on_struck("shell", f"{script} wait $pid; echo ended $?")
         assert done.stdout == b"ended 137\n"
