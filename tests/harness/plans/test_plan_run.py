@@ -222,7 +222,7 @@ def refused(adb_environment: Path, tmp_path: Path) -> Callable[..., str]:
             said.append(done.stderr)
         assert not list(tmp_path.rglob("results.db"))
         assert said[0] == said[1]
-        return said[0].removeprefix(f"qnnfarm: {path}: ").strip()
+        return said[0].removeprefix(f"qnnfarm: {path}, ").strip()
 
     return run
 
@@ -301,7 +301,7 @@ def test_an_interrupt_leaves_no_process_and_no_lease(lab: Lab, start: Start) -> 
     out, err = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 130, err
     assert "4 left" in out
-    assert "the same command runs what is not done" in out
+    assert "the same command runs the cells that are not done" in out
     assert "stopping" in err
     for device in lab.devices:
         assert lab.processes(device, "sleep 613") == []
