@@ -94,25 +94,6 @@ def test_properties(virtual_device: AdbDevice) -> None:
     assert found.free_bytes > 1 << 20
 
 
-@pytest.mark.parametrize("size", [0, 1, 65_536, 3_000_001])
-def test_files_there_and_back(
-    virtual_device: AdbDevice, folder: str, tmp_path: Path, size: int
-) -> None:
-    local = tmp_path / "file"
-    local.write_bytes(os.urandom(size))
-    local.chmod(0o755)
-    os.utime(local, (1_600_000_000, 1_600_000_000))
-    remote = f"{folder}/sub/{_HOSTILE}"
-    seen: list[int] = []
-    assert virtual_device.push(local, remote, on_progress=seen.append) == size
-    assert sum(seen) == size
-    status = virtual_device.shell(["stat", "-c", "%a %s %Y", remote]).stdout.strip()
-    assert status == f"755 {size} 1600000000"
-    back = tmp_path / "back"
-    assert virtual_device.pull(remote, back) == size
-    assert back.read_bytes() == local.read_bytes()
-
-
 def test_many_files_in_one_go(virtual_device: AdbDevice, folder: str, tmp_path: Path) -> None:
     items = []
     for number in range(200):

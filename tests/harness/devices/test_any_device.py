@@ -17,6 +17,8 @@ from harness.errors import (
     HostFileError,
 )
 
+_HOSTILE = 'it\'s "a" $(name) `of` -ü\u202e 漢字,0644'
+
 
 def _lives(device: Device, pid: int) -> bool:
     """Whether a process runs there; one that is dead, but not reaped, has no command line."""
@@ -179,7 +181,7 @@ def test_what_ends_well_may_leave_something_running(any_device: Device) -> None:
     any_device.shell(["kill", "-9", str(pid)])
 
 
-@pytest.mark.parametrize("size", [0, 1, 3_000_001])
+@pytest.mark.parametrize("size", [0, 1, 65_536, 3_000_001])  # 64 KiB is a chunk of adb's sync
 def test_files_there_and_back(
     any_device: Device, any_folder: str, local_folder: Path, size: int
 ) -> None:
@@ -187,13 +189,13 @@ def test_files_there_and_back(
     local.write_bytes(os.urandom(size))
     local.chmod(0o755)
     os.utime(local, (1_600_000_000, 1_600_000_000))
-    remote = f"{any_folder}/sub/a b/file"
+    remote = f"{any_folder}/sub/a b/{_HOSTILE}"
     sent: list[int] = []
     assert any_device.push(local, remote, on_progress=sent.append) == size
     assert sum(sent) == size
     status = any_device.shell(["stat", "-c", "%a %s %Y", remote]).stdout.strip()
     assert status == f"755 {size} 1600000000"
-    assert any_device.shell(["ls", "-A", f"{any_folder}/sub/a b"]).stdout == "file\n"
+    assert any_device.shell(["ls", "-A", f"{any_folder}/sub/a b"]).stdout == f"{_HOSTILE}\n"
     back = local_folder / "back"
     got: list[int] = []
     assert any_device.pull(remote, back, on_progress=got.append) == size

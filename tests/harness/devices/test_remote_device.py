@@ -76,7 +76,7 @@ def test_it_is_a_device_with_another_name(lab: Lab, device: Device) -> None:
         device.shell("exit 3")
 
 
-def test_files_there_and_back(device: Device, tmp_path: Path) -> None:
+def test_a_file_goes_through_the_tunnel_and_back(device: Device, tmp_path: Path) -> None:
     local = tmp_path / "file"
     local.write_bytes(os.urandom(3_000_000))
     remote = f"{device.work_root}/remote/it's"
