@@ -239,10 +239,11 @@ def test_a_plan_that_cannot_be_used_is_refused_before_anything_runs(
     assert refused(quick, "--db", f"{tmp_path}/none/r.db") == f"qnnfarm: --db: {there}"
     file = f"{tmp_path}/pool.yaml"
     assert refused({**quick, "pool": "../../pool.yaml"}) == f"pool: there is no file {file}"
-    assert refused(quick, "--pool", file) == f"qnnfarm: {file}: No such file or directory"
+    missing_pool = f"qnnfarm: {file}: cannot be read: No such file or directory"
+    assert refused(quick, "--pool", file) == missing_pool
     (tmp_path / "pool.yaml").write_text("device: []\n")
     assert refused(quick, "--pool", file) == (
-        f"qnnfarm: {file}, line 1, device: there is no such key"
+        f"qnnfarm: {file}, line 1, device: there is no such key: did you mean devices?"
     )
     long = {
         "containers": [{"path": str(tiny_bundle)}],
