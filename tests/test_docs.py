@@ -22,3 +22,10 @@ _LONGEST_LINE = 100
 def test_every_file_that_a_document_names_exists(path: Path) -> None:
     named = set(_FILE.findall(path.read_text(encoding="utf-8")))
     assert sorted(name for name in named if not (_ROOT / name).exists()) == []
+
+
+@pytest.mark.parametrize("path", _DOCUMENTS, ids=lambda path: path.name)
+def test_prose_is_wrapped(path: Path) -> None:
+    text = re.sub(r"(?ms)^ *```.*?^ *```", "", path.read_text(encoding="utf-8"))
+    prose = [line for line in text.splitlines() if not line.startswith(("|", "#", "    ", "<"))]
+    assert [line for line in prose if len(line) > _LONGEST_LINE] == []
