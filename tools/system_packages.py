@@ -13,6 +13,7 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "chromium": ("chromium",),
         "chromium-driver": ("chromedriver",),
+        "git": ("git",),
         "make": ("make",),
         "mksh": ("mksh",),
         "openssh-client": ("ssh-keygen",),

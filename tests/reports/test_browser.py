@@ -75,7 +75,7 @@ def complaints(browser: Chrome) -> list[Any]:
 
 
 def requests(browser: Chrome) -> set[str]:
-    """Addresses that were asked for; what the page's policy stopped never went out."""
+    """Addresses that the page requested, without those that its policy blocked."""
     entries = browser.get_log("performance")  # type: ignore[no-untyped-call]
     messages = [json.loads(entry["message"])["message"] for entry in entries]
     asked = {
@@ -89,8 +89,9 @@ def requests(browser: Chrome) -> set[str]:
         if message["method"] == "Network.loadingFailed"
         and message["params"].get("blockedReason") == "csp"
     }
-    # The browser asks itself for pictures of its own, of its start page as well, and then or later.
-    own = {number for number, url in asked.items() if url.startswith("chrome://")}
+    # The browser loads pages and pictures of its own, such as its start page's, now or later.
+    schemes = ("chrome://", "chrome-untrusted://")
+    own = {number for number, url in asked.items() if url.startswith(schemes)}
     return {url for number, url in asked.items() if number not in blocked | own}
 
 

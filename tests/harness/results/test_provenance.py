@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from harness.results import provenance
+from tests.system import program
 
 
 def git(folder: Path, *arguments: str) -> None:
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
     subprocess.run(
-        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True
+        [program("git"), "-C", str(folder), *identity, *arguments], check=True, capture_output=True
     )
 
 
