@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +28,8 @@ def main(arguments: Sequence[str]) -> int:
         wanted = ".".join(map(str, _OLDEST))
         return _refuse(f"this is Python {sys.version.split()[0]}; run it with {wanted} or later")
     lacking = missing_packages()
-    if not (_VENV / "bin" / "pip").exists() and find_spec("ensurepip") is None:
+    is_whole = (_VENV / "bin" / "pip").exists()  # without ensurepip, venv leaves python alone
+    if not is_whole and find_spec("ensurepip") is None:
         lacking.append("python3-venv")
     installed = _install(lacking)
     if not installed:
@@ -38,9 +38,9 @@ def main(arguments: Sequence[str]) -> int:
             return _refuse(f"there is no virtual environment without python3-venv; {advice}")
         print(f"Tests that need what is missing skip. To run them, {advice}", flush=True)
     python = str(_VENV / "bin" / "python")
-    if not Path(python).exists():
+    if not is_whole:
         # A child of its own: Debian's ensurepip may have come just now.
-        subprocess.run([sys.executable, "-m", venv.__name__, "--clear", _VENV], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", _VENV], check=True)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if subprocess.run([*pip, "--editable", ".[test]"], cwd=_ROOT, check=False).returncode:
         return _refuse("pip could not install the project with its extra `test` into .venv")
