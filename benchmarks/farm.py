@@ -42,7 +42,7 @@ _CONNECTORS = 16
 
 @dataclass(frozen=True)
 class Load:
-    """What is run: seconds of each cell, longest first, as both ways take them."""
+    """Seconds of each cell, longest first, as both ways take them."""
 
     seconds: Sequence[float]
     devices: int

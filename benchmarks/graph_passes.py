@@ -1,4 +1,4 @@
-"""What the graph passes cost at full size, beside what onnx's own functions cost.
+"""Cost of the graph passes at full size, beside onnx's own functions.
 
     .venv/bin/python -m benchmarks.graph_passes [--with-onnx] [--folder FOLDER]
 

@@ -22,7 +22,7 @@ from buildlib.graph.shape import GraphShape
 
 
 class Sizes(TypedDict):
-    """What `make_random_llama` needs to know of a model."""
+    """Dimensions of a model for `make_random_llama`."""
 
     layers: int
     hidden: int

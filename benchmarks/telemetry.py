@@ -1,4 +1,4 @@
-"""What sampling a run costs: `python -m benchmarks.telemetry [--seconds N]`.
+"""Cost of sampling a run: `python -m benchmarks.telemetry [--seconds N]`.
 
 The sampler of `device_scripts/telemetry.sh` at 10 Hz over a folder like a phone's sysfs (two CPU
 clocks, DDR, battery, 60 thermal zones), under each shell that is here, beside a loop that reads

@@ -1,4 +1,4 @@
-"""What a container is built for: the catalog of SoCs, and the two kinds of target each of them has.
+"""Targets of a build: the catalog of SoCs, and the two kinds of target of each SoC.
 
 Data: `soc_model` and Hexagon architecture from the vendor's public device tables (AI Hub's
 `llm_on_genie` tutorial, LiteRT's `supported_soc.csv`, the QNN automotive overview). VTCM sizes are

@@ -1,1 +1,1 @@
-"""What runs on a device, read as files by the harness: POSIX shell and stdlib-only Python 3.8+."""
+"""Scripts that run on a device: POSIX shell and stdlib-only Python 3.8+, read as files."""

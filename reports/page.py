@@ -103,7 +103,7 @@ class Page:
 
     @property
     def listing(self) -> Listing:
-        """How every run is listed."""
+        """Rows of the list of runs."""
         return list_runs(self.results.runs)
 
     @property

@@ -72,7 +72,7 @@ class PerplexityRow:
         return self.runs[-1].container
 
     def difference(self, reference: str) -> float | None:
-        """How far the device is from the reference, as a part of it."""
+        """Relative distance of the device from the reference."""
         return deviation(self.values, reference)
 
 
@@ -222,7 +222,7 @@ def _grade(cells: Mapping[str, Cell]) -> tuple[str, tuple[str, ...]]:
 
 
 def _display_key(key: SpeedKey) -> tuple[object, ...]:
-    """What distinguishes rows for the reader."""
+    """Labels that distinguish rows for the reader."""
     return (key.label, _subject_key(key.subject))
 
 

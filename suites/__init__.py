@@ -1,1 +1,1 @@
-"""What users run: suites, plans, recipes and the reference model."""
+"""Suites, plans, recipes and the reference model, for users to run."""

@@ -1,4 +1,4 @@
-"""What the suites have in common."""
+"""Fixtures that the suites share."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from suites.parameters import SuiteParameters, parameters
 
 @pytest.fixture(scope="session")
 def suite_parameters(pytestconfig: pytest.Config) -> SuiteParameters:
-    """What was given by `--suite-param`."""
+    """Values given by `--suite-param`."""
     return parameters(pytestconfig)
 
 

@@ -71,7 +71,7 @@ class DemoProgress:
         )
 
     def detail(self, text: str) -> None:
-        """What the step is at, or what it found."""
+        """Progress of the step, or its result."""
         self._progress.update(self._task, description=text)
         self._progress.console.print(f"      {text}", markup=False, soft_wrap=True)
 

@@ -42,7 +42,7 @@ def test_a_reset_forgets_everything(run_container: ContainerRunner, turns: tuple
 def test_a_turn_sees_the_turns_before(
     run_container: ContainerRunner, turns: tuple[str, ...]
 ) -> None:
-    """What was said before changes at least one of the later answers."""
+    """Earlier turns change at least one of the later answers."""
     demo_lock = [(turn,) for turn in turns]
     result = run_container.dialogs([turns, *demo_lock], max_new_tokens=_NEW_TOKENS)
     together, single = result.answers[0], [answers[0] for answers in result.answers[1:]]

@@ -1,4 +1,4 @@
-"""How fast are prefill and decode, over prompt and context lengths? In llama-bench's terms.
+"""Throughput of prefill and decode over prompt and context lengths, in llama-bench's terms.
 
 `ppN` is the prefill of N tokens, `tgN` the decode of N tokens after a short prompt, and
 `tgN @ dD` the same after a prompt of D tokens. Each is a session in the results store.

@@ -46,7 +46,7 @@ def parse_age(text: str, option: str) -> timedelta:
 
 
 def default_limit() -> int | None:
-    """What `QNNFARM_CACHE_LIMIT` allows the cache to hold, in bytes; `None` is no limit.
+    """Return the limit of `QNNFARM_CACHE_LIMIT` in bytes; `None` is no limit.
 
     Raises:
         InvalidOptionError: it is no size.

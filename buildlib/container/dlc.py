@@ -1,4 +1,4 @@
-"""What a DLC says of itself: its graph, operators and weights, read by the system library."""
+"""Description of a DLC (graph, operators, weights), read by the QNN system library."""
 
 import zipfile
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class DlcGraph:
 
 @dataclass(frozen=True, slots=True)
 class DlcInfo:
-    """What a DLC says of itself.
+    """Description of a DLC.
 
     Attributes:
         size_bytes: of the file.

@@ -110,7 +110,7 @@ class Context(GenieModel):
 
 
 class TokenPenalty(GenieModel):
-    """How repeated tokens lose probability."""
+    """Penalty of repeated tokens."""
 
     version: Version = 1
     penalize_last_n: Size
@@ -120,7 +120,7 @@ class TokenPenalty(GenieModel):
 
 
 class Sampler(GenieModel):
-    """How the next token is chosen: the most probable if `greedy`, otherwise drawn at random."""
+    """Choice of the next token: the most probable if `greedy`, otherwise drawn at random."""
 
     version: Version = 1
     seed: Annotated[int, Field(ge=-1)] = 42

@@ -36,7 +36,7 @@ class QnnHtp(GenieModel):
 
 
 class Backend(GenieModel):
-    """What runs the graphs, and the file with its extensions."""
+    """Backend that runs the graphs, and its extensions file."""
 
     version: Version = 1
     type: Literal["QnnHtp"] = "QnnHtp"
@@ -105,7 +105,7 @@ class Model(GenieModel):
 
 
 class Engine(GenieModel):
-    """What runs the model.
+    """Engine that runs the model.
 
     `n_threads` are Genie's own threads on the CPU, for tokenizing, sampling and copying; `role`
     tells the two engines of a dialog apart.

@@ -34,14 +34,14 @@ class HtpDevice(ConfigModel):
 
 
 class HtpContext(ConfigModel):
-    """How contexts are made."""
+    """Options of context creation."""
 
     weight_sharing_enabled: bool
     lora_weight_sharing_enabled: bool | None = None
 
 
 class HtpMemory(ConfigModel):
-    """How inputs and outputs reach the processor."""
+    """Memory of inputs and outputs."""
 
     mem_type: Literal["shared_buffer"] = "shared_buffer"
 
@@ -58,7 +58,7 @@ class HtpGraph(ConfigModel):
 
 
 class HtpGroupContext(ConfigModel):
-    """What contexts of one process share."""
+    """Resources that contexts of one process share."""
 
     share_resources: bool
 

@@ -61,7 +61,7 @@ class ModelRecord(_Part):
 
 
 class GraphsRecord(_Part):
-    """Which graphs were made.
+    """Graphs of the container.
 
     Attributes:
         auto_regression_numbers: tokens per graph call, one graph a part for each.

@@ -5,6 +5,7 @@ import onnx
 import onnx_ir as ir
 
 from buildlib.encodings.attachment import inherit
+from buildlib.error_base import one_line
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import infer_shapes, remove_unused
@@ -38,7 +39,7 @@ def assemble(model: ir.Model, interpreter: Interpreter, shape: GraphShape) -> ir
     try:
         infer_shapes(result)
     except onnx.shape_inference.InferenceError as error:
-        text = " ".join(str(error).split())[:120]
+        text = one_line(str(error), 120)
         raise Refusal(f"what was read does not fit together ({text})") from error
     return result
 

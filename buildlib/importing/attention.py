@@ -30,7 +30,7 @@ _HIDDEN = -30.0
 
 @dataclass(frozen=True)
 class Source:
-    """Where a head lies: features [start, start + head_dim) of an activation."""
+    """Position of a head: features [start, start + head_dim) of an activation."""
 
     rows: Activation
     start: int

@@ -9,6 +9,7 @@ import onnx
 import onnx.reference
 import onnx_ir as ir
 
+from buildlib.error_base import one_line
 from buildlib.importing import array_layout as layout
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.values import AbstractValue, Concrete, Numbers, Weight
@@ -139,7 +140,7 @@ def fold(
         with np.errstate(all="ignore"):
             results = evaluator.run(None, feeds)
     except Exception as error:  # the reference raises any exception of numpy
-        text = " ".join(str(error).split())[:100]
+        text = one_line(str(error), 100)
         reason = f"cannot be computed ({type(error).__name__}: {text})"
         raise Refusal(reason, node) from error
     return [np.asarray(result) for result in results]

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from buildlib.encodings.attachment import encoding_of, inherit
+from buildlib.error_base import one_line
 from buildlib.graph import interface
 from buildlib.importing import array_layout as layout
 from buildlib.importing.attention import Attention
@@ -92,7 +93,7 @@ class Interpreter:
                 refusal.node = node
             raise
         except _ILL_TYPED as error:
-            text = " ".join(str(error).split())[:100]
+            text = one_line(str(error), 100)
             reason = f"does not fit its inputs ({type(error).__name__}: {text})"
             raise Refusal(reason, node) from error
 

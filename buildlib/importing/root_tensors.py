@@ -139,7 +139,7 @@ class RootTensors:
 
     @property
     def end(self) -> int:
-        """Where the next base starts."""
+        """Start of the next base."""
         return self._end
 
     def owner(self, number: int) -> RootTensor:

@@ -76,7 +76,7 @@ class _PeftConfig(BaseModel):
     alpha_pattern: dict[str, float] | None = None
 
     def scale(self, path: str, rank: int) -> float:
-        """What a module's product is multiplied with; a pattern names the end of its path."""
+        """Return the factor of a module's product; a pattern names the end of its path."""
         alpha = self.lora_alpha
         for pattern, value in (self.alpha_pattern or {}).items():
             if re.fullmatch(rf"(.*\.)?({pattern})", path):

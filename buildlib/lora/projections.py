@@ -92,7 +92,7 @@ class _Finder:
     def _end(
         self, attention: Mapping[int, Mapping[str, ir.Node]], following: int | None
     ) -> ir.Value | None:
-        """What the layer's last value flows into: the next layer, or else the logits."""
+        """Value that the layer's last value flows into: the next layer's, or the logits."""
         if following is not None:
             nodes = attention[following]
             node = nodes.get("q_proj") or nodes.get("qkv_proj")
@@ -152,7 +152,7 @@ class _Finder:
         return None
 
     def _between(self, begin: ir.Node, end: ir.Value) -> set[ir.Node]:
-        """What `end` depends on and the graph computes after `begin`."""
+        """Return the nodes between `begin` and `end`."""
         found: set[ir.Node] = set()
         todo = [end]
         while todo:

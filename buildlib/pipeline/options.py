@@ -68,7 +68,7 @@ class ARnContextLengthConfig(Options):
 
 
 class SplitModelConfig(Options):
-    """How the model is cut into parts, at layer boundaries.
+    """Options of the split into parts at layer boundaries.
 
     Attributes:
         num_splits: number of parts; `None` chooses it by the size of the weights.
@@ -96,7 +96,7 @@ class ModelTransformerConfig(Options):
 
 
 class ConversionConfig(Options):
-    """How parts are quantized and converted to DLCs."""
+    """Options of quantization and of the conversion to DLCs."""
 
     quantization: QuantizationOptions = QuantizationOptions()
 

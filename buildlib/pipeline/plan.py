@@ -176,7 +176,7 @@ class BuildPlan:
         }
 
     def compile_configs(self) -> Iterator[CompileConfig]:
-        """How graphs are compiled: all of them, and those of each AR with options of its own.
+        """Compile options of all graphs, and of each AR that has its own.
 
         Raises:
             InvalidOptionError: an option that graphs do not have, or a value it cannot take.
@@ -186,7 +186,7 @@ class BuildPlan:
             yield self.compilation.with_graph_options([f"ar{ar}"], options)
 
     def compile_config(self, part: Part) -> CompileConfig:
-        """How one part is compiled: graphs of an AR with options of its own have these.
+        """Compile options of one part; graphs of an AR with its own options get these.
 
         Raises:
             InvalidOptionError: an option that graphs do not have.

@@ -24,7 +24,7 @@ class Stage(ABC):
     @property
     @abstractmethod
     def subject(self) -> str:
-        """Which graph or part it is about, such as `ar32_cl192_1_of_2`."""
+        """Graph or part that it handles, such as `ar32_cl192_1_of_2`."""
 
     @property
     @abstractmethod

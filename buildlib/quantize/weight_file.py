@@ -31,7 +31,7 @@ BLOCK_SCALE = ".block_scale"
 
 
 class WeightStore(Protocol):
-    """Where a pass gets the integers of weights: a new file, or one written before."""
+    """Source of the integers of weights for a pass: a new file, or one written before."""
 
     def weight(
         self,

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from buildlib.error_base import one_line
 from buildlib.reference.frames import BrokenFrameError, read_frame, write_frame
 from buildlib.toolchains.child_process import RefusedError
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
@@ -36,7 +37,7 @@ def main() -> None:
             else:
                 graphs = _load(header)
         except Exception as error:  # noqa: BLE001  (the parent must learn of any error)
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = one_line(str(error)) or type(error).__name__
             said["error"] = reason if isinstance(error, RefusedError) else f"{error!r}"[:300]
         try:
             write_frame(answers, said, results)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from buildlib.encodings.grid import Grid
+from buildlib.error_base import one_line
 from buildlib.errors import ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
@@ -159,7 +160,7 @@ def run_session(path: Path, session: Any, names: list[str], feeds: Arrays) -> li
     try:
         outputs: list[Any] = session.run(names, dict(feeds))
     except Exception as error:  # the runtime raises a dozen private kinds
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(str(error), 200)
         raise ModelFileError(path, f"it cannot be run: {reason}") from error
     return outputs
 

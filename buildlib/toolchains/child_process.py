@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from buildlib.cancellation import track_child
+from buildlib.error_base import one_line
 from buildlib.errors import ToolchainError, ToolchainTimeoutError
 from buildlib.files import atomic_write
 
@@ -213,5 +214,5 @@ def _die_with_parent() -> None:
 
 
 def _one_line(error: Exception) -> str:
-    said = " ".join(str(error).split()) or "no message"
+    said = one_line(str(error)) or "no message"
     return said if isinstance(error, RefusedError) else f"{type(error).__name__}: {said}"

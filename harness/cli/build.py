@@ -168,7 +168,7 @@ def build(
 
 
 def _tell_of(made: "Sequence[tuple[Summary, VerificationReport | None]]", *, json: bool) -> None:
-    """What was built.
+    """Summary of a build.
 
     Raises:
         VerificationFailedError: a stage changed a model; those before it are told of.

@@ -102,7 +102,7 @@ def remove_run(device: Device, run_id: str, *, timeout_s: float = 60.0) -> None:
 
 
 def store_usage(device: Device, *, timeout_s: float = 30.0) -> StoreUsage:
-    """What the content store of `device` holds, without hashing it."""
+    """Return the contents of the store of `device`, without hashing them."""
     return read_usage(device, Deadline.for_device(device.serial, "listing", timeout_s))
 
 

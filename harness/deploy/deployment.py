@@ -1,4 +1,4 @@
-"""What was put on a device for one run: a digest list and how it came there."""
+"""Deployment of one run: digests of its files, and how they got to the device."""
 
 from dataclasses import dataclass
 from pathlib import Path

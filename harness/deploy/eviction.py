@@ -28,7 +28,7 @@ class StoreEntry:
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """What the store of a device holds, that which was not used for longest first."""
+    """Contents of the store of a device, least recently used first."""
 
     entries: tuple[StoreEntry, ...]
 
@@ -39,7 +39,7 @@ class StoreUsage:
 
 
 def read_usage(device: Device, deadline: Deadline) -> StoreUsage:
-    """What is in the store, without hashing it.
+    """Return the contents of the store, without hashing them.
 
     Raises:
         DeviceLostError, DeviceTimeoutError: see `Device`.
@@ -64,7 +64,7 @@ _LAST = re.compile(r"^qnnfarm-evict evicted=([0-9]+) evicted_kb=([0-9]+) met=([0
 
 @dataclass(frozen=True, slots=True)
 class EvictionPolicy:
-    """What a deployment leaves to others on the device.
+    """Space that a deployment leaves to others on the device.
 
     Attributes:
         keep_free_bytes: stays free after the push.
@@ -79,7 +79,7 @@ class EvictionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a device has after the eviction, rounded to KiB.
+    """Result of an eviction, rounded to KiB.
 
     Attributes:
         free_bytes: `None` where the device does not tell.
@@ -97,7 +97,7 @@ class Room:
 
 
 def bytes_on_disk(size: int) -> int:
-    """What a file of `size` bytes takes."""
+    """Return the space that a file of `size` bytes takes."""
     return -(-size // _BLOCK) * _BLOCK
 
 

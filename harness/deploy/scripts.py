@@ -39,7 +39,7 @@ class ScriptSet:
 
     @cached_property
     def digest(self) -> str:
-        """What names the folder on the device: it changes when any of them does."""
+        """Name of the folder on the device, which changes with any script."""
         lines = "".join(f"{sha256}  {name}\n" for name, sha256 in self.hashes.items())
         return hashlib.sha256(lines.encode()).hexdigest()[:16]
 
@@ -53,7 +53,7 @@ def installed_scripts() -> ScriptSet:
 
 
 def scripts_folder(work_root: str) -> str:
-    """Where the scripts lie on a device with that work root."""
+    """Return the folder of the scripts on a device with that work root."""
     return f"{work_root}/scripts/{installed_scripts().digest}"
 
 

@@ -67,7 +67,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
             self._settle(keep)
 
     def holds(self, contents: Sequence[FileDigest]) -> Mapping[str, str]:
-        """Which of `contents` the device really holds, hashed there: `ok` or `adopted` by SHA-256.
+        """Return the contents that the device holds, hashed there: `ok` or `adopted` by SHA-256.
 
         `adopted`: an interrupted deployment had pushed it. From here on, nothing of `contents` is
         evicted. What is there under a right name with a wrong content is removed.

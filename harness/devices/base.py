@@ -12,7 +12,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command on a device ended.
+    """Result of a command on a device.
 
     Attributes:
         stdout: decoded as UTF-8, what is none replaced; a note marks what was left out of an
@@ -35,7 +35,7 @@ class Battery:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """What a device says of itself; empty text or `None` where it says nothing.
+    """Properties of a device; empty text or `None` where it says nothing.
 
     Attributes:
         serial: the name by which it is addressed.
@@ -87,7 +87,7 @@ class Device(Protocol):
 
     @property
     def type(self) -> str:
-        """How it is reached."""
+        """Device type, which says how it is reached."""
         ...
 
     @property
@@ -96,11 +96,11 @@ class Device(Protocol):
         ...
 
     def properties(self, *, timeout_s: float = 30.0) -> DeviceProperties:
-        """What it says of itself now."""
+        """Ask the device for its properties."""
         ...
 
     def free_bytes(self, *, timeout_s: float = 30.0) -> int | None:
-        """What may still be written under the work root; `None` if it cannot tell."""
+        """Return the free space under the work root; `None` if the device cannot tell."""
         ...
 
     def shell(
@@ -148,7 +148,7 @@ class Device(Protocol):
         ...
 
     def boot_id(self, *, timeout_s: float = 30.0) -> str:
-        """What is another one after each boot."""
+        """Return the id of its boot, which each boot changes."""
         ...
 
     def reboot(self, *, timeout_s: float = 300.0) -> None:

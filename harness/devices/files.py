@@ -22,7 +22,7 @@ from harness.errors import (
 
 
 def stat_local(path: Path) -> os.stat_result:
-    """What a regular file is.
+    """Facts of a regular file.
 
     Raises:
         HostFileError: it is none, or not there.

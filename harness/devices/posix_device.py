@@ -67,7 +67,7 @@ class PosixDevice(ShellDevice):
         return found.stdout
 
     def properties(self, *, timeout_s: float = 30.0) -> DeviceProperties:
-        """What it says of itself now."""
+        """Ask the device for its properties."""
         deadline = Deadline(timeout_s)
         said = parse(self.shell(SCRIPT, timeout_s=timeout_s).stdout)
         with self._typed("properties", timeout_s):

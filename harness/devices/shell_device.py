@@ -136,7 +136,7 @@ class ShellDevice(ABC):
         return CommandResult(status, stdout.text(), stderr.text())
 
     def free_bytes(self, *, timeout_s: float = 30.0) -> int | None:
-        """What may still be written where the work root is, or will be."""
+        """Return the free space where the work root is, or will be."""
         deadline = Deadline(timeout_s)
         root = self._root_within(timeout_s)
         script = (
@@ -148,7 +148,7 @@ class ShellDevice(ABC):
         return parse_df(self.shell(script, timeout_s=left, check=False).stdout)
 
     def boot_id(self, *, timeout_s: float = 30.0) -> str:
-        """What is another one after each boot."""
+        """Return the id of its boot, which each boot changes."""
         answer = self.shell(_BOOT_ID_SCRIPT, timeout_s=timeout_s).stdout.strip()
         if not _BOOT_ID.fullmatch(answer):
             raise DeviceCommandError(self.serial, _BOOT_ID_SCRIPT, 0, "it tells no boot id")

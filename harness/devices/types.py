@@ -24,7 +24,7 @@ _HOST = r"(?:[A-Za-z0-9_.-]{1,64}@)?[A-Za-z0-9_\[][A-Za-z0-9_.:\[\]%-]{0,254}"
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a type knows of a device without reaching it.
+    """Facts that a type knows of a device without reaching it.
 
     Attributes:
         exists: `None` where only reaching the device tells.

@@ -59,7 +59,7 @@ CellStatus = Literal["done", "failed", "interrupted", "left"]
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """How a cell ended.
+    """Outcome of a cell.
 
     Attributes:
         status: `left` if it did not run.

@@ -42,7 +42,7 @@ _FATAL = (
 
 @dataclass(frozen=True, slots=True)
 class MatrixOptions:
-    """How a matrix is run.
+    """Options of running a matrix.
 
     Attributes:
         max_parallel: most devices at once; `None` for no limit.

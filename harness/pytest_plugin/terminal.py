@@ -22,7 +22,7 @@ LOST = "qnnfarm_lost"
 PHASE = "qnnfarm_phase"
 """Attribute of the same report: in which phase of the test that was."""
 _ON_SETUP = "failed on setup"
-"""How pytest begins what junit.xml says of an error outside the teardown."""
+"""Prefix that pytest gives an error outside the teardown in junit.xml."""
 
 
 def end_session(config: pytest.Config, message: str) -> NoReturn:

@@ -73,7 +73,7 @@ class DiskUsage:
 
 @dataclass(frozen=True, slots=True)
 class PrunePolicy:
-    """What to remove.
+    """Selection of runs to remove.
 
     Attributes:
         before: removes groups whose newest run was created before this time; with its time zone.
@@ -86,7 +86,7 @@ class PrunePolicy:
 
 @dataclass(frozen=True, slots=True)
 class PruneCounts:
-    """How much was removed, or would be."""
+    """Amount that was removed, or would be."""
 
     runs: int = 0
     measurements: int = 0

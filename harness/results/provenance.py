@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, the host, the user's git commit, and the writing process."""
+"""Provenance of a result: versions, the host, the user's git commit, the writing process."""
 
 import importlib.metadata
 import os

@@ -68,7 +68,7 @@ def _finite(value: object) -> object:
 RunId = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\Z")]
 StorableScalar = Annotated[JsonScalar, BeforeValidator(_finite), BeforeValidator(to_storable)]
 Condition = Mapping[StorableText, StorableScalar]
-"""What was done to a device, or waited for, before a run: JSON scalars by name."""
+"""Preparation of a device before a run: JSON scalars by name."""
 Sha256 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\Z")]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 AtLeastOne = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -156,7 +156,7 @@ class DeviceInfo(Record):
 
 
 class PerplexityDefinition(Record):
-    """What a perplexity was computed over; different definitions cannot be compared.
+    """Definition of a perplexity; different definitions cannot be compared.
 
     Attributes:
         positions: scored positions of each window: Genie scores the first CL - AR, AR being the

@@ -1,4 +1,4 @@
-"""What a runtime is asked and what it answers."""
+"""Protocol of a runtime, its queries and its answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """What one query gave, as the runtime itself measured it.
+    """Result of one query, as the runtime itself measured it.
 
     Attributes:
         metrics: by key of `harness.results.metrics`, in that metric's unit.
@@ -85,7 +85,7 @@ class Runtime(Protocol):
 
     @property
     def positions(self) -> Positions:
-        """Which positions of each window it scores."""
+        """Positions that it scores in each window."""
         ...
 
     def prepare(self) -> Deployment:
@@ -93,7 +93,7 @@ class Runtime(Protocol):
         ...
 
     def versions(self) -> Mapping[str, str]:
-        """What runs on the device; deploys if that has not happened."""
+        """Identity of what runs on the device; deploys first if needed."""
         ...
 
     def generate(self, request: GenerationRequest) -> GenerationResult:

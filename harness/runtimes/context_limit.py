@@ -1,4 +1,4 @@
-"""How many tokens a container takes: the one rule for prompts, answers and perplexity windows."""
+"""Context limit of a container: one rule for prompts, answers and perplexity windows."""
 
 from dataclasses import dataclass
 

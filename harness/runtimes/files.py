@@ -1,4 +1,4 @@
-"""Which files a container needs beside it on a device: the runtime's libraries and the runner."""
+"""Files that a container needs beside it on a device: libraries and the runner."""
 
 from collections.abc import Mapping
 from importlib import resources
@@ -41,7 +41,7 @@ def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
 
 
 def target_of(container: GenAIContainer) -> Target:
-    """What the container was built for."""
+    """Target that the container was built for."""
     return parse_target(container.metadata.target.name)
 
 

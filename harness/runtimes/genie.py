@@ -137,7 +137,7 @@ class GenieRuntime:
                 remove_run(self._device, self._run_id)
 
     def versions(self) -> Mapping[str, str]:
-        """What runs on the device, by the hashes of its libraries there; deploys if need be."""
+        """Identity of what runs on the device: hashes of its libraries; deploys first if needed."""
         return {"Genie from": self._origin} | {
             file.name: f"sha256:{file.sha256[:16]}"
             for file in self.prepare().files

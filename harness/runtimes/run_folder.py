@@ -21,7 +21,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a command ended on the device.
+    """End of a command on the device.
 
     Attributes:
         signal: what killed it, 0 for none.
@@ -46,7 +46,7 @@ class RunOutcome:
         return self.reason == "exited" and self.exit_status == 0
 
     def in_words(self) -> str:
-        """How it ended, to stand after the command's name."""
+        """Description of the end, to stand after the command's name."""
         match self.reason:
             case "timeout":
                 return f"hung and was killed after {self.elapsed_s:.0f} s"

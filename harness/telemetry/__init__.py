@@ -1,1 +1,1 @@
-"""What a device does while it works, and making it ready to be measured."""
+"""Telemetry of a device at work, and its preparation for a measurement."""

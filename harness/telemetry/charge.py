@@ -1,4 +1,4 @@
-"""Whether a battery is in the window in which a run may be measured, and fit for it."""
+"""Battery charge: the window in which a run may be measured, and health."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _UNFIT = frozenset(
         "Cold", "Warm", "Hot", "Calibration required",
     }
 )  # fmt: skip
-"""What the kernel's power supply class says of batteries that should not be drained now."""
+"""Health values of the kernel's power supply class that forbid draining the battery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _health(battery: BatteryReading) -> ConditionRecord:
 
 
 def _judge(battery: BatteryReading, window: ChargeWindow) -> tuple[str | None, bool]:
-    """What is wrong with the charge, and whether that may change by itself."""
+    """Problem with the charge, and whether waiting may solve it."""
     level = battery.level_percent
     if level is None:
         return "the device tells no level any more", True

@@ -24,7 +24,7 @@ _GOVERNOR = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What is asked of a device before a measured run. The defaults ask for nothing to wait for.
+    """Conditions of a device before a measured run. The defaults wait for nothing.
 
     Attributes:
         max_temp_c: the hottest zone must be at or below it. With neither this nor `stable_s`
@@ -77,7 +77,7 @@ class Conditions:
 
     @property
     def gate(self) -> ThermalGate | None:
-        """What is waited for before the run, if anything."""
+        """Conditions that the run waits for."""
         if self.max_temp_c is None and self.stable_s is None:
             return None
         return ThermalGate(
@@ -86,7 +86,7 @@ class Conditions:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """What `prepare.sh` is asked to change; the screen last, so that it stays off."""
+        """Arguments of `prepare.sh`; the screen last, so that it stays off."""
         wanted = {
             "wake-lock": self.wake_lock,
             "stay-awake": self.wake_lock,

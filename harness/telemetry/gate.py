@@ -40,7 +40,7 @@ _FROZEN_WHILE_OTHERS_MOVED_C = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ThermalGate:
-    """When a device is cool enough.
+    """Limits below which a device is cool enough.
 
     Attributes:
         max_temp_c: the hottest zone is at or below it; `None`: only being stable counts.

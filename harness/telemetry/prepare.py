@@ -1,4 +1,4 @@
-"""What `prepare.sh` changes on a device, and undoes (device_scripts/README.md)."""
+"""Changes that `prepare.sh` makes on a device, and undoes (device_scripts/README.md)."""
 
 import re
 from collections.abc import Mapping, Sequence

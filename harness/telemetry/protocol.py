@@ -1,4 +1,4 @@
-"""What `telemetry.sh` writes (device_scripts/README.md), read strictly: a device is not trusted."""
+"""Strict reader of what `telemetry.sh` writes (device_scripts/README.md)."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -37,7 +37,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What was sampled.
+    """Samples of a run.
 
     Attributes:
         series: one a channel that gave anything, in the script's order.

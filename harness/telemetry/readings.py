@@ -65,7 +65,7 @@ class Sensors:
         self._env = env
 
     def read(self) -> Reading:
-        """What they say now.
+        """Values of the sensors now.
 
         Raises:
             DeviceError: the device failed, or cannot run the script.
@@ -85,7 +85,7 @@ class Sensors:
         return Reading(temperatures, battery, bool(temperatures) or has_sensors)
 
     def thermal_service(self) -> ThermalService:
-        """What Android's thermal service says; nothing where there is none.
+        """Read Android's thermal service; empty where there is none.
 
         Raises:
             DeviceError: the device failed.

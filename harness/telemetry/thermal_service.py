@@ -1,4 +1,4 @@
-"""What `dumpsys thermalservice` prints (Android 10 and later); none of it is trusted."""
+"""Parser of `dumpsys thermalservice` (Android 10 and later)."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _TYPES = frozenset({0, 1, 2, 3, 4, 5, 9})
 
 @dataclass(frozen=True, slots=True)
 class ThermalService:
-    """What the service says.
+    """Readings of the thermal service.
 
     Attributes:
         status: index into `STATUS_NAMES`; `None` where the device has no such service.

@@ -1,4 +1,4 @@
-"""Whether a device slowed itself down for heat during a run: a verdict with its reasons."""
+"""Verdict on throttling during a run, with its reasons."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from harness.telemetry.units import kind_of
 
 HOT_DIE_C = 70.0
 HOT_SURFACE_C = 42.0
-"""Where phones begin to slow down: inside a die, and where a hand touches."""
+"""Temperatures at which phones begin to slow down: of a die, and of the surface."""
 _SURFACES = ("skin", "shell", "quiet", "xo", "batt", "usb")
 
 CAPPED_SHARE = 0.92
@@ -84,7 +84,7 @@ def _lowered_cap(series: TelemetrySeries) -> str | None:
 
 
 def _hot_times(series: Sequence[TelemetrySeries]) -> list[tuple[float, str, float]]:
-    """When which zone was hot."""
+    """Times at which each zone was hot."""
     found = []
     for one in series:
         if kind_of(one.channel) != "temp_c":

@@ -8,7 +8,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 COLDEST_C, HOTTEST_C = -30.0, 125.0
 """Outside of these no phone works; what its sensors then say is something else."""
 _SENTINELS_C = frozenset({-40.0, 127.0})
-"""What sensors say that are not there, not powered or not ready; so is 0."""
+"""Values of sensors that are missing, unpowered or not ready; 0 is one too."""
 
 
 class _Quantity(NamedTuple):
@@ -36,7 +36,7 @@ _WIRE_UNITS = {"kHz": 1000, "Hz": 1, "kB": 1024}
 
 
 def kind_of(channel: str) -> str:
-    """What a channel measures: `temp_c` of `temp_c:cpu-0-0`."""
+    """Return the quantity of a channel: `temp_c` of `temp_c:cpu-0-0`."""
     return channel.partition(":")[0]
 
 

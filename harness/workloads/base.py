@@ -41,7 +41,7 @@ class WorkloadResult(Generic[Output]):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Where a workload's run is stored, and what ties it to other runs.
+    """Database of a workload's run, and its ties to other runs.
 
     Attributes:
         open_store: gives the store once there is something to keep; None stores nothing.

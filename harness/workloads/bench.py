@@ -118,7 +118,7 @@ class Bench(WorkloadModel):
         return stored_result(store.get_run(recorder.run.id))
 
     def _expectations(self, session: Session, recording: Recording) -> Iterator[Expectation]:
-        """What the output is checked against.
+        """Expectation of the output.
 
         A stored perplexity counts without being asked for. If there is a bound and nothing is
         stored, the device scores one window of the benchmark's text first.

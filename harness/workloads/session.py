@@ -49,7 +49,7 @@ def meet_conditions(
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How a session runs, and what it reports meanwhile.
+    """Options of a session, and the callbacks of its progress.
 
     Attributes:
         timeout_s: for deploying the container, and for a plain command.
@@ -128,7 +128,7 @@ class Session:
 
     @property
     def runtime(self) -> Runtime:
-        """What runs the container on the device.
+        """Runtime of the container on the device.
 
         Raises:
             RuntimeChoiceError: the container is not for this device.

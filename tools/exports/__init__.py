@@ -1,1 +1,1 @@
-"""How other people export language models, done for real and small."""
+"""Exports of small language models, made with the exporters that people use."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Environment:
-    """What an environment holds.
+    """Packages of an environment.
 
     Attributes:
         alone: packages that are installed without their dependencies, over `requirements`.
@@ -51,7 +51,7 @@ HUGGINGFACE = Environment(
         "numpy==2.4.6",
     ),
 )
-"""What exports transformers' models."""
+"""Environment that exports transformers' models."""
 
 AIHUB = Environment(
     "aihub",

@@ -21,7 +21,7 @@ _LLAMA3_ROPE = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to build: a configuration class of transformers, and what differs from `_COMMON`."""
+    """Model to build: a configuration class of transformers, and its differences from `_COMMON`."""
 
     config_class: str
     seed: int

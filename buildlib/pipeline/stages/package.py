@@ -45,7 +45,7 @@ class PreparedModel:
 
 @dataclass(frozen=True)
 class Composition:
-    """What Genie is told, and the files beyond binaries and tokenizer that it is told of."""
+    """Genie configuration, and the files beyond binaries and tokenizer that it names."""
 
     genie_config: GenieConfig
     extras: Mapping[str, ContainerFile]

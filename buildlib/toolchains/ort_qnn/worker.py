@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from buildlib.error_base import one_line
 from buildlib.toolchains.child_process import Command, RefusedError, serve
 from buildlib.toolchains.ort_qnn.wheel import WheelLibraries, find_libraries
 from buildlib.toolchains.requests import (
@@ -62,7 +63,7 @@ def write_dlc(
 
 def _reason(error: Exception) -> str:
     """Return ONNX Runtime's message without its source positions."""
-    return " ".join(str(error).split())[:500]
+    return one_line(str(error), 500)
 
 
 def convert(body: bytes) -> object:

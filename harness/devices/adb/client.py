@@ -162,7 +162,7 @@ def parse_devices(answer: str) -> list[DeviceEntry]:
 
 
 def device_features(server: AdbServer, serial: str, deadline: Deadline) -> frozenset[str]:
-    """What the device and the server both can, e.g. `shell_v2`, `stat_v2`.
+    """Return the features of both device and server, e.g. `shell_v2`, `stat_v2`.
 
     Raises the bare failures of `harness.devices.adb.connection`.
     """

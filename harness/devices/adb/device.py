@@ -163,7 +163,7 @@ class AdbDevice(ShellDevice):
         return self._server
 
     def properties(self, *, timeout_s: float = 30.0) -> DeviceProperties:
-        """What Android says of the device now."""
+        """Ask Android for the device's properties."""
         deadline = Deadline(timeout_s)
         props = properties.parse_getprop(self.shell("getprop", timeout_s=timeout_s).stdout)
         with self._typed("properties", timeout_s):

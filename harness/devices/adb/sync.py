@@ -25,7 +25,7 @@ _PATH_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """What a path on a device is.
+    """Stat of a path on a device.
 
     Attributes:
         size: in bytes; modulo 2^32 on devices without `stat_v2`.
@@ -127,7 +127,7 @@ class SyncSession:
                     on_progress(len(data))
 
     def stat(self, remote: str, *, v2: bool) -> FileStat | None:
-        """What `remote` is, links not followed; `None` if it does not exist."""
+        """Return the stat of `remote`, links not followed; `None` if it does not exist."""
         path = _encode(remote)
         kind = b"LST2" if v2 else b"STAT"
         self._connection.send(_REQUEST.pack(kind, len(path)) + path)

@@ -1,1 +1,1 @@
-"""Where Genie for a device comes from: the installed wheel, one that was fetched, or an SDK."""
+"""Sources of Genie's libraries: the installed wheel, a fetched wheel, or an SDK."""

@@ -29,12 +29,12 @@ class GenieLibraries:
 
 
 def cpu_libraries(soc: Soc) -> tuple[str, ...]:
-    """What runs on the CPU of that SoC, by the vendor's tutorial for Genie on Android."""
+    """Return the CPU's libraries, as in the vendor's tutorial for Genie on Android."""
     return (*_RUNTIME, f"libQnnHtpV{soc.htp_arch}Stub.so")
 
 
 def hexagon_library(soc: Soc) -> str:
-    """What its tensor processor loads.
+    """Return the libraries that its tensor processor loads.
 
     >>> from buildlib.targets import find_soc
     >>> hexagon_library(find_soc("SM8750"))

@@ -1,4 +1,4 @@
-"""Which source has Genie for a device."""
+"""Choice of the source of Genie's libraries for a device."""
 
 from buildlib.targets import Soc
 from buildlib.toolchains.qairt import ROOT_VARIABLES

@@ -40,7 +40,7 @@ class QairtSdk:
         return None if root is None else cls(root, platform)
 
     def find(self, soc: Soc) -> GenieLibraries:
-        """What that SoC needs; where the device is Android, with the SDK's runners.
+        """Return the files that the SoC needs; for Android with the SDK's runners.
 
         Raises:
             GenieMissingError: names the first few files that are not there.

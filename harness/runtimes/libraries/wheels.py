@@ -44,7 +44,7 @@ class FetchedWheel:
         return cls(default_cache_root() / _FOLDER / f"{DISTRIBUTION}-{version}-aarch64", version)
 
     def find(self, soc: Soc) -> GenieLibraries | None:
-        """What that SoC needs; None: nothing was fetched.
+        """Return the files that the SoC needs, or `None` if nothing was fetched.
 
         Raises:
             GenieMissingError: it was, and is not whole.
