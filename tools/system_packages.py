@@ -16,7 +16,7 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "git": ("git",),
         "make": ("make",),
         "mksh": ("mksh",),
-        "openssh-client": ("ssh-keygen",),
+        "openssh-client": ("ssh", "ssh-keygen"),
         "openssh-server": ("sshd",),
         "postgresql": ("initdb", "postgres"),
         "procps": ("ps",),

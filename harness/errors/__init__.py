@@ -14,10 +14,11 @@
       DeviceSpecError          a text that names no device
       ConditionsError          a condition of measured runs that cannot be used
       HostError                root of what goes wrong with a host over SSH
-        HostConfigError        `~/.ssh/config` cannot be used
+        HostConfigError        its SSH configuration cannot be used
         HostUnreachableError
         HostKeyError           its key is unknown
           HostKeyChangedError  its key differs from the known one
+          HostKeyRevokedError  its key is revoked
         HostAuthError          it accepts none of the keys
       DeviceError              root of what goes wrong on one device
         DeviceConnectError

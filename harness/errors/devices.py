@@ -106,7 +106,7 @@ class HostError(HarnessError):
 
 
 class HostConfigError(HostError):
-    """`~/.ssh/config` has a setting for the host that cannot be used."""
+    """The SSH configuration has a setting for the host that cannot be used."""
 
     reason: str
     template = "the SSH configuration of host {host}: {reason}"
@@ -149,6 +149,19 @@ class HostKeyChangedError(HostKeyError):
             "`ssh-keygen -R {quoted}` forgets its old key",
             quoted=shlex.quote(one_line(self.name)),
         )
+
+
+class HostKeyRevokedError(HostKeyError):
+    """The host's key is revoked: whoever has the key may pose as the host.
+
+    Attributes:
+        files: the known_hosts file that says so, with the number of the line.
+    """
+
+    template = (
+        "host {host} shows the {key_type} key {fingerprint}, which {files} marks as @revoked: do "
+        "not use it, and ask who runs the host for its new key"
+    )
 
 
 class HostAuthError(HostError):

@@ -1,25 +1,28 @@
-"""Connection settings of a host, from `~/.ssh/config`."""
+"""Connection settings of a host, as OpenSSH's own client reads its configuration."""
 
-import getpass
+import os
+import pwd
 import re
-import shlex
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import paramiko
+from harness.errors import HostConfigError, one_line
 
-from harness.errors import HostConfigError
-
+# What a shell obeys is refused, for a name may come to stand in a ProxyCommand.
 _TARGET = re.compile(
-    r"(?:(?P<user>[^@]+)@)?(?:\[(?P<literal>[0-9A-Za-z:.%_-]+)\]|(?P<name>[^@\[\]]+?))(?::(?P<port>\d{1,5}))?"
+    r"(?:(?P<user>[^-@\s'\"`;&<>|(){}][^@\s'\"`;&<>|(){}]*)@)?"
+    r"(?:\[(?P<literal>[0-9A-Za-z:.%_-]+)\]"
+    r"|(?P<name>[^-@\[\]\s'\"`$\\;&<>|(){}][^@\[\]\s'\"`$\\;&<>|(){}]*?))"
+    r"(?::(?P<port>\d{1,5}))?"
 )
-_DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
-_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
-_GLOBAL_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+_MOST_JUMPS = 8
+_ASK_TIMEOUT_S = 30.0
 _CONNECT_TIMEOUT_S = 10.0
 _KEEPALIVE_S = 15
 _ADB_PORT = re.compile(r"ANDROID_ADB_SERVER_PORT=(\d{1,5})")
+_TOKEN = re.compile(r"%(.?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class HostConfig:
         only_these_keys: an agent's other keys are not tried.
         known_hosts: files of host keys; they need not exist.
         jump: the host that it is reached through.
+        proxy_command: the shell's command that it is reached through; empty if there is none.
         connect_timeout_s: for the connection to stand, authentication included.
         adb_port: where the host's adb server listens, if the configuration says so.
     """
@@ -46,82 +50,146 @@ class HostConfig:
     only_these_keys: bool
     known_hosts: tuple[Path, ...]
     jump: "HostConfig | None"
+    proxy_command: str
     connect_timeout_s: float
     keepalive_s: int
     adb_port: int | None
 
 
 def resolve_host(asked: str, config_file: Path | None = None) -> HostConfig:
-    """The host `HOST`, `USER@HOST`, either with `:PORT`, as the user's configuration knows it.
+    """Resolve `HOST`, `USER@HOST`, either with `:PORT`, as `ssh -G` does.
 
-    `config_file` is `~/.ssh/config` unless given; that it does not exist is no error.
+    Args:
+        config_file: in place of `~/.ssh/config` and the system's; it need not exist.
 
     Raises:
         HostConfigError: the configuration cannot be used, or asks for what is not supported.
     """
-    return _resolve(asked, _read(asked, config_file or Path("~/.ssh/config").expanduser()), ())
+    return _resolve(asked, config_file, (), ())
 
 
-def _read(asked: str, path: Path) -> paramiko.SSHConfig:
-    try:
-        return paramiko.SSHConfig.from_path(str(path))
-    except FileNotFoundError:
-        return paramiko.SSHConfig()
-    except (OSError, UnicodeDecodeError, paramiko.SSHException) as error:
-        raise HostConfigError(asked, f"{path} cannot be used: {error}") from None
-
-
-def _resolve(asked: str, config: paramiko.SSHConfig, via: tuple[str, ...]) -> HostConfig:
+def _resolve(
+    asked: str, config_file: Path | None, via: tuple[str, ...], jumps: Sequence[str]
+) -> HostConfig:
+    """Resolve a host; `jumps` lead there instead of what its own configuration says."""
     match = _TARGET.fullmatch(asked)
     if not match:
         raise HostConfigError(asked, "a host is HOST, USER@HOST or one of them with :PORT")
-    if len(via) > 8 or asked in via:
+    if len(via) > _MOST_JUMPS or asked in via:
         raise HostConfigError(asked, "ProxyJump leads in a circle")
     name = match["literal"] or match["name"]
-    try:
-        options = config.lookup(name)
-    except Exception as error:
-        # Match and CanonicalizeHostname fail in many ways, none of which paramiko names.
-        raise HostConfigError(asked, f"{type(error).__name__}: {error}") from error
-    if options.get("proxycommand", "none") != "none":
-        raise HostConfigError(asked, "ProxyCommand is not supported: use ProxyJump")
-    port = int(match["port"] or _number(asked, options, "port", 22))
-    alias = options.get("hostkeyalias")
-    known_as = options["hostname"] if port == 22 else f"[{options['hostname']}]:{port}"
-    jump = options.get("proxyjump", "none")
-    first, *rest = reversed(jump.split(","))
-    if rest:
-        raise HostConfigError(asked, "several hosts in one ProxyJump: give each its own ProxyJump")
-    keys = options.get("identityfile", [f"~/.ssh/{key}" for key in _DEFAULT_KEYS])
+    words = ["-l", match["user"]] if match["user"] else []
+    words += ["-p", match["port"]] if match["port"] else []
+    words += ["--", name]
+    settings = _settings(asked, config_file, words)
+    if not jumps and "proxyjump" in settings:
+        jumps = [jump.strip() for jump in settings["proxyjump"].split(",")]
+    command = "" if jumps else settings.get("proxycommand", "")
+    if command and settings.get("proxyusefdpass") == "yes":
+        raise HostConfigError(asked, "ProxyUseFdpass is not supported")
+    tokens = {"%": "%", "h": settings["hostname"], "n": name, "p": settings["port"]}
+    tokens["r"] = settings["user"]
+    port = int(settings["port"])
+    at_port = settings["hostname"] if port == 22 else f"[{settings['hostname']}]:{port}"
+    places = ("userknownhostsfile", "globalknownhostsfile")
+    known_hosts = " ".join(settings.get(place, "none") for place in places)
+    setenv = _ADB_PORT.search(settings.get("setenv", ""))
     return HostConfig(
         asked=asked,
-        hostname=options["hostname"],
+        hostname=settings["hostname"],
         port=port,
-        user=match["user"] or options.get("user") or getpass.getuser(),
-        known_as=alias or known_as,
-        key_files=tuple(Path(key).expanduser() for key in keys),
-        only_these_keys=options.get("identitiesonly", "no").lower() == "yes",
-        known_hosts=_known_hosts(options),
-        jump=None if first == "none" else _resolve(first.strip(), config, (*via, asked)),
-        connect_timeout_s=float(_number(asked, options, "connecttimeout", 0) or _CONNECT_TIMEOUT_S),
-        keepalive_s=_number(asked, options, "serveraliveinterval", 0) or _KEEPALIVE_S,
-        adb_port=_adb_port(options),
+        user=settings["user"],
+        known_as=settings.get("hostkeyalias") or at_port,
+        key_files=_files(_key_files(asked, config_file, words, settings.get("identityfile", ""))),
+        only_these_keys=settings["identitiesonly"] == "yes",
+        # Names may contain spaces, which `ssh -G` does not quote; they are absolute.
+        known_hosts=_files(re.split(r" (?=[/~]|none\b)", known_hosts)),
+        # The hosts before the last lead to the last; the first is reached as it says itself.
+        jump=_resolve(jumps[-1], config_file, (*via, asked), jumps[:-1]) if jumps else None,
+        proxy_command=_expand_command(asked, command, tokens),
+        connect_timeout_s=_number(settings, "connecttimeout") or _CONNECT_TIMEOUT_S,
+        keepalive_s=_number(settings, "serveraliveinterval") or _KEEPALIVE_S,
+        adb_port=int(setenv[1]) if setenv and 0 < int(setenv[1]) < 65536 else None,
     )
 
 
-def _known_hosts(options: Mapping[str, str]) -> tuple[Path, ...]:
-    own = shlex.split(options.get("userknownhostsfile", " ".join(_KNOWN_HOSTS)))
-    everyones = shlex.split(options.get("globalknownhostsfile", " ".join(_GLOBAL_KNOWN_HOSTS)))
-    return tuple(Path(name).expanduser() for name in (*own, *everyones) if name != "none")
+def _settings(asked: str, config_file: Path | None, words: Sequence[str]) -> Mapping[str, str]:
+    """Return the settings that `ssh -G` prints, those that may be repeated on several lines.
+
+    Args:
+        words: the host, and options before it.
+    """
+    try:
+        done = subprocess.run(
+            ["ssh", "-G", "-T", *_config_option(config_file), *words],  # noqa: S607 - the user's
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ASK_TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        reason = "the program `ssh`, which reads it, is missing: install OpenSSH's client"
+        raise HostConfigError(asked, reason) from None
+    except subprocess.TimeoutExpired:
+        reason = f"`ssh -G` takes longer than {_ASK_TIMEOUT_S:g} s: see its `Match exec`"
+        raise HostConfigError(asked, reason) from None
+    except (OSError, ValueError) as error:
+        raise HostConfigError(asked, one_line(str(error))) from None
+    if done.returncode:
+        raise HostConfigError(asked, one_line(os.fsdecode(done.stderr)))
+    settings: dict[str, str] = {}
+    for line in os.fsdecode(done.stdout).splitlines():
+        key, _, value = line.partition(" ")
+        settings[key] = f"{settings[key]}\n{value}" if key in settings else value
+    return settings
 
 
-def _adb_port(options: Mapping[str, str]) -> int | None:
-    match = _ADB_PORT.search(str(options.get("setenv", "")))
-    return int(match[1]) if match and 0 < int(match[1]) < 65536 else None
+def _config_option(config_file: Path | None) -> list[str]:
+    """Return `-F FILE`, which also keeps the system's configuration out, where it is needed.
+
+    OpenSSH finds the user's by the home folder of the user's account, not by `HOME`.
+    """
+    file = config_file or Path(os.path.expanduser("~/.ssh/config"))  # noqa: PTH111 - never raises
+    try:
+        home = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        home = ""
+    if config_file is None and file == Path(home, ".ssh", "config"):
+        return []
+    return ["-F", str(file) if file.exists() else "none"]
 
 
-def _number(asked: str, options: Mapping[str, str], key: str, default: int) -> int:
-    value = options.get(key, str(default))
-    if not re.fullmatch(r"\d{1,5}", value):
-        raise HostConfigError(asked, f"{key} {value!r} is no number")
-    return int(value)
+def _key_files(
+    asked: str, config_file: Path | None, words: Sequence[str], names: str
+) -> Iterator[str]:
+    """Yield files of private keys, whose tokens `ssh -G` leaves as they are.
+
+    It expands those of known_hosts files, which are the same tokens.
+    """
+    for name in names.splitlines():
+        if "%" not in name and "${" not in name:
+            yield name
+            continue
+        option = f'UserKnownHostsFile="{name}"'
+        yield _settings(asked, config_file, ["-o", option, *words])["userknownhostsfile"]
+
+
+def _expand_command(asked: str, command: str, tokens: Mapping[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in tokens:
+            reason = f"its ProxyCommand has the token {match[0]!r}, which is unknown"
+            raise HostConfigError(asked, reason)
+        return tokens[match[1]]
+
+    return _TOKEN.sub(value, command)
+
+
+def _files(names: Iterable[str]) -> tuple[Path, ...]:
+    paths = (os.path.expanduser(name) for name in names if name != "none")  # noqa: PTH111
+    return tuple(Path(path) for path in paths)
+
+
+def _number(settings: Mapping[str, str], key: str) -> int:
+    """Return a number of seconds; 0 where none is set."""
+    value = settings.get(key, "")
+    return int(value) if value.isdecimal() else 0

@@ -3,7 +3,10 @@
 import contextlib
 import logging
 import os
+import signal
 import socket
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,8 +16,8 @@ from paramiko.pkey import PublicBlob
 
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.ssh.config import HostConfig
-from harness.devices.ssh.host_keys import algorithms, check_host_key, known_keys
-from harness.errors import HostAuthError, HostConfigError, HostUnreachableError
+from harness.devices.ssh.host_keys import KnownKeys, algorithms, check_host_key, known_keys
+from harness.errors import HostAuthError, HostConfigError, HostUnreachableError, one_line
 
 
 def authenticate(transport: paramiko.Transport, host: HostConfig, deadline: Deadline) -> None:
@@ -137,6 +140,8 @@ def _public_blob(file: Path) -> bytes | None:
 
 
 _SILENCE_MS = 30_000
+_COMMAND_END_S = 1.0
+_COMMAND_TAIL = 4096
 _LOG = "harness.devices.ssh.paramiko"
 
 OpenChannel = Callable[[tuple[str, int], Deadline], paramiko.Channel]
@@ -173,7 +178,7 @@ def hang_up(end: paramiko.Transport | paramiko.Channel | socket.socket) -> None:
 
 
 def _establish(
-    transport: paramiko.Transport, host: HostConfig, known: list[paramiko.PKey], deadline: Deadline
+    transport: paramiko.Transport, host: HostConfig, known: KnownKeys, deadline: Deadline
 ) -> None:
     """Agree on keys, and see that the host is who it should be."""
     # What goes wrong is raised to us; without a handler, logging would print it as well.
@@ -181,14 +186,16 @@ def _establish(
     transport.set_log_channel(_LOG)
     transport.daemon = True
     options = transport.get_security_options()
-    options.key_types = algorithms(known, options.key_types)
+    options.key_types = algorithms(known.trusted, options.key_types)
     left = deadline.remaining()
     transport.banner_timeout = transport.handshake_timeout = left
     try:
         transport.start_client(timeout=left)
     except (paramiko.SSHException, OSError, EOFError) as error:
         deadline.remaining()
-        reason = str(error) or "it hung up"
+        link = transport.sock
+        said = link.last_words() if isinstance(link, _CommandLink) else ""
+        reason = said or str(error) or "it hung up"
         raise HostUnreachableError(host.asked, reason) from None
     deadline.remaining()  # it returns also when the time is over
     check_host_key(host, known, transport.get_remote_server_key())
@@ -200,6 +207,11 @@ def _link(
     address = host.hostname, host.port
     if jump is not None:
         return jump(address, deadline)
+    if host.proxy_command:
+        try:
+            return _CommandLink(host.proxy_command)
+        except OSError as error:
+            raise HostUnreachableError(host.asked, f"its ProxyCommand: {error}") from None
     try:
         link = socket.create_connection(address, deadline.remaining())
     except TimeoutError:
@@ -213,3 +225,55 @@ def _link(
         # A host that is suspended answers nothing, and writes to it shall not wait for ever.
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_MS)
     return link
+
+
+class _CommandLink(socket.socket):
+    """Link to a host through its `ProxyCommand`: a socket that is the command's input and output.
+
+    The command ends with it.
+    """
+
+    def __init__(self, command: str) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self._process = subprocess.Popen(
+                [os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # it can ask nobody, and Ctrl-C is not meant for it
+            )
+            super().__init__(fileno=ours.detach())
+        self._said = b""
+        self._listener = threading.Thread(target=self._listen, name="ProxyCommand", daemon=True)
+        try:
+            self._listener.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close it, and end the command."""
+        super().close()
+        for number in (signal.SIGHUP, signal.SIGKILL):
+            if self._process.poll() is None:
+                with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(self._process.pid, number)
+                    self._process.wait(_COMMAND_END_S)
+
+    def last_words(self) -> str:
+        """Return how the command ended and what it wrote to stderr; empty while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(_COMMAND_END_S)
+            self._listener.join(_COMMAND_END_S)
+            said = one_line(self._said.decode("utf-8", "replace"))
+            return f"its ProxyCommand ended with status {status}" + (f": {said}" if said else "")
+        return ""
+
+    def _listen(self) -> None:
+        """Keep the end of what the command writes to stderr."""
+        stderr = self._process.stderr
+        assert stderr is not None  # noqa: S101 - as it was started
+        with stderr:
+            while data := os.read(stderr.fileno(), _COMMAND_TAIL):
+                self._said = (self._said + data)[-_COMMAND_TAIL:]

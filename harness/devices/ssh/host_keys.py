@@ -4,33 +4,56 @@ import base64
 import hmac
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
 
 from harness.devices.ssh.config import HostConfig
-from harness.errors import HostConfigError, HostKeyChangedError, HostKeyError
+from harness.errors import (
+    HostConfigError,
+    HostKeyChangedError,
+    HostKeyError,
+    HostKeyRevokedError,
+)
 
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 
 
-def known_keys(host: HostConfig) -> list[paramiko.PKey]:
-    """The keys that the host may show.
+@dataclass(frozen=True, slots=True)
+class KnownKeys:
+    """Keys of a host in known_hosts files.
+
+    Attributes:
+        trusted: keys that the host may show; some of them may be revoked, too.
+        revoked: keys that it must not show, each with the file and line that says so.
+    """
+
+    trusted: tuple[paramiko.PKey, ...] = ()
+    revoked: tuple[tuple[paramiko.PKey, str], ...] = ()
+
+
+def known_keys(host: HostConfig) -> KnownKeys:
+    """Read the keys of a host.
 
     Raises:
         HostConfigError: a file of keys cannot be read.
     """
-    keys: list[paramiko.PKey] = []
-    revoked: list[paramiko.PKey] = []
-    for line in (line for file in host.known_hosts for line in _read(host, file)):
-        words = line.split()
-        marker = words.pop(0) if line.startswith("@") else ""
-        # Lines that are neither are left out, as `ssh` does; certificates are not supported.
-        if marker in {"", "@revoked"} and len(words) > 2 and _names(words[0], host.known_as):
-            key = _key(*words[1:3])
-            if key is not None:
-                (revoked if marker else keys).append(key)
-    return [key for key in keys if key not in revoked]
+    trusted: list[paramiko.PKey] = []
+    revoked: list[tuple[paramiko.PKey, str]] = []
+    for file in host.known_hosts:
+        for number, line in enumerate(_read(host, file), 1):
+            words = line.split()
+            marker = words.pop(0) if line.startswith("@") else ""
+            # Lines that are neither are left out, as `ssh` does; certificates are not supported.
+            if marker not in {"", "@revoked"} or len(words) < 3:
+                continue
+            if _names(words[0], host.known_as) and (key := _key(*words[1:3])) is not None:
+                if marker:
+                    revoked.append((key, f"{file}:{number}"))
+                else:
+                    trusted.append(key)
+    return KnownKeys(tuple(trusted), tuple(revoked))
 
 
 def algorithms(keys: Iterable[paramiko.PKey], supported: Iterable[str]) -> list[str]:
@@ -42,19 +65,21 @@ def algorithms(keys: Iterable[paramiko.PKey], supported: Iterable[str]) -> list[
     return first + [kind for kind in supported if kind not in first]
 
 
-def check_host_key(host: HostConfig, known: Iterable[paramiko.PKey], shown: paramiko.PKey) -> None:
-    """Refuse a host whose key is not among the known ones.
+def check_host_key(host: HostConfig, known: KnownKeys, shown: paramiko.PKey) -> None:
+    """Refuse a host whose key is not among the trusted ones, or is revoked.
 
     Raises:
+        HostKeyRevokedError: it is revoked.
         HostKeyError: none is known.
         HostKeyChangedError: others are.
     """
-    known = list(known)
-    if shown in known:
-        return
-    kind = HostKeyChangedError if known else HostKeyError
-    files = tuple(str(file) for file in host.known_hosts)
-    raise kind(host.asked, host.known_as, shown.get_name(), shown.fingerprint, files)
+    about = host.asked, host.known_as, shown.get_name(), shown.fingerprint
+    for key, place in known.revoked:
+        if key == shown:
+            raise HostKeyRevokedError(*about, (place,))
+    if shown not in known.trusted:
+        kind = HostKeyChangedError if known.trusted else HostKeyError
+        raise kind(*about, tuple(str(file) for file in host.known_hosts))
 
 
 def _read(host: HostConfig, file: Path) -> list[str]:
@@ -64,7 +89,7 @@ def _read(host: HostConfig, file: Path) -> list[str]:
         return []
     except OSError as error:
         raise HostConfigError(host.asked, f"{file} cannot be used: {error}") from None
-    return [line.strip() for line in lines if not line.strip().startswith("#")]
+    return ["" if line.strip().startswith("#") else line.strip() for line in lines]
 
 
 def _names(patterns: str, name: str) -> bool:

@@ -24,11 +24,12 @@ from harness.devices.ssh import host as host_module
 from harness.devices.ssh.config import resolve_host
 from harness.devices.ssh.connection import connect
 from harness.devices.ssh.host import SshHost, closing_by, run, stands
-from harness.devices.ssh.host_keys import known_keys
+from harness.devices.ssh.host_keys import KnownKeys, known_keys
 from harness.errors import (
     HostAuthError,
     HostKeyChangedError,
     HostKeyError,
+    HostKeyRevokedError,
     HostUnreachableError,
 )
 from tests.ssh_server import SshServer, make_key, running_ssh_server
@@ -214,18 +215,30 @@ def test_a_known_hosts_file_with_hashed_names_and_noise(ssh_server: SshServer) -
         assert _run(host, "true")[0] == 0
 
 
-def test_a_key_that_is_known_and_revoked(ssh_server: SshServer) -> None:
+@pytest.mark.parametrize("names", ["", "*"], ids=["its own", "of all hosts"])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_key_that_is_revoked(ssh_server: SshServer, names: str, *, known: bool) -> None:
     text = ssh_server.known_hosts.read_text()
-    ssh_server.known_hosts.write_text(f"{text}@revoked {text}")
-    with pytest.raises(HostKeyError), SshHost.named("board", ssh_server.config) as host:
+    name, key = text.split(" ", 1)
+    lines = f"# remark\n{text if known else ''}@revoked\t{names or name}  {key}"
+    ssh_server.known_hosts.write_text(lines)
+    with (
+        pytest.raises(HostKeyRevokedError) as caught,
+        SshHost.named("board", ssh_server.config) as host,
+    ):
         host.connect()
+    place = f"{ssh_server.known_hosts}:{len(lines.splitlines())}"
+    assert f"which {place} marks as @revoked: do not use it" in str(caught.value)
+    assert "accept" not in str(caught.value)
+    assert "forgets" not in str(caught.value)
+    assert "Accepted" not in ssh_server.log.read_text()
 
 
-def test_a_key_that_is_revoked_for_all_hosts(ssh_server: SshServer) -> None:
-    key = ssh_server.known_hosts.read_text().split(" ", 1)[1]
+def test_a_new_key_after_a_revoked_one(ssh_server: SshServer) -> None:
+    another = make_key(ssh_server.folder / "another").with_suffix(".pub").read_text()
     with ssh_server.known_hosts.open("a") as file:
-        file.write(f"@revoked\t*  {key}")
-    with pytest.raises(HostKeyError), SshHost.named("board", ssh_server.config) as host:
+        file.write(f"@revoked * {another}")
+    with SshHost.named("board", ssh_server.config) as host:
         host.connect()
 
 
@@ -288,7 +301,7 @@ def test_any_line_is_survived(tmp_path: Path, line: str) -> None:
     config, known = tmp_path / "config", tmp_path / "known"
     config.write_text(f"UserKnownHostsFile {known}\nGlobalKnownHostsFile none\n")
     known.write_text(line, "utf-8")
-    assert known_keys(resolve_host("board", config)) == []
+    assert known_keys(resolve_host("board", config)) == KnownKeys()
 
 
 def test_no_key_of_ours_is_accepted(ssh_server: SshServer) -> None:
@@ -385,6 +398,81 @@ def test_through_another_host(
                 _run(host, "true")
             with pytest.raises(HostUnreachableError, match="from board to 127"):
                 _run(host, "true")
+
+
+def test_through_a_chain_of_hosts(
+    ssh_server: SshServer, tmp_path: Path, new_port: Callable[[], int]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        servers = {}
+        for name, more in (("middle", []), ("inner", ["ProxyJump board,middle"])):
+            (tmp_path / name).mkdir()
+            server = running_ssh_server(tmp_path / name, new_port(), {"WHERE": name})
+            servers[name] = stack.enter_context(server)
+            ssh_server.configure(
+                *more,
+                f"Port {servers[name].port}",
+                f"UserKnownHostsFile {servers[name].known_hosts}",
+                f"IdentityFile {servers[name].key}",
+                host=name,
+            )
+        with SshHost.named("inner", ssh_server.config) as host:
+            assert _run(host, "echo $WHERE") == (0, b"inner\n")
+            servers["middle"].stop()
+            with pytest.raises((StreamClosed, HostUnreachableError)):
+                _run(host, "true")
+            with pytest.raises(HostUnreachableError, match=r"middle|from board"):
+                _run(host, "true")
+        assert ssh_server.log.read_text().count("Accepted publickey") == 1
+
+
+def test_through_a_command(ssh_server: SshServer, tmp_path: Path) -> None:
+    """The real `ssh -W`, as before there was ProxyJump; it ends with the connection."""
+    mark = tmp_path / "pid"
+    ssh_server.configure(
+        f"ProxyCommand sh -c 'echo $$ > {mark}; exec ssh -F {ssh_server.config} -W %h:%p board'",
+        host="behind",
+    )
+    with SshHost.named("behind", ssh_server.config) as host:
+        big = os.urandom(3_000_000)
+        assert _run(host, "cat", big) == (0, big)
+        pid = int(mark.read_text())
+        assert Path(f"/proc/{pid}").exists()
+        ssh_server.drop_connections()
+        with contextlib.suppress(StreamClosed):
+            _run(host, "true")
+        assert _run(host, "echo again") == (0, b"again\n")
+        assert int(mark.read_text()) != pid
+    assert not Path(f"/proc/{mark.read_text().strip()}").exists()
+
+
+def test_a_command_that_fails_says_why(ssh_server: SshServer) -> None:
+    ssh_server.configure("ProxyCommand sh -c 'echo no way to %h >&2; exit 7'", host="lost")
+    ssh_server.configure("ProxyCommand /nowhere/nc %h %p", host="missing")
+    for name, said in (
+        ("lost", "its ProxyCommand ended with status 7: no way to 127.0.0.1"),
+        ("missing", "its ProxyCommand ended with status 127: .*/nowhere/nc"),
+    ):
+        with (
+            pytest.raises(HostUnreachableError, match=said),
+            SshHost.named(name, ssh_server.config) as host,
+        ):
+            host.connect()
+
+
+def test_a_command_that_hangs_is_ended(ssh_server: SshServer, tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    ssh_server.configure(
+        f"ProxyCommand sh -c 'trap \"\" HUP; echo $$ > {mark}; sleep 600'",
+        "ConnectTimeout 1",
+        host="hung",
+    )
+    with (
+        pytest.raises(HostUnreachableError, match="no connection within 1 s"),
+        SshHost.named("hung", ssh_server.config) as host,
+    ):
+        host.connect()
+    assert not Path(f"/proc/{mark.read_text().strip()}").exists()
 
 
 @contextlib.contextmanager
