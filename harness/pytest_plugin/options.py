@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import pytest
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _SESSIONS = re.compile(r"[1-9][0-9]{0,4}")
 _KEY = pytest.StashKey["Settings"]()
+
+MissingDevice = Literal["", "skip", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class Settings:
         db: results store, a path or URL; `None` for a file in pytest's temporary folder.
         repeat: how many sessions each device test runs in.
         lease_timeout_s: how long a test waits for its devices; `None` for ever.
-        fail_missing: whether a requirement that no device meets is a failure, not a skip.
+        missing_device: what a test does whose requirement no device meets; empty to skip only if
+            there is no device at all.
         params: parameters of suites, by name.
     """
 
@@ -39,7 +42,7 @@ class Settings:
     db: str | None
     repeat: int
     lease_timeout_s: float | None
-    fail_missing: bool
+    missing_device: MissingDevice
     params: Mapping[str, str]
 
     def device_specs(self) -> "tuple[DeviceSpec, ...]":
@@ -102,8 +105,9 @@ def add_options(parser: pytest.Parser) -> None:
     )
     parser.addini(
         "qnnfarm_missing_device",
-        "What a test does whose requirement no device meets: skip or fail.",
-        default="skip",
+        "What a test does whose requirement no device meets: skip or fail. By default it skips if "
+        "there is no device at all, and fails if there are others.",
+        default="",
     )
 
 
@@ -156,7 +160,7 @@ def _read(config: pytest.Config) -> Settings:
         db=option.qnnfarm_db or _db(config.getini("qnnfarm_db"), base),
         repeat=_whole(option.qnnfarm_repeat or config.getini("qnnfarm_repeat") or "1"),
         lease_timeout_s=_seconds(config.getini("qnnfarm_lease_timeout")),
-        fail_missing=_missing(config.getini("qnnfarm_missing_device")),
+        missing_device=_missing(config.getini("qnnfarm_missing_device")),
         params=_params(
             [*config.getini("qnnfarm_suite_params"), *(option.qnnfarm_suite_param or ())]
         ),
@@ -237,10 +241,10 @@ def _seconds(text: str) -> float | None:
     return seconds or None
 
 
-def _missing(text: str) -> bool:
-    if text not in {"skip", "fail"}:
+def _missing(text: str) -> MissingDevice:
+    if text not in get_args(MissingDevice):
         raise pytest.UsageError(f"qnnfarm_missing_device: {text!r} is neither skip nor fail")
-    return text == "fail"
+    return cast("MissingDevice", text)
 
 
 def _params(texts: list[str]) -> Mapping[str, str]:

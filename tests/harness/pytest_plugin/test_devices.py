@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from harness.results.store import ResultsStore, RunFilter
 from tests.harness.pytest_plugin.conftest import Farm
 
@@ -29,23 +31,44 @@ def test_without(): pass
 """
 
 
-def test_a_requirement_leases_or_skips(farm: Farm, two_devices: tuple[str, str]) -> None:
+def test_a_requirement_leases_or_fails_at_once(farm: Farm, two_devices: tuple[str, str]) -> None:
     specs = [f"--device=virtual:{name}" for name in two_devices]
-    outcome = farm(_ONE, *specs, "-rs")
-    assert outcome.returncode == 0, outcome.output
-    assert outcome.counts() == {"tests": 5, "skipped": 2}, outcome.output
-    assert "SM9999" in outcome.output
-    assert "no device of the pool meets" in outcome.output
+    outcome = farm(_ONE, *specs)
+    assert outcome.returncode == 1, outcome.output
+    assert outcome.counts() == {"tests": 5, "errors": 2}, outcome.output
+    assert "no device of the pool meets soc=SM9999: none has the SoC SM9999" in outcome.output
+    assert "no device of the pool meets tag=usb count=3: " in outcome.output
     properties = outcome.properties("test_first")
     assert properties["qnnfarm.soc"] == "SM8750"
     assert properties["qnnfarm.device"]
     assert "qnnfarm.device" not in outcome.properties("test_without")
 
 
-def test_a_skip_can_be_a_failure(farm: Farm, two_devices: tuple[str, str]) -> None:
-    outcome = farm(_ONE, f"--device=virtual:{two_devices[0]}", "-o", "qnnfarm_missing_device=fail")
-    assert outcome.returncode == 1
-    assert outcome.counts() == {"tests": 5, "errors": 2}, outcome.output
+@pytest.mark.parametrize(
+    ("missing", "counts"),
+    [("", {"skipped": 4}), ("skip", {"skipped": 4}), ("fail", {"errors": 4})],
+)
+def test_without_any_device_tests_skip(
+    farm: Farm,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    missing: str,
+    counts: dict[str, int],
+) -> None:
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path / "state"))
+    pool = tmp_path / "none.yaml"
+    pool.write_text("devices: [{discover: virtual}]\n")
+    outcome = farm(_ONE, f"--pool={pool}", "-rs", "-o", f"qnnfarm_missing_device={missing}")
+    assert outcome.counts() == {"tests": 5, **counts}, outcome.output
+    assert "the pool has no devices" in outcome.output
+
+
+def test_a_requirement_that_others_do_not_meet_can_be_a_skip(
+    farm: Farm, two_devices: tuple[str, str]
+) -> None:
+    outcome = farm(_ONE, f"--device=virtual:{two_devices[0]}", "-o", "qnnfarm_missing_device=skip")
+    assert outcome.returncode == 0, outcome.output
+    assert outcome.counts() == {"tests": 5, "skipped": 2}, outcome.output
 
 
 _RUNS = """
