@@ -5,6 +5,7 @@ import errno
 import os
 import selectors
 import signal
+import socket
 import stat as stat_bits
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.base import Progress
 from harness.devices.commands import Sink
 from harness.devices.files import CHUNK
+from harness.devices.forward import LOOPBACK, Forward, SocketEnd
 from harness.devices.posix_device import PosixDevice
 from harness.devices.shell_device import forwarded_port
 from harness.errors import DeviceUnsupportedError
@@ -97,8 +99,14 @@ class LocalDevice(PosixDevice):
 
     @contextmanager
     def forward(self, remote: str) -> Iterator[tuple[str, int]]:
-        """Its ports are ours; see `Device.forward`."""
-        yield "127.0.0.1", forwarded_port(remote)
+        """Carry connections to its own ports; see `Device.forward`."""
+        address = LOOPBACK, forwarded_port(remote)
+
+        def connect(deadline: Deadline) -> SocketEnd:
+            return SocketEnd(socket.create_connection(address, deadline.remaining()))
+
+        with Forward(connect, "forward local") as forward:
+            yield forward.address
 
     def _execute(
         self, script: str, stdin: bytes | None, stdout: Sink, stderr: Sink, deadline: Deadline

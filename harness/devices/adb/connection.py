@@ -134,6 +134,10 @@ class Connection:
     ) -> None:
         self._socket.close()
 
+    def detach(self) -> socket.socket:
+        """Hand the socket over, once the service of the connection was granted."""
+        return self._socket
+
     def request(self, service: str) -> None:
         """Ask for a service and wait until it is granted.
 

@@ -16,7 +16,6 @@ from harness.devices.adb.connection import (
     FailReply,
     ServerUnreachable,
     StreamClosed,
-    command,
     open_service,
 )
 from harness.devices.adb.shell import ShellSession
@@ -24,6 +23,7 @@ from harness.devices.adb.sync import SyncSession
 from harness.devices.base import DeviceProperties, Progress, PushItem
 from harness.devices.commands import Sink
 from harness.devices.files import open_local, receiving, stat_local
+from harness.devices.forward import Forward, SocketEnd
 from harness.devices.shell_device import ShellDevice, forwarded_port
 from harness.errors import (
     AdbServerError,
@@ -251,29 +251,21 @@ class AdbDevice(ShellDevice):
 
     @contextmanager
     def forward(self, remote: str) -> Iterator[tuple[str, int]]:
-        """Have the adb server forward a port of its own; see `Device.forward`."""
-        port = forwarded_port(remote)
-        service = f"host-serial:{self._serial}"
+        """Carry connections to it through the adb server; see `Device.forward`.
+
+        The server itself forwards no port: it would go on after our process has ended, and for
+        every user of its host.
+        """
+        service = f"tcp:{forwarded_port(remote)}"
         with self._typed(f"forward of {remote}", _ASK_TIMEOUT_S):
-            local = self._forward(f"{service}:forward:tcp:0;tcp:{port}", Deadline(_ASK_TIMEOUT_S))
-        try:
-            with self._reaching(local) as address:
-                yield address
-        finally:
-            with contextlib.suppress(HarnessError), self._typed("end of forward", _ASK_TIMEOUT_S):
-                end = f"{service}:killforward:tcp:{local}"
-                command(self._server.address, end, Deadline(_ASK_TIMEOUT_S))
+            device_features(self._server, self._serial, Deadline(_ASK_TIMEOUT_S))
 
-    def _forward(self, service: str, deadline: Deadline) -> int:
-        answer = command(self._server.address, service, deadline, block=True)
-        if not re.fullmatch(r"[0-9]{1,5}", answer):
-            raise FailReply(f"the adb server forwards from port {answer!r}")
-        return int(answer)
+        def connect(deadline: Deadline) -> SocketEnd:
+            connection = open_service(self._server.address, self._serial, service, deadline)
+            return SocketEnd(connection.detach())
 
-    @contextmanager
-    def _reaching(self, port: int) -> Iterator[tuple[str, int]]:
-        """The address at which this host reaches a port of the adb server's host."""
-        yield self._server.host, port
+        with Forward(connect, f"forward {self.serial}") as forward:
+            yield forward.address
 
     def _find_root(self, timeout_s: float) -> str:
         """`$TMPDIR/qnnfarm` of its shell, or below `/data/local/tmp`."""

@@ -91,7 +91,7 @@ class RemoteAdb:
         tunnel = self._tunnel
         if tunnel is None:
             raise AdbServerError(self._shown, "its tunnel was closed meanwhile")
-        return RemoteAdbDevice(server, serial, f"{serial}@{self._name}", self._host, tunnel)
+        return RemoteAdbDevice(server, serial, f"{serial}@{self._name}", tunnel)
 
     @property
     def _shown(self) -> str:
@@ -101,17 +101,9 @@ class RemoteAdb:
 class RemoteAdbDevice(AdbDevice):
     """A device at another host's adb server."""
 
-    def __init__(
-        self, server: AdbServer, serial: str, shown: str, host: SshHost, tunnel: Tunnel
-    ) -> None:
+    def __init__(self, server: AdbServer, serial: str, shown: str, tunnel: Tunnel) -> None:
         super().__init__(server, serial, shown=shown)
-        self._host = host
         self._tunnel = tunnel
-
-    @contextmanager
-    def _reaching(self, port: int) -> Iterator[tuple[str, int]]:
-        with Tunnel(self._host, port) as tunnel:
-            yield tunnel.address
 
     @contextmanager
     def _typed(
