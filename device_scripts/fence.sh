@@ -1,20 +1,25 @@
 #!/bin/sh
 # Keeps late holders of a lease away from a device that went to another.
-#   fence.sh WORK_ROOT claim TOKEN [ID [QUIET]]   raise the fence, end what earlier holders left
-#   fence.sh WORK_ROOT sweep TOKEN                end what this holder left
+#   fence.sh WORK_ROOT claim TOKEN HOLDER [ID [QUIET [TAKE]]]   raise the fence, end what is left
+#   fence.sh WORK_ROOT sweep TOKEN                              end what this holder left
 # README.md beside this file: how it works, output, exit codes.
+
+idle_minutes=10
 
 case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
 . "$here/common.sh" || exit 125
 
-[ $# -ge 3 ] && [ $# -le 5 ] || die 2 'usage: fence.sh WORK_ROOT claim|sweep TOKEN [ID [QUIET]]'
+[ $# -ge 3 ] && [ $# -le 7 ] ||
+  die 2 'usage: fence.sh WORK_ROOT claim|sweep TOKEN [HOLDER [ID [QUIET [TAKE]]]]'
 case $1 in
   /*) root=${1%/} ;;
   *) die 2 "the work root must be an absolute path: $1" ;;
 esac
 token=$3
-known=${4:-}
-quiet=${5:-}
+holder=${4:-}
+known=${5:-}
+quiet=${6:-}
+take=${7:-}
 is_token() { # TEXT; nine digits stay within 32 bits
   valid_number "$1" && [ "${#1}" -le 9 ]
 }
@@ -34,10 +39,37 @@ find_highest() {
   done
 }
 
+# Sets ledger and record: which ledger gave the device to the holder of TOKEN, and who that is. The
+# ledger is `-` once the holder has given the device back.
+read_holder() { # TOKEN
+  ledger=''
+  record=''
+  read -r ledger record 2>/dev/null <"$fence/$1"
+}
+
 refuse() {
   find_highest
-  echo "qnnfarm-fence refused=$highest"
+  read_holder "$highest"
+  printf '%s\n' "qnnfarm-fence refused=$highest $record"
   exit 3
+}
+
+# Another ledger knows nothing of ours, and ours nothing of it: what its holder does is seen here
+# alone. Says so, and whether the holder shows signs of life.
+find_other_ledger() {
+  find_highest
+  read_holder "$highest"
+  case $ledger in
+    '' | - | "${holder%% *}") ;;
+    *)
+      [ "$take" != "$highest" ] || return 0
+      alive=1
+      [ -n "$(find "$fence/used" -mmin "-$idle_minutes" 2>/dev/null)" ] ||
+        [ -n "$(marked_pids "lease:$id.$highest.")" ] || alive=0
+      printf '%s\n' "qnnfarm-fence held=$highest alive=$alive $record"
+      exit 5
+      ;;
+  esac
 }
 
 # The marks of holders begin with this; it is unlike that of any other device that shares the kernel.
@@ -56,7 +88,11 @@ raise_fence() {
     read_id || cat /proc/sys/kernel/random/uuid 2>/dev/null >"$fence/id"
     read_id || die 1 "cannot write to $fence: full or read-only"
   fi
-  : 2>/dev/null >"$fence/$token" || die 1 "cannot write to $fence: full or read-only"
+  find_other_ledger
+  # A new ledger counts from 1 again: of one number there is one holder.
+  if [ "$highest" -eq "$token" ] && [ "$ledger" != "${holder%% *}" ]; then refuse; fi
+  printf '%s\n' "$holder" 2>/dev/null >"$fence/$token" ||
+    die 1 "cannot write to $fence: full or read-only"
   find_highest
   if [ "$highest" -gt "$token" ]; then
     rm -f "$fence/$token"
@@ -117,6 +153,7 @@ act() {
 mode=$2
 case $mode in
   claim)
+    [ -n "$holder" ] || die 2 'a claim names its holder'
     if [ -n "$known" ]; then
       read_id
       if [ "$id" != "$known" ]; then

@@ -42,6 +42,7 @@
         RequirementError       no device can ever meet it
         LeaseTimeoutError
         LeaseLostError         another process may hold the device now
+        DeviceHeldError        a holder of another ledger has it
         RecoveryStepError      skipped, or without effect
         LedgerError            the file of all leases cannot be used
           DamagedLedgerError

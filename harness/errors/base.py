@@ -13,6 +13,8 @@ class FailureClass(StrEnum):
     DEVICE = "device"
     """The device, or the way to it: another device may do better."""
     RUNNER = "runner"
+    LEASE = "lease"
+    """Somebody took the device away: the cell runs again, and nobody is to blame."""
     OUTPUT = "output"
     USE = "use"
     """The request is impossible: a plan never tries again."""

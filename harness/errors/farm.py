@@ -77,11 +77,25 @@ class LeaseTimeoutError(PoolError):
 class LeaseLostError(PoolError):
     """A lease ended while its holder still used it; another process may hold the device now."""
 
+    failure_class = FailureClass.LEASE
     loses_device = True
     name: str
     token: int
     reason: str
     template = "the lease of {name:80} (token {token}) is lost: {reason}"
+
+
+class DeviceHeldError(PoolError):
+    """A holder of another ledger, of another user or host, has the device and is alive.
+
+    Attributes:
+        holder: as the device tells it.
+    """
+
+    device_state = "held"
+    name: str
+    holder: str
+    template = "{name:80} is held by {holder}, through another ledger"
 
 
 class RecoveryStepError(PoolError):

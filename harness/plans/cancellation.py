@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from harness.devices.base import Device, Progress
-from harness.errors import DeviceTimeoutError, HarnessError
+from harness.errors import DeviceTimeoutError, HarnessError, LeaseLostError
 
 _TRANSFERS = {"push", "push_many", "pull"}
 
@@ -29,15 +29,21 @@ class CancelToken:
         self._callbacks: list[Callable[[], None]] = []
         self._shield = threading.local()
 
-    def check(self) -> None:
+    def check(self, *, overdue: bool = True) -> None:
         """Raise if the cell was cancelled.
+
+        Args:
+            overdue: also if that was for the time it took.
 
         Raises:
             CellInterrupted: the whole run ends.
             DeviceTimeoutError: the cell took too long.
         """
-        if self._cause is not None and not getattr(self._shield, "is_on", False):
-            raise self._cause()
+        if self._cause is None or getattr(self._shield, "is_on", False):
+            return
+        error = self._cause()
+        if overdue or isinstance(error, CellInterrupted):
+            raise error
 
     def interrupt(self) -> None:
         """Cancel the cell because the whole run ends; ends what it runs on its device."""
@@ -96,8 +102,9 @@ class _CancellableDevice:
                 options["on_progress"] = self._check_progress(options.get("on_progress"))
             try:
                 result = value(*arguments, **options)
-            except HarnessError:
-                self._token.check()
+            except HarnessError as error:
+                # A cell whose device was taken away could not end in time.
+                self._token.check(overdue=not isinstance(error, LeaseLostError))
                 raise
             self._token.check()
             return result

@@ -105,8 +105,7 @@ class Placement:
             self._replicas_on.setdefault(cell.anti_affinity, set()).add(member)
 
     def unassign(self, cell: Cell, member: str) -> None:
-        """Record that the cell failed on the device, and is better tried elsewhere."""
-        self.exclude(cell, member)
+        """Record that the device runs the cell no longer."""
         if cell.anti_affinity:
             self._replicas_on[cell.anti_affinity].discard(member)
 

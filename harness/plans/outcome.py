@@ -54,6 +54,7 @@ class CellResult:
     emulator: bool = False
 
 
+_DEVICES = {FailureClass.DEVICE, FailureClass.LEASE}
 CellStatus = Literal["done", "failed", "interrupted", "left"]
 
 
@@ -126,7 +127,7 @@ class Summary:
         if self.count("done") == len(self.outcomes):
             return GOOD
         failures = [o.failure for o in self.outcomes if o.status == "failed"]
-        only_devices = all(f is not None and f.kind is FailureClass.DEVICE for f in failures)
+        only_devices = all(f is not None and f.kind in _DEVICES for f in failures)
         if failures and only_devices and not self.count("done"):
             return NO_ANSWER
         return BAD

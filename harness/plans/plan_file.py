@@ -16,6 +16,8 @@ from harness.yaml_files import YamlFile, read_yaml
 Label = Annotated[str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,63}\Z")]
 Word = Annotated[str, Field(min_length=1, max_length=128, pattern=r"\A[^\x00-\x20\x7f]+\Z")]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
+_LOST_LEASES = 10
+"""Nobody takes one cell's device away more often, unless the cell itself removes our work root."""
 Sessions = Annotated[int, Field(ge=1, le=1000)]
 
 
@@ -83,6 +85,8 @@ class Retries(_Part):
 
     def of(self, failure: FailureClass) -> int:
         """Number of retries after failures of a class."""
+        if failure is FailureClass.LEASE:
+            return _LOST_LEASES
         return 0 if failure is FailureClass.USE else int(getattr(self, failure.value))
 
 

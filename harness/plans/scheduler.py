@@ -290,10 +290,15 @@ class _Scheduler:
         outcome = self._log.failure_outcome(attempt, error)
         failure = outcome.failures[-1][1]
         tries = sum(past.kind is failure.kind for _, past in outcome.failures)
-        if tries <= cell.retries.of(failure.kind) and not self._is_stopping:
+        lost = failure.kind is FailureClass.LEASE
+        if lost and self._is_stopping:
+            self._log.interrupt(attempt)
+        elif tries <= cell.retries.of(failure.kind) and not self._is_stopping:
             self._log.retry(outcome)
             with self._changed:
                 self._placement.unassign(cell, lease.device.member)
+                if not lost:  # it is better tried elsewhere
+                    self._placement.exclude(cell, lease.device.member)
                 self._queue.put(cell)
                 self._changed.notify_all()
         else:

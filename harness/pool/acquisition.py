@@ -164,6 +164,8 @@ class Grant:
         for key, outcome in outcomes.items():
             if isinstance(outcome, HarnessError):
                 self._report(key, outcome, requirement.min_free_bytes)
+            elif isinstance(outcome, ClaimedDevice):
+                outcome.fence.give_back(outcome.device)
         self.give_up("not used: another device failed")
         self._context.changes.notify()
         return None

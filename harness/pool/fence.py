@@ -5,19 +5,29 @@ holds. A claim makes the file of a higher token, removes the lower ones, then ki
 that former holders left. Commands of a holder carry the lease's mark (`device_scripts/marked.sh`)
 and first look whether the file is there. So a command either finds the fence raised, or carried
 its mark when the claim looked for marks.
+
+The file says which ledger granted the lease, and to whom. A device that went from one ledger to
+another knows what neither of the two can know.
 """
 
+import platform
 import re
 import shlex
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Annotated, Self
 
-from harness.clock import Deadline
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from harness.clock import Clock, Deadline, format_time
 from harness.deploy.scripts import ensure_scripts, intact, scripts_folder
 from harness.devices.base import Device
 from harness.devices.commands import MARKS, command_line
 from harness.errors import (
     DeviceCommandError,
     DeviceFullError,
+    DeviceHeldError,
+    HarnessError,
     LeaseLostError,
     NoDeviceError,
     one_line,
@@ -26,14 +36,19 @@ from harness.pool.action_names import CLAIMING, ENDING, SCRIPTS, action_named
 from harness.pool.ledger import DeviceRecords
 from harness.pool.members import Member
 from harness.pool.opener import Opener, identify
+from harness.pool.owner import Owner, has_ended, this_process
 from harness.pool.records import FenceRecord
 
 _LAST_LINE = re.compile(
-    r"qnnfarm-fence (?:token=(?P<token>\d{1,9}) id=(?P<id>[0-9a-f-]{36}) ended=(?P<ended>\d+)"
-    r" left=(?P<left>\d+)|refused=(?P<refused>\d{1,9})|(?P<other>other))"
+    r"qnnfarm-fence (?:token=(?P<token>\d{1,9}) id=(?P<id>[0-9a-f-]{36}) ended=(?P<ended>\d{1,9})"
+    r" left=(?P<left>\d{1,9})|refused=(?P<refused>\d{1,9}) (?P<above>.{0,2000})"
+    r"|held=(?P<held>\d{1,9}) alive=(?P<alive>[01]) (?P<other_holder>.{0,2000})|(?P<other>other))"
 )
 LOST_STATUS = 94
 _NO_SCRIPTS = 97
+_GIVE_BACK_S = 5.0
+_SHOWN = 2000
+_NOT_HELD = "-"
 
 
 class OtherDeviceError(Exception):
@@ -41,7 +56,71 @@ class OtherDeviceError(Exception):
 
 
 class HigherTokenError(Exception):
-    """A device has a higher token than ours: `args[0]`."""
+    """A device has a higher token than ours: `args[0]`; `args[1]` is its `Holder`."""
+
+
+class OtherLedgerError(Exception):
+    """A holder of another ledger has not given the device back.
+
+    `args`: its token, its `Holder`, and whether that shows signs of life on the device.
+    """
+
+
+_Text = Annotated[str, Field(max_length=200), AfterValidator(one_line)]
+_Number = Annotated[int, Field(ge=0, lt=1 << 62)]
+
+
+class Holder(BaseModel):
+    """Holder of a device, as it introduces itself on the device.
+
+    What a device says is not trusted: texts are short and of one line.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    label: _Text = ""
+    host: _Text = ""
+    since: Annotated[float, Field(ge=0, lt=1e11, allow_inf_nan=False)] = 0.0
+    pid: _Number = 0
+    started: _Number = 0
+    boot: _Text = ""
+    namespace: _Text = ""
+
+    @classmethod
+    def here(cls, since: float) -> Self:
+        """Return this process."""
+        me = this_process()
+        return cls(
+            label=me.label[:200],
+            host=platform.node()[:200],
+            since=since,
+            pid=me.pid,
+            started=me.started,
+            boot=me.boot,
+            namespace=me.namespace,
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what is on a device; one that cannot be read is nobody known."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError:
+            return cls()
+
+    def has_ended(self) -> bool:
+        """Return whether it was a process of this host that is known to have ended."""
+        me = this_process()
+        if not self.boot or (self.boot, self.namespace) != (me.boot, me.namespace):
+            return False
+        return has_ended(Owner(self.pid, self.started, self.boot, self.namespace))
+
+    def describe(self, now: float) -> str:
+        """Describe it for people: `ann: pytest (pid 123) on lab2, since 10:02:11`."""
+        return f"{self}, since {format_time(self.since, now)}" if self.label else str(self)
+
+    def __str__(self) -> str:
+        return f"{self.label} on {self.host}" if self.label else "a holder that is not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +130,8 @@ class Fence:
     Attributes:
         id: distinguishes this device's processes from those of others on the same kernel.
         ended: number of runs of former holders that the claim ended.
+        ledger: id of the ledger that granted the lease.
+        holder: what the claim wrote about us, as JSON.
     """
 
     root: str
@@ -58,12 +139,21 @@ class Fence:
     id: str
     scripts: str
     ended: int = 0
+    ledger: str = ""
+    holder: str = ""
 
     def guarded(self, command: str) -> str:
-        """Return a command line that runs `command` only if the fence still has our token."""
-        lost = f"echo {shlex.quote(self._lost_line)} >&2; exit {LOST_STATUS}"
-        check = f"[ -e {shlex.quote(f'{self.root}/fence/{self.token}')} ] || {{ {lost}; }}\n"
-        return check + command
+        """Return a command line that runs `command` only if the fence still has our token.
+
+        Else it says who has the device now. It also leaves a sign of life.
+        """
+        fence = shlex.quote(f"{self.root}/fence")
+        lost = (
+            f"{{ echo {shlex.quote(self._lost_line)}; cat {fence}/[0-9]* 2>/dev/null |"
+            f" head -c {_SHOWN}; }} >&2; exit {LOST_STATUS}"
+        )
+        check = f"[ -e {self._file} ] || {{ {lost}; }}\n"
+        return f"{check}true 2>/dev/null >{fence}/used\n{command}"
 
     @property
     def env(self) -> dict[str, str]:
@@ -73,6 +163,23 @@ class Fence:
     def was_lost(self, exit_status: int, stderr: str) -> bool:
         """Return whether a guarded command was refused by the fence."""
         return exit_status == LOST_STATUS and self._lost_line in stderr
+
+    def describe_loss(self, stderr: str, now: float) -> str:
+        """Return who has the device, from what a guarded command said when it was refused."""
+        _, _, said = stderr.partition(self._lost_line)
+        ledger, _, record = said.strip().partition("\n")[0].partition(" ")
+        if not ledger:
+            return "its fence on the device is gone: somebody removed our work root there"
+        if ledger == self.ledger:
+            return "the device went to another holder"
+        return f"{Holder.parse(record).describe(now)}, took the device through another ledger"
+
+    def give_back(self, device: Device) -> None:
+        """Tell other ledgers on the device that nobody holds it any more, if it can be told."""
+        line = shlex.quote(f"{_NOT_HELD} {self.holder}")
+        command = f"[ ! -e {self._file} ] || printf '%s\\n' {line} >{self._file}"
+        with suppress(HarnessError), action_named(ENDING):
+            device.shell(command, timeout_s=_GIVE_BACK_S, check=False)
 
     def sweep(self, device: Device, deadline: Deadline) -> None:
         """End the processes that the holder of this fence left on the device.
@@ -84,8 +191,12 @@ class Fence:
         try:
             _run(device, self._words("sweep"), deadline, ENDING)
         except HigherTokenError as error:
-            reason = f"the device went to token {error.args[0]}"
+            reason = f"the device went to token {error.args[0]}, of {error.args[1]}"
             raise LeaseLostError(device.serial, self.token, reason) from None
+
+    @property
+    def _file(self) -> str:
+        return shlex.quote(f"{self.root}/fence/{self.token}")
 
     @property
     def _lost_line(self) -> str:
@@ -95,40 +206,64 @@ class Fence:
         return _words(self.root, self.scripts, action, self.token)
 
 
-def claim(device: Device, token: int, scripts: str, deadline: Deadline) -> Fence:
-    """Raise the fence of a device to `token`, and end the processes of former holders.
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One claim of a device, for a lease.
 
-    Args:
-        scripts: folder of our scripts on the device.
-
-    Raises:
-        HigherTokenError: the fence is higher.
-        DeviceCommandError: a process of a former holder cannot be ended, or the work root cannot be
-            written.
-        DeviceError: the device failed otherwise.
+    Attributes:
+        token: of the lease.
+        ledger: id of the ledger that granted it.
+        holder: who holds it, as JSON.
+        take: token of another ledger's holder, from whom the device is taken.
     """
-    root = device.work_root
-    match = _run(device, _words(root, scripts, "claim", token), deadline, CLAIMING)
-    return Fence(root, token, match["id"], scripts, int(match["ended"]))
 
+    token: int
+    ledger: str
+    holder: str
+    take: str = ""
 
-def reclaim(device: Device, token: int, record: FenceRecord, deadline: Deadline) -> Fence:
-    """Claim a device that was claimed before, in one command.
+    def raise_fence(self, device: Device, scripts: str, deadline: Deadline) -> Fence:
+        """Raise the fence of a device to our token, and end the processes of former holders.
 
-    The id of the fence shows that it is still the same device with the same work root, and the
-    hashes, taken on the device before the claim, that it still has our scripts.
+        Args:
+            scripts: folder of our scripts on the device.
 
-    Raises:
-        OtherDeviceError: its fence has another id; nothing was touched.
-        HigherTokenError, DeviceCommandError, DeviceError: as for `claim`; also if scripts are
-            missing or changed.
-    """
-    scripts = scripts_folder(record.root)
-    words = _words(record.root, scripts, "claim", token)
-    words += [record.id, str(record.quiet)]
-    command = f"{intact(scripts)} || exit {_NO_SCRIPTS}\nexec {command_line(words)}"
-    match = _run(device, command, deadline, CLAIMING)
-    return Fence(record.root, token, match["id"], scripts, int(match["ended"]))
+        Raises:
+            HigherTokenError: the fence is higher.
+            OtherLedgerError: a holder of another ledger has the device.
+            DeviceCommandError: a process of a former holder cannot be ended, or the work root
+                cannot be written.
+            DeviceError: the device failed otherwise.
+        """
+        root = device.work_root
+        words = self._words(root, scripts, FenceRecord())
+        return self._fence(root, scripts, _run(device, words, deadline, CLAIMING))
+
+    def raise_known(self, device: Device, record: FenceRecord, deadline: Deadline) -> Fence:
+        """Claim a device that was claimed before, in one command.
+
+        The id of the fence shows that it is still the same device with the same work root, and the
+        hashes, taken on the device before the claim, that it still has our scripts.
+
+        Raises:
+            OtherDeviceError: its fence has another id; nothing was touched.
+            HigherTokenError, OtherLedgerError, DeviceCommandError, DeviceError: as for
+                `raise_fence`; also if scripts are missing or changed.
+        """
+        scripts = scripts_folder(record.root)
+        words = command_line(self._words(record.root, scripts, record))
+        command = f"{intact(scripts)} || exit {_NO_SCRIPTS}\nexec {words}"
+        return self._fence(record.root, scripts, _run(device, command, deadline, CLAIMING))
+
+    def _words(self, root: str, scripts: str, record: FenceRecord) -> list[str]:
+        holder = f"{self.ledger} {self.holder}"
+        return [*_words(root, scripts, "claim", self.token), holder, record.id,
+                str(record.quiet), self.take]  # fmt: skip
+
+    def _fence(self, root: str, scripts: str, match: re.Match[str]) -> Fence:
+        return Fence(
+            root, self.token, match["id"], scripts, int(match["ended"]), self.ledger, self.holder
+        )
 
 
 def _words(root: str, scripts: str, action: str, token: int) -> list[str]:
@@ -143,7 +278,10 @@ def _run(
     lines = result.stdout.splitlines()
     match = _LAST_LINE.fullmatch(lines[-1]) if lines else None
     if match is not None and match["refused"] is not None:
-        raise HigherTokenError(int(match["refused"]))
+        raise HigherTokenError(int(match["refused"]), Holder.parse(match["above"]))
+    if match is not None and match["held"] is not None:
+        holder = Holder.parse(match["other_holder"])
+        raise OtherLedgerError(match["held"], holder, match["alive"] == "1")
     if match is not None and match["other"] is not None:
         raise OtherDeviceError
     if match is None or result.exit_status:
@@ -169,9 +307,12 @@ class FenceClaims:
     who it is.
     """
 
-    def __init__(self, records: DeviceRecords, opener: Opener, *, timeout_s: float) -> None:
+    def __init__(
+        self, records: DeviceRecords, opener: Opener, clock: Clock, *, timeout_s: float
+    ) -> None:
         self._records = records
         self._opener = opener
+        self._clock = clock
         self._timeout_s = timeout_s
 
     def claim(
@@ -181,27 +322,43 @@ class FenceClaims:
 
         Raises:
             HigherTokenError: the device has a higher token.
+            DeviceHeldError: a holder of another ledger has it.
             DeviceFullError: less than `min_free_bytes` is free.
             NoDeviceError: another device answers at its address.
             DeviceError: the device failed otherwise.
         """
         device = self._opener.open(member)
         deadline = Deadline.for_device(device.serial, CLAIMING, self._timeout_s)
-        fence = self._fence(token, key, member, device, deadline)
+        holder = Holder.here(self._clock.now()).model_dump_json()
+        claim = Claim(token, self._records.ledger_id(), holder)
+        fence, taken_from = None, ""
+        while fence is None:
+            try:
+                fence = self._fence(claim, key, member, device, deadline)
+            except OtherLedgerError as other:
+                former_token, former, is_alive = other.args
+                taken_from = former.describe(self._clock.now())
+                if is_alive and not former.has_ended():
+                    raise DeviceHeldError(member.name, taken_from) from None
+                claim = replace(claim, take=former_token)
+        if taken_from:
+            told = f"from {taken_from}: it shows no sign of life, and had another ledger"
+            self._records.add_history(key, "taken over", told)
         if min_free_bytes:
             free = device.free_bytes(timeout_s=deadline.remaining())
             self._records.set_free_bytes(key, free)
             if free is not None and free < min_free_bytes:
+                fence.give_back(device)
                 raise DeviceFullError(device.serial, device.work_root, min_free_bytes, free)
         return ClaimedDevice(member.name, key, device, fence)
 
     def _fence(
-        self, token: int, key: str, member: Member, device: Device, deadline: Deadline
+        self, claim: Claim, key: str, member: Member, device: Device, deadline: Deadline
     ) -> Fence:
         record = self._records.fence_of(key)
         if record.id and record.root:
             try:
-                return reclaim(device, token, record, deadline)
+                return claim.raise_known(device, record, deadline)
             except (OtherDeviceError, DeviceCommandError):
                 pass  # wiped, another device, or other scripts: claim it from scratch
         reached = identify(member, device, timeout_s=deadline.remaining())
@@ -211,6 +368,6 @@ class FenceClaims:
             raise NoDeviceError(member.name, (f"{device.serial} is another device now: {other}",))
         with action_named(SCRIPTS):
             scripts = ensure_scripts(device, deadline)
-        fence = claim(device, token, scripts, deadline)
+        fence = claim.raise_fence(device, scripts, deadline)
         self._records.set_fence(key, FenceRecord(fence.id, fence.root))
         return fence

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,7 +27,11 @@ from harness.pool.heartbeat import LeaseTerm
 
 _LOG_TAIL = 4000
 _CHECK_S = 30.0
+_ASK_S = 5.0
+"""Time for a device to say, after a failure, whether the lease still holds there."""
 _SWEEP_S = 30.0
+_WATCH_S = 0.25
+_LOOKS_PER_QUESTION = 40
 
 
 class LeasedDevice:
@@ -35,7 +39,9 @@ class LeasedDevice:
 
     Every method raises `LeaseLostError` before it touches the device if the lease is lost. Commands
     check the fence on the device itself, and transfers do so before and after: that stops a holder
-    that was suspended in the middle.
+    that was suspended in the middle. Whatever fails, and each command that ends with a status other
+    than 0, asks the ledger and the fence first whether the lease still holds: the next holder's
+    claim kills what runs.
 
     Attributes:
         member: its name in the pool.
@@ -51,6 +57,7 @@ class LeasedDevice:
         self._device = claimed.device
         self._fence = claimed.fence
         self._lease = lease
+        self._forwards: set[ExitStack] = set()
 
     def __repr__(self) -> str:
         return f"LeasedDevice({self.member!r}, token {self._fence.token})"
@@ -116,7 +123,7 @@ class LeasedDevice:
                 env={**(env or {}), **self._fence.env},
                 max_output=max_output,
             )
-        self._lost_if_fenced(result)
+        self._check_result(result)
         if check and result.exit_status:
             tail = (result.stderr if result.stderr.strip() else result.stdout)[-_LOG_TAIL:]
             shown = describe_command(text, self._fence.root).strip("`")
@@ -140,7 +147,7 @@ class LeasedDevice:
                 timeout_s=timeout_s,
                 env={**(env or {}), **self._fence.env},
             )
-        self._lost_if_fenced(result)
+        self._check_result(result)
         return result
 
     def push(
@@ -186,15 +193,69 @@ class LeasedDevice:
         return received
 
     def forward(self, remote: str) -> AbstractContextManager[tuple[str, int]]:
-        """Forward a port of this host to the device; see `Device.forward`."""
+        """Forward a port of this host to the device; see `Device.forward`.
+
+        It ends with the lease, with all connections through it, within a second of its loss.
+        """
         self._check_on_device()
-        return self._device.forward(remote)
+        return self._forwarding(remote)
 
     def reboot(self, *, timeout_s: float = 300.0) -> None:
         """Reboot it; see `Device.reboot`."""
         self._check_on_device()
         with self._held():
             self._device.reboot(timeout_s=timeout_s)
+
+    def verify(self) -> None:
+        """Check whether the lease still holds, by the ledger and by the fence on the device.
+
+        A device that does not answer within 5 seconds takes nothing away.
+
+        Raises:
+            LeaseLostError: it does not.
+        """
+        self._lease.check_ledger(self.key)
+        try:
+            with action_named(CHECKING, failures=False):
+                result = self._device.shell(self._fence.guarded(":"), timeout_s=_ASK_S, check=False)
+        except HarnessError:
+            return
+        self._lost_if_fenced(result)
+
+    def end_forwards(self) -> None:
+        """End all forwards, with the connections through them."""
+        for stack in tuple(self._forwards):
+            stack.close()
+
+    @contextmanager
+    def _forwarding(self, remote: str) -> Iterator[tuple[str, int]]:
+        over = threading.Event()
+        with ExitStack() as stack:
+            address = stack.enter_context(self._device.forward(remote))
+            self._forwards.add(stack)
+            watch = threading.Thread(
+                target=self._watch, args=(over,), name=f"forward of {self.member}", daemon=True
+            )
+            watch.start()
+            try:
+                yield address
+            finally:
+                over.set()
+                self._forwards.discard(stack)
+
+    def _watch(self, over: threading.Event) -> None:
+        """Look after the lease while a forward is open, which ends once it is lost."""
+        looks = 0
+        while not over.wait(_WATCH_S):
+            looks += 1
+            try:
+                if looks % _LOOKS_PER_QUESTION:
+                    self._lease.check_ledger(self.key)
+                else:
+                    self.verify()  # which is a sign of life to other ledgers, too
+            except LeaseLostError:
+                self.end_forwards()
+                return
 
     @contextmanager
     def _transfer(self) -> Iterator[None]:
@@ -209,9 +270,22 @@ class LeasedDevice:
         self.used = True
         try:
             yield
+        except HarnessError as error:
+            self.dirty = True
+            if error.is_infrastructure:  # nobody would answer
+                self._lease.check_ledger(self.key)
+            else:
+                self.verify()
+            raise
         except BaseException:
             self.dirty = True
             raise
+        self._lease.check_ledger(self.key)
+
+    def _check_result(self, result: CommandResult) -> None:
+        self._lost_if_fenced(result)
+        if result.exit_status:
+            self.verify()
 
     def _check_on_device(self) -> None:
         self._lease.check()
@@ -222,7 +296,7 @@ class LeasedDevice:
 
     def _lost_if_fenced(self, result: CommandResult) -> None:
         if self._fence.was_lost(result.exit_status, result.stderr):
-            raise self._lease.lose("the device went to another holder")
+            raise self._lease.lose_device(self, result.stderr)
 
 
 class Lease:
@@ -301,6 +375,26 @@ class Lease:
         if self._context.clock.boottime() >= self._term.until:
             raise self.lose("this process slept for longer than its heartbeat is good for")
 
+    def check_ledger(self, key: str) -> None:
+        """Check whether the ledger says that the lease still has a device.
+
+        Raises:
+            LeaseLostError: it does not.
+        """
+        self.check()
+        with suppress(LedgerError):  # then the lease is good for as long as its term
+            if not self._leases.holds(self.token, key):
+                raise self.lose("the ledger gave the device to another holder")
+
+    def verify(self) -> None:
+        """Check whether the lease still holds, by the ledger and by the fences on its devices.
+
+        Raises:
+            LeaseLostError: it does not.
+        """
+        for device in self._devices:
+            device.verify()
+
     def lose(self, reason: str) -> LeaseLostError:
         """Give the lease up as lost, and return the error to raise.
 
@@ -311,7 +405,22 @@ class Lease:
                 self._lost = self._leases.why_lost(self.token, [d.key for d in self._devices])
             self._lost = self._lost or reason
         self._context.heartbeat.stop(self._term)
+        for device in self._devices:
+            device.end_forwards()
         return self._lost_error(self._lost)
+
+    def lose_device(self, device: LeasedDevice, refusal: str) -> LeaseLostError:
+        """Give the lease up, as the fence on a device refuses it; see `lose`.
+
+        The ledger writes down who has the device now, which nobody told it.
+
+        Args:
+            refusal: what the device said.
+        """
+        reason = device.fence.describe_loss(refusal, self._context.clock.now())
+        with suppress(LedgerError):
+            self._leases.record_loss(self.token, device.key, reason)
+        return self.lose(reason)
 
     def report(self, failure: HarnessError) -> None:
         """Report a failure to the pool; what it says about the device decides what comes next.
@@ -319,8 +428,8 @@ class Lease:
         A device that must be reached again is recovered after the release; one with too many
         failures is quarantined. Failures that say nothing about the device change nothing.
         """
-        if any(failure is reported for reported in self._reported):
-            return
+        if self._lost or any(failure is reported for reported in self._reported):
+            return  # what happens on a device that others use is not its fault
         self._reported.append(failure)
         report = FailureReport.of(failure)
         for device in self._concerned(failure):
@@ -338,8 +447,8 @@ class Lease:
                 return
             try:
                 for device in self._devices:
-                    if device.dirty and not self._lost:
-                        self._sweep(device)
+                    device.end_forwards()
+                    self._give_back(device)
             finally:
                 self._context.heartbeat.stop(self._term)
                 self._released = True
@@ -350,7 +459,16 @@ class Lease:
                 )
                 self._context.changes.notify()
 
-    def _sweep(self, device: LeasedDevice) -> None:
+    def _give_back(self, device: LeasedDevice) -> None:
+        """End on the device what was cut off, and tell other ledgers there that it is free."""
+        if device.dirty and not self._lost and not self._sweep(device):
+            return
+        if not any(failure.needs_recovery for failure in self._reported):
+            # Also after a loss: if it was no claim that ended the lease, the fence is still ours.
+            device.fence.give_back(device.unleased)
+
+    def _sweep(self, device: LeasedDevice) -> bool:
+        """End what was cut off; return whether the device let us."""
         deadline = Deadline.for_device(device.serial, "cleaning up after a lease", _SWEEP_S)
         try:
             device.fence.sweep(device.unleased, deadline)
@@ -359,6 +477,8 @@ class Lease:
         except HarnessError as error:
             report = FailureReport.of(error, recover=True)
             self._leases.report(device.key, self.token, report)
+            return False
+        return True
 
     def _concerned(self, failure: HarnessError) -> Sequence[LeasedDevice]:
         if isinstance(failure, DeviceError) and len(self._devices) > 1:

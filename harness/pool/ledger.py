@@ -1,6 +1,7 @@
 """The ledger: who holds which device on this host, in transactions over one small file."""
 
 import json
+import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -83,6 +84,18 @@ class DeviceRecords:
 
     def __init__(self, context: LedgerContext) -> None:
         self._context = context
+
+    def ledger_id(self) -> str:
+        """Return the id by which devices tell this ledger from others."""
+        query = "SELECT value FROM counters WHERE name = 'id'"
+        with self._context.reading() as db:
+            row = db.execute(query).fetchone()
+        if row is None:
+            with self._context.writing() as t:
+                number = secrets.randbits(62)
+                t.db.execute("INSERT OR IGNORE INTO counters VALUES ('id', ?)", (number,))
+                row = t.db.execute(query).fetchone()
+        return f"{row[0]:016x}"
 
     def keys_of(self, specs: Collection[str]) -> dict[str, str]:
         """Return the keys of the devices that were last reached under these addresses."""
@@ -391,6 +404,18 @@ class Leases:
                     t.add_history(key, LOST, f"{taken_by} took it back", token)
                 t.end_lease(key, row[0]["failure"], Event.RELEASED, reason)
         return frozenset(released)
+
+    def record_loss(self, token: int, key: str, text: str) -> None:
+        """Record that a device itself refused the holder of that token, unless it is known."""
+        with self._context.writing() as t:
+            held = t.db.execute(
+                "SELECT 1 FROM leases WHERE key = ? AND token = ?", (key, token)
+            ).fetchone()
+            known = t.db.execute(
+                "SELECT 1 FROM history WHERE key = ? AND what = ? AND token = ?", (key, LOST, token)
+            ).fetchone()
+            if held is not None and known is None:
+                t.add_history(key, LOST, text, token)
 
     def why_lost(self, token: int, keys: Collection[str]) -> str:
         """Return who ended the lease of that token and when; empty if its holder did."""

@@ -88,7 +88,7 @@ class Pool:
             self._database, clock, ttl_s=config.lease.ttl_s, rule=config.quarantine.rule
         )
         records = self.ledger.devices
-        claims = FenceClaims(records, opener, timeout_s=config.lease.claim_timeout_s)
+        claims = FenceClaims(records, opener, clock, timeout_s=config.lease.claim_timeout_s)
         heartbeat = Heartbeat(self.ledger.leases)
         self._context = PoolContext(config, clock, self.ledger, opener, heartbeat, claims)
         self._members = Members(records, members)

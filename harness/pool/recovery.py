@@ -22,6 +22,7 @@ from harness.devices.types import device_types
 from harness.errors import (
     AdbServerError,
     DeviceConnectError,
+    DeviceHeldError,
     DeviceTimeoutError,
     DeviceUnauthorizedError,
     DeviceUnsupportedError,
@@ -83,11 +84,14 @@ class Recovery:
         never reached, the only step is `reconnect`.
 
         Raises:
+            DeviceHeldError: another ledger's holder has it, so no step is taken.
             RecoveryStepError: no step helped; says why the last did not.
         """
         self._on_progress("asking whether it answers")
         try:
             return self._wait_for_answer("look", 0.0)
+        except DeviceHeldError:
+            raise
         except HarnessError as error:
             last = f"look: {one_line(str(error))}"
         steps, patience_s = self._config.steps, self._config.return_timeout_s
@@ -101,6 +105,8 @@ class Recovery:
             try:
                 self._take(step)
                 return self._wait_for_answer(step, patience_s)
+            except DeviceHeldError:
+                raise
             except HarnessError as error:
                 self._check_stopped()  # a step that was cut off says nothing
                 reason = one_line(str(error))
@@ -134,15 +140,23 @@ class Recovery:
                 device = self._opener.open(self._member)
                 reached = identify(self._member, device, timeout_s=_ANSWER_S)
                 if reached.key == self._lease.key:
-                    with suppress(HigherTokenError):
-                        self._context.claims.claim(self._lease.token, reached.key, self._member)
-            except HarnessError:
-                if time.monotonic() >= deadline or self._stopped():
+                    self._try_claim()
+            except HarnessError as error:
+                if (
+                    isinstance(error, DeviceHeldError)
+                    or time.monotonic() >= deadline
+                    or self._stopped()
+                ):
                     raise
                 time.sleep(_POLL_S)
                 continue
             self._record(step, "it answers")
             return reached
+
+    def _try_claim(self) -> None:
+        with suppress(HigherTokenError):
+            claimed = self._context.claims.claim(self._lease.token, self._lease.key, self._member)
+            claimed.fence.give_back(claimed.device)
 
     def _take(self, step: StepName) -> None:
         match step:

@@ -14,6 +14,7 @@ from harness.deploy.scripts import ensure_scripts
 from harness.devices.base import Device
 from harness.errors import (
     DeploymentCorruptError,
+    DeviceHeldError,
     DeviceLostError,
     HarnessError,
     LeaseLostError,
@@ -35,6 +36,8 @@ from harness.pool.status import OnProgress, ignore_progress
 log = logging.getLogger(__name__)
 
 _MAX_THREADS = 8
+_HELD_S = 60.0
+"""How often to look, at least, whether another ledger's holder still has a device."""
 
 Probation = Callable[[Device], None]
 """Probation run; raises a `HarnessError` if the device fails it."""
@@ -189,7 +192,10 @@ class Upkeep:
             if self._stop.is_set():
                 self._ledger.repairs.interrupt(lease.key, lease.token)
             else:
-                self._end(device, lease.token, Event.GAVE_UP, one_line(str(error)))
+                held = isinstance(error, DeviceHeldError)
+                retry_in_s = min(self._backoff(device, Event.GAVE_UP), _HELD_S) if held else None
+                reason = one_line(str(error))
+                self._end(device, lease.token, Event.GAVE_UP, reason, retry_in_s=retry_in_s)
             return
         if reached.key != lease.key:
             reason = f"another device answers at {member.spec}"
@@ -202,9 +208,12 @@ class Upkeep:
         try:
             lease = Lease(self._context, term, [self._claim(member, device.key, term)])
             self.probation(lease.device)
+            lease.device.fence.give_back(lease.device.unleased)
         except (HarnessError, HigherTokenError) as error:
             reason, retry_in_s = f"its probation run failed: {one_line(str(error))}", None
-            if isinstance(error, HarnessError) and error.is_infrastructure:
+            if isinstance(error, DeviceHeldError):
+                reason, retry_in_s = one_line(str(error)), _HELD_S
+            elif isinstance(error, HarnessError) and error.is_infrastructure:
                 # It says nothing about the device, which is tried again at once.
                 reason, retry_in_s = one_line(str(error)), 1.0
             self._end(device, term.token, Event.NOT_PASSED, reason, retry_in_s=retry_in_s)
@@ -229,7 +238,10 @@ class Upkeep:
         retry_in_s: float | None = None,
     ) -> None:
         if retry_in_s is None:
-            config = self._context.config
-            policy = config.quarantine.rule if event is Event.NOT_PASSED else config.recovery
-            retry_in_s = policy.backoff(device.attempts)
+            retry_in_s = self._backoff(device, event)
         self._ledger.repairs.end(device.key, token, event, reason, retry_in_s=retry_in_s)
+
+    def _backoff(self, device: DeviceRow, event: Event) -> float:
+        config = self._context.config
+        policy = config.quarantine.rule if event is Event.NOT_PASSED else config.recovery
+        return policy.backoff(device.attempts)

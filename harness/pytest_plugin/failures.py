@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.errors import DeviceError, HarnessError, one_line
+from harness.errors import DeviceError, HarnessError, LeaseLostError, one_line
 from harness.pytest_plugin.fixtures import TEST, TestState, leases_of
 from harness.pytest_plugin.terminal import LOST, PHASE
 
@@ -39,6 +39,8 @@ def record_failure(
     if call.when != "teardown":
         test.failure = f"{type(error).__name__}: {error}"
     failure = _device_failure(error)
+    if report.outcome == "failed" and call.when != "teardown":
+        failure = _lost_lease(test, failure) or failure
     lost = failure is not None and failure.loses_device
     failed = report.outcome == "failed"  # an expected failure has no logs, but may lose a device
     if failed and not lost:
@@ -51,7 +53,19 @@ def record_failure(
             setattr(report, PHASE, report.when)
             report.when = "setup"
         setattr(report, LOST, True)
-        report.sections.append(("lost device", str(failure)))
+        title = "lost lease" if isinstance(failure, LeaseLostError) else "lost device"
+        report.sections.append((title, str(failure)))
+
+
+def _lost_lease(test: TestState, failure: HarnessError | None) -> HarnessError | None:
+    """Ask whether the test lost its lease, which made it fail in whatever way."""
+    if failure is not None and failure.loses_device:
+        return None
+    try:
+        test.held.lease.verify()
+    except LeaseLostError as lost:
+        return lost
+    return None
 
 
 def _report_to_pool(item: pytest.Item, test: TestState, failure: HarnessError) -> None:

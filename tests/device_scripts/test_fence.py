@@ -2,28 +2,37 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from harness.pool.fence import LOST_STATUS, Fence
+from harness.pool.fence import LOST_STATUS, Fence, Holder
 
 if TYPE_CHECKING:
+    from harness.devices.base import Device
     from tests.device_scripts.conftest import DeviceShell
 
+HOLDER = 'a1 {"label": "ann: pytest (pid 7)", "host": "lab1", "boot": "b\\u00e4"}'
+OTHER = 'b2 {"label": "ben: pytest (pid 8)", "host": "lab2"}'
 _LINE = re.compile(r"qnnfarm-fence token=(\d+) id=([0-9a-f-]{36}) ended=(\d+) left=0\n")
 
 
-def claim(device: "DeviceShell", token: int, *known: str) -> Fence:
-    done = device.run("fence.sh", device.work_root, "claim", str(token), *known)
+def claim(device: "DeviceShell", token: int, *known: str, holder: str = HOLDER) -> Fence:
+    done = device.run("fence.sh", device.work_root, "claim", str(token), holder, *known)
     match = _LINE.fullmatch(done.stdout)
     assert match, (done.stdout, done.stderr)
     assert (done.returncode, int(match[1])) == (0, token)
-    return Fence(str(device.work_root), token, match[2], "", int(match[3]))
+    ledger, _, record = holder.partition(" ")
+    return Fence(str(device.work_root), token, match[2], "", int(match[3]), ledger, record)
+
+
+def record_of(holder: str) -> str:
+    return holder.partition(" ")[2]
 
 
 def tokens(device: "DeviceShell") -> set[str]:
@@ -53,8 +62,8 @@ def test_the_fence_rises_and_never_falls(device: "DeviceShell") -> None:
     assert claim(device, 7) == first
     second = claim(device, 100)
     assert second.id == first.id
-    done = device.run("fence.sh", device.work_root, "claim", "99")
-    assert (done.returncode, done.stdout) == (3, "qnnfarm-fence refused=100\n")
+    done = device.run("fence.sh", device.work_root, "claim", "99", HOLDER)
+    assert (done.returncode, done.stdout) == (3, f"qnnfarm-fence refused=100 {record_of(HOLDER)}\n")
     assert tokens(device) == {"100"}
 
 
@@ -183,7 +192,7 @@ def test_the_processes_of_other_devices_on_the_same_kernel_live_on(
     wait_until(tmp_path / "begun")
     other = tmp_path / "other"
     (other / "runs").mkdir(parents=True)
-    done = device.run("fence.sh", other, "claim", "9")
+    done = device.run("fence.sh", other, "claim", "9", HOLDER)
     assert done.returncode == 0
     assert process.communicate("alive\n", timeout=200) == ("alive\n", "")
 
@@ -198,7 +207,7 @@ def test_a_sweep_ends_what_the_holder_left(device: "DeviceShell", tmp_path: Path
     assert process.returncode == -9
     claim(device, 4)
     done = device.run("fence.sh", device.work_root, "sweep", "3")
-    assert (done.returncode, done.stdout) == (3, "qnnfarm-fence refused=4\n")
+    assert (done.returncode, done.stdout) == (3, f"qnnfarm-fence refused=4 {record_of(HOLDER)}\n")
 
 
 @pytest.mark.parametrize("lock", [True, False])
@@ -209,7 +218,7 @@ def test_of_claims_at_the_same_time_the_greatest_stays(
     bare = device if lock else device.without_tool("flock")
 
     def one(token: int) -> int:
-        return bare.run("fence.sh", device.work_root, "claim", str(token)).returncode
+        return bare.run("fence.sh", device.work_root, "claim", str(token), HOLDER).returncode
 
     with ThreadPoolExecutor(len(asked)) as threads:
         codes = dict(zip(asked, threads.map(one, asked), strict=True))
@@ -221,8 +230,8 @@ def test_of_claims_at_the_same_time_the_greatest_stays(
 def test_a_greater_claim_that_comes_between_two_looks_is_kept(device: "DeviceShell") -> None:
     # The trace's prompt is evaluated before each command: here it makes the file of another claim
     # right after this one has seen that it is the greatest.
-    script, *arguments = device.command("fence.sh", device.work_root, "claim", "12")[1:]
-    prompt = """${highest:+$(case $highest${former+x} in 12) : >"$fence/19" ;; esac)}"""
+    script, *arguments = device.command("fence.sh", device.work_root, "claim", "12", HOLDER)[1:]
+    prompt = """${highest:+$(case $highest${former+x} in 12) echo a1 >"$fence/19" ;; esac)}"""
     subprocess.run(
         [device.shell, "-x", script, *arguments],
         env={**device.environment, "PS4": prompt},
@@ -231,7 +240,7 @@ def test_a_greater_claim_that_comes_between_two_looks_is_kept(device: "DeviceShe
         check=False,
     )
     assert "19" in tokens(device)
-    done = device.run("fence.sh", device.work_root, "claim", "19")
+    done = device.run("fence.sh", device.work_root, "claim", "19", HOLDER)
     assert done.returncode == 0
 
 
@@ -241,7 +250,7 @@ def test_a_claim_that_was_overtaken_ends_nothing_of_the_greater_one(
     """Its host may have died meanwhile, so that the device went to somebody else."""
     fence = claim(device, 1)
     at, go = tmp_path / "at", tmp_path / "go"
-    script, *arguments = device.command("fence.sh", device.work_root, "claim", "12")[1:]
+    script, *arguments = device.command("fence.sh", device.work_root, "claim", "12", HOLDER)[1:]
     # As soon as it holds the fence, and before it ends anything, it is held up.
     stop = f"while [ ! -e {go} ]; do sleep 0.05; done"
     prompt = f"${{ended:+$(case $ended in 0) [ -e {at} ] || {{ : >{at}; {stop}; }} ;; esac)}}"
@@ -252,7 +261,7 @@ def test_a_claim_that_was_overtaken_ends_nothing_of_the_greater_one(
         stderr=subprocess.DEVNULL,
     )
     wait_until(at)
-    greater = subprocess.Popen(device.command("fence.sh", device.work_root, "claim", "19"))
+    greater = subprocess.Popen(device.command("fence.sh", device.work_root, "claim", "19", HOLDER))
     with contextlib.suppress(subprocess.TimeoutExpired):  # it may wait for the other one
         greater.wait(timeout=3)
     if greater.returncode is None:
@@ -278,7 +287,7 @@ def test_claims_of_a_new_device_at_the_same_time_agree_on_its_id(
     device: "DeviceShell", number: int
 ) -> None:
     def one(token: int) -> str:
-        return device.run("fence.sh", device.work_root, "claim", str(token)).stdout
+        return device.run("fence.sh", device.work_root, "claim", str(token), HOLDER).stdout
 
     with ThreadPoolExecutor(8) as threads:
         said = list(threads.map(one, range(10 * number + 1, 10 * number + 9)))
@@ -290,13 +299,101 @@ def test_another_or_a_wiped_device_is_not_touched(device: "DeviceShell") -> None
     fence = claim(device, 1)
     assert claim(device, 2, fence.id).token == 2
     run_dir = device.make_run()
-    done = device.run("fence.sh", device.work_root, "claim", "3", "0" * 36)
+    done = device.run("fence.sh", device.work_root, "claim", "3", HOLDER, "0" * 36)
     assert (done.returncode, done.stdout) == (4, "qnnfarm-fence other\n")
     assert run_dir.exists()
     wiped = device.work_root.parent / "wiped"
-    done = device.run("fence.sh", wiped, "claim", "3", fence.id)
+    done = device.run("fence.sh", wiped, "claim", "3", HOLDER, fence.id)
     assert (done.returncode, done.stdout) == (4, "qnnfarm-fence other\n")
     assert not wiped.exists()
+
+
+def refused(device: "DeviceShell", token: int, *words: str) -> tuple[int, str]:
+    done = device.run("fence.sh", device.work_root, "claim", str(token), OTHER, *words)
+    return done.returncode, done.stdout
+
+
+def age(device: "DeviceShell", minutes: float) -> None:
+    used, then = device.work_root / "fence" / "used", time.time() - 60 * minutes
+    used.touch()
+    os.utime(used, (then, then))
+
+
+def test_a_holder_of_another_ledger_keeps_the_device_while_it_is_alive(
+    device: "DeviceShell", tmp_path: Path
+) -> None:
+    fence = claim(device, 5)
+    process = guarded(device, fence, f": >{shlex.quote(str(tmp_path / 'begun'))}; read -r word")
+    wait_until(tmp_path / "begun")
+    run_dir = device.make_run()
+    told = record_of(HOLDER)
+    alive = (5, f"qnnfarm-fence held=5 alive=1 {told}\n")
+    assert refused(device, 3) == refused(device, 5) == refused(device, 9) == alive
+    age(device, 11)  # what it began then still runs
+    assert refused(device, 9) == alive
+    process.communicate("end\n", timeout=200)
+    assert refused(device, 9) == (5, f"qnnfarm-fence held=5 alive=0 {told}\n")
+    age(device, 9)
+    assert refused(device, 9) == alive
+    assert run_dir.exists()
+    assert tokens(device) == {"5"}
+
+
+def test_a_holder_of_another_ledger_that_is_gone_gives_way_to_who_names_it(
+    device: "DeviceShell",
+) -> None:
+    claim(device, 5)
+    assert refused(device, 9, "", "0", "4")[0] == 5
+    assert refused(device, 5, "", "0", "5") == (
+        3,
+        f"qnnfarm-fence refused=5 {record_of(HOLDER)}\n",
+    )
+    assert claim(device, 9, "", "0", "5", holder=OTHER).token == 9
+
+
+def test_a_device_that_was_given_back_goes_to_any_ledger(device: "DeviceShell") -> None:
+    fence = claim(device, 5)
+    commands: list[str] = []
+
+    class Shell:
+        def shell(self, command: str, **_: object) -> None:
+            commands.append(command)
+
+    fence.give_back(cast("Device", Shell()))
+    subprocess.run([device.shell, "-c", commands[0]], env=device.environment, check=True)
+    assert refused(device, 5) == (3, f"qnnfarm-fence refused=5 {record_of(HOLDER)}\n")
+    assert claim(device, 6, holder=OTHER).token == 6
+    late = subprocess.run([device.shell, "-c", commands[0]], env=device.environment, check=True)
+    assert (late.returncode, tokens(device)) == (0, {"6"})
+
+
+def test_a_late_command_says_who_has_the_device(device: "DeviceShell") -> None:
+    old = claim(device, 1)
+    claim(device, 2, "", "0", "1", holder=OTHER)
+    process = guarded(device, old, "true")
+    _, stderr = process.communicate()
+    assert old.was_lost(process.returncode, stderr)
+    told = old.describe_loss(stderr, time.time())
+    assert re.fullmatch(
+        r"ben: pytest \(pid 8\) on lab2, since .*, took the device through another ledger", told
+    )
+    shutil.rmtree(device.work_root)
+    process = guarded(device, old, "true")
+    _, stderr = process.communicate()
+    assert "its fence on the device is gone" in old.describe_loss(stderr, time.time())
+
+
+@pytest.mark.parametrize(
+    "record",
+    ["", "{", "[" * 1999, '{"label": 3}', '{"pid": -1}', '{"label": "' + "x" * 300 + '"}', "null"],
+)
+def test_a_record_that_cannot_be_read_is_nobody_known(record: str) -> None:
+    assert str(Holder.parse(record)) == "a holder that is not known"
+
+
+def test_what_a_device_says_of_its_holder_is_one_line() -> None:
+    told = Holder.parse('{"label": "a\\u001b[31m\\nb", "host": "h\\u0007"}')
+    assert str(told) == "a [31m b on h"
 
 
 def test_a_half_written_id_is_written_anew(device: "DeviceShell") -> None:
@@ -321,16 +418,17 @@ def test_links_in_the_folder_of_runs_are_not_followed(
     [
         [],
         ["ROOT", "claim"],
-        ["ROOT", "claim", "0"],
-        ["ROOT", "claim", "01"],
-        ["ROOT", "claim", "1x"],
-        ["ROOT", "claim", "-1"],
-        ["ROOT", "claim", "1000000000"],
-        ["ROOT", "claim", "$(touch owned)"],
+        ["ROOT", "claim", "0", HOLDER],
+        ["ROOT", "claim", "01", HOLDER],
+        ["ROOT", "claim", "1x", HOLDER],
+        ["ROOT", "claim", "-1", HOLDER],
+        ["ROOT", "claim", "1000000000", HOLDER],
+        ["ROOT", "claim", "$(touch owned)", HOLDER],
         ["ROOT", "drop", "1"],
-        ["relative", "claim", "1"],
-        ["ROOT", "claim", "1", "id", "more"],
-        ["ROOT", "claim", "1", "id", "1", "more"],
+        ["relative", "claim", "1", HOLDER],
+        ["ROOT", "claim", "1"],
+        ["ROOT", "claim", "1", HOLDER, "id", "more"],
+        ["ROOT", "claim", "1", HOLDER, "id", "1", "1", "more"],
     ],
 )
 def test_wrong_use(device: "DeviceShell", arguments: list[str]) -> None:
@@ -349,6 +447,6 @@ def test_a_work_root_that_cannot_be_written(device: "DeviceShell") -> None:
     else:
         root = device.work_root
         root.chmod(0o500)
-    done = device.run("fence.sh", root, "claim", "1")
+    done = device.run("fence.sh", root, "claim", "1", HOLDER)
     assert done.returncode == 1
     assert "cannot make the folder" in done.stderr

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from harness.devices.adb.device import AdbDevice
-from harness.errors import DeviceLostError, DeviceTimeoutError
+from harness.errors import DeviceLostError, DeviceTimeoutError, LeaseLostError
 from harness.plans.cancellation import CancelToken, CellInterrupted, cancellable
 
 
@@ -55,6 +55,23 @@ def test_what_a_cut_breaks_counts_as_the_cut() -> None:
     token.interrupt()
     with pytest.raises(DeviceTimeoutError):  # the first cause stays
         token.check()
+
+
+def test_a_device_that_was_taken_is_no_timeout_of_its_cell() -> None:
+    class Taken:
+        def boot_id(self) -> str:
+            token.expire("serial", "cell x", 5.0)
+            raise LeaseLostError("a", 7, "ann took it back")
+
+        def free_bytes(self) -> None:
+            other.interrupt()
+            raise LeaseLostError("a", 7, "ann took it back")
+
+    token, other = CancelToken(), CancelToken()
+    with pytest.raises(LeaseLostError):
+        cancellable(cast("AdbDevice", Taken()), token).boot_id()
+    with pytest.raises(CellInterrupted):  # it runs again anyway
+        cancellable(cast("AdbDevice", Taken()), other).free_bytes()
 
 
 def test_a_cut_ends_what_runs_now_and_whoever_cleans_up_waits_for_that() -> None:

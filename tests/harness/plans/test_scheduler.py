@@ -16,6 +16,7 @@ from harness.errors import (
     DeviceLostError,
     FailureClass,
     HarnessError,
+    LeaseLostError,
     RunnerError,
     RuntimeOutputError,
     StoreUnavailableError,
@@ -103,10 +104,28 @@ def test_with_one_device_alone_it_is_tried_again_there(journal: Journal) -> None
     assert statuses(summary) == {"cell-0": "done"}
 
 
+def test_a_cell_whose_lease_was_taken_runs_again_and_nothing_counts(journal: Journal) -> None:
+    count = itertools.count()
+
+    def loses(*_: object) -> None:
+        if next(count) < 4:
+            raise LeaseLostError("a", 7, "ann took it back")
+        if next(count) < 8:  # which has all its own tries left
+            raise DeviceLostError("serial-of-a", "a push", "closed")
+
+    pool, runner = HandPool(members("a", "b")), HandRunner(loses)
+    summary = run_matrix(cells(1), pool, runner, journal)
+    assert statuses(summary) == {"cell-0": "done"}
+    kinds = [failure.kind for _, failure in summary.outcomes[0].failures]
+    assert kinds == [FailureClass.LEASE] * 4 + [FailureClass.DEVICE] * 2
+    assert len({member for _, member in runner.ran[:5]}) == 1  # no device is avoided for it
+
+
 @pytest.mark.parametrize(
     ("error", "tries"),
     [
         (DeviceLostError("s", "a push", "closed"), 3),
+        (LeaseLostError("s", 7, "its fence is gone"), 11),
         (RunnerError("s", "genie", "crashed", 139, ""), 2),
         (RuntimeOutputError("s", "garbage", ""), 1),
         (DeviceCommandError("s", "false", 1, ""), 1),

@@ -27,6 +27,9 @@ class HandDevice:
     serial = "serial"
     work_root = "/root"
 
+    def shell(self, *_: object, **__: object) -> None:
+        pass
+
 
 class HandClaims:
     """Fences nothing; the first claim of a device may find a higher token there."""

@@ -189,8 +189,11 @@ class _Sleeper:
     def check(self) -> None:
         pass
 
-    def lose(self, reason: str) -> LeaseLostError:
-        return LeaseLostError("sleeper", 0, reason)
+    def check_ledger(self, key: str) -> None:
+        pass
+
+    def lose_device(self, device: LeasedDevice, refusal: str) -> LeaseLostError:
+        return LeaseLostError("sleeper", 0, device.fence.describe_loss(refusal, 0))
 
 
 def asleep(device: LeasedDevice) -> LeasedDevice:

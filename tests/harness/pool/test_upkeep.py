@@ -37,7 +37,7 @@ def test_a_crashed_repair_is_retried_after_a_backoff(bench: Bench, weight: float
     bench.ledger.leases.report("a", rows[0].token, found)
     bench.ledger.leases.release(rows[0].token, ["a"])
     config, opener = PoolConfig(), cast("Opener", Broken())
-    claims = FenceClaims(bench.ledger.devices, opener, timeout_s=1)
+    claims = FenceClaims(bench.ledger.devices, opener, bench.clock, timeout_s=1)
     context = bench.context(claims=claims, opener=opener, config=config)
     member = Member("a", DeviceSpec("android", "a"))
     bench.clock.time += config.quarantine.backoff_s

@@ -55,6 +55,45 @@ def test_a_lost_device_is_an_error_and_the_next_test_gets_another(
     assert "qnnfarm.evidence" not in properties  # it cannot be asked
 
 
+_TAKEN = """
+import threading
+import time
+
+def take(pool, device):
+    device.unleased.shell("until [ -e $TMPDIR/begun ]; do sleep 0.05; done; rm $TMPDIR/begun")
+    pool.admin.release(device.member)
+    pool.acquire(REQUIREMENT, timeout_s=60).release()
+
+from harness.pool.requirement import Requirement
+REQUIREMENT = Requirement()
+
+def test_command(device, pool):
+    threading.Thread(target=take, args=(pool, device)).start()
+    device.shell(": >$TMPDIR/begun; sleep 50", timeout_s=100)
+
+def test_whatever_fails(device, pool):
+    pool.admin.release(device.member)
+    assert device.serial == "x"
+
+def test_next(device):
+    assert device.shell("echo here").stdout.strip() == "here"
+"""
+
+
+def test_a_lease_that_was_taken_is_an_error_of_the_lease(
+    farm: Farm, make_virtual_device: MakeDevice
+) -> None:
+    name = make_virtual_device()[0].name
+    outcome = farm(_TAKEN, f"--device=virtual:{name}", "-v")
+    assert outcome.counts() == {"tests": 3, "errors": 2}, outcome.output
+    for test in ("test_command", "test_whatever_fails"):
+        told = outcome.properties(test)["qnnfarm.failure"]
+        assert told.startswith("LeaseLostError: ")
+        assert "took it back, at " in told
+    with Pool.of([DeviceSpec("virtual", name)]) as pool:
+        assert pool.members()[0].failures == ()
+
+
 _ACCUSES = """
 import pytest
 from harness.errors import DeviceLostError, HostUnreachableError, RunnerError

@@ -1,0 +1,265 @@
+"""Leases that are lost in the middle: to a person, to time, and to another ledger."""
+
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from harness.devices.adb.client import AdbServer
+from harness.devices.spec import DeviceSpec
+from harness.errors import DeviceCommandError, LeaseLostError, LeaseTimeoutError
+from harness.pool.config import parse_config
+from harness.pool.lease import Lease, LeasedDevice
+from harness.pool.members import Member
+from harness.pool.opener import DeviceOpener
+from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
+from harness.virtual_device import manager
+from tests.harness.pool.conftest import close
+
+ANY = Requirement()
+OpenPool = Callable[[str], Pool]
+_PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def name(adb_server: AdbServer) -> Iterator[str]:
+    made = f"l{secrets.token_hex(3)}"
+    serial = manager.start(made, "SM8750").serial
+    adb_server.connect(serial)
+    yield made
+    manager.remove(made)
+    adb_server.disconnect(serial)
+
+
+@pytest.fixture
+def open_pool(name: str, tmp_path: Path) -> Iterator[OpenPool]:
+    """Opens pools of the device, by the names of their ledgers."""
+    opened = []
+
+    def make(ledger: str) -> Pool:
+        config = parse_config("recovery: {backoff_s: 0.2, max_backoff_s: 0.2}")
+        member = Member(name, DeviceSpec("virtual", name))
+        path = tmp_path / f"{ledger}.db"
+        opened.append(Pool([member], config, DeviceOpener(config), ledger_path=path))
+        return opened[-1]
+
+    yield make
+    for pool in opened:
+        close(pool)
+
+
+def begun(device: LeasedDevice, path: str) -> None:
+    device.unleased.shell(f"until [ -e {path} ]; do sleep 0.02; done; rm {path}", timeout_s=60)
+
+
+def age(device: LeasedDevice) -> None:
+    """Let the last sign of life on the device be old."""
+    device.unleased.shell(f"touch -d '2020-01-01 00:00:00' {device.fence.root}/fence/used")
+
+
+def held_elsewhere(pool: Pool, device: LeasedDevice) -> bool:
+    """Whether a look at the device found that this process holds it, through another ledger."""
+    holder = re.compile(rf"is held by .*\(pid {os.getpid()}\) on .*, through another ledger")
+    return any(holder.search(event.text) for event in pool.history(device.member))
+
+
+def _shell(device: LeasedDevice, script: str) -> object:
+    return device.shell(script, timeout_s=60)
+
+
+def _unchecked(device: LeasedDevice, script: str) -> object:
+    return device.shell(script, timeout_s=60, check=False)
+
+
+def _stream(device: LeasedDevice, script: str) -> object:
+    return device.stream(script, on_output=lambda _: None, timeout_s=60)
+
+
+@pytest.mark.parametrize("run", [_shell, _unchecked, _stream])
+@pytest.mark.parametrize("script", ["sleep 50", "sleep 50; exit 3", "sleep 50 & wait; true"])
+def test_a_command_under_a_lease_that_is_taken_fails_as_a_lost_lease(
+    open_pool: OpenPool, run: Callable[[LeasedDevice, str], object], script: str
+) -> None:
+    pool = open_pool("one")
+    lease = pool.acquire(ANY, timeout_s=_PATIENCE_S)
+    device, flag = lease.device, f"{lease.device.work_root}/begun"
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(run, device, f": >{flag}; {script}")
+        begun(device, flag)
+        assert pool.admin.release(device.member)
+        with (
+            pool.acquire(ANY, timeout_s=_PATIENCE_S),
+            pytest.raises(LeaseLostError, match=r"\(pid \d+\) took it back, at \d\d:"),
+        ):
+            running.result(timeout=_PATIENCE_S)
+    lease.release()
+    assert pool.members()[0].failures == ()
+
+
+def test_what_succeeds_under_a_lost_lease_is_not_believed(open_pool: OpenPool) -> None:
+    pool = open_pool("one")
+    lease = pool.acquire(ANY, timeout_s=_PATIENCE_S)
+    device, flag = lease.device, f"{lease.device.work_root}/begun"
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(device.shell, f": >{flag}; sleep 0.3")
+        begun(device, flag)
+        assert pool.admin.release(device.member)
+        with pytest.raises(LeaseLostError, match="took it back"):
+            running.result(timeout=_PATIENCE_S)
+    lease.release()
+
+
+def test_a_failure_under_a_lease_that_holds_is_the_commands_own(open_pool: OpenPool) -> None:
+    with open_pool("one").acquire(ANY, timeout_s=_PATIENCE_S) as lease:
+        with pytest.raises(DeviceCommandError, match="status 137"):
+            lease.device.shell("kill -9 $$")
+        assert lease.device.shell("exit 3", check=False).exit_status == 3
+        lease.verify()
+
+
+def test_two_ledgers_wait_for_each_other(open_pool: OpenPool) -> None:
+    one, two = open_pool("one"), open_pool("two")
+    with one.acquire(ANY, timeout_s=_PATIENCE_S, purpose="first") as lease:
+        device = lease.device
+        with pytest.raises(LeaseTimeoutError):
+            two.acquire(ANY, timeout_s=1)
+        assert held_elsewhere(two, device)
+        assert two.members()[0].failures == ()
+        assert device.shell("echo here").stdout == "here\n"
+    with two.acquire(ANY, timeout_s=_PATIENCE_S) as other:
+        assert other.token > lease.token
+        assert other.device.shell("echo there").stdout == "there\n"
+    assert "taken over" not in [event.what for event in two.history(device.member)]
+
+
+def test_who_shows_no_sign_of_life_loses_the_device_and_learns_to_whom(
+    open_pool: OpenPool,
+) -> None:
+    one, two = open_pool("one"), open_pool("two")
+    lease = one.acquire(ANY, timeout_s=_PATIENCE_S)
+    device = lease.device
+    age(device)
+    with two.acquire(ANY, timeout_s=_PATIENCE_S) as other:
+        for touch in (
+            lambda: device.shell("true"),
+            lambda: device.forward("tcp:1"),
+            lease.check,
+        ):
+            with pytest.raises(LeaseLostError) as caught:
+                touch()
+            assert f"(pid {os.getpid()}) on " in str(caught.value)
+            assert "took the device through another ledger" in str(caught.value)
+        lease.release()
+        assert other.device.shell("echo mine").stdout == "mine\n"
+        with pytest.raises(LeaseTimeoutError):
+            one.acquire(ANY, timeout_s=1)
+        assert held_elsewhere(one, device)
+    lost = [event.text for event in one.history(device.member) if event.what == "lost its lease"]
+    assert len(lost) == 1
+    assert "through another ledger" in lost[0]
+    taken = [event.text for event in two.history(device.member) if event.what == "taken over"]
+    assert [f"(pid {os.getpid()})" in text for text in taken] == [True]
+
+
+_HOLDER = """
+import sys
+from pathlib import Path
+from harness.devices.spec import DeviceSpec
+from harness.pool.config import PoolConfig
+from harness.pool.members import Member
+from harness.pool.opener import DeviceOpener
+from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
+
+name, ledger = sys.argv[1:]
+config = PoolConfig()
+member = Member(name, DeviceSpec("virtual", name))
+pool = Pool([member], config, DeviceOpener(config), ledger_path=Path(ledger))
+device = pool.acquire(Requirement(), timeout_s=60).device
+device.shell("setsid sleep 600 >/dev/null 2>&1 </dev/null &")
+print("holds", flush=True)
+device.shell("sleep 500", timeout_s=600)
+"""
+
+
+def test_a_killed_holder_of_another_ledger_on_this_host_is_gone_at_once(
+    name: str, open_pool: OpenPool, tmp_path: Path
+) -> None:
+    words = [sys.executable, "-c", _HOLDER, name, str(tmp_path / "other.db")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"holds\n"
+        pool = open_pool("one")
+        with pytest.raises(LeaseTimeoutError):
+            pool.acquire(ANY, timeout_s=1)
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        with pool.acquire(ANY, timeout_s=_PATIENCE_S) as lease:
+            assert lease.device.shell("echo mine").stdout == "mine\n"
+
+
+@pytest.fixture
+def echo() -> Iterator[int]:
+    """A server that sends back what it gets; gives its port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer(link: socket.socket) -> None:
+            with link:
+                while data := link.recv(4096):
+                    link.sendall(data)
+
+        def serve() -> None:
+            while True:
+                try:
+                    link, _ = server.accept()
+                except OSError:
+                    return
+                threading.Thread(target=answer, args=(link,), daemon=True).start()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def _release(pool: Pool, lease: Lease) -> None:
+    lease.release()
+
+
+def _take(pool: Pool, lease: Lease) -> None:
+    assert pool.admin.release(lease.device.member)
+
+
+@pytest.mark.parametrize("end", [_release, _take])
+def test_a_forward_ends_with_its_lease(
+    open_pool: OpenPool, echo: int, end: Callable[[Pool, Lease], None]
+) -> None:
+    pool = open_pool("one")
+    lease = pool.acquire(ANY, timeout_s=_PATIENCE_S)
+    with (
+        lease.device.forward(f"tcp:{echo}") as address,
+        socket.create_connection(address, _PATIENCE_S) as link,
+    ):
+        link.sendall(b"ping")
+        assert link.recv(4) == b"ping"
+        end(pool, lease)
+        began = time.monotonic()
+        assert link.recv(4) == b""
+        assert time.monotonic() - began < 30  # however slow the machine is
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, _PATIENCE_S)
+    lease.release()
