@@ -1,6 +1,7 @@
 """SQLite file of the ledger: schema, migrations, transactions and errors."""
 
 import contextlib
+import errno
 import os
 import sqlite3
 import threading
@@ -17,6 +18,9 @@ FORMAT = 4
 _APPLICATION_ID = 0x716E6670
 _BUSY_S = 30.0
 _RETRY_S = 0.01
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_LEAST_SPACE = 1 << 16
+"""Free bytes below which a file of SQLite cannot grow."""
 
 _TABLES = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
@@ -181,12 +185,26 @@ class Database:
     def _typed_errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.OperationalError as error:
-            raise LedgerError(str(self.path), str(error)) from None
+        except (sqlite3.OperationalError, OSError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            if _is_full_disk(self.path.parent, error):
+                reason = f"no space is left on the disk of {self.path.parent}: free some there"
+            raise LedgerError(str(self.path), reason) from None
         except sqlite3.DatabaseError as error:
             raise DamagedLedgerError(str(self.path), str(error)) from None
-        except OSError as error:
-            raise LedgerError(str(self.path), error.strerror or str(error)) from None
+
+
+def _is_full_disk(folder: Path, error: sqlite3.OperationalError | OSError) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) in _NO_SPACE:
+        return True
+    if code not in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}:
+        return False
+    try:  # for some files, SQLite does not tell a full disk from a broken one
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _LEAST_SPACE or not disk.f_favail
 
 
 def _identity(connection: sqlite3.Connection) -> tuple[int, int, int]:
@@ -200,7 +218,8 @@ def _identity(connection: sqlite3.Connection) -> tuple[int, int, int]:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     finally:
-        connection.execute("ROLLBACK")
+        with contextlib.suppress(sqlite3.Error):  # a full disk ended it; the first error says so
+            connection.execute("ROLLBACK")
     return application, version, tables
 
 

@@ -1,0 +1,76 @@
+"""A full disk under the ledger."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.system import program
+
+_PROGRAM = """
+import os, sys
+from contextlib import closing
+from pathlib import Path
+from harness.clock import SystemClock
+from harness.errors import LedgerError
+from harness.pool.database import Database
+from harness.pool.failure_policy import QuarantineRule
+from harness.pool.ledger import Ledger
+from harness.pool.records import Facts
+
+folder, fill_first = Path(sys.argv[1]), sys.argv[2] == "new"
+
+def write(count):
+    with closing(Database(folder / "state" / "pool.db")) as database:
+        ledger = Ledger(database, SystemClock(), ttl_s=30, rule=QuarantineRule())
+        for number in range(count):
+            ledger.devices.record_found(f"key {number}", "x" * 900, f"spec {number}", Facts())
+
+def fill():
+    with open(folder / "filler", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+
+def told(count):
+    try:
+        write(count)
+        print("fine")
+    except LedgerError as error:
+        print(error)
+
+if not fill_first:
+    write(20)
+fill()
+told(200)
+told(200)
+(folder / "filler").unlink()
+told(1)
+"""
+
+
+@pytest.mark.parametrize("when", ["new", "old"])
+def test_a_full_disk_is_told_as_one_and_the_ledger_works_again_after_it(
+    tmp_path: Path, when: str
+) -> None:
+    """A disk of the test's own, in memory, in a mount namespace."""
+    user = [] if os.geteuid() == 0 else ["--map-root-user"]
+    mount = 'mount -t tmpfs -o size=1m tmpfs "$1" || exit 77; shift; exec "$@"'
+    done = subprocess.run(
+        [
+            str(program("unshare")), "--mount", *user, "sh", "-c", mount, "sh", str(tmp_path),
+            sys.executable, "-c", _PROGRAM, str(tmp_path), when,
+        ],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode in {1, 77} and "mount" in done.stderr:
+        pytest.skip(f"this machine lets nobody mount: {done.stderr.strip()}")
+    full = (
+        f"the ledger of leases {tmp_path}/state/pool.db cannot be used: "
+        f"no space is left on the disk of {tmp_path}/state: free some there"
+    )
+    assert done.stdout.splitlines() == [full, full, "fine"], done.stderr
