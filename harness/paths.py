@@ -1,12 +1,58 @@
-"""Folder of what the project must remember; `buildlib.paths` has that of what it can make again."""
+"""Folders of what the project must remember; `buildlib.paths` has that of the cache."""
 
 import os
+import stat
 from pathlib import Path
 
 import platformdirs
 
+SYSTEM_LEDGER_DIR = Path("/var/lib/qnnfarm")
+"""Where this folder exists, it has the ledger of all users of the host."""
+
 
 def state_dir() -> Path:
-    """Return the folder of virtual devices and their records; `QNNFARM_STATE_DIR` overrides it."""
+    """Return the folder of what belongs to this user alone: virtual devices, plans' journals.
+
+    `QNNFARM_STATE_DIR` overrides it, unless other users share that folder.
+    """
     override = os.environ.get("QNNFARM_STATE_DIR")
-    return Path(override) if override else Path(platformdirs.user_state_dir("qnnfarm"))
+    if override and not _is_others(Path(override)):
+        return Path(override)
+    return Path(platformdirs.user_state_dir("qnnfarm"))
+
+
+def make_state_dir() -> Path:
+    """Return the same folder, which exists and which only this user may enter if it is new."""
+    folder = state_dir()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def ledger_dir() -> Path:
+    """Return the folder of the pools' ledger, which several users may share.
+
+    It is `QNNFARM_STATE_DIR` if that is set, else `/var/lib/qnnfarm` if it exists, else that of
+    `state_dir`.
+    """
+    override = os.environ.get("QNNFARM_STATE_DIR")
+    if override:
+        return Path(override)
+    return SYSTEM_LEDGER_DIR if SYSTEM_LEDGER_DIR.is_dir() else state_dir()
+
+
+def is_shared(folder: Path) -> bool:
+    """Return whether a folder is set up for a group: its files get its group, which may write."""
+    try:
+        mode = folder.stat().st_mode
+    except OSError:
+        return False
+    return bool(mode & stat.S_ISGID and mode & stat.S_IWGRP)
+
+
+def _is_others(folder: Path) -> bool:
+    """Return whether other users share a folder, or one of them has it; root may use any."""
+    try:
+        owner = folder.stat().st_uid
+    except OSError:
+        return False
+    return is_shared(folder) or os.geteuid() not in {0, owner}

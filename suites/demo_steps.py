@@ -23,7 +23,7 @@ from harness.console import remarks
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server, stop_if_ours
 from harness.errors import HarnessError, WrongUseError
-from harness.paths import state_dir
+from harness.paths import make_state_dir
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationResult
 from harness.runtimes.context_limit import ContextLimit
@@ -95,8 +95,7 @@ def demo_lock() -> Iterator[None]:
     Raises:
         WrongUseError: one is running.
     """
-    state_dir().mkdir(parents=True, exist_ok=True)
-    lock = FileLock(state_dir() / "demo.lock")
+    lock = FileLock(make_state_dir() / "demo.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout as error:

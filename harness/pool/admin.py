@@ -1,9 +1,11 @@
 """Administration of devices by people: drain, release, recover, probation."""
 
+import os
+
 from harness.errors import MemberStateError, one_line
 from harness.pool.context import PoolContext
 from harness.pool.members import NOT_PROBED, Members
-from harness.pool.owner import this_process
+from harness.pool.owner import this_process, user_name
 from harness.pool.records import DeviceRow
 from harness.pool.states import Event, MemberState
 from harness.pool.status import OnProgress, ignore_progress
@@ -25,7 +27,7 @@ class PoolAdmin:
 
     def drain(self, name: str, reason: str) -> MemberState:
         """Grant a device to nobody any more; its current holder may finish."""
-        return self._apply(name, Event.DRAIN, one_line(reason) or "drained")
+        return self._apply(name, Event.DRAIN, f"{one_line(reason) or 'drained'} ({_user()})")
 
     def undrain(self, name: str) -> MemberState:
         """Take back a drain.
@@ -36,7 +38,7 @@ class PoolAdmin:
         state = self._row(name).state
         if state is not MemberState.DRAINING:
             raise MemberStateError(name, state, "only what is drained can be undrained")
-        state = self._apply(name, Event.UNDRAIN, "undrained")
+        state = self._apply(name, Event.UNDRAIN, f"undrained ({_user()})")
         row = self._row(name)
         if state is MemberState.READY and not (row.leases or row.facts.soc):
             self._record_unprobed(name)  # nobody knows whether it is there
@@ -83,7 +85,7 @@ class PoolAdmin:
         if row.state in {MemberState.DRAINING, MemberState.QUARANTINED}:
             command = "undrain" if row.state is MemberState.DRAINING else "unquarantine"
             raise MemberStateError(name, row.state, f"{command} it instead")
-        self._apply(name, Event.RECOVER, "recovery was asked for")
+        self._apply(name, Event.RECOVER, f"recovery was asked for ({_user()})")
         return self._repair(name, on_progress)
 
     def _repair(self, name: str, on_progress: OnProgress) -> MemberState:
@@ -110,3 +112,7 @@ class PoolAdmin:
         key = self._key(name)
         self._ledger.reconcile()
         return self._ledger.devices.rows([key])[key]
+
+
+def _user() -> str:
+    return user_name(os.getuid())

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from harness.errors import DamagedLedgerError, LedgerError, NewerLedgerError
-from harness.paths import state_dir
+from harness.pool.ledger_file import prepare
 
 FORMAT = 4
 _APPLICATION_ID = 0x716E6670
@@ -83,11 +83,6 @@ _MIGRATIONS: MappingProxyType[int, str] = MappingProxyType(
 """Statements that bring a file from a format to the next one."""
 
 
-def default_path() -> Path:
-    """Return the path of the ledger of this user on this host, which all pools share."""
-    return state_dir() / "pool.db"
-
-
 class Database:
     """Connection that the threads of this process share for short transactions, one at a time.
 
@@ -137,7 +132,7 @@ class Database:
     def _open(self) -> sqlite3.Connection:
         if self._connection is not None and self._pid == os.getpid():
             return self._connection
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        prepare(self.path)
         connection = sqlite3.connect(
             self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
@@ -190,7 +185,7 @@ class Database:
             if _is_full_disk(self.path.parent, error):
                 reason = f"no space is left on the disk of {self.path.parent}: free some there"
             raise LedgerError(str(self.path), reason) from None
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, ValueError) as error:  # or a value that means nothing
             raise DamagedLedgerError(str(self.path), str(error)) from None
 
 

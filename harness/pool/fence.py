@@ -252,7 +252,9 @@ class Claim:
         """
         scripts = scripts_folder(record.root)
         words = command_line(self._words(record.root, scripts, record))
-        command = f"{intact(scripts)} || exit {_NO_SCRIPTS}\nexec {words}"
+        # Another user of the ledger could name a folder of theirs.
+        ours = f"[ -O {shlex.quote(record.root)} ]"
+        command = f"{ours} && {intact(scripts)} || exit {_NO_SCRIPTS}\nexec {words}"
         return self._fence(record.root, scripts, _run(device, command, deadline, CLAIMING))
 
     def _words(self, root: str, scripts: str, record: FenceRecord) -> list[str]:

@@ -1,15 +1,17 @@
 """The ledger: who holds which device on this host, in transactions over one small file."""
 
 import json
+import os
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.clock import Clock, format_time
 from harness.errors import LeaseLostError
+from harness.paths import is_shared
 from harness.pool.database import Database
 from harness.pool.failure_policy import FailureRecord, FailureReport, QuarantineRule
-from harness.pool.owner import Owner, has_ended
+from harness.pool.owner import Owner, has_ended, user_name
 from harness.pool.records import (
     OWNER_COLUMNS,
     DeviceRow,
@@ -21,6 +23,7 @@ from harness.pool.records import (
     lease_of,
     owner_of,
     owner_values,
+    shown,
 )
 from harness.pool.states import Event, MemberState
 from harness.pool.transaction import LOST, OWNER_SLOTS, LedgerContext
@@ -54,7 +57,8 @@ class Ledger:
         ended: Callable[[Owner], bool] = has_ended,
     ) -> None:
         self._database = database
-        self._context = LedgerContext(database, clock, ttl_s, rule, ended)
+        user = user_name(os.geteuid()) if is_shared(database.path.parent) else ""
+        self._context = LedgerContext(database, clock, ttl_s, rule, ended, user)
         self.devices = DeviceRecords(self._context)
         self.tickets = Tickets(self._context)
         self.leases = Leases(self._context)
@@ -99,9 +103,10 @@ class DeviceRecords:
 
     def keys_of(self, specs: Collection[str]) -> dict[str, str]:
         """Return the keys of the devices that were last reached under these addresses."""
+        addresses = {self._context.address(spec): spec for spec in specs}
         with self._context.reading() as db:
             rows = db.execute("SELECT spec, key FROM addresses").fetchall()
-        return {row["spec"]: row["key"] for row in rows if row["spec"] in specs}
+        return {addresses[row["spec"]]: row["key"] for row in rows if row["spec"] in addresses}
 
     def facts_version(self) -> int:
         """Return a number that rises when an address or the facts of a device may have changed."""
@@ -110,6 +115,7 @@ class DeviceRecords:
 
     def record_found(self, key: str, name: str, spec: str, facts: Facts) -> None:
         """Record that a device answered under `spec`, which means this device from now on."""
+        spec = self._context.address(spec)
         with self._context.writing() as t:
             row = t.db.execute("SELECT key FROM addresses WHERE spec = ?", (spec,)).fetchone()
             t.set_address(spec, key)
@@ -121,6 +127,7 @@ class DeviceRecords:
 
     def record_absent(self, name: str, spec: str, reason: str, *, probed: bool = True) -> str:
         """Record that no device answers under `spec`, or that none was `probed`; return its key."""
+        spec = self._context.address(spec)
         with self._context.writing() as t:
             row = t.db.execute("SELECT key FROM addresses WHERE spec = ?", (spec,)).fetchone()
             key = spec if row is None else str(row["key"])
@@ -167,17 +174,17 @@ class DeviceRecords:
                 " AND settled = 0 AND weight > 0 ORDER BY id",
                 wanted,
             ):
-                failure = FailureRecord(row["lease"], row["weight"], row["kind"], row["text"])
+                kind, text = shown(row["kind"]), shown(row["text"])
+                failure = FailureRecord(row["lease"], row["weight"], kind, text)
                 failures.setdefault(row["key"], []).append(failure)
-            rows = db.execute(f"SELECT * FROM devices {among}", wanted).fetchall()  # noqa: S608
-        return {
-            row["key"]: device_of(
-                row,
-                leases.get(row["key"]),
-                tuple(self._context.rule.counted(failures.get(row["key"], ()), row["leases"])),
-            )
-            for row in rows
-        }
+            return {
+                row["key"]: device_of(
+                    row,
+                    leases.get(row["key"]),
+                    tuple(self._context.rule.counted(failures.get(row["key"], ()), row["leases"])),
+                )
+                for row in db.execute(f"SELECT * FROM devices {among}", wanted)  # noqa: S608
+            }
 
     def history(self, key: str) -> list[HistoryEntry]:
         """Return the last 200 events of a device, oldest first."""
@@ -186,7 +193,9 @@ class DeviceRecords:
                 "SELECT at, what, text, token FROM history WHERE key = ? ORDER BY id", (key,)
             ).fetchall()
         return [
-            HistoryEntry(at, what, text if token is None else f"token {token}: {text}")
+            HistoryEntry(
+                at, shown(what), shown(text if token is None else f"token {token}: {text}")
+            )
             for at, what, text, token in rows
         ]
 

@@ -1,7 +1,7 @@
 """Processes that hold leases: their identity, and whether they have ended."""
 
-import getpass
 import os
+import pwd
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import psutil
+
+from harness.errors import one_line
 
 _LONGEST_LABEL = 120
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -33,18 +35,24 @@ class Owner:
 
 
 def has_ended(owner: Owner) -> bool:
-    """Return whether a process is known to have ended; of other namespaces nothing is known."""
+    """Return whether a process is known to have ended.
+
+    Nothing is known of other namespaces, nor of another user's process that `/proc` hides
+    (`hidepid`) while some process has its pid.
+    """
     if owner.boot != _boot_id():
         return True
     if owner.namespace != _namespace():
         return False
-    process = _find_process(owner.pid, owner.started)
-    if process is None or not process.is_running():
+    if owner.pid <= 0:
         return True
     try:
+        process = _find_process(owner.pid, owner.started)
+        if process is None or not process.is_running():
+            return True
         return process.status() in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
     except psutil.Error:
-        return True
+        return not _exists(owner.pid)
 
 
 def this_process(environ: Mapping[str, str] = os.environ) -> Owner:
@@ -55,12 +63,24 @@ def this_process(environ: Mapping[str, str] = os.environ) -> Owner:
 
 @lru_cache(maxsize=1024)
 def _find_process(pid: int, started: int) -> psutil.Process | None:
-    """Return the process that has that pid and start; `None` says that it has ended, for ever."""
+    """Return the process that has that pid and start; `None` says that it has ended, for ever.
+
+    Raises:
+        psutil.Error: `/proc` shows no process with that pid, or hides it.
+    """
+    process = psutil.Process(pid)
+    return process if _started(pid) == started else None
+
+
+def _exists(pid: int) -> bool:
+    """Return whether any process has that pid, which nothing hides."""
     try:
-        process = psutil.Process(pid)
-        return process if _started(pid) == started else None
-    except psutil.Error:
-        return None
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
 
 
 def _started(pid: int) -> int:
@@ -76,6 +96,14 @@ def _started(pid: int) -> int:
             return round((created - boot) * _TICKS_PER_S)
 
 
+def user_name(uid: int) -> str:
+    """Return the name of a user's account, whatever `$USER` says; `uid 4711` if it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
 def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -85,19 +113,14 @@ def _boot_id() -> str:
 
 def _label(pid: int, environ: Mapping[str, str]) -> str:
     """`ann: pytest gw1 (pid 123)`; arguments are left out, for they may hold secrets."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
     program = Path(sys.argv[0] if sys.argv else "").name or "python"
     if program == "__main__.py":
         program = Path(sys.argv[0]).parent.name
     worker = environ.get("PYTEST_XDIST_WORKER", "")
     if program == "-c":  # so pytest-xdist starts its workers
         program = "pytest" if worker else "python"
-    text = f"{user}: {' '.join(filter(None, (program, worker)))}"
-    shown = "".join(c if c.isprintable() else " " for c in text)[:_LONGEST_LABEL]
-    return f"{shown} (pid {pid})"
+    text = f"{user_name(os.getuid())}: {' '.join(filter(None, (program, worker)))}"
+    return f"{one_line(text, _LONGEST_LABEL)} (pid {pid})"
 
 
 def _namespace() -> str:

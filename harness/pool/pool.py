@@ -16,11 +16,12 @@ from harness.pool.acquisition import Acquisition
 from harness.pool.admin import PoolAdmin
 from harness.pool.config import PoolConfig, load_config
 from harness.pool.context import PoolContext
-from harness.pool.database import Database, default_path
+from harness.pool.database import Database
 from harness.pool.fence import FenceClaims
 from harness.pool.heartbeat import Heartbeat
 from harness.pool.lease import Lease
 from harness.pool.ledger import HistoryEntry, Ledger
+from harness.pool.ledger_file import default_path
 from harness.pool.members import (
     Member,
     Members,

@@ -4,9 +4,12 @@ import sqlite3
 from dataclasses import dataclass
 from enum import StrEnum
 
+from harness.errors import one_line
 from harness.pool.failure_policy import FailureRecord
 from harness.pool.owner import Owner
 from harness.pool.states import MemberState
+
+_LONGEST_TEXT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +102,14 @@ def owner_values(owner: Owner, beat: float, ttl: float) -> tuple[object, ...]:
     return owner.pid, owner.started, owner.boot, owner.namespace, owner.label, beat, ttl
 
 
+def shown(text: str) -> str:
+    """Return a text of the ledger for people, whoever wrote it there: one line without controls."""
+    return one_line(text, _LONGEST_TEXT)
+
+
 def owner_of(row: sqlite3.Row) -> Owner:
     """Return the owner in a row of leases or tickets."""
-    return Owner(row["pid"], row["started"], row["boot"], row["namespace"], row["label"])
+    return Owner(row["pid"], row["started"], row["boot"], row["namespace"], shown(row["label"]))
 
 
 def lease_of(row: sqlite3.Row) -> LeaseRow:
@@ -109,7 +117,7 @@ def lease_of(row: sqlite3.Row) -> LeaseRow:
     return LeaseRow(
         row["key"],
         row["token"],
-        row["purpose"],
+        shown(row["purpose"]),
         row["granted"],
         owner_of(row),
         row["beat"],
@@ -124,13 +132,13 @@ def device_of(
     return DeviceRow(
         row["key"],
         MemberState(row["state"]),
-        row["reason"],
+        shown(row["reason"]),
         row["since"],
         row["leases"],
         row["attempts"],
-        row["step"],
+        shown(row["step"]),
         bool(row["probed"]),
-        Facts(row["soc"], row["hexagon"], row["free_bytes"]),
+        Facts(shown(row["soc"]), shown(row["hexagon"]), row["free_bytes"]),
         lease,
         failures,
     )

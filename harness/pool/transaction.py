@@ -29,6 +29,7 @@ class LedgerContext:
         ttl_s: how long a heartbeat keeps a lease or a place in the queue.
         rule: when failures are enough for quarantine.
         has_ended: whether a process has ended.
+        user: whose virtual devices the ledger means, if several users share it; else empty.
     """
 
     database: Database
@@ -36,6 +37,11 @@ class LedgerContext:
     ttl_s: float
     rule: QuarantineRule
     has_ended: Callable[[Owner], bool]
+    user: str = ""
+
+    def address(self, spec: str) -> str:
+        """Return the address of a device in the ledger: `virtual:alpha of ann`."""
+        return f"{spec} of {self.user}" if self.user and spec.startswith("virtual:") else spec
 
     @contextmanager
     def writing(self) -> Iterator["Transaction"]:
@@ -245,12 +251,10 @@ class Transaction:
             " UNION SELECT pid, started, boot, namespace, label FROM tickets"
         ).fetchall()
         for row in owners:
-            owner = owner_of(row)
-            if self._has_ended(owner):
-                who = owner.pid, owner.started, owner.boot, owner.namespace, owner.label
+            if self._has_ended(owner_of(row)):
                 self._expire(
                     "pid = ? AND started = ? AND boot = ? AND namespace = ? AND label = ?",
-                    who,
+                    tuple(row),
                     lambda row: f"{row['label']} is gone",
                 )
         # A beat from the future is of another boot whose id could not be read.
@@ -286,4 +290,8 @@ class Transaction:
 
 @lru_cache(maxsize=4096)
 def _candidates(text: str) -> tuple[str, ...]:
-    return tuple(json.loads(text))
+    """Return the keys of devices in a ticket; `ValueError` if they are none."""
+    keys = json.loads(text)
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise ValueError(f"{text!r:.80} lists no devices")
+    return tuple(keys)

@@ -36,7 +36,7 @@ from harness.errors import (
     VirtualDeviceRecordError,
     VirtualDeviceStartError,
 )
-from harness.paths import state_dir
+from harness.paths import make_state_dir, state_dir
 from harness.virtual_device.control import DeviceControl
 from harness.virtual_device.faults import Fault
 from harness.virtual_device.filesystem import DEVICE_FOLDERS
@@ -270,7 +270,8 @@ def _load(name: str) -> DeviceRecord:
 
 @contextlib.contextmanager
 def _locked(name: str) -> Iterator[None]:
-    _devices_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_state_dir()
+    _devices_dir().mkdir(exist_ok=True, mode=0o700)
     lock = FileLock(_devices_dir() / f".{name}.lock")
     try:
         lock.acquire(timeout=_LOCK_PATIENCE_S)

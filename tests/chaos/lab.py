@@ -12,7 +12,7 @@ from pathlib import Path
 from buildlib.genai import GenAIBuilderFactory
 from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server
-from harness.pool.database import default_path
+from harness.pool.ledger_file import default_path
 from harness.virtual_device.control import DeviceControl
 from harness.virtual_device.host import hosted_control, hosted_devices
 from suites.models import tiny_llama

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import secrets
 import signal
 import sqlite3
@@ -559,7 +560,8 @@ def test_administration_drains_releases_and_refuses_unknown_names(open_pool: Ope
     assert pool.admin.release(name, token=lease.token + 1) is False
     lease.device.shell("true")
     lease.release()
-    assert pool.members()[0].reason == "swollen battery"
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert pool.members()[0].reason == f"swollen battery ({user})"
     with pytest.raises(LeaseTimeoutError, match="swollen battery"):
         pool.acquire(ANY, timeout_s=0.1)
     with pytest.raises(MemberStateError, match="undrain it instead"):

@@ -1,0 +1,124 @@
+"""File of the ledger: where it lies, and the modes by which the users of a group share it.
+
+SQLite gives its `-wal` and `-shm` files the mode of the ledger, whatever the umask, so only that
+file and its folder are seen to here.
+"""
+
+import grp
+import os
+import shlex
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from harness.errors import LedgerError
+from harness.paths import is_shared, ledger_dir
+from harness.pool.owner import user_name
+
+_SHARED_MODE = 0o660
+_SIDE_FILES = ("-wal", "-shm")
+
+
+def default_path() -> Path:
+    """Return the path of the ledger of this user, or of several: see `ledger_dir`."""
+    return ledger_dir() / "pool.db"
+
+
+def prepare(path: Path) -> None:
+    """Make the ledger's folder if it is missing, and let the users of a group write the ledger.
+
+    Raises:
+        LedgerError: the modes of the folder or the file make sharing impossible or unsafe.
+        OSError: they cannot be made or looked at.
+    """
+    folder = path.parent
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    about, shared = folder.stat(), is_shared(folder)
+    if obstacle := _folder_obstacle(folder, about, shared=shared):
+        raise LedgerError(str(path), obstacle)
+    if shared:
+        if not path.exists():
+            _create(path)
+        if obstacle := _share(path, about.st_gid):
+            raise LedgerError(str(path), obstacle)
+
+
+def _folder_obstacle(folder: Path, about: os.stat_result, *, shared: bool) -> str:
+    """Return why a folder can have no ledger of this user; empty if it can."""
+    shown = shlex.quote(str(folder))
+    if about.st_mode & stat.S_IWOTH:
+        mode = f"mode {stat.S_IMODE(about.st_mode):04o}"
+        return (
+            f"every user of this host may write its folder ({mode}): "
+            f"`chmod o-w {shown}`, or name another with QNNFARM_STATE_DIR"
+        )
+    if os.geteuid() in {0, about.st_uid}:
+        return ""
+    if not shared:
+        return (
+            f"its folder belongs to {user_name(about.st_uid)} and is not set up for a group: "
+            f"`chgrp GROUP {shown} && chmod 2770 {shown}`, or name another with QNNFARM_STATE_DIR"
+        )
+    if about.st_gid not in {os.getegid(), *os.getgroups()}:
+        group, user = _group_name(about.st_gid), user_name(os.geteuid())
+        return (
+            f"its folder is for the group {group}, which {user} is not in: "
+            f"`sudo usermod -aG {shlex.quote(group)} {shlex.quote(user)}`, then log in again; "
+            "or name another folder with QNNFARM_STATE_DIR"
+        )
+    return ""
+
+
+def _create(path: Path) -> None:
+    """Create an empty file that has its mode as soon as it has its name."""
+    number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        os.fchmod(number, _SHARED_MODE)
+        with suppress(FileExistsError):
+            os.link(name, path)
+    finally:
+        os.close(number)
+        os.unlink(name)  # noqa: PTH108 - beside its os.link
+
+
+def _share(path: Path, group: int) -> str:
+    """Give the files of a ledger to a group; return why that is impossible, or empty."""
+    for file in (path, *(path.with_name(path.name + suffix) for suffix in _SIDE_FILES)):
+        try:
+            # An O_PATH descriptor neither follows links nor, when closed, drops SQLite's locks.
+            number = os.open(file, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            if obstacle := _share_file(file, number, group):
+                return obstacle
+        finally:
+            os.close(number)
+    return ""
+
+
+def _share_file(file: Path, number: int, group: int) -> str:
+    about = os.fstat(number)
+    plain = stat.S_ISREG(about.st_mode)
+    if plain and about.st_gid == group and stat.S_IMODE(about.st_mode) == _SHARED_MODE:
+        return ""
+    if not plain or about.st_nlink > 1:  # our own file may be behind it
+        return f"{file.name} is a link, or no file: in a group's folder it must be a plain file"
+    if os.geteuid() not in {0, about.st_uid}:
+        shown, name = shlex.quote(str(file)), _group_name(group)
+        return (
+            f"{file.name} belongs to {user_name(about.st_uid)} and is not shared with the group: "
+            f"`sudo chgrp {shlex.quote(name)} {shown} && sudo chmod 660 {shown}`"
+        )
+    itself = f"/proc/self/fd/{number}"
+    os.chown(itself, -1, group)
+    os.chmod(itself, _SHARED_MODE)  # noqa: PTH101 - a descriptor
+    return ""
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"gid {gid}"

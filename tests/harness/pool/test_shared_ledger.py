@@ -1,0 +1,434 @@
+"""One ledger for the users of a group: real accounts, each in processes of its own."""
+
+import os
+import pwd
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from harness import paths
+from harness.clock import SystemClock
+from harness.errors import LedgerError
+from harness.pool.database import Database
+from harness.pool.failure_policy import QuarantineRule
+from harness.pool.ledger import Ledger
+from harness.pool.ledger_file import default_path
+from tests.system import program
+
+ANN, BOB = "daemon", "nobody"
+GROUP = 100
+"""Debian's group `users`; a process may have a group without a name."""
+_CHECKOUT = Path(__file__).parents[3]
+_PACKAGES = [path for path in sys.path if path.endswith("site-packages")]
+_TIMEOUT_S = 120
+
+
+@dataclass
+class SharedFolder:
+    """A folder of a group, and the users who run programs on its ledger."""
+
+    folder: Path
+    ledger: Path
+    python: str
+    running: list["subprocess.Popen[str]"] = field(default_factory=list)
+
+    def command(
+        self, user: str, words: Sequence[str], umask: int, groups: Sequence[int]
+    ) -> list[str]:
+        account = pwd.getpwnam(user)
+        become = [
+            str(program("setpriv")), f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}",
+            f"--groups={','.join(map(str, groups)) or account.pw_gid}",
+        ]  # fmt: skip
+        return [*become, "sh", "-c", f'umask {umask:03o}; exec "$@"', "sh", *words]
+
+    @property
+    def python_path(self) -> str:
+        return ":".join([str(_CHECKOUT), *_PACKAGES])
+
+    def environment(self, user: str) -> dict[str, str]:
+        home = self.folder / f"home-{user}"
+        if not home.exists():
+            home.mkdir(mode=0o700)
+            os.chown(home, pwd.getpwnam(user).pw_uid, -1)
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "USER": "root",  # a name that anybody may claim
+            "LOGNAME": "root",
+            "QNNFARM_STATE_DIR": str(self.ledger),
+            "QNNFARM_POOL": str(self.folder / "pool.yaml"),
+            "PYTHONPATH": self.python_path,
+        }
+
+    def start(
+        self,
+        user: str,
+        *words: str,
+        umask: int = 0o077,
+        groups: Sequence[int] = (GROUP,),
+    ) -> "subprocess.Popen[str]":
+        """Start a program of Python, or with its arguments, as a user."""
+        process = subprocess.Popen(
+            self.command(user, [self.python, *words], umask, groups),
+            env=self.environment(user),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.running.append(process)
+        return process
+
+    def run(
+        self, user: str, *words: str, umask: int = 0o077, groups: Sequence[int] = (GROUP,)
+    ) -> str:
+        """Run one to its end; gives what it printed."""
+        process = self.start(user, *words, umask=umask, groups=groups)
+        return process.communicate(timeout=_TIMEOUT_S)[0]
+
+    def qnnfarm(self, user: str, *words: str) -> str:
+        """Run a command of ours as a user; gives what it printed."""
+        return self.run(user, "-m", "harness.cli", *words)
+
+
+def _line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], _TIMEOUT_S)[0], "it says nothing"
+    return process.stdout.readline().strip()
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    """This Python, or the system's of the same version if other users cannot run this one."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become two other users")
+    probe = (
+        f"import harness.pool.pool, sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"
+    )
+    for path in (sys.executable, "/usr/bin/python3"):
+        looking = SharedFolder(Path("/"), Path("/"), path)
+        words = looking.command(ANN, [path, "-c", probe], 0o077, ())
+        environment = {"PYTHONPATH": looking.python_path}
+        if not subprocess.run(words, env=environment, capture_output=True, check=False).returncode:
+            return path
+    pytest.skip("another user cannot read this checkout, or has no Python of this version")
+
+
+@pytest.fixture
+def shared(python: str) -> Iterator[SharedFolder]:
+    folder = Path(tempfile.mkdtemp(prefix="qnnfarm-shared-"))  # pytest's own lets nobody else in
+    folder.chmod(0o755)
+    made = SharedFolder(folder, folder / "ledger", python)
+    made.ledger.mkdir()
+    os.chown(made.ledger, 0, GROUP)
+    made.ledger.chmod(0o2770)
+    (folder / "pool.yaml").write_text("devices: [{type: local, name: bench}]\n")
+    try:
+        yield made
+    finally:
+        for process in made.running:
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.communicate()
+        shutil.rmtree(folder)
+
+
+_HOLD = """
+import time
+from pathlib import Path
+from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
+
+with Pool.open() as pool, pool.acquire(Requirement(), purpose="nightly") as lease:
+    print(lease.token, flush=True)
+    time.sleep(600)
+"""
+_WAIT = """
+import sys
+from harness.errors import LeaseTimeoutError
+from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
+
+with Pool.open() as pool:
+    try:
+        with pool.acquire(Requirement(), timeout_s=float(sys.argv[1])) as lease:
+            print(lease.token, lease.device.shell("id -un").stdout, flush=True)
+    except LeaseTimeoutError as error:
+        print(error, flush=True)
+"""
+
+
+def _modes(folder: Path) -> dict[str, tuple[int, int]]:
+    return {
+        path.name: (stat.S_IMODE(path.stat().st_mode), path.stat().st_gid)
+        for path in folder.iterdir()
+    }
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_two_users_lease_wait_die_and_take_over_under_any_umask(
+    shared: SharedFolder, umask: int
+) -> None:
+    holder = shared.start(ANN, "-c", _HOLD, umask=umask)
+    token = int(_line(holder))
+    assert set(_modes(shared.ledger)) == {"pool.db", "pool.db-wal", "pool.db-shm"}
+    assert set(_modes(shared.ledger).values()) == {(0o660, GROUP)}
+
+    shown = shared.qnnfarm(BOB, "pool", "show")
+    assert f"{ANN}: python (pid " in shown
+    assert "nightly" in shown
+    waited = shared.run(BOB, "-c", _WAIT, "0.5", umask=umask)
+    assert f"bench is held by {ANN}: python (pid " in waited
+
+    waiter = shared.start(BOB, "-c", _WAIT, "60", umask=umask)
+    holder.send_signal(signal.SIGKILL)
+    assert _line(waiter) == f"{token + 1} {BOB}"
+    assert waiter.wait(_TIMEOUT_S) == 0
+    history = shared.qnnfarm(ANN, "pool", "history", "bench")
+    assert f"{ANN}: python (pid {holder.pid}) is gone" in history
+    assert f"held by {BOB}: python (pid {waiter.pid})" in history
+    assert "root:" not in history
+
+
+def test_what_people_do_names_them(shared: SharedFolder) -> None:
+    holder = shared.start(ANN, "-c", _HOLD)
+    _line(holder)
+    assert "released bench" in shared.qnnfarm(BOB, "pool", "release", "bench")
+    shared.qnnfarm(ANN, "pool", "drain", "bench", "--reason", "a new battery")
+    assert f"a new battery ({ANN})" in shared.qnnfarm(BOB, "pool", "show")
+    shared.qnnfarm(BOB, "pool", "undrain", "bench")
+    history = shared.qnnfarm(ANN, "pool", "history", "bench")
+    assert f"{BOB}: cli (pid " in history
+    assert f"undrained ({BOB})" in history
+
+
+def test_what_is_one_users_does_not_lie_in_the_folder_of_all(
+    shared: SharedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = shared.run(ANN, "-c", "from harness.paths import state_dir; print(state_dir())")
+    assert shown.strip() == str(shared.folder / f"home-{ANN}/.local/state/qnnfarm")
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(shared.ledger))
+    assert paths.state_dir() != shared.ledger
+    shared.ledger.chmod(0o2700)  # what a folder in somebody's setgid folder gets
+    assert paths.state_dir() == shared.ledger
+
+
+def test_the_folder_of_this_host_is_used_where_it_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("QNNFARM_STATE_DIR", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own"))
+    everyones = tmp_path / "everyones"
+    monkeypatch.setattr(paths, "SYSTEM_LEDGER_DIR", everyones)
+    assert default_path() == tmp_path / "own/qnnfarm/pool.db"
+    everyones.mkdir()
+    assert default_path() == everyones / "pool.db"
+    assert paths.state_dir() == tmp_path / "own/qnnfarm"
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path / "other"))
+    assert default_path() == tmp_path / "other/pool.db"
+
+
+def test_a_ledger_of_one_user_becomes_one_of_a_group(shared: SharedFolder) -> None:
+    """Also with the side files that a killed process left."""
+    account = pwd.getpwnam(ANN)
+    os.chown(shared.ledger, account.pw_uid, GROUP)
+    shared.ledger.chmod(0o700)
+    holder = shared.start(ANN, "-c", _HOLD, umask=0o022)
+    _line(holder)
+    holder.kill()
+    holder.wait()
+    assert (0o644, account.pw_gid) in _modes(shared.ledger).values()
+    shared.ledger.chmod(0o2770)
+
+    refused = shared.qnnfarm(BOB, "pool", "show")
+    assert f"pool.db belongs to {ANN} and is not shared with the group: `sudo chgrp" in refused
+    assert "ready" in shared.qnnfarm(ANN, "pool", "show")
+    assert "ready" in shared.qnnfarm(BOB, "pool", "show")
+
+
+_OBSTACLES = (
+    (0o2777, 0, (GROUP,), "every user of this host may write its folder (mode 2777): `chmod o-w "),
+    (0o1777, 0, (GROUP,), "every user of this host may write its folder (mode 1777): `chmod o-w "),
+    (0o0770, 0, (GROUP,), "its folder belongs to root and is not set up for a group: `chgrp GROUP"),
+    (0o2770, 0, (), f"the group users, which {BOB} is not in: `sudo usermod -aG users {BOB}`"),
+)
+
+
+@pytest.mark.parametrize(("mode", "owner", "groups", "said"), _OBSTACLES)
+def test_a_folder_that_cannot_be_shared_is_refused_in_one_line(
+    shared: SharedFolder, mode: int, owner: int, groups: tuple[int, ...], said: str
+) -> None:
+    os.chown(shared.ledger, owner, GROUP)
+    shared.ledger.chmod(mode)
+    told = shared.run(BOB, "-m", "harness.cli", "pool", "show", groups=groups)
+    assert said in told
+    assert f"the ledger of leases {shared.ledger}/pool.db cannot be used" in told
+    assert "Traceback" not in told
+    assert list(shared.ledger.iterdir()) == []
+
+
+def test_a_link_in_the_folder_of_a_group_is_not_followed(shared: SharedFolder) -> None:
+    """A member of the group could lay one to a file of another member, who would share it."""
+    secret = shared.folder / "secret"
+    secret.write_text("")
+    secret.chmod(0o600)
+    for name in ("pool.db", "pool.db-shm"):
+        (shared.ledger / name).symlink_to(secret)
+        with pytest.raises(LedgerError, match=f"{name} is a link"), _ledger(shared) as ledger:
+            ledger.reconcile()
+        (shared.ledger / name).unlink()
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+class _ledger:  # noqa: N801 - a context manager
+    """The ledger as root uses it in this process."""
+
+    def __init__(self, shared: SharedFolder) -> None:
+        self._database = Database(shared.ledger / "pool.db")
+        self.ledger = Ledger(self._database, SystemClock(), ttl_s=30, rule=QuarantineRule())
+
+    def __enter__(self) -> Ledger:
+        return self.ledger
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()
+
+
+def test_text_that_another_user_wrote_reaches_no_terminal_raw(shared: SharedFolder) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\u202eevil\x9b31m"
+    shared.qnnfarm(ANN, "pool", "drain", "bench", "--reason", "x")
+    with closing(Database(shared.ledger / "pool.db")) as database, database.writing() as db:
+        db.execute("UPDATE devices SET reason = ?, soc = ?, step = ?", (evil, evil, evil))
+        db.execute(
+            "INSERT INTO history (key, at, what, text) SELECT key, 0, ?, ? FROM devices",
+            (evil, evil),
+        )
+        db.execute(
+            "INSERT INTO evidence (key, at, lease, kind, weight, text)"
+            " SELECT key, 0, leases, ?, 1, ? FROM devices",
+            (evil, evil),
+        )
+        db.execute(
+            "INSERT INTO leases SELECT key, 7, ?, 0, '', ?, 0, 'boot', 'ns', ?, ?, 1e9"
+            " FROM devices",
+            (evil, os.getpid(), evil, SystemClock().boottime()),
+        )
+    for words in (("show",), ("show", "--json"), ("history", "bench"), ("release", "bench")):
+        shown = shared.qnnfarm(BOB, "pool", *words)
+        assert shown.replace("\n", "").isprintable(), words
+        assert "Traceback" not in shown
+
+
+_TICKET_OF_NOTHING = (
+    "INSERT INTO tickets"
+    " SELECT 1, '[[]]', 1, NULL, pid, started, boot, namespace, '', beat, ttl FROM leases"
+)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE devices SET state = 'melted'", "'melted' is not a valid MemberState"),
+        (_TICKET_OF_NOTHING, "'[[]]' lists no devices"),
+        ("UPDATE devices SET reason = CAST(x'1bff' AS TEXT)", "Could not decode to UTF-8"),
+    ],
+)
+def test_a_ledger_with_nonsense_is_told_in_one_line(
+    shared: SharedFolder, statement: str, said: str
+) -> None:
+    _line(shared.start(ANN, "-c", _HOLD))
+    with closing(Database(shared.ledger / "pool.db")) as database, database.writing() as db:
+        db.execute(statement)
+        db.execute("UPDATE devices SET state = 'ready' WHERE state = 'leased'")
+        db.execute("UPDATE leases SET key = 'another'")
+    told = shared.run(BOB, "-c", _WAIT, "1")
+    last = told.splitlines()[-1]
+    assert f"the ledger of leases {shared.ledger}/pool.db cannot be used: {said}" in last
+    assert last.isprintable()
+
+
+@pytest.mark.parametrize("hidepid", [1, 2])
+def test_a_live_holder_that_proc_hides_keeps_its_lease(shared: SharedFolder, hidepid: int) -> None:
+    program("unshare")
+    look = """
+import os, sys
+from harness.pool.owner import Owner, has_ended, this_process
+from dataclasses import replace
+alive, ended, started = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+me = this_process()
+print(os.path.exists(f"/proc/{alive}/stat") and os.access(f"/proc/{alive}/stat", os.R_OK))
+print(has_ended(me), *(has_ended(replace(me, pid=p, started=started)) for p in (alive, ended)))
+"""
+    holder = shared.start(ANN, "-c", "print(1, flush=True); input()")
+    # `input` ends at once without stdin; what is looked at is a process that sleeps
+    holder.wait()
+    alive = subprocess.Popen(shared.command(ANN, ["sleep", "600"], 0o077, ()))
+    try:
+        stat_words = Path(f"/proc/{alive.pid}/stat").read_text().rpartition(")")[2].split()
+        words = [shared.python, "-c", look, str(alive.pid), str(holder.pid), stat_words[19]]
+        as_bob = shared.command(BOB, words, 0o077, (GROUP,))
+        done = subprocess.run(
+            [
+                str(program("unshare")), "--mount", "sh", "-c",
+                f'mount -t proc -o hidepid={hidepid} proc /proc || exit 77; exec "$@"', "sh",
+                *as_bob,
+            ],
+            env=shared.environment(BOB), capture_output=True, text=True, timeout=_TIMEOUT_S,
+            check=False,
+        )  # fmt: skip
+        if done.returncode in {1, 77} and "mount" in done.stderr:
+            pytest.skip(f"this machine mounts no /proc: {done.stderr}")
+        assert done.stdout.splitlines() == ["False", "False False True"], done.stderr
+    finally:
+        alive.kill()
+        alive.wait()
+
+
+def test_virtual_devices_of_two_users_are_two_devices(shared: SharedFolder) -> None:
+    """Each user's `virtual:alpha` is a device of its own."""
+    record = """
+import sys
+from harness.clock import SystemClock
+from harness.pool.database import Database
+from harness.pool.failure_policy import QuarantineRule
+from harness.pool.ledger import Ledger
+from harness.pool.ledger_file import default_path
+from harness.pool.records import Facts
+ledger = Ledger(Database(default_path()), SystemClock(), ttl_s=30, rule=QuarantineRule())
+ledger.devices.record_found(sys.argv[1], "alpha", "virtual:alpha", Facts())
+ledger.devices.record_found("hardware:R5", "phone", "android:R5", Facts())
+print(*sorted(ledger.devices.keys_of(["virtual:alpha", "android:R5"]).values()))
+"""
+    for user in (ANN, BOB, ANN):
+        found = shared.run(user, "-c", record, f"hardware:of-{user}")
+        assert found == f"hardware:R5 hardware:of-{user}\n"
+
+
+def test_a_work_root_of_another_user_is_not_taken_from_the_ledger(shared: SharedFolder) -> None:
+    """Whoever can change scripts between their check and their run would run them as the holder."""
+    shared.run(BOB, "-c", _WAIT, "60")
+    theirs = shared.folder / "theirs"
+    own = next((shared.folder / f"home-{BOB}/.cache").rglob("fence.sh")).parents[2]
+    shutil.copytree(own, theirs)
+    for path in (theirs, *theirs.rglob("*")):
+        os.chown(path, pwd.getpwnam(ANN).pw_uid, -1)
+        path.chmod(0o777)
+    with closing(Database(shared.ledger / "pool.db")) as database, database.writing() as db:
+        (root,) = db.execute("SELECT root FROM devices").fetchone()
+        assert Path(root) == own
+        db.execute("UPDATE devices SET root = ?", (str(theirs),))
+    assert shared.run(BOB, "-c", _WAIT, "60").split() == ["2", BOB]
+    with closing(Database(shared.ledger / "pool.db")) as database, database.reading() as db:
+        assert db.execute("SELECT root FROM devices").fetchone()[0] == root
