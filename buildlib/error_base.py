@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import ClassVar, dataclass_transform
 
 _LONGEST = 1000
+_MOST_READ = 64 * 1024
+_MOST_ITEMS = 50
 
 
 def one_line(text: str, limit: int = 300) -> str:
@@ -12,6 +14,8 @@ def one_line(text: str, limit: int = 300) -> str:
 
     Longer text loses its middle: the beginning says what was done, the end what came of it.
     """
+    if len(text) > 2 * _MOST_READ:
+        text = f"{text[:_MOST_READ]} … {text[-_MOST_READ:]}"
     flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     head = limit // 3
     return flat if len(flat) <= limit else f"{flat[:head]} … {flat[head - limit :]}"
@@ -70,5 +74,7 @@ def _printable(value: object) -> object:
     if isinstance(value, str | Path):
         return _Text(value)
     if isinstance(value, tuple):
-        return ", ".join(one_line(str(item)) for item in value)
+        return ", ".join(one_line(str(item)) for item in value[:_MOST_ITEMS]) + (
+            f" and {len(value) - _MOST_ITEMS} more" if len(value) > _MOST_ITEMS else ""
+        )
     return value

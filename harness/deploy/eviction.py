@@ -59,7 +59,9 @@ def read_usage(device: Device, deadline: Deadline) -> StoreUsage:
 _BLOCK = 4096
 _KIB_MAX = 999_999_999
 _FACT = re.compile(r"^(free|store|evictable)_kb=([0-9]{0,9})$", re.MULTILINE)
-_LAST = re.compile(r"^qnnfarm-evict evicted=([0-9]+) evicted_kb=([0-9]+) met=([01])$", re.MULTILINE)
+_LAST = re.compile(
+    r"^qnnfarm-evict evicted=([0-9]{1,9}) evicted_kb=([0-9]{1,12}) met=([01])$", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from harness.errors import (
 _CLEAN_TIMEOUT_S = 10.0
 _FULL = "the file system is full or read-only"
 _ANSWER = re.compile(r"(ok|adopted|missing|bad) ([0-9a-f]{64})")
+_RUN_DIR = re.compile(r"^run_dir=(/.{1,4000})$", re.MULTILINE)
 
 
 class DeviceStore(AbstractContextManager["DeviceStore"]):
@@ -130,7 +131,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         ]
         link = f"{self._script('link.sh')} {self._root} {shlex.quote(run_id)}"
         output = self._shell(f"{link} || exit\n{self._remove_area}", "".join(lines))
-        folder = re.search(r"^run_dir=(/.*)$", output, re.MULTILINE)
+        folder = _RUN_DIR.search(output)
         if folder is None:
             raise DeviceCommandError(self._device.serial, link, 0, output)
         return folder[1]
@@ -149,7 +150,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
                 result = self._device.shell(
                     command, timeout_s=self._deadline.remaining(), check=False
                 )
-                name, found = contents[digest].name, result.stdout.split(" ")[0][:64]
+                name, found = contents[digest].name, result.stdout.partition(" ")[0][:64]
                 raise DeploymentCorruptError(self._device.serial, name, digest.sha256, found)
 
     def _settle(self, keep: Sequence[FileDigest]) -> None:

@@ -155,11 +155,13 @@ class JobOutput:
         if self._begin is None:
             self._sink.write(data)
             return
+        greeting = self._job.greeting
+        searched = max(0, len(self._begin) - len(greeting))
         self._begin += data
-        _, greeting, rest = self._begin.partition(self._job.greeting)
-        if greeting:
+        place = self._begin.find(greeting, searched)
+        if place >= 0:
             self._job.started = True
-            self._begin = rest
+            del self._begin[: place + len(greeting)]
         elif len(self._begin) <= _MOST_NOISE:
             return
         self.close()

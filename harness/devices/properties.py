@@ -1,7 +1,12 @@
-"""Parsers for what Android and Linux report about a device; no value is trusted."""
+"""Parsers for what Android and Linux report about a device.
+
+No value is trusted, and each parser takes time in proportion to its input: a repetition in a
+pattern is bounded, or followed by what it cannot match itself.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from harness.devices.base import Battery, DeviceProperties
 
@@ -30,6 +35,7 @@ done 2>/dev/null
 exit 0
 """
 _ARM = ("aarch64", "arm64", "armv8l")
+_MOST_NAMES = 64
 
 
 def parse(output: str) -> dict[str, str]:
@@ -89,7 +95,7 @@ def _soc_names(said: Mapping[str, str]) -> Iterable[str]:
     for file in ("machine", "family"):
         if name := printable(said.get(f"{_SOC}/{file}", "")).upper():
             yield name
-    for line in said.get(f"{_TREE}/compatible", "").splitlines():
+    for line in islice(said.get(f"{_TREE}/compatible", "").splitlines(), _MOST_NAMES):
         vendor, _, name = line.partition(",")
         if vendor == "qcom":
             yield printable(name).upper()
@@ -100,8 +106,13 @@ def _system(os_release: str) -> str:
     return printable(match[1].strip("\"'")) if match else "Linux"
 
 
-_PROPERTY = re.compile(r"^\[([^\]\n]+)\]: \[(.*?)\]$", re.MULTILINE | re.DOTALL)
+_NAME = re.compile(r"^\[([^\]\n]{1,200})\]: \[", re.MULTILINE)
+_FIELD = re.compile(
+    r"^[ \t]{0,40}([A-Za-z][A-Za-z ]{0,60}): (\S{1,60})[ \t\r]{0,40}$", re.MULTILINE
+)
 _MAX_VALUE = 512
+
+_MAX_DF = 16 * 1024
 
 DF = "df -Pk"
 """Tells in KiB; with `-kP`, toybox before 0.8.6 counts in halves of one."""
@@ -113,8 +124,16 @@ def parse_getprop(output: str) -> dict[str, str]:
     >>> parse_getprop("[ro.soc.model]: [SM8750]\n[x]: [a\nb]\nnoise\n")
     {'ro.soc.model': 'SM8750', 'x': 'a\nb'}
     """
-    text = output.replace("\r\n", "\n")
-    return {match[1]: match[2] for match in _PROPERTY.finditer(text)}
+    text = output.replace("\r\n", "\n") + "\n"
+    found: dict[str, str] = {}
+    position = 0
+    while (name := _NAME.search(text, position)) is not None:
+        end = text.find("]\n", name.end())
+        if end < 0:  # nor does any property after it end
+            break
+        found[name[1]] = text[name.end() : end]
+        position = end + 2
+    return found
 
 
 def parse_df(output: str) -> int | None:
@@ -123,7 +142,7 @@ def parse_df(output: str) -> int | None:
     >>> parse_df("Filesystem 1024-blocks Used Available Capacity Mounted on\n/d 9 4 5 45% /data\n")
     5120
     """
-    for line in reversed(output.splitlines()):
+    for line in reversed(output[-_MAX_DF:].splitlines()):
         # A device's name may hold blanks, so the columns are found by the percentage.
         match = re.search(r"\s(\d{1,18})\s+(\d{1,18})\s+(\d{1,18})\s+(\d+%|-)\s", line)
         if match:
@@ -131,12 +150,21 @@ def parse_df(output: str) -> int | None:
     return None
 
 
+def parse_dumpsys(output: str) -> dict[str, str]:
+    r"""The lines `name: value` of a service's dump.
+
+    >>> parse_dumpsys("Battery state:\n  level: 85\n  AC powered: true\n")
+    {'level': '85', 'AC powered': 'true'}
+    """
+    return {match[1]: match[2] for match in _FIELD.finditer(output)}
+
+
 def parse_battery(output: str) -> Battery | None:
     """The output of `dumpsys battery`, whose temperature is in tenths of a degree.
 
     A battery that is full, or must not be charged, is not charging though a charger is there.
     """
-    fields = dict(re.findall(r"^\s*([A-Za-z ]+): (\S+)\s*$", output, re.MULTILINE))
+    fields = parse_dumpsys(output)
     level, scale = _number(fields.get("level")), _number(fields.get("scale")) or 100
     tenths = _number(fields.get("temperature"))
     powered = [fields[f"{kind} powered"] for kind in _CHARGERS if f"{kind} powered" in fields]

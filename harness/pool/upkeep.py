@@ -94,7 +94,15 @@ def _round_trip(device: Device, remote: str, deadline: Deadline) -> None:
         if digest != expected:
             raise DeploymentCorruptError(device.serial, "a probation file", expected, digest)
         back = Path(folder) / "back"
-        device.pull(remote, back, timeout_s=deadline.remaining())
+        left = len(content)
+
+        def count(received: int) -> None:
+            nonlocal left
+            left -= received
+            if left < 0:  # a device may send without end
+                raise DeploymentCorruptError(device.serial, "a probation file", expected, "")
+
+        device.pull(remote, back, timeout_s=deadline.remaining(), on_progress=count)
         digest = hashlib.sha256(back.read_bytes()).hexdigest()
         if digest != expected:
             raise DeploymentCorruptError(device.serial, "a probation file", expected, digest)

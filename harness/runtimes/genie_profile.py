@@ -8,6 +8,7 @@ read from files that Genie 1.21 wrote.
 
 import json
 import math
+import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,9 @@ _METRICS = {
 _REQUIRED = frozenset(_METRICS.values()) - {"decode_tokens_per_s"}
 # unit in the profile -> factor to the unit of our metric (s, tokens, tokens/s)
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "ns": 1e-9, "toks/sec": 1.0, "tokens/s": 1.0, "": 1.0}
+_UNREADABLE = (
+    AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
 
 
 def parse_profile(text: str, device: str) -> dict[str, float]:
@@ -36,7 +40,7 @@ def parse_profile(text: str, device: str) -> dict[str, float]:
     try:
         components = json.loads(text)["components"]
         metrics = dict(_figures(components))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise RuntimeOutputError(
             device, f"unreadable Genie profile: {error}", text[-500:]
         ) from error
@@ -59,11 +63,11 @@ def _figures(components: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401  (
 
 def _value(name: str, figure: Any) -> float:  # noqa: ANN401  (raw JSON)
     if not isinstance(figure, Mapping):
-        raise TypeError(f"{name} is {figure!r}, without a unit")
+        raise TypeError(f"{name} is {reprlib.repr(figure)}, without a unit")
     unit = figure.get("unit", "")
     value = figure["value"]
     if unit not in _UNITS or isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} is {value!r} {unit!r}")
+        raise ValueError(f"{name} is {reprlib.repr(value)} {reprlib.repr(unit)}")
     if not math.isfinite(value):
         raise ValueError(f"{name} is {value!r}")
     return float(value) * _UNITS[unit]

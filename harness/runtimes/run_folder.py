@@ -64,8 +64,7 @@ class RunOutcome:
 
 def parse_run_line(output: str) -> RunOutcome | None:
     """The outcome in the last line of `run.sh`'s output; None when that is not there."""
-    lines = output.rstrip().splitlines()
-    match = _LINE.match(lines[-1].strip()) if lines else None
+    match = _LINE.match(output.rstrip().rpartition("\n")[2].strip())
     if match is None:
         return None
     return RunOutcome(

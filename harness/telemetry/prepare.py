@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import get_args
 
 from harness.devices.base import Device
@@ -60,7 +61,7 @@ class Preparation:
 def parse_records(output: str) -> tuple[ConditionRecord, ...]:
     """The records in the output of `prepare.sh`; lines that are none are left out."""
     matches = filter(None, map(_RECORD.fullmatch, output.splitlines()))
-    found = [
+    found = (
         ConditionRecord(
             name=match[1],
             outcome=match[2],  # type: ignore[arg-type]  # checked below
@@ -70,5 +71,5 @@ def parse_records(output: str) -> tuple[ConditionRecord, ...]:
         )
         for match in matches
         if match[2] in get_args(Outcome)
-    ]
-    return tuple(found[:_MOST_RECORDS])
+    )
+    return tuple(islice(found, _MOST_RECORDS))

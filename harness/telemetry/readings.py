@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.devices.base import Device
-from harness.devices.properties import parse_battery
+from harness.devices.properties import parse_battery, parse_dumpsys
 from harness.telemetry.protocol import Recording, parse_recording
 from harness.telemetry.thermal_service import ThermalService, parse_thermal_service
 from harness.telemetry.units import kind_of
@@ -115,11 +115,11 @@ def battery_of_service(output: str) -> BatteryReading:
     known = parse_battery(output)
     if known is None or known.level_percent is None or not 0 <= known.level_percent <= 100:
         return BatteryReading()
-    health = re.search(r"^\s*health: ([0-9])\s*$", output, re.MULTILINE)
+    health = _number(parse_dumpsys(output).get("health"))
     return BatteryReading(
         level_percent=known.level_percent,
         charging=known.charging,
-        health=_HEALTH.get(int(health[1])) if health else None,
+        health=None if health is None else _HEALTH.get(int(health)),
         temperature_c=_plausible(known.temperature_c),
     )
 

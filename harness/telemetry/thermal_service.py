@@ -4,12 +4,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from harness.devices.properties import parse_dumpsys
 from harness.telemetry.units import COLDEST_C, HOTTEST_C
 
 STATUS_NAMES = ("none", "light", "moderate", "severe", "critical", "emergency", "shutdown")
 """`PowerManager.THERMAL_STATUS_*` by number; from `light` on the device slows itself down."""
 
-_STATUS = re.compile(r"^\s*Thermal Status: ([0-6])\s*$", re.MULTILINE)
+_STATUSES = {str(number): number for number in range(len(STATUS_NAMES))}
 _TEMPERATURE = re.compile(
     r"Temperature\{mValue=(-?[0-9]{1,4}(?:\.[0-9]{1,9})?), mType=(-?[0-9]{1,3}),"
     r" mName=([A-Za-z0-9._-]{1,60}), mStatus=[0-9]\}"
@@ -33,11 +34,11 @@ class ThermalService:
 
 def parse_thermal_service(output: str) -> ThermalService:
     """Read the output of `dumpsys thermalservice`."""
-    status = _STATUS.search(output)
+    status = parse_dumpsys(output).get("Thermal Status", "")
     found: dict[str, float] = {}
     for match in _TEMPERATURE.finditer(output):
         value = float(match[1])
         plausible = COLDEST_C <= value <= HOTTEST_C and value != 0
         if plausible and int(match[2]) in _TYPES and len(found) < 64:
             found[match[3]] = value  # the HAL's follow the cached ones
-    return ThermalService(int(status[1]) if status else None, found)
+    return ThermalService(_STATUSES.get(status), found)

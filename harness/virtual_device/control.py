@@ -175,7 +175,7 @@ def ask(name: str, folder: Path, request: Mapping[str, Any]) -> Answer:
         answer: Any = json.loads(line)
     except (FileNotFoundError, ConnectionError):
         raise VirtualDeviceControlError(name, "it does not run: start it first") from None
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         reason = f"its process does not answer ({error}): stop and start it"
         raise VirtualDeviceControlError(name, reason) from None
     if not isinstance(answer, dict) or "error" in answer:

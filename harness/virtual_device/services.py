@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from harness.virtual_device.stream import Stream, StreamClosedError
 from harness.virtual_device.sync import SyncHost, open_sync
 
 _CHUNK = 256 * 1024
+_PORT = re.compile("[0-9]{1,5}")
 _CONNECT_TIMEOUT_S = 10.0
 
 _Connect = Callable[[], Coroutine[Any, Any, tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
@@ -88,7 +90,7 @@ def _open_forward(filesystem: DeviceFilesystem, faults: Injector, name: bytes) -
         return None
     connect: _Connect
     if kind == "tcp":
-        if not address.isascii() or not address.isdecimal() or not 0 < int(address) < 65536:
+        if not _PORT.fullmatch(address) or not 0 < int(address) < 65536:
             return None
         connect = functools.partial(asyncio.open_connection, "127.0.0.1", int(address))
     elif kind == "localabstract":

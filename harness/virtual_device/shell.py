@@ -40,8 +40,7 @@ _END_OF_FILE = b"\x04"
 _INPUT_GRACE_S = 10.0
 """How long a raw command may go on after the end of its input once its client is gone."""
 _CANNOT_EXECUTE = 126
-_RUN = re.compile(rb"run\.sh['\"]* .+ \d+ \S+ -- ", re.DOTALL)
-"""A call of our script that starts a runner: `run.sh [OPTIONS] RUN_DIR TIMEOUT_S LOG -- ...`."""
+_RUN = re.compile(rb"run\.sh['\"]{0,9} ")
 _MAX_DETAIL = 200
 
 
@@ -162,6 +161,16 @@ def parse_shell_service(name: bytes) -> ShellRequest | None:
     return ShellRequest(command or None, "v2" in options, terminal, term)
 
 
+def starts_runner(command: bytes) -> bool:
+    """Check for a call of our script: `run.sh [OPTIONS] RUN_DIR TIMEOUT_S LOG -- ...`."""
+    call = _RUN.search(command)
+    end = command.find(b" -- ", call.end()) if call else -1
+    if call is None or end < 0:
+        return False
+    arguments = command[call.end() : end].rsplit(b" ", 2)
+    return len(arguments) == 3 and arguments[1].isdigit()
+
+
 def pack_packet(kind: PacketKind, data: bytes | bytearray) -> bytes:
     """Pack one packet."""
     return _PACKET.pack(kind, len(data)) + data
@@ -205,7 +214,7 @@ def open_shell(host: ShellHost, name: bytes) -> Service | None:
     if request is None:
         return None
     command = request.command or b""
-    kinds = ("shell", "run") if _RUN.search(command) else ("shell",)
+    kinds = ("shell", "run") if starts_runner(command) else ("shell",)
     detail = command[:_MAX_DETAIL].decode("utf-8", "replace")
 
     async def serve(stream: Stream) -> None:

@@ -84,6 +84,7 @@ def _parse_port(variable: str, text: str, value: str | None = None) -> int:
     return int(text)
 
 
+_LENGTH = re.compile(rb"[0-9A-Fa-f]{4}")
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_SERVICE = 0xFFFF
 _MAX_REPLY = 1 << 20
@@ -167,11 +168,9 @@ class Connection:
     def receive_block(self) -> str:
         """A text that is preceded by its length in four hexadecimal digits."""
         digits = self.receive(4)
-        try:
-            length = int(digits, 16)
-        except ValueError:
-            raise FailReply(f"no adb server: {digits!r} is no length") from None
-        return self.receive(length).decode("utf-8", "replace")
+        if not _LENGTH.fullmatch(digits):
+            raise FailReply(f"no adb server: {digits!r} is no length")
+        return self.receive(int(digits, 16)).decode("utf-8", "replace")
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
         """Send all of `data`.

@@ -41,15 +41,16 @@ from harness.errors import (
 )
 
 _LOST = re.compile(
-    r"device '.*' not found|device not found|device offline|device still (connecting|authorizing)"
-    r"|no devices/emulators found|^closed$|device is (being|in)|connection reset|protocol fault",
-    re.IGNORECASE | re.DOTALL,
+    r"device '[^']{0,200}' not found|device not found|device offline"
+    r"|device still (connecting|authorizing)|no devices/emulators found|^closed$"
+    r"|device is (being|in)|connection reset|protocol fault",
+    re.IGNORECASE,
 )
-_UNKNOWN = re.compile(r"device '.*' not found", re.DOTALL)
+_UNKNOWN = re.compile(r"device '[^']{0,200}' not found")
 _FULL = re.compile(r"no space left|disk quota exceeded|file too large", re.IGNORECASE)
 _DENIED = re.compile(r"permission denied|operation not permitted|read-only file", re.IGNORECASE)
 _PATH = re.compile(
-    r"no such file|is a directory|not a directory|file name too long|too many.*links",
+    r"no such file|is a directory|not a directory|file name too long|too many [a-z ]{0,40}links",
     re.IGNORECASE,
 )
 _LOG_TAIL = 4000
@@ -89,7 +90,7 @@ class Failures:
             raise self._closed(action, str(error)) from None
         except FailReply as error:
             where = path if isinstance(path, str) else path()
-            raise self._refused(action, where, str(error)) from None
+            raise self._refused(action, where, str(error)[:_LOG_TAIL]) from None
 
     def _closed(self, action: str, reason: str) -> HarnessError:
         """The connection ended: is it the server that died, or the device, or its adb daemon?"""

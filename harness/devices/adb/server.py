@@ -9,6 +9,7 @@ that of several processes that start one at the same time exactly one wins, and 
 
 import contextlib
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -29,6 +30,7 @@ from harness.devices.adb.connection import (
 )
 from harness.errors import AdbServerError
 
+_VERSION = re.compile(r"[0-9A-Fa-f]{1,4}")
 _PROBE_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 20.0
 _POLL_S = 0.05
@@ -89,8 +91,10 @@ def _probe(address: ServerAddress) -> AdbServer:
     """The running server; `ServerUnreachable` if nothing listens there."""
     try:
         answer = query(address, "host:version", Deadline(_PROBE_TIMEOUT_S))
-        return AdbServer(address.host, address.port, int(answer, 16))
-    except (FailReply, StreamClosed, ValueError) as error:
+        if _VERSION.fullmatch(answer):
+            return AdbServer(address.host, address.port, int(answer, 16))
+        reason = f"what listens there is no adb server: its version is {answer!r}"
+    except (FailReply, StreamClosed) as error:
         reason = f"what listens there is no adb server: {error}"
     except DeadlineExceeded:
         reason = f"what listens there does not answer within {_PROBE_TIMEOUT_S:g} s"
