@@ -1,42 +1,18 @@
 """YAML files that people write, read strictly: errors name line and key, and the nearest key."""
 
-import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, Generic, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
+from buildlib.validation import MISSING, Location, reason_for
 from harness.errors import HarnessError
 
 MAX_BYTES = 1 << 20
 _DEEPEST = 20
 _LONGEST = 280
-_NO_SUCH_KEY = "extra_forbidden"
-_MISSING = "missing"
-_LISTS = {"tuple_type", "list_type", "frozen_set_type", "set_type"}
-_REASONS = {
-    _NO_SUCH_KEY: "there is no such key",
-    _MISSING: "it is missing",
-    "dict_type": "must be a mapping of keys",
-    "model_type": "must be a mapping of keys",
-    "model_attributes_type": "must be a mapping of keys",
-    "string_type": "must be a text",
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
-    "union_tag_not_found": "`kind` is missing",
-}
-_SHOULD = re.compile(r"^\w+ should ")
-
-Location = Sequence[int | str]
 Fail = Callable[[int | None, str, str], HarnessError]
 """Makes the error of a file from a line (counted from 1), a key such as `devices[2].tags`, both
 empty for the whole file, and a reason."""
@@ -169,8 +145,8 @@ class YamlFile(Generic[Model]):
         """The first complaint with its place, and as much of the others as a line holds."""
         reasons: dict[tuple[int | None, str], dict[str, None]] = {}
         for found in error.errors(include_url=False, include_input=False):
-            place = self._place(found["loc"], missing=found["type"] == _MISSING)
-            reasons.setdefault(place, {})[_reason(found, model)] = None
+            place = self._place(found["loc"], missing=found["type"] == MISSING)
+            reasons.setdefault(place, {})[reason_for(found, model)] = None
         (place, first), *others = ((place, ", or ".join(each)) for place, each in reasons.items())
         more = [f"{_shown(*place)}: {reason}" for place, reason in others]
         return self._fail(*place, _together(first, more))
@@ -198,46 +174,3 @@ def _together(first: str, others: Iterable[str]) -> str:
         else:
             told += f"; {other}"
     return f"{told}; and {left} more" if left else told
-
-
-def _reason(error: ErrorDetails, model: type[BaseModel]) -> str:
-    """One complaint, in our words instead of pydantic's."""
-    kind, location = error["type"], error["loc"]
-    if kind in _LISTS:
-        return "must be a list of texts" if _is_of_texts(model, location) else "must be a list"
-    if kind == "union_tag_invalid":
-        context = error["ctx"]
-        return f"there is no kind {context['tag']!r}, but {context['expected_tags']}"
-    if kind == _NO_SUCH_KEY:
-        keys = {key for each in _models_at(model, location[:-1]) for key in each.model_fields}
-        near = get_close_matches(str(location[-1]), keys, 1)
-        return _REASONS[kind] + (f": did you mean {near[0]}?" if near else "")
-    return _SHOULD.sub("must ", _REASONS.get(kind) or error["msg"].removeprefix("Value error, "))
-
-
-def _models_at(model: type[BaseModel], location: Location) -> list[type[BaseModel]]:
-    """The models that a location may be of; of a union with kinds the one of its kind."""
-    models = [model]
-    for step in location:
-        if len(models) > 1 and (of_kind := [each for each in models if _kind(each) == step]):
-            models = of_kind
-        elif fields := [f for each in models if (f := each.model_fields.get(str(step)))]:
-            models = [found for field in fields for found in _models_in(field.annotation)]
-    return models
-
-
-def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)
-
-
-def _kind(model: type[BaseModel]) -> object:
-    field = model.model_fields.get("kind")
-    return None if field is None else field.default
-
-
-def _is_of_texts(model: type[BaseModel], location: Location) -> bool:
-    fields = [m.model_fields.get(str(location[-1])) for m in _models_at(model, location[:-1])]
-    return any(field is not None and not list(_models_in(field.annotation)) for field in fields)

@@ -40,9 +40,10 @@ def test_an_import_loads_only_what_it_needs(statement: str, absent: set[str]) ->
     assert loaded_by(statement) & absent == set()
 
 
-def test_reading_results_needs_only_a_leaf_of_the_build_library() -> None:
+def test_reading_results_needs_only_leaves_of_the_build_library() -> None:
     loaded = loaded_by("import harness.results.store")
-    assert {name for name in loaded if name.startswith("buildlib.")} == {"buildlib.error_base"}
+    leaves = {"buildlib.error_base", "buildlib.validation"}
+    assert {name for name in loaded if name.startswith("buildlib.")} == leaves
 
 
 def test_every_package_is_typed() -> None:

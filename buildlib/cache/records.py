@@ -18,6 +18,7 @@ from buildlib.cache.key import StageKey, plain_config
 from buildlib.cache.layout import FILES, LAST_USED, SIDECAR, entry_name
 from buildlib.errors import CacheError, InputFileError
 from buildlib.files import sync_file
+from buildlib.validation import first_fault
 
 _MAX_BYTES = 64 << 20
 
@@ -216,7 +217,4 @@ def _read(folder: Path, name: str, kind: type[Record]) -> Record:
     except OSError as error:
         raise CacheError(str(folder), f"{name} cannot be read ({error.strerror})") from error
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        said = " ".join(f"{where}: {first['msg']}".split())[:200]
-        raise CacheError(str(folder), f"{name}: {said}") from error
+        raise CacheError(str(folder), f"{name} {first_fault(error, kind)}") from error

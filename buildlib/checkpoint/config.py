@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from buildlib.checkpoint.architectures import SupportedLLMs, detect_architecture
 from buildlib.errors import CheckpointError, UnsupportedModelError
+from buildlib.validation import first_fault
 
 UNSUPPORTED = "unsupported"
 """Type of validation errors about sound models that cannot be built."""
@@ -278,17 +279,9 @@ def _load(path: Path, kind: type[_Config]) -> _Config:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=True)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        if first["type"] == UNSUPPORTED:
-            raise UnsupportedModelError(path, str(first["msg"])) from error
-        if first["type"] == "literal_error":
-            feature = f"{where} = {_short(first['input'])} ({first['msg']})"
-            raise UnsupportedModelError(path, feature) from error
-        said = str(first["msg"]).removeprefix("Value error, ")
-        raise CheckpointError(path, f"{where}: {said}" if where else said) from error
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+        fault = first_fault(error, kind)
+        if fault.kind == UNSUPPORTED:
+            raise UnsupportedModelError(path, fault.reason) from error
+        if fault.kind == "literal_error":
+            raise UnsupportedModelError(path, str(fault)) from error
+        raise CheckpointError(path, str(fault)) from error

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_snake
 
 from buildlib.errors import GenieConfigError
+from buildlib.validation import first_fault
 
 _MAX_BYTES = 4 * 1024 * 1024
 
@@ -41,10 +42,7 @@ class ConfigModel(BaseModel):
         try:
             return cls.model_validate_json(text, strict=True)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            message = " ".join(first["msg"].split())
-            raise GenieConfigError(path, f"{where}: {message}" if where else message) from error
+            raise GenieConfigError(path, str(first_fault(error, cls))) from error
 
     @classmethod
     def from_file(cls, path: Path) -> Self:

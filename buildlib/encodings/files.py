@@ -9,10 +9,11 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from buildlib.encodings import aimet_0_6_1, aimet_1_0_0, aimet_2_0_0
-from buildlib.encodings.json_fields import Json, MalformedError, first_fault, shown
+from buildlib.encodings.json_fields import Json, MalformedError, shown
 from buildlib.encodings.model import Encodings
 from buildlib.errors import EncodingsError
 from buildlib.files import atomic_write_bytes
+from buildlib.validation import first_fault
 
 _MAX_FILE_BYTES = 1 << 30
 
@@ -61,7 +62,7 @@ def load_encodings(path: Path) -> Encodings:
     except MalformedError as error:
         raise EncodingsError(str(path), str(error)) from error
     except ValidationError as error:
-        raise EncodingsError(str(path), shown_line(first_fault(error))) from error
+        raise EncodingsError(str(path), shown_line(str(first_fault(error)))) from error
 
 
 def save_encodings(encodings: Encodings, path: Path, version: str = "1.0.0") -> Path:

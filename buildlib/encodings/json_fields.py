@@ -11,6 +11,7 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from buildlib.encodings.model import Encoding
+from buildlib.validation import first_fault
 
 Json = dict[str, Any]
 Plain = TypeVar("Plain", str, int, dict[str, Any], list[Any])
@@ -129,14 +130,8 @@ def make_encoding(name: str, grid: Callable[[], Json]) -> Encoding:
     try:
         return Encoding(name=name, **grid())
     except ValidationError as error:
-        raise MalformedError(f"{shown(name)}: {first_fault(error)}") from error
+        fault = first_fault(error)
+        said = f"{fault.key}: {fault.reason}" if fault.key else fault.reason
+        raise MalformedError(f"{shown(name)}: {said}") from error
     except MalformedError as error:
         raise MalformedError(f"{shown(name)}: {error}") from error
-
-
-def first_fault(error: ValidationError) -> str:
-    """Return the first fault that pydantic found, in words."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    said = str(first["msg"]).removeprefix("Value error, ")
-    return f"{where}: {said}" if where else said

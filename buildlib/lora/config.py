@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from buildlib.errors import CheckpointError, InvalidOptionError
 from buildlib.graph import interface
 from buildlib.lora.peft import ADAPTER_CONFIG
+from buildlib.validation import first_fault
 
 _MAX_BYTES = 1 << 20
 
@@ -51,9 +52,9 @@ class LoraBuilderInputConfig(_Model):
         try:
             config = cls.model_validate(values)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            key = ".".join(("lora_config", *map(str, first["loc"])))
-            raise InvalidOptionError(key, first["msg"], tuple(cls.model_fields)) from error
+            fault = first_fault(error, cls)
+            key = f"lora_config.{fault.key}"
+            raise InvalidOptionError(key, fault.reason, tuple(cls.model_fields)) from error
         if config.lora_version != 1:
             reason = (
                 f"{config.lora_version} keeps adapters as sections of the context binary, which "
@@ -151,6 +152,4 @@ def _validated(path: Path, data: object) -> LoraSet:
     try:
         return LoraSet.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CheckpointError(path, f"{where}: {first['msg']}".removeprefix(": ")) from error
+        raise CheckpointError(path, str(first_fault(error, LoraSet))) from error

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.checkpoint.tensor_file import TensorRef, read_header
 from buildlib.errors import CheckpointError, UnsupportedModelError
+from buildlib.validation import first_fault
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -135,9 +136,7 @@ def _read_config(path: Path) -> _PeftConfig:
     except OSError as error:
         raise CheckpointError(path, error.strerror or "cannot be read") from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CheckpointError(path, f"{where}: {first['msg']}".removeprefix(": ")) from error
+        raise CheckpointError(path, str(first_fault(error, _PeftConfig))) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(path, "not valid JSON") from error
     beyond = {

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.errors import InvalidOptionError
 from buildlib.quantize.options import QuantizationOptions
+from buildlib.validation import first_fault
 
 OptionValue = str | int | float | bool | None | tuple[str | int | float | bool | None, ...]
 
@@ -46,9 +47,8 @@ class Options(BaseModel):
         try:
             return type(self).model_validate(values)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            wrong = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
-            raise InvalidOptionError(wrong, first["msg"], ()) from error
+            fault = first_fault(error, type(self))
+            raise InvalidOptionError(fault.key, fault.reason, ()) from error
 
     def as_options(self) -> dict[str, OptionValue]:
         """All options under their dotted keys."""

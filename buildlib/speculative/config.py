@@ -22,6 +22,7 @@ from buildlib.container.layout import TOKENIZER
 from buildlib.errors import InvalidOptionError
 from buildlib.paths import user_path
 from buildlib.targets import Target
+from buildlib.validation import first_fault
 
 _OPTION = "speculative_config"
 _DRAFT_FOLDER = "draft"
@@ -246,8 +247,9 @@ def _block(kind: type[_Block], **values: object) -> _Block:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise InvalidOptionError(_OPTION, first["msg"], ()) from error
+        fault = first_fault(error, kind)
+        key = f"{_OPTION}.{fault.key}" if fault.key else _OPTION
+        raise InvalidOptionError(key, fault.reason, ()) from error
 
 
 def _too_long(tokens: int, ar: int) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeGuard, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer
 
 from buildlib.errors import InvalidOptionError
+from buildlib.validation import first_fault
 
 PerfProfile = Literal[
     "default",
@@ -266,6 +267,6 @@ def validated(kind: type[_Config], values: object) -> _Config:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in (kind.SECTION, *first["loc"]))
-        raise InvalidOptionError(where, " ".join(first["msg"].split()), ()) from error
+        fault = first_fault(error, kind)
+        where = ".".join(str(part) for part in (kind.SECTION, *fault.location))
+        raise InvalidOptionError(where, fault.reason, ()) from error

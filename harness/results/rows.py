@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from sqlalchemy import RowMapping
 
+from buildlib.validation import first_fault
 from harness.errors import (
     CorruptRunError,
     MetricValueError,
@@ -74,9 +75,9 @@ def parse_run(location: str, row: RowMapping, measured: Sequence[RowMapping]) ->
     try:
         return _parse(row, measured)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise CorruptRunError(location, str(row["id"]), f"{where}: {first['msg']}") from error
+        fault = first_fault(error, Run)
+        said = f"{fault.key}: {fault.reason}" if fault.key else fault.reason
+        raise CorruptRunError(location, str(row["id"]), said) from error
     except (UnknownMetricError, MetricValueError) as error:
         raise CorruptRunError(location, str(row["id"]), str(error)) from error
 

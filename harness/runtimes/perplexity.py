@@ -3,9 +3,11 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
+from buildlib.validation import first_fault
 from harness.errors import RuntimeOutputError, WrongUseError
 from harness.results.records import Positions
 from harness.runtimes.base import PerplexityResult, Window
@@ -13,6 +15,7 @@ from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.tokenizer import encode, load_tokenizer
 
 _SLACK = 8
+_LARGEST = 1e300
 
 
 def cut_windows(
@@ -52,7 +55,7 @@ def cut_windows(
 class _WindowRecord(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
-    perplexity: float = Field(ge=1.0, allow_inf_nan=False)
+    perplexity: float = Field(ge=1.0, le=_LARGEST)
     tokens: int = Field(ge=1)
 
 
@@ -60,11 +63,11 @@ class _Result(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     format: int = Field(ge=1, le=1)
-    perplexity: float = Field(ge=1.0, allow_inf_nan=False)
+    perplexity: float = Field(ge=1.0, le=_LARGEST)
     positions: Positions
     n_tokens: int = Field(ge=1)
     retries: int = Field(ge=0)
-    windows: list[_WindowRecord]
+    windows: Annotated[list[_WindowRecord], FailFast()]
 
 
 def parse_perplexity(text: str, windows: Sequence[Window], device: str) -> PerplexityResult:
@@ -76,7 +79,7 @@ def parse_perplexity(text: str, windows: Sequence[Window], device: str) -> Perpl
     try:
         result = _Result.model_validate_json(text)
     except ValidationError as error:
-        reason = f"unreadable perplexity result: {error.errors()[0]['msg']}"
+        reason = f"unreadable perplexity result: {first_fault(error, _Result)}"
         raise RuntimeOutputError(device, reason, text[-500:]) from error
     scored = sum(len(window.scored) for window in windows)
     if len(result.windows) != len(windows) or result.n_tokens != scored:

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Generic, Protocol, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.container.container import GenAIContainer
+from buildlib.validation import first_fault
 from harness.errors import OutputCheckError, WrongUseError, one_line
 from harness.results.metrics import METRICS
 from harness.results.records import OutputCheck, Run, RunKind, new_run_id
@@ -157,10 +158,9 @@ class WorkloadModel(BaseModel):
         try:
             return cls.model_validate({"kind": cls.model_fields["kind"].default, **fields})
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            field = first["loc"][0] if first["loc"] else cls.__name__
-            reason = first["msg"].removeprefix("Value error, ").replace("Input should", "must")
-            raise WrongUseError(f"{field} {reason}") from error
+            fault = first_fault(error, cls)
+            field = fault.location[0] if fault.location else cls.__name__
+            raise WrongUseError(f"{field}: {fault.reason}") from error
 
     def check(self, container: GenAIContainer) -> None:
         """See `Workload.check`."""

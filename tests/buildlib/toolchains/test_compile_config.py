@@ -184,12 +184,12 @@ def test_a_graph_has_options_of_its_own_over_those_of_all() -> None:
         ("graphs.name", "a", "no such option"),
         ("surprise", 1, "no such option"),
         ("", 1, "no such option"),
-        ("graphs.optimization_type", 4, "less than or equal to 3"),
-        ("graphs.vtcm_size_in_mb", "much", "valid integer"),
+        ("graphs.optimization_type", 4, "must be at most 3, not 4"),
+        ("graphs.vtcm_size_in_mb", "much", "must be a whole number"),
         ("devices.cores.perf_profile", "warp", "burst"),
         ("devices.soc_model", 57, "set the target instead"),
         ("memory.mem_type", "file", "shared_buffer"),
-        ("context.weight_sharing_enabled", [], "boolean"),
+        ("context.weight_sharing_enabled", [], "true or false"),
     ],
 )
 def test_wrong_options_are_named(key: str, value: object, said: str) -> None:

@@ -21,7 +21,7 @@ from harness.workloads.bench import Bench
     ],
 )
 def test_numbers_that_make_no_sense_are_named(name: str, value: int) -> None:
-    with pytest.raises(WrongUseError, match=f"{name} must be greater than or equal to") as caught:
+    with pytest.raises(WrongUseError, match=f"{name}: must be at least") as caught:
         Bench.of(**{name: value})
     assert "\n" not in str(caught.value)
 

@@ -1,0 +1,167 @@
+"""Faults that pydantic finds, in our words: where, what is allowed, and the nearest known key."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, core_schema
+
+Location = Sequence[int | str]
+
+MISSING = "missing"
+_NO_SUCH_KEY = "extra_forbidden"
+_TAG = "union_tag_invalid"
+_LISTS = {"tuple_type", "list_type", "frozen_set_type", "set_type"}
+_REASONS = {
+    _NO_SUCH_KEY: "there is no such key",
+    MISSING: "it is missing",
+    "json_invalid": "it is not valid JSON: {error}",
+    "json_type": "it is not valid JSON",
+    "invalid_key": "its keys must be texts",
+    "dict_type": "must be a mapping of keys",
+    "mapping_type": "must be a mapping of keys",
+    "model_type": "must be a mapping of keys",
+    "model_attributes_type": "must be a mapping of keys",
+    "dataclass_type": "must be a mapping of keys",
+    "string_type": "must be a text",
+    "string_unicode": "must be a text in UTF-8",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_pattern_mismatch": "must match pattern {pattern}",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a smaller number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "none_required": "must be empty",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "multiple_of": "must be a multiple of {multiple_of}",
+    "too_short": "must have {min_length} or more entries",
+    "too_long": "must have {max_length} or fewer entries",
+    "datetime_type": "must be a date with a time",
+    "datetime_parsing": "must be a date with a time",
+    "datetime_from_date_parsing": "must be a date with a time",
+    "datetime_object_invalid": "must be a date with a time",
+    "timezone_aware": "must say its timezone",
+    "path_type": "must be a path",
+    "value_error": "{error}",
+    "assertion_error": "{error}",
+    "union_tag_not_found": "{discriminator} is missing",
+}
+_OTHERWISE = "it cannot be used"
+_SHOULD = re.compile(r"^.* should (?=be )")
+_PYDANTICS = frozenset(get_args(core_schema.ErrorType))
+_WITH_VALUE = {
+    "literal_error", "enum", "greater_than", "greater_than_equal", "less_than", "less_than_equal",
+}  # fmt: skip
+_SHOWN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        location: keys and indices that lead to the value from the outermost one.
+        kind: pydantic's name of it.
+        reason: what is wrong with the value.
+    """
+
+    location: tuple[int | str, ...]
+    kind: str
+    reason: str
+
+    @property
+    def pointer(self) -> str:
+        """The location as a JSON pointer (RFC 6901); empty for the whole document."""
+        steps = (str(step).replace("~", "~0").replace("/", "~1") for step in self.location)
+        return "".join(f"/{step}" for step in steps)
+
+    @property
+    def key(self) -> str:
+        """The location as a dotted key, without indices."""
+        return ".".join(step for step in self.location if isinstance(step, str))
+
+    def __str__(self) -> str:
+        return f"{self.pointer}: {self.reason}" if self.location else self.reason
+
+
+def first_fault(error: ValidationError, model: type[BaseModel] | None = None) -> Fault:
+    """The first fault; with the model that was validated, it names the nearest known key."""
+    found = error.errors(include_url=False)[0]
+    reason, given = reason_for(found, model), found["input"]
+    if found["type"] in _WITH_VALUE and isinstance(given, str | int | float):
+        shown = repr(given)
+        reason += f", not {shown if len(shown) <= _SHOWN else f'{shown[:_SHOWN]}...'}"
+    return Fault(tuple(found["loc"]), found["type"], reason)
+
+
+def reason_for(found: ErrorDetails, model: type[BaseModel] | None = None) -> str:
+    """Describe what is wrong with a value, without naming the value."""
+    kind, location, context = found["type"], found["loc"], found.get("ctx", {})
+    if kind in _LISTS:
+        return "must be a list of texts" if _is_of_texts(model, location) else "must be a list"
+    if kind == _TAG:
+        return f"there is no kind {context['tag']!r}, but {context['expected_tags']}"
+    if kind == _NO_SUCH_KEY:
+        keys = {key for each in _models_at(model, location[:-1]) for key in _fields(each)}
+        near = get_close_matches(str(location[-1]), keys, 1)
+        return _REASONS[kind] + (f": did you mean {near[0]}?" if near else "")
+    if kind in _REASONS:
+        return _REASONS[kind].format_map(
+            _Context({name: f"{v:g}" if isinstance(v, float) else v for name, v in context.items()})
+        )
+    if kind not in _PYDANTICS:  # one of ours
+        return found["msg"]
+    return _SHOULD.sub("must ", found["msg"]) if " should be " in found["msg"] else _OTHERWISE
+
+
+class _Context(dict[str, object]):
+    def __missing__(self, key: str) -> object:
+        return f"({key})"
+
+
+def _models_at(model: type[BaseModel] | None, location: Location) -> list[type[BaseModel]]:
+    """The models that a location may be of; of a union with kinds the one of its kind."""
+    models = [] if model is None else [model]
+    for step in location:
+        if len(models) > 1 and (of_kind := [each for each in models if _kind(each) == step]):
+            models = of_kind
+        elif fields := [f for each in models if (f := _fields(each).get(str(step)))]:
+            models = [found for field in fields for found in _models_in(field.annotation)]
+    return models
+
+
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields by the keys that stand for them."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def _kind(model: type[BaseModel]) -> object:
+    field = model.model_fields.get("kind")
+    return None if field is None else field.default
+
+
+def _is_of_texts(model: type[BaseModel] | None, location: Location) -> bool:
+    fields = [_fields(each).get(str(location[-1])) for each in _models_at(model, location[:-1])]
+    return any(field is not None and not list(_models_in(field.annotation)) for field in fields)
