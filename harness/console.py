@@ -1,5 +1,8 @@
 """Output for people: consoles, control characters made visible, and tables.
 
+Names, messages and outputs come from containers, devices and databases that others made. Our
+consoles obey nothing in them: markup is text, and control characters are shown.
+
 Answers go to stdout, progress and remarks to stderr. Pipes and files get plain text in lines of any
 length. Tables are never cut: columns that do not fit stand beneath their row, or are left
 out by rank; numbers are never wrapped.
@@ -7,22 +10,26 @@ out by rank; numbers are never wrapped.
 
 import json
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn
+from rich.segment import Segment
 from rich.text import Text
 
-_BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_CONTROLS = (*range(0x2028, 0x202F), *range(0x2066, 0x206A))
 _VISIBLE = (
     {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
     | {0x7F: "\u2421"}
-    | {code: f"[U+{code:04X}]" for code in (*range(0x80, 0xA0), *_BIDI)}
+    | {code: f"[U+{code:04X}]" for code in (*range(0x80, 0xA0), *_CONTROLS)}
     | dict.fromkeys(range(0xD800, 0xE000), "\N{REPLACEMENT CHARACTER}")
 )
+_ESCAPED = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_CONTROLS)}
+"""What JSON does not escape by itself; it stands in strings only."""
 _UNBOUNDED = 100_000
 _GAP = 2
 _INDENT = 2
@@ -34,26 +41,44 @@ _LONGEST_WORD = 36
 EMULATOR = "measured on the HTP emulator: its speed says nothing about hardware speed"
 
 
+class PlainConsole(Console):
+    """Console that obeys nothing in what it prints.
+
+    Away from a terminal it ignores `COLUMNS`: lines in a pipe are for `grep`.
+    """
+
+    def __init__(self, *, stderr: bool = False, soft_wrap: bool = False) -> None:
+        super().__init__(
+            stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False
+        )
+        if not self.is_terminal:
+            self.width = _UNBOUNDED
+
+    def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - rich's own
+        """Make a text to render, with control characters shown."""
+        return super().render_str(visible(text), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Render with control characters shown, but for those of the console's own."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
 def answers() -> Console:
     """Create the console of answers, on stdout; a pipe gets plain text in lines of any length."""
-    return _whole_lines(Console(highlight=False, soft_wrap=True))
+    return PlainConsole(soft_wrap=True)
 
 
 def remarks() -> Console:
     """Create the console of progress and remarks, on stderr, so that answers can be piped."""
-    return _whole_lines(Console(stderr=True, highlight=False))
-
-
-def _whole_lines(console: Console) -> Console:
-    """Ignore `COLUMNS` unless it is a terminal: lines in a pipe are for `grep`."""
-    if not console.is_terminal:
-        console.width = _UNBOUNDED
-    return console
+    return PlainConsole(stderr=True)
 
 
 def tell(words: str) -> None:
-    """Print one line on stderr, without markup."""
-    remarks().print(words, markup=False, soft_wrap=True)
+    """Print one line on stderr."""
+    remarks().print(_one_line(words), soft_wrap=True)
 
 
 def progress(*columns: ProgressColumn) -> Progress:
@@ -81,8 +106,9 @@ def print_text(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a JSON document on stdout."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """Print a JSON document on stdout, with all control characters escaped."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    typer.echo(text.translate(_ESCAPED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +184,7 @@ def print_numbers(
         heading: of the names.
         names: of the rows; they are wrapped where they have to be, and numbers never.
     """
+    names = [visible(name) for name in names]
     words = [word for text in (heading, *names) for word in text.split()]
     longest = max(Text(word).cell_len for word in words)
     narrow = min(max(longest, _NARROWEST_NAME), _LONGEST_WORD)
@@ -218,4 +245,5 @@ def _beneath(headings: Sequence[str], cells: Sequence[Text], beside: int) -> Tex
 
 
 def _one_line(cell: Text | str) -> Text:
-    return Text(" ".join(cell.splitlines())) if isinstance(cell, str) else cell
+    """A cell without control characters, which would have no width."""
+    return Text(visible(" ".join(cell.splitlines()))) if isinstance(cell, str) else cell

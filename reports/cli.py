@@ -1,6 +1,5 @@
 """The command `qnnfarm report`. Heavy imports wait until it runs, so that `--help` stays quick."""
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -23,8 +22,7 @@ def report(
     ] = False,
 ) -> None:
     """Write the results as one self-contained HTML file, and print their summary."""
-    from rich.console import Console
-
+    from harness.console import answers, print_json
     from reports import document, html_file, page, terminal
 
     if _same_file(db, out):
@@ -34,11 +32,11 @@ def report(
     html_file.write(html_file.render(composed, datetime.now(UTC)), out)
     if as_json:
         summary = document.to_document(composed, str(out))
-        typer.echo(json.dumps(summary, indent=2, ensure_ascii=False))
+        print_json(summary)
         return
-    console = Console(highlight=False)
+    console = answers()
     terminal.print_page(composed, console)
-    console.print(f"Report: {out}", soft_wrap=True, markup=False)
+    console.print(f"Report: {out}")
 
 
 def _same_file(db: str, out: Path) -> bool:

@@ -3,29 +3,58 @@
 Format history:
     1: first version.
     2: several context lengths, files in sub-folders, more kinds of parts, type of the container.
+    3: `container_sha256` covers model, graphs and target beside the files. Containers of older
+       formats keep theirs, over the files alone, so that their results stay together.
 """
 
 import hashlib
 import json
+import re
 import stat
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from buildlib.container.layout import METADATA, file_name_problem
 from buildlib.errors import ContainerError, ContainerVersionError
+from buildlib.validation import first_fault
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 MAX_NAME: Final = 200
 """Characters of a model's name."""
 PRECISION: Final = "precision"
 """Key in `quantization` of the short text, as `W4A16`."""
 T = TypeVar("T")
 _MAX_BYTES = 16 * 1024 * 1024
+_FILES_ALONE = 2
+"""Last format whose digest covers the files alone."""
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""What a terminal obeys: control characters, separators of lines, bidirectional controls."""
 
+
+def plain_name(text: str) -> str:
+    """A name for a model from the name of its folder, which may be any."""
+    return _CONTROLS.sub(" ", text)[:MAX_NAME].strip() or "model"
+
+
+def _check_controls(text: str) -> str:
+    if found := _CONTROLS.search(text):
+        raise ValueError(f"has the control character U+{ord(found[0]):04X}")
+    return text
+
+
+Name = Annotated[str, AfterValidator(_check_controls)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Scalar = str | int | float | bool | None
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -53,8 +82,8 @@ class ModelRecord(_Part):
             form. Older containers have other keys.
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
-    architecture: str
+    name: Annotated[Name, Field(min_length=1, max_length=MAX_NAME)]
+    architecture: Name
     parameters: Annotated[int, Field(ge=0)] | None = None
     inputs: Mapping[str, Sha256]
     quantization: Mapping[str, Scalar]
@@ -89,9 +118,9 @@ class GraphsRecord(_Part):
 class TargetRecord(_Part):
     """Target of the binaries; `name` is the form that `buildlib.targets` parses."""
 
-    name: str
+    name: Name
     soc_model: int
-    dsp_arch: str
+    dsp_arch: Name
     emulator: bool
     weight_sharing: bool
 
@@ -103,11 +132,11 @@ class ContainerMetadata(_Part):
         container_type: the class that loads it.
         toolchain: name and versions of everything that compiled.
         options: the builder's options, as dotted keys.
-        container_sha256: over the names, sizes and hashes of all files; equal containers have
-            equal ones, whenever and wherever they were built.
+        container_sha256: over model, graphs, target, and the names, sizes and hashes of all files;
+            equal containers have equal ones, whenever and wherever they were built.
     """
 
-    format_version: Literal[2] = FORMAT_VERSION
+    format_version: Literal[2, 3] = FORMAT_VERSION
     container_type: Literal["GenAIContainer"] = "GenAIContainer"
     model: ModelRecord
     graphs: GraphsRecord
@@ -123,9 +152,14 @@ class ContainerMetadata(_Part):
         problem = file_name_problem(self.files)
         if problem:
             raise ValueError(problem)
-        if self.container_sha256 != content_digest(self.files):
-            raise ValueError("container_sha256 does not fit the files that are listed")
+        if self.container_sha256 != self._digest():
+            raise ValueError("container_sha256 does not fit what it covers")
         return self
+
+    def _digest(self) -> str:
+        if self.format_version <= _FILES_ALONE:
+            return content_digest(self.files)
+        return container_digest(self.model, self.graphs, self.target, self.files)
 
     @property
     def size_bytes(self) -> int:
@@ -141,6 +175,16 @@ def content_digest(files: Mapping[str, FileRecord]) -> str:
     """SHA-256 over names, sizes and hashes, in the order of the names."""
     lines = (f"{files[name].sha256} {files[name].size_bytes} {name}\n" for name in sorted(files))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def container_digest(
+    model: ModelRecord, graphs: GraphsRecord, target: TargetRecord, files: Mapping[str, FileRecord]
+) -> str:
+    """SHA-256 over what identifies a container."""
+    about = {"model": model, "graphs": graphs, "target": target}
+    values = {name: part.model_dump(mode="json") for name, part in about.items()}
+    text = json.dumps({**values, "files": content_digest(files)}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_metadata(folder: Path) -> ContainerMetadata:
@@ -188,10 +232,11 @@ def parse_metadata(text: bytes, folder: str) -> ContainerMetadata:
         raise ContainerVersionError(folder, reason)
     try:
         if version == 1:  # all that version 2 has on top has a default
-            text = json.dumps(values | {"format_version": FORMAT_VERSION}).encode()
+            text = json.dumps(values | {"format_version": _FILES_ALONE}).encode()
         return ContainerMetadata.model_validate_json(text, strict=True)
     except ValidationError as error:
-        raise ContainerError(folder, f"{METADATA}: {_first_problem(error)}") from error
+        fault = first_fault(error, ContainerMetadata)
+        raise ContainerError(folder, f"{METADATA} {fault}") from error
 
 
 def build_metadata(
@@ -215,17 +260,10 @@ def build_metadata(
         toolchain=_sorted(toolchain),
         options=_sorted(options),
         files=_sorted(files),
-        container_sha256=content_digest(files),
+        container_sha256=container_digest(sorted_model, graphs, target, files),
         created_at=created_at,
     )
 
 
 def _sorted(values: Mapping[str, T]) -> dict[str, T]:
     return {key: values[key] for key in sorted(values)}
-
-
-def _first_problem(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    said = f"{where}: {first['msg']}" if where else first["msg"]
-    return " ".join(said.split())[:300]

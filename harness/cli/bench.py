@@ -106,24 +106,24 @@ def _show(runs: "Sequence[Run]", db: str) -> None:
     first = runs[0]
     serials = ", ".join(dict.fromkeys(run.device.serial for run in runs))
     where = f"{first.device.soc} ({serials})" if first.device.soc else serials
-    console.print(f"{first.container.model} on {where}", markup=False)
+    console.print(f"{first.container.model} on {where}")
     _print_means(runs)
     if len(runs) > 1:
         for key in STEADY_METRICS:
             stability = grade_runs(runs, key)
             reasons = "; ".join(stability.reasons)
             words = f"{find_metric(key).label}: stability {stability.grade}, {reasons}"
-            console.print(words, markup=False)
+            console.print(words)
     for line in dict.fromkeys(_warmup_in_words(run) for run in runs):
-        console.print(line, markup=False)
+        console.print(line)
     for line in dict.fromkeys(_check_in_words(run) for run in runs):
-        console.print(line, markup=False)
+        console.print(line)
     if first.device.emulator:
         console.print(EMULATOR)
     if len(runs) == 1:
-        console.print(f"run {first.id} in {db}", markup=False)
+        console.print(f"run {first.id} in {db}")
     else:
-        console.print(f"{len(runs)} sessions, group {first.group_id} in {db}", markup=False)
+        console.print(f"{len(runs)} sessions, group {first.group_id} in {db}")
 
 
 def _print_means(runs: "Sequence[Run]") -> None:

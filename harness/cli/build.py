@@ -182,7 +182,7 @@ def _tell_of(made: "Sequence[tuple[Summary, VerificationReport | None]]", *, jso
             first = report.failures[0]
             raise VerificationFailedError(summary.target, first.stage, first.subject, first.bound)
         if not json:
-            answers().print(summary.as_line(), markup=False)
+            answers().print(summary.as_line())
 
 
 def place(out: Path, target: str, *, several: bool) -> Path:
@@ -214,7 +214,7 @@ class StageProgress:
     def __init__(self, title: str) -> None:
         self._progress = progress(
             SpinnerColumn(),
-            TextColumn("[bold]{task.fields[title]}"),
+            TextColumn("{task.fields[title]}", style="bold", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.completed:.0f}/{task.total:.0f} {task.description}", markup=False),
             TimeElapsedColumn(),
@@ -243,7 +243,7 @@ class StageProgress:
         )
         if not self._progress.console.is_terminal:
             of = f"/{record.total}" if record.total else ""
-            self._progress.console.print(f"{self._title}: {record.number}{of} {text}", markup=False)
+            self._progress.console.print(f"{self._title}: {record.number}{of} {text}")
 
 
 def _print_comparisons(report: "VerificationReport") -> None:

@@ -102,9 +102,9 @@ def show(
     }
     print_facts(console, facts)
     if info.config:
-        console.print("\n[bold]configuration[/bold]")
+        console.print("\nconfiguration", style="bold")
         for option, chosen in info.config.items():
-            console.print(f"  {option} = {dumps(chosen)}", markup=False)
+            console.print(f"  {option} = {dumps(chosen)}")
     console.print()
     print_rows(
         ("file", "size", "SHA-256"),
@@ -141,7 +141,7 @@ def verify(
     else:
         for verdict in damaged:
             done = "removed" if verdict.removed else "damaged"
-            answers().print(f"{done}: {verdict.name}: {verdict.problem}", markup=False)
+            answers().print(f"{done}: {verdict.name}: {verdict.problem}")
         size = size_text(sum(verdict.size_bytes for verdict in verdicts))
         good = len(verdicts) - len(damaged)
         answers().print(f"{good} of {len(verdicts)} entries are as they were written ({size} read)")
@@ -202,7 +202,7 @@ def _say(pruned: "PruneResult", *, dry_run: bool) -> None:
 
     console = answers()
     for usage in pruned.removed:
-        console.print(f"{usage.name}  {size_text(usage.size_bytes)}", markup=False)
+        console.print(f"{usage.name}  {size_text(usage.size_bytes)}")
     for usage in pruned.in_use:
         tell(f"{usage.name} stays: a running build uses it")
     if pruned.leftovers:

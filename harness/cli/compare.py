@@ -132,16 +132,16 @@ def _show(compared: "ComparisonGroup", db: str) -> None:
     print_rows(("metric", "B / A", "interval", "pairs", "verdict"), rows)
     console = answers()
     for metric, comparison in compared.metrics:
-        console.print(f"{metric.label}: {comparison.reason}", markup=False)
+        console.print(f"{metric.label}: {comparison.reason}")
     unchecked = compared.unchecked
     if unchecked:
         told = f"unchecked: the output of {unchecked} of {len(compared.runs)} sessions"
-        console.print(f"{told} was compared with nothing", markup=False)
+        console.print(f"{told} was compared with nothing")
     if any(run.device.emulator for run in compared.runs):
         console.print(EMULATOR)
     words = {Verdict.NOT_ENOUGH_DATA: "no verdict: not enough data"}
     told = words.get(compared.verdict, f"verdict: {compared.verdict.value}")
-    console.print(f"{told} (group {compared.group_id} in {db})", markup=False)
+    console.print(f"{told} (group {compared.group_id} in {db})")
 
 
 def _interval(comparison: "Comparison") -> str:

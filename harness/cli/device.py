@@ -125,7 +125,7 @@ def fault(
     if json:
         print_json(armed)
     elif armed:
-        answers().print("\n".join(armed), markup=False)
+        answers().print("\n".join(armed))
     else:
         tell(f"no fault can still strike {name}")
 
@@ -195,7 +195,7 @@ def _print_events(events: "tuple[Event, ...]", *, json: bool) -> None:
     for event in events:
         at = datetime.fromtimestamp(event.at, tz=UTC).isoformat(timespec="milliseconds")
         text = " ".join(part for part in (at, event.kind, event.fault, event.detail) if part)
-        answers().print(text, markup=False)
+        answers().print(text)
 
 
 def _refuse_where_held(name: str, *, force: bool) -> None:

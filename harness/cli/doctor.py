@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 import typer
+from rich.text import Text
 
 from harness.cli.arguments import Json
 from harness.console import answers, print_json
@@ -37,16 +38,12 @@ def doctor(json: Json = False) -> None:
     if json:
         print_json([asdict(finding) for finding in findings])
     else:
-        marks = {
-            "ok": "[green]ok    [/green]",
-            "note": "[yellow]note  [/yellow]",
-            "broken": "[red]broken[/red]",
-        }
+        colours = {"ok": "green", "note": "yellow", "broken": "red"}
         for finding in findings:
             advice = f" — {finding.advice}" if finding.advice else ""
             answers().print(
-                marks[finding.state],
-                f"[bold]{finding.subject:16}[/bold]",
+                Text(f"{finding.state:6}", colours[finding.state]),
+                Text(f"{finding.subject:16}", "bold"),
                 f"{finding.detail}{advice}",
             )
     if any(finding.state == "broken" for finding in findings):

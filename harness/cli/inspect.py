@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from harness.cli.arguments import Json
 from harness.cli.tensors import print_facts, print_tensors
@@ -150,8 +150,8 @@ def _print_files(console: "Console", files: Mapping[str, tuple[int, str]]) -> No
     table.add_column("share", justify="right", no_wrap=True)
     for name, (size, kind) in files.items():
         share = f"{100 * size / total:.1f} %" if total else ""
-        table.add_row(escape(name), kind, size_text(size), share)
-    table.add_row("[bold]together[/bold]", "", size_text(total), "")
+        table.add_row(name, kind, size_text(size), share)
+    table.add_row(Text("together", "bold"), "", size_text(total), "")
     console.print()
     console.print(table)
 
@@ -161,17 +161,18 @@ def _print_infos(console: "Console", infos: _Infos, *, every: bool) -> None:
     from buildlib.container.dlc import DlcInfo
 
     for name, info in infos.items():
-        console.print(f"\n[bold]{escape(name)}[/bold]  {size_text(info.size_bytes)}", end="")
+        console.print(f"\n{name}", style="bold", end="")
+        console.print(f"  {size_text(info.size_bytes)}", end="")
         if isinstance(info, DlcInfo):
             console.print(" DLC")
             for drawn in info.graphs:
-                console.print(f"  [bold]{escape(drawn.name)}[/bold]")
+                console.print(f"  {drawn.name}", style="bold")
                 for what, counts in (
                     ("operators", drawn.operators),
                     ("weights", drawn.weight_elements),
                 ):
                     listed = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
-                    console.print(f"    {what}: {escape(listed)}")
+                    console.print(f"    {what}: {listed}")
                 print_tensors(console, drawn.inputs, drawn.outputs, every=every)
             continue
         console.print(
@@ -179,8 +180,9 @@ def _print_infos(console: "Console", infos: _Infos, *, every: bool) -> None:
             f"HTP {info.backend_api_version}, format {info.blob_version}"
         )
         for graph in info.graphs:
+            console.print(f"  {graph.name}", style="bold", end="")
             console.print(
-                f"  [bold]{escape(graph.name)}[/bold]  VTCM {graph.vtcm_mb} MiB, "
+                f"  VTCM {graph.vtcm_mb} MiB, "
                 f"O{graph.optimization_level}, spill {size_text(graph.spill_fill_bytes)}"
             )
             print_tensors(console, graph.inputs, graph.outputs, every=every)

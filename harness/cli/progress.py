@@ -13,6 +13,7 @@ from rich.progress import (
 )
 
 from harness.console import progress
+from harness.errors import one_line
 
 if TYPE_CHECKING:
     from harness.deploy.pipeline import Progress as OnProgress
@@ -25,8 +26,7 @@ def deploy_progress(device: str) -> Iterator["OnProgress"]:
     The bar appears with the first pushed byte, says when the device hashes, and goes away at the
     end. There is none where stderr is no terminal.
     """
-    # A terminal obeys some characters.
-    name = "".join(letter if letter.isprintable() else "?" for letter in device)
+    name = one_line(device)
     with progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -75,7 +75,6 @@ def ls(db: Database = "results.db", json: Json = False) -> None:
     answers().print(
         f"{pluralize(runs, 'run')}, {size_text(telemetry)} of telemetry; {location} has "
         f"{size_text(usage.total_bytes)}{free}",
-        markup=False,
     )
 
 
@@ -170,9 +169,7 @@ def _conclude(removed: "PruneCounts", policy: "PrunePolicy", freed: int, left: i
     from buildlib.cache.sizes import size_text
 
     given = f"{size_text(freed)} freed" if freed > 0 else "nothing freed"
-    answers().print(
-        f"removed {_in_words(removed, policy)}; {given}, {size_text(left)} left", markup=False
-    )
+    answers().print(f"removed {_in_words(removed, policy)}; {given}, {size_text(left)} left")
 
 
 def _in_words(amount: "PruneCounts", policy: "PrunePolicy") -> str:

@@ -126,11 +126,8 @@ def _show(plan_run: "PlanRun", summary: "Summary") -> None:
     console.print(
         f"{summary.count('done')} done, {summary.count('failed')} failed, {left} left in "
         f"{summary.elapsed_s:.1f} s{stored}",
-        markup=False,
     )
     if any(outcome.result.emulator for outcome in summary.outcomes):
         console.print(EMULATOR)
     if left or summary.count("failed"):
-        console.print(
-            "the same command runs the cells that are not done; --fresh runs all", markup=False
-        )
+        console.print("the same command runs the cells that are not done; --fresh runs all")

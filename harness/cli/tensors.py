@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +20,7 @@ def print_facts(console: "Console", facts: Mapping[str, object]) -> None:
     shown = {name: _text(value) for name, value in facts.items() if value not in ("", None)}
     width = max(map(len, shown), default=0)
     for name, text in shown.items():
-        console.print(f"[bold]{escape(name.ljust(width))}[/bold]  {escape(text)}")
+        console.print(Text(name.ljust(width), "bold").append(f"  {text}", "not bold"))
 
 
 def print_tensors(
@@ -41,7 +41,7 @@ def print_tensors(
             encodings = [tensor.encoding for tensor in group if tensor.encoding]
             table.add_row(
                 kind,
-                escape(common_name([tensor.name for tensor in group])),
+                common_name([tensor.name for tensor in group]),
                 "x".join(map(str, group[0].shape)),
                 group[0].dtype,
                 _span(f"{encoding.scale:.4g}" for encoding in encodings),

@@ -1,11 +1,24 @@
 """Tables into pipes and on narrow terminals: nothing is cut, nothing folded."""
 
 import io
+import json
 
+import pytest
+from rich.color import ColorSystem
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from harness.console import Row, print_rows
+from harness.console import (
+    NumberColumn,
+    PlainConsole,
+    Row,
+    answers,
+    print_json,
+    print_numbers,
+    print_rows,
+    tell,
+)
 
 HEADINGS = ("name", "state", "load", "tags", "why")
 LONG = "it stopped answering while files were pushed to it, and no step of recovery helped: " * 2
@@ -66,3 +79,42 @@ def test_a_text_of_several_lines_stays_in_its_row() -> None:
     file = io.StringIO()
     print_rows(("a", "b"), [Row(["x", "one\ntwo"])], console=Console(file=file, soft_wrap=True))
     assert file.getvalue() == "a  b\nx  one two\n"
+
+
+HOSTILE = "llama\x1b[31m\x9b31m\u202e[red]\x7f"
+SHOWN = "llama\u241b[31m[U+009B]31m[U+202E][red]\u2421"
+
+
+def test_nothing_that_is_printed_is_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    console = answers()
+    console.print(f"{HOSTILE} on :smile: device")
+    table = Table()
+    table.add_column(HOSTILE)
+    table.add_row(HOSTILE)
+    console.print(table)
+    print_rows((HOSTILE, "b"), [Row([HOSTILE, Text(HOSTILE)], [HOSTILE])])
+    print_numbers("name", [HOSTILE], [NumberColumn(HOSTILE, [HOSTILE], 0)], console=console)
+    tell(f"{HOSTILE}\nand more")
+    printed = capsys.readouterr()
+    assert f"{SHOWN} on :smile: device" in printed.out
+    assert printed.err == f"{SHOWN} and more\n"
+    assert printed.out.count(SHOWN) == 10
+    assert not set(printed.out + printed.err) & set("\x1b\x07\x9b\u202e\x7f")
+
+
+def test_a_terminal_gets_our_styles_and_nobody_elses() -> None:
+    file = io.StringIO()
+    console = PlainConsole()
+    console.file = file
+    console._force_terminal = True
+    console._color_system = ColorSystem.STANDARD
+    console.print(Text(HOSTILE, "red"))
+    assert file.getvalue() == f"\x1b[31m{SHOWN}\x1b[0m\n"
+
+
+def test_json_escapes_what_a_terminal_would_obey(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"name": HOSTILE, "ä": "\u2028"})
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == {"name": HOSTILE, "ä": "\u2028"}
+    assert "ä" in printed
+    assert printed.replace("\n", "").isprintable()

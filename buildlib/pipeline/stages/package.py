@@ -12,7 +12,7 @@ from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_engine import Lora, RopeScaling
 from buildlib.container.htp_config import htp_config
-from buildlib.container.manifest import MAX_NAME, GraphsRecord, ModelRecord, PartKind
+from buildlib.container.manifest import GraphsRecord, ModelRecord, PartKind, plain_name
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.lora.adapters import LORA_FOLDER
@@ -109,7 +109,7 @@ class Package(Stage):
         draft = ContainerContents(
             target=plan.target,
             model=ModelRecord(
-                name=self.model_name[:MAX_NAME],
+                name=plain_name(self.model_name),
                 architecture=load_config(prepared.model / CONFIG_FILE).model_type,
                 inputs=self.files,
                 quantization=summarize_quantization(self.quantized),

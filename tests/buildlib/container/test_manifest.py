@@ -1,6 +1,6 @@
 import json
 from datetime import UTC, datetime
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -17,6 +17,7 @@ from buildlib.container.manifest import (
     build_metadata,
     content_digest,
     parse_metadata,
+    plain_name,
 )
 from buildlib.errors import ContainerError
 
@@ -33,13 +34,14 @@ files = st.dictionaries(names, records, min_size=1, max_size=5).filter(
     lambda some: file_name_problem(some) is None
 )
 words = st.text(max_size=20)
+plain = st.text(st.characters(exclude_categories=["Cc", "Cs", "Cf", "Zl", "Zp"]), max_size=50)
 scalars = words | st.integers(-(2**53), 2**53) | st.booleans() | st.none()
 manifests = st.builds(
     build_metadata,
     model=st.builds(
         ModelRecord,
-        name=st.text(min_size=1, max_size=50),
-        architecture=words,
+        name=plain.filter(bool),
+        architecture=plain,
         parameters=st.none() | st.integers(0, 10**12),
         inputs=st.dictionaries(words, hashes, max_size=4),
         quantization=st.dictionaries(words, scalars, max_size=4),
@@ -55,9 +57,9 @@ manifests = st.builds(
     ),
     target=st.builds(
         TargetRecord,
-        name=words,
+        name=plain,
         soc_model=st.integers(0, 500),
-        dsp_arch=words,
+        dsp_arch=plain,
         emulator=st.booleans(),
         weight_sharing=st.booleans(),
     ),
@@ -111,13 +113,62 @@ def test_time_must_say_its_zone() -> None:
 
 @given(manifests)
 def test_the_first_format_is_read(manifest: ContainerMetadata) -> None:
+    digest = content_digest(manifest.files)
     values = json.loads(manifest.to_json())
-    values["format_version"] = 1
+    values |= {"format_version": 1, "container_sha256": digest}
     del values["container_type"], values["graphs"]["context_lengths"]
     read = parse_metadata(json.dumps(values).encode(), "folder")
     lengths = (manifest.graphs.context_length,)
     graphs = manifest.graphs.model_copy(update={"context_lengths": lengths})
-    assert read == manifest.model_copy(update={"graphs": graphs})
+    changed = {"graphs": graphs, "format_version": 2, "container_sha256": digest}
+    assert read == manifest.model_copy(update=changed)
+
+
+@given(manifests)
+def test_the_second_format_keeps_its_digest(manifest: ContainerMetadata) -> None:
+    digest = content_digest(manifest.files)
+    values = json.loads(manifest.to_json()) | {"format_version": 2}
+    with pytest.raises(ContainerError, match="container_sha256"):
+        parse_metadata(json.dumps(values).encode(), "folder")
+    values["container_sha256"] = digest
+    read = parse_metadata(json.dumps(values).encode(), "folder")
+    assert read.container_sha256 == digest
+    assert json.loads(read.to_json()) == values
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [("model", "name", "other"), ("model", "architecture", "qwen2"), ("model", "parameters", 7),
+     ("graphs", "splits", 2), ("graphs", "auto_regression_numbers", [1, 32]),
+     ("target", "name", "SM8650"), ("target", "emulator", True)],
+)  # fmt: skip
+def test_the_digest_covers_what_identifies_a_container(
+    manifest_text: dict[str, Any], part: str, key: str, value: object
+) -> None:
+    parse_metadata(json.dumps(manifest_text).encode(), "folder")
+    manifest_text[part][key] = value
+    with pytest.raises(ContainerError, match="container_sha256"):
+        parse_metadata(json.dumps(manifest_text).encode(), "folder")
+
+
+@pytest.mark.parametrize("control", ["\x1b[31m", "\n", "\x9b", "\u202e", "\u2028"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_names_that_a_terminal_would_obey_are_refused(
+    manifest_text: dict[str, Any], control: str, version: int
+) -> None:
+    manifest_text["format_version"] = version
+    manifest_text["model"]["name"] = f"llama{control}"
+    with pytest.raises(
+        ContainerError, match=r"/model/name: has the control character U\+"
+    ) as caught:
+        parse_metadata(json.dumps(manifest_text).encode(), "folder")
+    assert str(caught.value).isprintable()
+
+
+def test_the_name_of_a_folder_becomes_one_that_can_be_shown() -> None:
+    assert plain_name("Llama 3.2 (мой)\n[b]") == "Llama 3.2 (мой) [b]"
+    assert plain_name("\x1b\n") == "model"
+    assert plain_name("a" * 240) == "a" * 200
 
 
 @pytest.mark.parametrize("lengths", [(512, 256), (256,), (256, 512, 1024), (512, 512), (0, 512)])
@@ -137,14 +188,14 @@ def test_names_that_reach_out_or_clash(names: list[str]) -> None:
     assert file_name_problem(names)
 
 
-def test_another_kind_of_container_is_refused(manifest_text: dict[str, object]) -> None:
+def test_another_kind_of_container_is_refused(manifest_text: dict[str, Any]) -> None:
     manifest_text["container_type"] = "ImageContainer"
     with pytest.raises(ContainerError, match="container_type"):
         parse_metadata(json.dumps(manifest_text).encode(), "folder")
 
 
 @pytest.fixture
-def manifest_text() -> dict[str, object]:
+def manifest_text() -> dict[str, Any]:
     record = FileRecord(sha256="a" * 64, size_bytes=1, kind="binary")
     manifest = build_metadata(
         model=ModelRecord(name="m", architecture="llama", inputs={}, quantization={}),
@@ -157,5 +208,5 @@ def manifest_text() -> dict[str, object]:
         files={"a.bin": record},
         created_at=datetime.now(UTC),
     )
-    values: dict[str, object] = json.loads(manifest.to_json())
+    values: dict[str, Any] = json.loads(manifest.to_json())
     return values

@@ -7,6 +7,7 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.layout import binary_name, file_name_problem
+from buildlib.container.manifest import plain_name
 from buildlib.errors import InputFileError, ModelNotFoundError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from tests.buildlib.model_folders import copy_of_export
@@ -27,7 +28,7 @@ def small_builder(folder: Path, cache: Path) -> GenAIBuilderHTP:
 def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
     model = copy_of_export("torchscript-llama", tmp_path / name)
     container = small_builder(model, tmp_path / "cache").build()
-    assert GenAIContainer.load(container.path).metadata.model.name == name[:200]
+    assert GenAIContainer.load(container.path).metadata.model.name == plain_name(name)
 
 
 @pytest.mark.parametrize("name", ["two words", "модель", "-dash", ".hidden", "a" * 255, "x\n"])
