@@ -97,12 +97,13 @@ def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary
     from contextlib import closing
 
     from harness.devices.spec import DeviceSpec
-    from harness.plans.cell_runner import ContainerCache, DeviceCellRunner, LazyResultsStore
+    from harness.plans.cell_runner import ContainerCache, DeviceCellRunner
     from harness.plans.cells import make_cell
     from harness.plans.journal import Journal
     from harness.plans.scheduler import run_matrix
     from harness.pool.pool import Pool
     from harness.pool.requirement import Requirement
+    from harness.results.lazy_store import LazyResultsStore
     from harness.workloads.command import Command
 
     cells = [

@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import typer
 
@@ -33,11 +33,19 @@ from harness.cli import (
     results,
     run,
 )
+from harness.console import visible
 from harness.errors import WrongUseError, one_line
 from harness.exit_codes import INTERRUPTED, NO_ANSWER, help_text
 
+if TYPE_CHECKING:
+    from typer.core import TyperCommand, TyperGroup
+
+    Command = TyperCommand | TyperGroup
+
 COMMANDS_GROUP = "qnnfarm.commands"
 _LONGEST_LINE = 2000
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""Base of what typer raises for wrong options; it exports only this one kind."""
 
 
 def build_app() -> typer.Typer:
@@ -87,6 +95,22 @@ def _load(entry: importlib.metadata.EntryPoint) -> Callable[..., object]:
     return command
 
 
+def command_line() -> "Command":
+    """The command of `build_app`, whose help names no type beside a flag, which takes no value."""
+    command = typer.main.get_command(build_app())
+    _hide_types_of_flags(command, None)
+    return command
+
+
+def _hide_types_of_flags(command: "Command", above: typer.Context | None) -> None:
+    context = typer.Context(command, parent=above, **command.context_settings)
+    for parameter in command.get_params(context):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    for below in getattr(command, "commands", {}).values():
+        _hide_types_of_flags(below, context)
+
+
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     interrupts = _Interrupts()
@@ -96,7 +120,10 @@ def main() -> NoReturn:
     warnings.showwarning = _show_warning
     code: int | str | None = 0
     try:
-        build_app()(prog_name="qnnfarm")
+        code = command_line()(prog_name="qnnfarm", standalone_mode=False)
+    except _UsageError as error:
+        code = NO_ANSWER
+        sys.stderr.write(_usage_line(error))
     except SystemExit as left:
         code = left.code
     except KeyboardInterrupt:
@@ -117,8 +144,22 @@ def main() -> NoReturn:
         sys.stderr.write(f"qnnfarm: {one_line(str(error), _LONGEST_LINE)}\n")
     except Exception:  # noqa: BLE001  (a bug of ours says nothing about what was asked)
         code = NO_ANSWER
-        traceback.print_exc()
+        sys.stderr.write(visible(traceback.format_exc()))
     sys.exit(INTERRUPTED if interrupts.seen else code)
+
+
+def _usage_line(error: Exception) -> str:
+    """One line about wrong options or arguments; empty if the help was shown instead."""
+    context, said = getattr(error, "ctx", None), str(error.format_message())  # type: ignore[attr-defined]
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return said
+    near = getattr(error, "possibilities", None)
+    if near:
+        said = f"{getattr(error, 'message', said)}: did you mean {' or '.join(sorted(near))}?"
+    said = f"{said[:1].lower()}{said[1:]}".rstrip(".").replace(". Did you", ": did you")
+    path = "qnnfarm" if context is None else context.command_path
+    said += f"{'' if said.endswith('?') else ';'} `{path} -h` shows what it takes"
+    return f"qnnfarm: {one_line(said, _LONGEST_LINE)}\n"
 
 
 def _show_warning(

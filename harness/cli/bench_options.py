@@ -169,7 +169,7 @@ def open_series(
     from harness.cli.device_lease import device_source
     from harness.cli.progress import deploy_progress
     from harness.results.database import shown
-    from harness.results.store import ResultsStore
+    from harness.results.lazy_store import LazyResultsStore
     from harness.runtimes.files import target_of
     from harness.telemetry.sampler import DEFAULT_HZ
     from harness.workloads.bench_series import BenchSeries
@@ -184,8 +184,8 @@ def open_series(
     )
     with (
         report_interrupt(shown(db)),
+        LazyResultsStore(db) as store,
         device_source(names, pool, soc, wait_s=wait_s) as source,
-        ResultsStore.open(db) as store,
     ):
         yield BenchSeries(workload, source, store, options, on_session)
 

@@ -1,5 +1,6 @@
 """Leases of commands, so that no two measure each other on one device."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from harness.errors import LeaseTimeoutError, one_line
 
 if TYPE_CHECKING:
     from harness.devices.base import Device
+    from harness.pool.pool import Pool
     from harness.workloads.bench_series import DeviceSource
     from harness.workloads.session import OnRepetition, Session
 
@@ -36,21 +38,54 @@ def lease_device(name: str | None, *, wait_s: float, purpose: str) -> Iterator["
     from harness.devices.spec import DeviceSpec
     from harness.pool.pool import Pool
     from harness.pool.requirement import Requirement
-    from harness.pool.states import MemberState
 
     spec = DeviceSpec.parse(name) if name else None
     with Devices() as devices, Pool.of([devices.resolve(spec)], devices=devices) as pool:
-        anything = Requirement()
+        waiting = _Waiting(pool, wait_s)
         try:
-            lease = pool.acquire(anything, timeout_s=min(_AT_ONCE_S, wait_s), purpose=purpose)
+            lease = pool.acquire(
+                Requirement(), timeout_s=wait_s, purpose=purpose, cancelled=waiting.is_vain
+            )
         except LeaseTimeoutError as error:
-            is_leased = pool.members()[0].state is MemberState.LEASED
-            if wait_s <= _AT_ONCE_S or not is_leased:
+            if not waiting.given_up:
                 raise
-            tell(f"waiting for a device, {wait_s:g} s at most: {one_line(error.reason)}")
-            lease = pool.acquire(anything, timeout_s=wait_s - _AT_ONCE_S, purpose=purpose)
+            reason = f"{error.reason}; --wait is for devices that others hold"
+            raise LeaseTimeoutError(error.requirement, error.timeout_s, reason) from None
         with lease:
             yield lease.device
+
+
+class _Waiting:
+    """Tells what a command waits for, once it does not get it at once.
+
+    Attributes:
+        given_up: whether the device is out for another reason than that others hold it.
+    """
+
+    def __init__(self, pool: "Pool", wait_s: float) -> None:
+        self._pool = pool
+        self._wait_s = wait_s
+        self._since = time.monotonic()
+        self._told = False
+        self.given_up = False
+
+    def is_vain(self) -> bool:
+        """Return whether to give up."""
+        from harness.pool.states import MemberState
+        from harness.pool.status import describe_wait
+
+        if self._told or time.monotonic() - self._since < _AT_ONCE_S:
+            return False
+        found = self._pool.members()
+        if found[0].state is MemberState.READY:  # it is about to be granted
+            return False
+        if found[0].state is not MemberState.LEASED:
+            self.given_up = True
+            return True
+        reason = one_line(describe_wait(found))
+        tell(f"waiting for a device, {self._wait_s:g} s at most: {reason}")
+        self._told = True
+        return False
 
 
 @contextmanager

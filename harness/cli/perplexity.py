@@ -47,18 +47,18 @@ def perplexity(
     Exits 1 where the perplexity is too far from that of `--reference`.
     """
     from harness.cli.device_lease import open_session
+    from harness.results.lazy_store import LazyResultsStore
     from harness.results.perplexity import PERPLEXITY, find_perplexity_faults
-    from harness.results.store import ResultsStore
     from harness.workloads.base import UNRECORDED, Recording
     from harness.workloads.perplexity import score_text
 
     content = read_text(text)
     references = _references(reference, container_dir, content, windows)
     with (
+        LazyResultsStore(db) if db is not None else nullcontext() as store,
         open_session(container_dir, device, wait_s=wait) as session,
-        ResultsStore.open(db) if db is not None else nullcontext() as store,
     ):
-        recording = UNRECORDED if store is None else Recording(lambda: store)
+        recording = UNRECORDED if store is None else Recording(store.open)
         scored = score_text(session, content, recording, windows=windows, references=references)
     result = scored.output
     if json:
@@ -105,7 +105,6 @@ def _show(result: "PerplexityResult", session: "Session", references: Mapping[st
     answers().print(
         f"perplexity {result.perplexity:.3f} over {pluralize(result.tokens, 'token')} in "
         f"{pluralize(len(result.windows), 'window')}, on {session.device_label}",
-        markup=False,
     )
     for value in references.values():
         away = result.perplexity / value - 1

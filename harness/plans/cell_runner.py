@@ -13,64 +13,14 @@ from harness.plans.cells import Cell
 from harness.plans.outcome import CellResult
 from harness.plans.protocols import LeasedDevice
 from harness.pool.lease import LeasedDevice as PoolDevice
+from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import Run
-from harness.results.store import ResultsStore, RunFilter
+from harness.results.store import RunFilter
 from harness.telemetry.conditions import Conditions
 from harness.workloads.base import Recording, WorkloadResult, stored_result
 from harness.workloads.session import Session, SessionOptions, meet_conditions
 
 _SWEEP_S = 30.0
-
-
-class LazyResultsStore:
-    """Results database that is made when it is first written to. Thread-safe.
-
-    Args:
-        location: as `ResultsStore.open` takes it. A database that exists is opened at once.
-        must_exist: only read what an earlier run stored.
-
-    Raises:
-        MissingStoreError: it must exist, and does not.
-        StoreError: it exists, and cannot be used.
-    """
-
-    def __init__(self, location: str, *, must_exist: bool = False) -> None:
-        self._location = location
-        self._lock = threading.Lock()
-        self._path = database_file(location)
-        self._store: ResultsStore | None = None
-        if must_exist or self._path is None or self._path.exists():
-            self._store = ResultsStore.open(location, create=not must_exist)
-
-    @property
-    def location(self) -> str:
-        """The path or URL, without its password; the same before it is made and after."""
-        return str(self._path) if self._store is None else self._store.location
-
-    @property
-    def existing(self) -> ResultsStore | None:
-        """The database, if it exists by now."""
-        return self._store
-
-    def open(self) -> ResultsStore:
-        """Open the database; make it if it does not exist."""
-        with self._lock:
-            if self._store is None:
-                self._store = ResultsStore.open(self._location)
-            return self._store
-
-    def close(self) -> None:
-        """Close its connections."""
-        with self._lock:
-            if self._store is not None:
-                self._store.close()
-
-
-def database_file(location: str) -> Path | None:
-    """The file of a SQLite database; `None` for another database."""
-    if "://" in location and not location.startswith("sqlite"):
-        return None
-    return Path(location.removeprefix("sqlite:///"))
 
 
 class ContainerCache:

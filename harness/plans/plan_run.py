@@ -1,18 +1,12 @@
 """A run of a plan: its cells, journal, results and pool, opened together."""
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import MissingStoreError, PlanFileError, WrongUseError
-from harness.plans.cell_runner import (
-    ContainerCache,
-    DeviceCellRunner,
-    LazyResultsStore,
-    database_file,
-)
+from harness.plans.cell_runner import ContainerCache, DeviceCellRunner
 from harness.plans.cells import Cell
 from harness.plans.journal import Journal, journal_path
 from harness.plans.matrix import expand, resolve_path, select
@@ -22,6 +16,7 @@ from harness.plans.protocols import Observer
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.pool import Pool, find_config
 from harness.pool.status import OnProgress, ignore_progress
+from harness.results.lazy_store import LazyResultsStore, database_file
 from harness.results.records import new_run_id
 from harness.telemetry.sampler import DEFAULT_HZ
 
@@ -146,7 +141,7 @@ def open_plan_run(
             path = journal_path(plan.name, plan_file, location)
             yield PlanRun(plan, cells, Journal(path), None, pool_file, pool, {}, 0, location)
             return
-        stack.enter_context(contextlib.closing(store))
+        stack.enter_context(store)
         path = journal_path(plan.name, plan_file, store.location)
         journal = stack.enter_context(Journal(path))
         if not dry_run:

@@ -90,7 +90,7 @@ class Bench(WorkloadModel):
     def run(self, session: Session, recording: Recording = UNRECORDED) -> WorkloadResult[Run]:
         """Run one session, and store every repetition as it comes."""
         self.check(session.container)
-        runtime, store = session.runtime, recording.store
+        runtime = session.runtime
         prompt = cut_prompt(session.tokenizer, self.prompt_tokens - 1)
         expectations = tuple(self._expectations(session, recording))
         record = WorkloadRecord(
@@ -115,7 +115,7 @@ class Bench(WorkloadModel):
                 conditions = session.options.prepare(session.device, deployment)
                 recorder.add_conditions(stack.enter_context(conditions))
             self._repeat(session, recorder, prompt, expectations)
-        return stored_result(store.get_run(recorder.run.id))
+        return stored_result(recording.store.get_run(recorder.run.id))
 
     def _expectations(self, session: Session, recording: Recording) -> Iterator[Expectation]:
         """Expectation of the output.

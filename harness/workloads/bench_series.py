@@ -12,8 +12,8 @@ from typing import Literal
 from buildlib.container.container import GenAIContainer
 from harness.devices.base import Device
 from harness.errors import WrongUseError
+from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import Run, new_run_id
-from harness.results.store import ResultsStore
 from harness.runtimes.files import check_fit
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
@@ -36,7 +36,7 @@ class BenchSeries:
 
     bench: Bench
     devices: DeviceSource
-    store: ResultsStore
+    store: LazyResultsStore
     options: SessionOptions = field(default_factory=SessionOptions)
     on_session: OnSession = lambda _number, _label, _session: None
 
@@ -49,7 +49,7 @@ class BenchSeries:
                 had begun.
         """
         _require_one(sessions)
-        recording = Recording(lambda: self.store, new_run_id())
+        recording = Recording(self.store.open, new_run_id())
         runs: list[Run] = []
         for number in range(sessions):
             with self.devices(number) as device:
@@ -78,7 +78,7 @@ class BenchSeries:
                     check_fit(container, properties)  # before the other is measured for nothing
                 for label in order:
                     recording = Recording(
-                        lambda: self.store, group_id, number, label, first.get(label)
+                        self.store.open, group_id, number, label, first.get(label)
                     )
                     run = self._run(device, containers[label], recording)
                     first.setdefault(label, run)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from harness.plans.cell_runner import ContainerCache, DeviceCellRunner, LazyResultsStore
+from harness.plans.cell_runner import ContainerCache, DeviceCellRunner
 from harness.plans.cells import Cell, make_cell
 from harness.plans.journal import Journal
 from harness.plans.outcome import CellResult, Summary
@@ -16,6 +16,7 @@ from harness.plans.plan_file import Retries
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
+from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import Run
 from harness.results.store import RunFilter
 from harness.workloads.bench import Bench

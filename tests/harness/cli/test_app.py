@@ -13,13 +13,13 @@ class Finalized:
     def __del__(self):
         signal.raise_signal(signal.SIGTERM)
 
-def build_app():
-    def run(prog_name):
+def command_line():
+    def run(**_):
         Finalized()
         {end}
     return run
 
-app.build_app = build_app
+app.command_line = command_line
 app.main()
 """
 
