@@ -66,6 +66,8 @@ _SHOULD = re.compile(r"^.* should (?=be )")
 _PYDANTICS = frozenset(get_args(core_schema.ErrorType))
 _WITH_VALUE = {
     "literal_error", "enum", "greater_than", "greater_than_equal", "less_than", "less_than_equal",
+    "int_type", "int_parsing", "int_from_float", "float_type", "float_parsing", "bool_type",
+    "bool_parsing", "string_type",
 }  # fmt: skip
 _SHOWN = 40
 

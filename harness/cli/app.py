@@ -12,11 +12,13 @@ import traceback
 import warnings
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
+from pydantic import ValidationError
 
 from buildlib.error_base import QnnfarmError
+from buildlib.validation import first_fault
 from harness.cli import (
     bench,
     build,
@@ -38,9 +40,7 @@ from harness.errors import WrongUseError, one_line
 from harness.exit_codes import INTERRUPTED, NO_ANSWER, help_text
 
 if TYPE_CHECKING:
-    from typer.core import TyperCommand, TyperGroup
-
-    Command = TyperCommand | TyperGroup
+    from typer._click import Command  # typer exports it under no other name
 
 COMMANDS_GROUP = "qnnfarm.commands"
 _LONGEST_LINE = 2000
@@ -148,16 +148,17 @@ def main() -> NoReturn:
     sys.exit(INTERRUPTED if interrupts.seen else code)
 
 
-def _usage_line(error: Exception) -> str:
+def _usage_line(error: Any) -> str:  # noqa: ANN401 - typer exports no type for it
     """One line about wrong options or arguments; empty if the help was shown instead."""
-    context, said = getattr(error, "ctx", None), str(error.format_message())  # type: ignore[attr-defined]
+    if isinstance(error.__cause__, ValidationError):
+        error.message = first_fault(error.__cause__).reason
+    said = error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":
-        return said
-    near = getattr(error, "possibilities", None)
-    if near:
-        said = f"{getattr(error, 'message', said)}: did you mean {' or '.join(sorted(near))}?"
+        return str(said)
+    if near := getattr(error, "possibilities", None):
+        said = f"{error.message}: did you mean {' or '.join(sorted(near))}?"
     said = f"{said[:1].lower()}{said[1:]}".rstrip(".").replace(". Did you", ": did you")
-    path = "qnnfarm" if context is None else context.command_path
+    path = error.ctx.command_path if getattr(error, "ctx", None) else "qnnfarm"
     said += f"{'' if said.endswith('?') else ';'} `{path} -h` shows what it takes"
     return f"qnnfarm: {one_line(said, _LONGEST_LINE)}\n"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from buildlib.error_base import one_line
+from buildlib.error_base import QnnfarmError, one_line
 from harness.clock import Deadline
 from harness.deploy.eviction import EvictionPolicy, make_room, read_usage
 from harness.deploy.hashing import FileDigest, hashes_on
@@ -36,8 +36,9 @@ from harness.devices.properties import (
     parse_getprop,
     properties_from,
 )
-from harness.errors import DeviceCommandError, QnnfarmError, RunnerError
-from harness.pool.fence import claim
+from harness.errors import DeviceCommandError, RunnerError
+from harness.pool import fence
+from harness.pool.fence import HigherTokenError, OtherLedgerError
 from harness.runtimes.base import Window
 from harness.runtimes.genie import GenieRuntime, generated_text
 from harness.runtimes.genie_profile import parse_profile
@@ -248,9 +249,13 @@ PARSERS: dict[str, Parser] = {
     ),
     "link.sh": Parser(saying(link), ["run_dir=/", "run_dir=/\n"]),
     "fence.sh": Parser(
-        saying(lambda device: claim(device, 1, "/", Deadline(60))),
+        saying(lambda device: fence._run(device, "fence.sh", Deadline(60), "claiming")),
         ["qnnfarm-fence token="],
-        lambda: [f"qnnfarm-fence token=1 id={'0' * 36} ended={filled('9')} left=0"],
+        lambda: [
+            f"qnnfarm-fence token=1 id={'0' * 36} ended={filled('9')} left=0",
+            f"qnnfarm-fence refused=1 {'[' * 2000}",
+            f'qnnfarm-fence held=1 alive=1 {{"user": {"9" * 1900}}}',
+        ],
     ),
     "command": Parser(saying(run_command), [" \n"]),
     "boot id": Parser(saying(lambda device: PosixDevice.boot_id(cast("PosixDevice", device)))),
@@ -298,7 +303,7 @@ def main() -> None:
             used = time.process_time()
             soft = int(used + LONGEST_S) + 1
             resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
-            with suppress(QnnfarmError):
+            with suppress(QnnfarmError, HigherTokenError, OtherLedgerError):
                 parser.read(text)
             if only:
                 sys.stderr.write(f"{time.process_time() - used:6.2f} s {name} {label}\n")

@@ -1,9 +1,12 @@
 """The way out of the command line."""
 
+import signal
 import subprocess
 import sys
 
 import pytest
+
+from harness.cli.app import main
 
 _LOST = """
 import signal
@@ -31,3 +34,62 @@ def test_an_interrupt_that_got_lost_shows_in_the_exit_code(end: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 130, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["bnech"], "no such command 'bnech': did you mean 'bench'? `qnnfarm -h` shows"),
+        (["pool", "show", "--pol", "x"],
+         "no such option: --pol: did you mean --pool? `qnnfarm pool show -h` shows"),
+        (["bench"], "missing argument 'container_dir'; `qnnfarm bench -h` shows"),
+        (["bench", ".", "--db", "x", "--wait", "soon"],
+         "invalid value for '--wait': must be a number, not 'soon'; `qnnfarm"),
+        (["bench", ".", "--db", "x", "--sessions", "0"],
+         "invalid value for '--sessions': must be at least 1, not '0'"),
+        (["bench", ".", "--db", "x", "--\x1b[31m\n"], "no such option: --"),
+    ],
+)  # fmt: skip
+def test_wrong_use_is_one_line(
+    words: list[str],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _exit_code(words, monkeypatch) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    assert said.err.startswith(f"qnnfarm: {line}")
+    assert said.err.count("\n") == 1
+    assert said.err.strip().isprintable()
+
+
+@pytest.mark.parametrize("words", [["build", "-h"], ["pool", "show", "-h"], ["-h"]])
+def test_help_names_no_type_beside_a_flag(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _exit_code(words, monkeypatch) == 0
+    shown = capsys.readouterr().out
+    assert "bool" not in shown
+    assert "--help" in shown
+
+
+def test_a_group_without_a_command_shows_its_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _exit_code(["pool"], monkeypatch) == 2
+    said = capsys.readouterr()
+    assert "unquarantine" in said.out + said.err
+    assert "qnnfarm: " not in said.err
+
+
+def _exit_code(words: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setattr(sys, "argv", ["qnnfarm", *words])
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        with pytest.raises(SystemExit) as left:
+            main()
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
+    return left.value.code

@@ -56,3 +56,19 @@ def test_what_can_have_no_verdict_is_refused_first(
     assert said in line
     assert "push_bytes" not in line  # which it would refuse
     assert not database.exists()
+
+
+def test_a_refused_measurement_leaves_no_database(
+    qnnfarm: Run, adb_server: object, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("In the beginning. " * 500)
+    commands = (["bench"], ["compare", tiny_bundle], ["perplexity", "--text", text])
+    for command, *more in commands:
+        db = tmp_path / f"{command}.db"
+        done = qnnfarm(command, tiny_bundle, *more, "--db", db, "--device", "nosuch", "--wait", "0")
+        assert done.returncode == 2, done.stderr
+        assert "'nosuch'" in done.stderr
+        assert not db.exists()
+    done = qnnfarm("bench", tiny_bundle, "--db", tmp_path / "no" / "x.db", "--device", "nosuch")
+    assert "its folder does not exist" in done.stderr

@@ -51,7 +51,10 @@ def test_who_waits_is_told_for_what(
     holder = threading.Thread(target=hold)
     holder.start()
     assert holding.wait(60)
-    with pytest.raises(LeaseTimeoutError), lease_device("local", wait_s=1.5, purpose="the second"):
+    with (
+        pytest.raises(LeaseTimeoutError, match=r"within 1\.[5-9]\d* s"),
+        lease_device("local", wait_s=1.5, purpose="the second"),
+    ):
         pass
     done.set()
     holder.join()

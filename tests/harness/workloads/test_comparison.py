@@ -16,7 +16,8 @@ from harness.results.comparison import (
     check_pairs,
     compare_runs,
 )
-from harness.results.store import ResultsStore, RunFilter
+from harness.results.lazy_store import LazyResultsStore
+from harness.results.store import RunFilter
 from harness.workloads.bench import Bench
 from harness.workloads.bench_series import BenchSeries
 
@@ -33,12 +34,14 @@ def test_sides_take_turns_on_the_same_device(
 
     container = GenAIContainer.load(tiny_bundle)
     bench = Bench(prompt_tokens=4, new_tokens=2, repetitions=1, warmup=0)
-    with ResultsStore.open(tmp_path / "results.db") as store:
+    with LazyResultsStore(str(tmp_path / "results.db")) as store:
         series = BenchSeries(bench, devices, store)
         with pytest.raises(WrongUseError, match="at least 1"):
             series.compare(container, container, sessions=0)
+        assert store.existing is None
         runs = series.compare(container, container, sessions=2)
-        stored = store.list_runs(RunFilter(group_id=runs[0].group_id))
+        assert store.existing is not None
+        stored = store.existing.list_runs(RunFilter(group_id=runs[0].group_id))
     assert held == [0, 1]
     assert [(run.session, run.label) for run in runs] == [(0, "A"), (0, "B"), (1, "B"), (1, "A")]
     assert {run.id for run in stored} == {run.id for run in runs}

@@ -11,6 +11,7 @@ from buildlib.container.container import GenAIContainer
 from harness.deploy.deployment import Deployment
 from harness.devices.adb.device import AdbDevice
 from harness.errors import OutputCheckError
+from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import Condition, Run, TelemetrySeries
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationRequest, GenerationResult, Runtime
@@ -212,7 +213,7 @@ def test_sessions_are_prepared_anew_and_agree(
 
     bench = Bench(prompt_tokens=8, new_tokens=2, repetitions=1, warmup=0)
     options = SessionOptions(telemetry_hz=DEFAULT_HZ, prepare=prepare)
-    series = BenchSeries(bench, devices, store, options)
+    series = BenchSeries(bench, devices, LazyResultsStore(store.location), options)
     runs = series.run(GenAIContainer.load(tiny_bundle), sessions=2)
     assert numbers == [0, 1]
     assert len(set(folders)) == 2
