@@ -125,6 +125,29 @@ def recover(name: Name, pool: PoolFile = None) -> None:
         _decided(opened, name, str(opened.admin.recover(name, on_progress=tell)))
 
 
+@app.command("test-notifications")
+def send_test(pool: PoolFile = None) -> None:
+    """Send a test to every receiver of `notifications` in pool.yaml; exits 1 if one fails."""
+    from harness.errors import NotificationError
+    from harness.pool.notifications import Notification, send
+    from harness.pool.pool import find_config
+
+    _, config = find_config(pool)
+    if not config.notifications:
+        tell("pool.yaml names no `notifications`")
+    failed = False
+    for receiver in config.notifications:
+        try:
+            send(receiver, Notification("test", "test", "a test of qnnfarm's notifications"))
+        except NotificationError as error:
+            failed = True
+            tell(str(error))
+        else:
+            tell(f"{receiver.receiver} took it")
+    if failed:
+        raise typer.Exit(BAD)
+
+
 def _opened(path: Path | None, *, probe: bool = False) -> "Pool":
     from harness.pool.pool import Pool
 

@@ -123,10 +123,7 @@ def _show(plan_run: "PlanRun", summary: "Summary") -> None:
     console = answers()
     left = summary.count("left") + summary.count("interrupted")
     stored = f"; results in {plan_run.location}" if plan_run.has_results else ""
-    console.print(
-        f"{summary.count('done')} done, {summary.count('failed')} failed, {left} left in "
-        f"{summary.elapsed_s:.1f} s{stored}",
-    )
+    console.print(f"{summary}{stored}")
     if any(outcome.result.emulator for outcome in summary.outcomes):
         console.print(EMULATOR)
     if left or summary.count("failed"):

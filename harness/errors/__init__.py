@@ -44,6 +44,7 @@
         LeaseLostError         another process may hold the device now
         DeviceHeldError        a holder of another ledger has it
         RecoveryStepError      skipped, or without effect
+        NotificationError      a webhook or command did not take one
         LedgerError            the file of all leases cannot be used
           DamagedLedgerError
           NewerLedgerError

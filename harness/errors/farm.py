@@ -105,6 +105,14 @@ class RecoveryStepError(PoolError):
     template = "{reason}"
 
 
+class NotificationError(PoolError):
+    """A receiver of notifications did not take one."""
+
+    receiver: str
+    reason: str
+    template = "no notification to {receiver:200}: {reason}"
+
+
 class LedgerError(PoolError):
     """The ledger of all leases cannot be used."""
 

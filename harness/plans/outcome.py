@@ -115,6 +115,13 @@ class Summary:
     elapsed_s: float
     interrupted: bool
 
+    def __str__(self) -> str:
+        """Return `3 done, 1 failed, 0 left in 12.3 s`, after `interrupted: ` if it was."""
+        left = self.count("left") + self.count("interrupted")
+        ended = "interrupted: " if self.interrupted else ""
+        counts = f"{self.count('done')} done, {self.count('failed')} failed, {left} left"
+        return f"{ended}{counts} in {self.elapsed_s:.1f} s"
+
     def count(self, status: CellStatus) -> int:
         """Number of cells that ended so."""
         return sum(outcome.status == status for outcome in self.outcomes)

@@ -14,6 +14,7 @@ from harness.plans.outcome import CellResult, Summary
 from harness.plans.plan_file import Plan, load_plan
 from harness.plans.protocols import Observer
 from harness.plans.scheduler import MatrixOptions, run_matrix
+from harness.pool.notifications import Notification
 from harness.pool.pool import Pool, find_config
 from harness.pool.status import OnProgress, ignore_progress
 from harness.results.lazy_store import LazyResultsStore, database_file
@@ -73,7 +74,7 @@ class PlanRun:
             pool = self.pool or stack.enter_context(
                 Pool.open(self.pool_file, on_progress=self.on_progress)
             )
-            return run_matrix(
+            summary = run_matrix(
                 self.cells,
                 pool,
                 self.runner,
@@ -82,6 +83,9 @@ class PlanRun:
                 observer=observer,
                 stored_result=lambda cell: self.done.get(cell.key),
             )
+            text = f"plan {self.plan.name}: {summary}; results in {self.location}"
+            pool.notify(Notification("plan_finished", self.plan.name, text))
+        return summary
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    HttpUrl,
     StringConstraints,
     field_validator,
     model_validator,
@@ -36,6 +37,7 @@ Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,6
 Word = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 StepName = Literal["reconnect", "adb_server", "reboot", "power_cycle"]
+NoticeKind = Literal["quarantined", "absent", "plan_finished"]
 
 STEPS: tuple[StepName, ...] = ("reconnect", "adb_server", "reboot", "power_cycle")
 
@@ -177,6 +179,32 @@ class QuarantineConfig(_Model):
         return QuarantineRule(self.limit, self.window, self.backoff_s, self.max_backoff_s)
 
 
+class NotificationConfig(_Model):
+    """One receiver of notifications: a command or a webhook.
+
+    Attributes:
+        command: program and arguments, run without a shell; the notification is on its stdin.
+        webhook: URL that the notification is posted to.
+        events: kinds of events that it is told of.
+    """
+
+    command: tuple[Word, ...] = ()
+    webhook: HttpUrl | None = None
+    events: frozenset[NoticeKind] = frozenset({"quarantined", "absent", "plan_finished"})
+    timeout_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 10.0
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if bool(self.command) == bool(self.webhook):
+            raise ValueError("give either `command` or `webhook`")
+        return self
+
+    @property
+    def receiver(self) -> str:
+        """The program, or the webhook's host: the rest of a URL may hold a secret."""
+        return str(self.webhook.host) if self.webhook else self.command[0]
+
+
 class LeaseConfig(_Model):
     """How long a heartbeat is valid: a process that sleeps longer loses its leases."""
 
@@ -193,6 +221,7 @@ class PoolConfig(_Model):
     recovery: RecoveryConfig = RecoveryConfig()
     quarantine: QuarantineConfig = QuarantineConfig()
     lease: LeaseConfig = LeaseConfig()
+    notifications: Annotated[tuple[NotificationConfig, ...], Field(max_length=20)] = ()
 
     @field_validator("devices")
     @classmethod

@@ -74,6 +74,20 @@ class Ledger:
             t.expire_dead_owners()
 
 
+_LOSSES = f"""
+SELECT key, at, what, text FROM history AS loss WHERE id > :after AND id <= :last AND (
+    what = '{Event.DISTRUSTED}' OR what IN ('{Event.LOST}', '{Event.GAVE_UP}') AND COALESCE((
+        SELECT what NOT IN ('{Event.LOST}', '{Event.GAVE_UP}') FROM history
+        WHERE key = loss.key AND id < loss.id AND what IN (
+            '{Event.LOST}', '{Event.GAVE_UP}', '{Event.FOUND}', '{Event.RECOVERED}',
+            '{Event.GRANTED}', '{Event.PASSED}', '{Event.UNDRAIN}'
+        ) ORDER BY id DESC LIMIT 1
+    ), 1)
+) ORDER BY id
+"""  # noqa: S608 - all ours
+"""History entries that say that a device was lost, after one that says that it was there."""
+
+
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
     """An event of a device; `at` is in seconds since 1970."""
@@ -198,6 +212,34 @@ class DeviceRecords:
             )
             for at, what, text, token in rows
         ]
+
+    def take_losses(self, subscriber: str) -> list[tuple[str, HistoryEntry]]:
+        """Return the keys of devices that became quarantined or absent, once for each subscriber.
+
+        A device that stays absent is absent once, however often it is looked for. A subscriber
+        hears of what happens after its first call.
+        """
+        cursor = f"notified:{subscriber}"
+        query = "SELECT value FROM counters WHERE name = ?"
+        newest = "SELECT COALESCE(MAX(id), 0) FROM history"
+        with self._context.reading() as db:
+            row, last = db.execute(query, (cursor,)).fetchone(), db.execute(newest).fetchone()[0]
+        if row is not None and row["value"] == last:
+            return []
+        with self._context.writing() as t:
+            row, last = (
+                t.db.execute(query, (cursor,)).fetchone(),
+                t.db.execute(newest).fetchone()[0],
+            )
+            t.db.execute(
+                "INSERT INTO counters VALUES (?, ?)"
+                " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                (cursor, last),
+            )
+            if row is None:
+                return []
+            rows = t.db.execute(_LOSSES, {"after": row["value"], "last": last}).fetchall()
+        return [(key, HistoryEntry(at, what, text)) for key, at, what, text in rows]
 
     def add_history(self, key: str, what: str, text: str) -> None:
         """Add an entry to a device's history."""

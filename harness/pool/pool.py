@@ -29,6 +29,7 @@ from harness.pool.members import (
     describe_idle_recovery,
     members_of_specs,
 )
+from harness.pool.notifications import Notification, Notifier
 from harness.pool.opener import DeviceOpener, Opener, Prober
 from harness.pool.owner import this_process
 from harness.pool.records import DeviceRow
@@ -96,8 +97,12 @@ class Pool:
         self._prober = Prober(self._members, records, opener, on_progress)
         self.upkeep = Upkeep(self._context)
         self.admin = PoolAdmin(self._context, self._members, self.upkeep)
+        self._notifier: Notifier | None = None
         try:
             self.ledger.reconcile()
+            self._notifier = Notifier(
+                config.notifications, records, self._context.changes, self._name_of
+            )
             if probe:
                 self.probe_absent()
         except BaseException:
@@ -169,8 +174,10 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """Stop background work, and close the connections."""
+        """Stop background work, send the notifications that are due, and close the connections."""
         self.upkeep.close()
+        if self._notifier is not None:
+            self._notifier.close()
         self._context.opener.close()
         if not self._context.heartbeat.active:
             self._database.close()
@@ -250,6 +257,15 @@ class Pool:
         self._members.member(name)
         key = self._members.key_of(name)
         return [] if key is None else self.ledger.devices.history(key)
+
+    def notify(self, notification: Notification) -> None:
+        """Send a notification to the receivers of its kind; failures are logged."""
+        if self._notifier is not None:
+            self._notifier.send(notification)
+
+    def _name_of(self, key: str) -> str:
+        member = self._members.by_key().get(key)
+        return "" if member is None else member.name
 
     def _with_hints(self, status: MemberStatus, row: DeviceRow | None) -> MemberStatus:
         if idle := describe_idle_recovery(status.name, row) if row else "":

@@ -236,7 +236,7 @@ def fill_placeholders(command: Sequence[str], member: Member, key: str) -> list[
     ]
 
 
-def run_command(words: Sequence[str], timeout_s: float) -> None:
+def run_command(words: Sequence[str], timeout_s: float, stdin: bytes = b"") -> None:
     """Run a user's command, without a shell.
 
     Raises:
@@ -246,7 +246,7 @@ def run_command(words: Sequence[str], timeout_s: float) -> None:
     try:
         done = subprocess.run(
             list(words),
-            stdin=subprocess.DEVNULL,
+            input=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=timeout_s,

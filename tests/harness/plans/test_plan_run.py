@@ -349,3 +349,16 @@ def test_a_device_that_goes_away_costs_no_cell(lab: Lab, start: Start) -> None:
     lost = [failure for cell in cells.values() for failure in cell["failures"]]  # type: ignore[attr-defined]
     assert len(lost) == 1
     assert "retry" in err
+
+
+def test_the_end_of_a_plan_is_told(lab: Lab, start: Start) -> None:
+    told = lab.folder / "told"
+    with (lab.folder / "pool.yaml").open("a") as pool:
+        pool.write(f"notifications:\n  - command: [sh, -c, 'cat > {told}']\n")
+    plan = lab.plan(
+        devices=[{"type": "android"}], workloads=[{"kind": "command", "command": ["false"]}]
+    )
+    assert start(plan).wait(_PATIENCE_S) == 1
+    message = json.loads(told.read_text())
+    assert (message["event"], message["subject"]) == ("plan_finished", "lab")
+    assert message["text"].startswith("plan lab: 0 done, 1 failed, 0 left in ")

@@ -1,0 +1,130 @@
+"""Notifications: commands and webhooks that are told of lost devices and of finished plans."""
+
+import hashlib
+import json
+import logging
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from harness.errors import LedgerError, NotificationError, RecoveryStepError, one_line
+from harness.pool.config import NoticeKind, NotificationConfig
+from harness.pool.context import Changes
+from harness.pool.ledger import DeviceRecords
+from harness.pool.recovery import run_command
+from harness.pool.states import Event
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """One notification, sent as a JSON object with these keys.
+
+    Attributes:
+        subject: name of the device in the pool, or of the plan.
+        text: one line for people. Slack, Mattermost and others show this key of a posted object.
+        at: seconds since 1970.
+        host: of the process that sends it.
+    """
+
+    event: NoticeKind | Literal["test"]
+    subject: str
+    text: str
+    at: float = field(default_factory=time.time)
+    host: str = field(default_factory=socket.gethostname)
+
+
+def send(receiver: NotificationConfig, notification: Notification) -> None:
+    """Send a notification to one receiver.
+
+    Raises:
+        NotificationError: it was not taken.
+    """
+    body = json.dumps(asdict(notification)).encode()
+    try:
+        if receiver.webhook is None:
+            run_command(receiver.command, receiver.timeout_s, body)
+        else:
+            headers = {"Content-Type": "application/json", "User-Agent": "qnnfarm"}
+            # The schema allows http and https alone.
+            request = urllib.request.Request(str(receiver.webhook), body, headers)  # noqa: S310
+            urllib.request.urlopen(request, timeout=receiver.timeout_s).close()  # noqa: S310
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise NotificationError(receiver.receiver, f"it answers with status {error.code}") from None
+    except (RecoveryStepError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise NotificationError(receiver.receiver, one_line(str(reason))) from None
+
+
+class Notifier:
+    """Sends the notifications of a pool, in a thread if a receiver is told of devices.
+
+    The ledger remembers what was sent for each list of receivers, so that of all processes with one
+    pool.yaml one sends a notification. A process that is killed while it sends may lose it.
+
+    Args:
+        name_of: gives the name, in the pool, of a device by its key; empty for another pool's.
+    """
+
+    def __init__(
+        self,
+        receivers: Sequence[NotificationConfig],
+        records: DeviceRecords,
+        changes: Changes,
+        name_of: Callable[[str], str],
+    ) -> None:
+        self._receivers = tuple(receivers)
+        self._records = records
+        self._changes = changes
+        self._name_of = name_of
+        identity = repr([receiver.model_dump(mode="json") for receiver in receivers])
+        self._subscriber = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        if any(receiver.events - {"plan_finished"} for receiver in self._receivers):
+            self._records.take_losses(self._subscriber)
+            self._thread = threading.Thread(target=self._run, name="qnnfarm-notifier", daemon=True)
+            self._thread.start()
+
+    def send(self, notification: Notification) -> None:
+        """Send to every receiver that is told of such events; failures are logged."""
+        for receiver in self._receivers:
+            if notification.event in receiver.events:
+                try:
+                    send(receiver, notification)
+                except NotificationError as error:
+                    log.warning("%s", error)
+
+    def close(self) -> None:
+        """Send what has happened so far, and stop."""
+        self._stopped.set()
+        self._changes.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._send_losses()
+            self._changes.wait_beyond(self._changes.count, _POLL_S)
+        self._send_losses()
+
+    def _send_losses(self) -> None:
+        try:
+            losses = self._records.take_losses(self._subscriber)
+        except LedgerError as error:
+            log.warning("%s", error)
+            return
+        for key, entry in losses:
+            if name := self._name_of(key):
+                kind: NoticeKind = "quarantined" if entry.what == Event.DISTRUSTED else "absent"
+                text = one_line(f"{name} is {kind}: {entry.text}", 1000)
+                self.send(Notification(kind, name, text, entry.at))

@@ -1,0 +1,147 @@
+"""Notifications, taken by a real command and a real HTTP server."""
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from harness.errors import NotificationError, PoolConfigError
+from harness.pool.config import NotificationConfig, parse_config
+from harness.pool.notifications import Notification, Notifier, send
+from harness.pool.states import Event
+from tests.harness.pool.conftest import Bench
+
+WRITE = "import sys; open(sys.argv[1], 'ab').write(sys.stdin.buffer.read() + b'\\n')"
+
+
+def to_file(path: Path) -> NotificationConfig:
+    return NotificationConfig(command=(sys.executable, "-c", WRITE, str(path)))
+
+
+def taken(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[dict[str, object]], list[int]]]:
+    """A server's URL, what it was posted, and the statuses of its next answers."""
+    posted: list[dict[str, object]] = []
+    statuses: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(statuses.pop() if statuses else 204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/secret", posted, statuses
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_webhook_gets_the_notification(
+    webhook: tuple[str, list[dict[str, object]], list[int]],
+) -> None:
+    url, posted, statuses = webhook
+    receiver = NotificationConfig.model_validate({"webhook": url})
+    send(receiver, Notification("absent", "dut", "dut is absent", 12.5, "lab"))
+    expected = {"event": "absent", "subject": "dut", "text": "dut is absent"}
+    assert posted == [{**expected, "at": 12.5, "host": "lab"}]
+    statuses.append(403)
+    with pytest.raises(NotificationError) as caught:
+        send(receiver, Notification("absent", "dut", "dut is absent"))
+    assert str(caught.value) == "no notification to 127.0.0.1: it answers with status 403"
+
+
+@pytest.mark.parametrize(
+    ("receiver", "reason"),
+    [
+        ({"command": ["/nowhere/x"]}, "No such file or directory"),
+        ({"command": ["sh", "-c", "echo no way; exit 3"]}, "ended with status 3: no way"),
+        ({"command": ["sleep", "60"], "timeout_s": 0.2}, "took longer than 0.2 s"),
+        ({"webhook": "http://127.0.0.1:1/secret"}, "Connection refused"),
+    ],
+)
+def test_a_receiver_that_fails_is_one_line_without_secrets(
+    receiver: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(NotificationError, match=reason) as caught:
+        send(NotificationConfig.model_validate(receiver), Notification("test", "t", "t"))
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_each_loss_is_told_once_by_one_of_several_processes(bench: Bench, tmp_path: Path) -> None:
+    bench.add("a", "b")
+    receivers = [to_file(tmp_path / "told")]
+    changes = bench.context().changes
+    notifiers = [Notifier(receivers, bench.ledger.devices, changes, str) for _ in range(2)]
+    devices = bench.ledger.devices
+    devices.apply("a", Event.LOST, "not on the USB")
+    for _ in range(3):  # it is looked for, and not found
+        devices.apply("a", Event.RECOVER, "looked for")
+        devices.apply("a", Event.GAVE_UP, "no step helped")
+    devices.apply("b", Event.DISTRUSTED, "three failures")
+    for notifier in notifiers:
+        notifier.close()
+    told = [(each["event"], each["subject"]) for each in taken(tmp_path / "told")]
+    assert told == [("absent", "a"), ("quarantined", "b")]
+
+
+def test_a_device_that_was_back_is_told_again(bench: Bench, tmp_path: Path) -> None:
+    bench.add("a")
+    notifier = Notifier(
+        [to_file(tmp_path / "told")], bench.ledger.devices, bench.context().changes, str
+    )
+    for _ in range(2):
+        bench.ledger.devices.apply("a", Event.LOST, "unplugged")
+        bench.ledger.devices.apply("a", Event.FOUND, "plugged in")
+    notifier.close()
+    assert [each["text"] for each in taken(tmp_path / "told")] == [
+        "a is absent: ready -> absent: unplugged"
+    ] * 2
+
+
+def test_what_happened_before_the_first_pool_is_not_told(bench: Bench, tmp_path: Path) -> None:
+    bench.add("a")
+    bench.ledger.devices.apply("a", Event.LOST, "long ago")
+    told = tmp_path / "told"
+    Notifier([to_file(told)], bench.ledger.devices, bench.context().changes, str).close()
+    assert not told.exists()
+
+
+def test_a_receiver_hears_only_what_it_is_told_of(bench: Bench, tmp_path: Path) -> None:
+    bench.add("a")
+    plans = to_file(tmp_path / "plans").model_copy(update={"events": frozenset({"plan_finished"})})
+    notifier = Notifier(
+        [plans, to_file(tmp_path / "all")], bench.ledger.devices, bench.context().changes, str
+    )
+    bench.ledger.devices.apply("a", Event.LOST, "unplugged")
+    notifier.send(Notification("plan_finished", "nightly", "plan nightly: 1 done"))
+    notifier.close()
+    assert [each["event"] for each in taken(tmp_path / "plans")] == ["plan_finished"]
+    assert {str(each["event"]) for each in taken(tmp_path / "all")} == {"absent", "plan_finished"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[{command: [a], webhook: 'http://h/'}]",
+        "[{}]",
+        "[{webhook: 'file:///etc/passwd'}]",
+        "[{command: [a], events: [lost]}]",
+    ],
+)
+def test_a_receiver_that_cannot_be_told_is_refused(text: str) -> None:
+    with pytest.raises(PoolConfigError, match=r"notifications\[0\]"):
+        parse_config(f"notifications: {text}\n")
