@@ -58,6 +58,7 @@ def examine() -> Iterator[Finding]:
         ("QNN compiler", _compiler),
         ("QAIRT SDK", _sdk),
         ("cache", _cache),
+        ("pool ledger", _ledger),
         ("adb", _adb),
         ("virtual devices", _virtual),
     )
@@ -128,6 +129,19 @@ def _cache() -> Finding:
             "builds of large models need more room; QNNFARM_CACHE_DIR moves it",
         )
     return Finding("cache", "ok", detail)
+
+
+def _ledger() -> Finding:
+    """Check that the ledger of leases can be used, without making one."""
+    from harness.errors import LedgerError
+    from harness.pool.ledger_file import check_folder, default_path, users_of
+
+    path = default_path()
+    try:
+        check_folder(path)
+    except LedgerError as error:
+        return Finding("pool ledger", "broken", str(error))
+    return Finding("pool ledger", "ok", f"{path}, of {users_of(path)}")
 
 
 def _adb() -> Finding:

@@ -32,19 +32,34 @@ def prepare(path: Path) -> None:
         LedgerError: the modes of the folder or the file make sharing impossible or unsafe.
         OSError: they cannot be made or looked at.
     """
-    folder = path.parent
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    about, shared = folder.stat(), is_shared(folder)
-    if obstacle := _folder_obstacle(folder, about, shared=shared):
-        raise LedgerError(str(path), obstacle)
-    if shared:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    check_folder(path)
+    if is_shared(path.parent):
         if not path.exists():
             _create(path)
-        if obstacle := _share(path, about.st_gid):
+        if obstacle := _share(path, path.parent.stat().st_gid):
             raise LedgerError(str(path), obstacle)
 
 
-def _folder_obstacle(folder: Path, about: os.stat_result, *, shared: bool) -> str:
+def check_folder(path: Path) -> None:
+    """Check that the folder of a ledger, if it exists, may have one of this user.
+
+    Raises:
+        LedgerError: it may not.
+    """
+    with suppress(FileNotFoundError):
+        if obstacle := _folder_obstacle(path.parent, path.parent.stat()):
+            raise LedgerError(str(path), obstacle)
+
+
+def users_of(path: Path) -> str:
+    """Return who has a ledger, for people: `ann`, or `the group qnnfarm`."""
+    if is_shared(path.parent):
+        return f"the group {_group_name(path.parent.stat().st_gid)}"
+    return user_name(os.geteuid())
+
+
+def _folder_obstacle(folder: Path, about: os.stat_result) -> str:
     """Return why a folder can have no ledger of this user; empty if it can."""
     shown = shlex.quote(str(folder))
     if about.st_mode & stat.S_IWOTH:
@@ -55,7 +70,7 @@ def _folder_obstacle(folder: Path, about: os.stat_result, *, shared: bool) -> st
         )
     if os.geteuid() in {0, about.st_uid}:
         return ""
-    if not shared:
+    if not is_shared(folder):
         return (
             f"its folder belongs to {user_name(about.st_uid)} and is not set up for a group: "
             f"`chgrp GROUP {shown} && chmod 2770 {shown}`, or name another with QNNFARM_STATE_DIR"

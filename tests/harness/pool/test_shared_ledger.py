@@ -1,5 +1,6 @@
 """One ledger for the users of a group: real accounts, each in processes of its own."""
 
+import grp
 import os
 import pwd
 import select
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from harness import paths
+from harness.cli.doctor import examine
 from harness.clock import SystemClock
 from harness.errors import LedgerError
 from harness.pool.database import Database
@@ -276,6 +278,20 @@ def test_a_folder_that_cannot_be_shared_is_refused_in_one_line(
     assert said in told
     assert f"the ledger of leases {shared.ledger}/pool.db cannot be used" in told
     assert "Traceback" not in told
+    assert list(shared.ledger.iterdir()) == []
+
+
+def test_doctor_says_whose_the_ledger_is(
+    shared: SharedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(shared.ledger))
+    (found,) = [finding for finding in examine() if finding.subject == "pool ledger"]
+    group = grp.getgrgid(GROUP).gr_name
+    assert (found.state, found.detail) == ("ok", f"{shared.ledger}/pool.db, of the group {group}")
+    shared.ledger.chmod(0o2777)
+    (found,) = [finding for finding in examine() if finding.subject == "pool ledger"]
+    assert found.state == "broken"
+    assert "chmod o-w" in found.detail
     assert list(shared.ledger.iterdir()) == []
 
 
