@@ -155,12 +155,12 @@ class HostKeyRevokedError(HostKeyError):
     """The host's key is revoked: whoever has the key may pose as the host.
 
     Attributes:
-        files: the known_hosts file that says so, with the number of the line.
+        files: the places that say so: a known_hosts file with the number of the line, for example.
     """
 
     template = (
-        "host {host} shows the {key_type} key {fingerprint}, which {files} marks as @revoked: do "
-        "not use it, and ask who runs the host for its new key"
+        "host {host} shows the {key_type} key {fingerprint}, which is revoked ({files}): do not "
+        "accept it, and ask who runs the host for its new key"
     )
 
 

@@ -35,6 +35,7 @@ class HostConfig:
         key_files: private keys to try, in order; they need not exist.
         only_these_keys: an agent's other keys are not tried.
         known_hosts: files of host keys; they need not exist.
+        revoked_keys: files of keys that no host may show (`RevokedHostKeys`); they must exist.
         jump: the host that it is reached through.
         proxy_command: the shell's command that it is reached through; empty if there is none.
         connect_timeout_s: for the connection to stand, authentication included.
@@ -49,6 +50,7 @@ class HostConfig:
     key_files: tuple[Path, ...]
     only_these_keys: bool
     known_hosts: tuple[Path, ...]
+    revoked_keys: tuple[Path, ...]
     jump: "HostConfig | None"
     proxy_command: str
     connect_timeout_s: float
@@ -100,10 +102,13 @@ def _resolve(
         port=port,
         user=settings["user"],
         known_as=settings.get("hostkeyalias") or at_port,
-        key_files=_files(_key_files(asked, config_file, words, settings.get("identityfile", ""))),
+        key_files=_files(_expanded(asked, config_file, words, settings.get("identityfile", ""))),
         only_these_keys=settings["identitiesonly"] == "yes",
         # Names may contain spaces, which `ssh -G` does not quote; they are absolute.
         known_hosts=_files(re.split(r" (?=[/~]|none\b)", known_hosts)),
+        revoked_keys=_files(
+            _expanded(asked, config_file, words, settings.get("revokedhostkeys", ""))
+        ),
         # The hosts before the last lead to the last; the first is reached as it says itself.
         jump=_resolve(jumps[-1], config_file, (*via, asked), jumps[:-1]) if jumps else None,
         proxy_command=_expand_command(asked, command, tokens),
@@ -159,10 +164,10 @@ def _config_option(config_file: Path | None) -> list[str]:
     return ["-F", str(file) if file.exists() else "none"]
 
 
-def _key_files(
+def _expanded(
     asked: str, config_file: Path | None, words: Sequence[str], names: str
 ) -> Iterator[str]:
-    """Yield files of private keys, whose tokens `ssh -G` leaves as they are.
+    """Yield the files of a setting whose tokens `ssh -G` leaves as they are.
 
     It expands those of known_hosts files, which are the same tokens.
     """

@@ -2,7 +2,9 @@
 
 import base64
 import hmac
+import os
 import re
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,8 @@ from harness.errors import (
     HostKeyRevokedError,
 )
 
+_KRL = b"SSHKRL\n"
+_ASK_TIMEOUT_S = 30.0
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 
 
@@ -72,14 +76,38 @@ def check_host_key(host: HostConfig, known: KnownKeys, shown: paramiko.PKey) -> 
         HostKeyRevokedError: it is revoked.
         HostKeyError: none is known.
         HostKeyChangedError: others are.
+        HostConfigError: a file of revoked keys cannot be read.
     """
     about = host.asked, host.known_as, shown.get_name(), shown.fingerprint
-    for key, place in known.revoked:
-        if key == shown:
-            raise HostKeyRevokedError(*about, (place,))
+    places = [place for key, place in known.revoked if key == shown]
+    places += [str(file) for file in host.revoked_keys if _lists(host, file, shown)]
+    if places:
+        raise HostKeyRevokedError(*about, tuple(places))
     if shown not in known.trusted:
         kind = HostKeyChangedError if known.trusted else HostKeyError
         raise kind(*about, tuple(str(file) for file in host.known_hosts))
+
+
+def _lists(host: HostConfig, file: Path, key: paramiko.PKey) -> bool:
+    """Return whether a file of revoked keys, a list or OpenSSH's KRL, has a key."""
+    try:
+        content = file.read_bytes()
+        if not content.startswith(_KRL):
+            lines = (line.split() for line in content.decode("utf-8", "replace").splitlines())
+            return any(_key(*words[:2]) == key for words in lines if len(words) > 1)
+        done = subprocess.run(
+            ["ssh-keygen", "-Q", "-f", str(file), "/dev/stdin"],  # noqa: S607 - the user's
+            input=f"{key.get_name()} {key.get_base64()}\n".encode(),
+            capture_output=True,
+            timeout=_ASK_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HostConfigError(host.asked, f"its RevokedHostKeys cannot be used: {error}") from None
+    if done.returncode not in {0, 1}:
+        reason = f"its RevokedHostKeys {file} cannot be used: {os.fsdecode(done.stderr)}"
+        raise HostConfigError(host.asked, reason)
+    return done.returncode == 1
 
 
 def _read(host: HostConfig, file: Path) -> list[str]:

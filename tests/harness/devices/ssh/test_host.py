@@ -27,6 +27,7 @@ from harness.devices.ssh.host import SshHost, closing_by, run, stands
 from harness.devices.ssh.host_keys import KnownKeys, known_keys
 from harness.errors import (
     HostAuthError,
+    HostConfigError,
     HostKeyChangedError,
     HostKeyError,
     HostKeyRevokedError,
@@ -228,10 +229,36 @@ def test_a_key_that_is_revoked(ssh_server: SshServer, names: str, *, known: bool
     ):
         host.connect()
     place = f"{ssh_server.known_hosts}:{len(lines.splitlines())}"
-    assert f"which {place} marks as @revoked: do not use it" in str(caught.value)
-    assert "accept" not in str(caught.value)
-    assert "forgets" not in str(caught.value)
+    assert f"which is revoked ({place}): do not accept it, and ask" in str(caught.value)
+    assert "ssh" not in str(caught.value).partition(place)[2]  # no command that would
     assert "Accepted" not in ssh_server.log.read_text()
+
+
+@pytest.mark.parametrize("form", ["list", "krl"])
+def test_a_list_of_revoked_keys(ssh_server: SshServer, form: str) -> None:
+    keys = [make_key(ssh_server.folder / "another"), ssh_server.folder / "host_key"]
+    revoked = ssh_server.folder / "revoked-host"
+    ssh_server.configure(f"RevokedHostKeys {ssh_server.folder}/revoked-%n", host="host")
+    for key in keys:
+        public = key.with_suffix(".pub")
+        if form == "krl":
+            subprocess.run(["ssh-keygen", "-q", "-k", "-f", revoked, public], check=True)
+        else:
+            revoked.write_text(f"# remark\n{public.read_text()}")
+        with SshHost.named("host", ssh_server.config) as host:
+            if key is keys[0]:
+                host.connect()
+                continue
+            with pytest.raises(HostKeyRevokedError) as caught:
+                host.connect()
+            assert f"revoked ({revoked})" in str(caught.value)
+    for break_it in (lambda: revoked.write_bytes(b"SSHKRL\n"), revoked.unlink):
+        break_it()
+        with (
+            pytest.raises(HostConfigError, match="its RevokedHostKeys"),
+            SshHost.named("host", ssh_server.config) as host,
+        ):
+            host.connect()
 
 
 def test_a_new_key_after_a_revoked_one(ssh_server: SshServer) -> None:
