@@ -21,8 +21,8 @@ from harness.virtual_device.faults import (
     When,
 )
 
-Scene = Literal["push", "run", "genie", "lease"]
-ActKind = Literal["adb_kill", "kill", "terminate", "suspend"]
+Scene = Literal["push", "run", "genie", "lease", "ledgers"]
+ActKind = Literal["adb_kill", "kill", "terminate", "suspend", "release"]
 T = TypeVar("T")
 
 DEVICES = 2
@@ -34,18 +34,27 @@ _WHEN: dict[Scene, tuple[When, ...]] = {
     "push": ("any", "push", "push", "shell", "list"),
     "run": ("any", "shell", "shell"),
     "genie": ("any", "push", "shell", "run", "run"),
-    "lease": ("any", "shell", "shell"),
+    "lease": ("any", "shell", "shell", "forward"),
+    "ledgers": ("any", "shell", "shell", "forward"),
 }
-_RUNNER_WHEN: dict[Scene, When] = {"run": "shell", "lease": "shell", "genie": "run"}
+_RUNNER_WHEN: dict[Scene, When] = {
+    "run": "shell",
+    "lease": "shell",
+    "ledgers": "shell",
+    "genie": "run",
+}
 _KINDS: dict[Scene, str] = {
-    "push": "drop drop stall corrupt corrupt full reboot power throttle slow adb_kill kill",
-    "run": "drop stall reboot power throttle slow runner runner full adb_kill kill terminate",
+    "push": "drop drop stall corrupt corrupt full reboot power throttle slow adb_kill kill release",
+    "run": "drop stall reboot power throttle slow runner runner full adb_kill kill terminate"
+    " release release",
     "genie": "drop stall corrupt corrupt reboot power throttle runner runner full adb_kill kill"
-    " terminate",
-    "lease": "drop stall reboot power runner slow adb_kill kill kill suspend suspend",
+    " terminate release",
+    "lease": "drop stall reboot power runner slow adb_kill kill kill suspend suspend release"
+    " release",
+    "ledgers": "drop stall reboot power runner slow adb_kill kill kill suspend suspend",
 }
-_ACTS: tuple[ActKind, ...] = ("adb_kill", "kill", "terminate", "suspend")
-_SCENES: dict[Scene, int] = {"push": 36, "run": 35, "lease": 25, "genie": 4}
+_ACTS: tuple[ActKind, ...] = ("adb_kill", "kill", "terminate", "suspend", "release")
+_SCENES: dict[Scene, int] = {"push": 32, "run": 33, "lease": 23, "ledgers": 8, "genie": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class HostAct:
 
     Attributes:
         after_s: from when the actors begin.
-        actor: number of the one that a signal goes to.
+        actor: number of the one that a signal goes to; of a release, the device's.
         lasts_s: how long one is suspended.
     """
 
@@ -109,7 +118,7 @@ def draw(seed: int, number: int) -> Case:
     """The case of that number."""
     chance = random.Random(f"{seed}:{number}")  # noqa: S311 - to be repeatable
     scene = chance.choices([*_SCENES], [*_SCENES.values()])[0]
-    actors = chance.randint(2, 3) if scene == "lease" else 1
+    actors = chance.randint(2, 3) if scene in {"lease", "ledgers"} else 1
     faults: list[tuple[int, Fault]] = []
     acts: list[HostAct] = []
     for _ in range(chance.choices([1, 2, 3], [60, 30, 10])[0]):
@@ -143,7 +152,11 @@ def _device(chance: random.Random, scene: Scene) -> int:
 
 def _act(chance: random.Random, kind: ActKind, actors: int) -> HostAct:
     lasts_s = chance.uniform(0.5, 6.0) if kind == "suspend" else 0.0
-    return HostAct(kind, chance.uniform(0.0, 0.9), chance.randrange(actors), lasts_s)
+    actor = chance.randrange(actors)
+    if kind == "release":  # the first device is used most
+        actor = pick(chance, range(DEVICES), (3, 1))
+    after_s = chance.uniform(0.0, 1.5 if kind == "release" else 0.9)
+    return HostAct(kind, after_s, actor, lasts_s)
 
 
 def _fault(chance: random.Random, kind: str, scene: Scene) -> Fault:

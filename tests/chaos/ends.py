@@ -53,6 +53,7 @@ EXPLAINED: Final[Mapping[str, Mapping[str, str]]] = {
     "runner:STOP": _LATE | {"RunnerError": "hung and was killed|took longer"},
     "adb_kill": {"AdbServerError": "adb server"} | _GONE,
     "suspend": {"LeaseLostError": "is lost"} | _LATE,
+    "release": {"LeaseLostError": "took it back"},
 }
 """The types of errors that name a fault, each with a pattern of what its text says then."""
 

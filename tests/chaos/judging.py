@@ -62,13 +62,14 @@ def _happen(lab: Lab, case: Case, verdict: Verdict) -> None:
         run_scene.learn(lab)
     elif case.scene == "push":
         push_scene.prepare(lab, case)
-    scene = {"push": push_scene, "lease": lease_scene}.get(case.scene, run_scene)
+    scenes = {"push": push_scene, "lease": lease_scene, "ledgers": lease_scene}
+    scene = scenes.get(case.scene, run_scene)
     at = time.time()
     for device, fault in case.faults:
         farm.commands(device).inject(fault)
     actors = scene.begin(lab, farm, case)
     performed: list[str] = []
-    acts = [(act.after_s, _performing(lab, act, actors, performed)) for act in case.acts]
+    acts = [(act.after_s, _performing(lab, farm, act, actors, performed)) for act in case.acts]
     acts += [
         (act.after_s + act.lasts_s, _continuing(actors[act.actor]))
         for act in case.acts
@@ -83,7 +84,7 @@ def _happen(lab: Lab, case: Case, verdict: Verdict) -> None:
     verdict.wrong += filter(None, (unexplained(end, kinds) for end in ends))
     verdict.wrong += complaints
     verdict.wrong += aftermath.complaints(
-        lab, farm, case, kinds, untouched=not struck and case.scene != "lease"
+        lab, farm, case, kinds, untouched=not struck and case.scene not in {"lease", "ledgers"}
     )
     verdict.struck, verdict.strikes = sorted(kinds), len(struck)
     verdict.ends = [_shown(end) for end in ends]
@@ -94,9 +95,13 @@ def _shown(end: End) -> str:
 
 
 def _performing(
-    lab: Lab, act: HostAct, actors: list[Actor], performed: list[str]
+    lab: Lab, farm: Farm, act: HostAct, actors: list[Actor], performed: list[str]
 ) -> Callable[[], None]:
     def perform() -> None:
+        if act.kind == "release":
+            if farm.take_back(act.actor):
+                performed.append(act.kind)
+            return
         actor = actors[act.actor]
         if act.kind == "adb_kill":
             lab.kill_adb()

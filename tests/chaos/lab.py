@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from buildlib.genai import GenAIBuilderFactory
 from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server
 from harness.pool.ledger_file import default_path
+from harness.pool.pool import Pool
 from harness.virtual_device.control import DeviceControl
 from harness.virtual_device.host import hosted_control, hosted_devices
 from suites.models import tiny_llama
@@ -21,6 +23,7 @@ from tests.private_adb import free_port, private_environment
 
 SOC = "SM8750"
 _TTL_S = 4.0
+_HOLDER_S = 0.4
 _SMALL_BYTES = 48 << 20
 
 
@@ -51,6 +54,16 @@ class Farm:
     def mark(self, number: int) -> bytes:
         """What is in the environment of every process of the device, and of no other."""
         return f"QNNFARM_DEVICE={self.commands(number).folder}\0".encode()
+
+    def take_back(self, number: int) -> bool:
+        """Take a device from its next holder, as a person does; whether one came soon."""
+        deadline = time.monotonic() + _HOLDER_S
+        with Pool.open(self.pool_file, probe=False) as pool:
+            while not (taken := pool.admin.release(self.member(number))):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(_HOLDER_S / 20)
+        return taken
 
     def device(self, number: int) -> AdbDevice:
         """The device without a lease."""

@@ -1,7 +1,17 @@
-"""Processes that contend for the devices of a pool, and write down on them who had them when."""
+"""Processes that contend for the devices of a pool, and write down on them who had them when.
 
+In the scene `lease` they share a ledger, in `ledgers` each has one of its own: as users of two
+hosts, they see each other on the devices alone.
+"""
+
+import contextlib
+import os
 import secrets
+import socket
+import threading
+from collections.abc import Iterator
 
+from harness.pool.lease import LeasedDevice
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from tests.chaos.actors import Actor, Tell
@@ -11,6 +21,7 @@ from tests.chaos.lab import Farm, Lab, patient
 
 _ACQUIRE_S = 25.0
 _COMMAND_S = 6.0
+_ANSWER_S = 5.0
 _NAP = "import sys, time; time.sleep(float(sys.argv[1]))"
 
 
@@ -29,6 +40,7 @@ def _holder(lab: Lab, farm: Farm, case: Case, number: int) -> Actor:
             pick_requirement(chance.random(), farm),
             round(chance.uniform(0.0, 0.6), 2),
             chance.random() < 0.2,
+            chance.random() < 0.3,
         )
         for _ in range(rounds)
     ]
@@ -36,10 +48,19 @@ def _holder(lab: Lab, farm: Farm, case: Case, number: int) -> Actor:
     acquire_s, command_s = patient(_ACQUIRE_S), patient(_COMMAND_S)
 
     def part(tell: Tell) -> None:
-        with Pool.open(farm.pool_file) as pool:
-            for requirement, work_s, daemon in plans:
-                with pool.acquire(requirement, timeout_s=acquire_s, purpose=case.name) as lease:
+        if case.scene == "ledgers":
+            os.environ["QNNFARM_STATE_DIR"] = str(lab.folder / f"state-{number}")
+        with Pool.open(farm.pool_file) as pool, contextlib.ExitStack() as stack:
+            port = stack.enter_context(_echo())
+            for requirement, work_s, daemon, forwards in plans:
+                links: list[socket.socket] = []
+                with (
+                    _ended(links, tell),
+                    pool.acquire(requirement, timeout_s=acquire_s, purpose=case.name) as lease,
+                ):
                     for device in lease.devices:
+                        if forwards:
+                            links += _connect(device, port, stack)
                         book = f"{device.work_root.removesuffix('/qnnfarm')}/holders"
                         word = secrets.token_hex(4)
                         write = f"echo {lease.token} {word} >>{book}"
@@ -56,6 +77,53 @@ def _holder(lab: Lab, farm: Farm, case: Case, number: int) -> Actor:
                 tell({"round": lease.token})
 
     return Actor(f"holder {number}", part, lab.folder / f"{case.name}-{number}.log")
+
+
+@contextlib.contextmanager
+def _echo() -> Iterator[int]:
+    """A server on the devices' loopback that sends back what it gets; gives its port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer(link: socket.socket) -> None:
+            with link, contextlib.suppress(OSError):
+                while data := link.recv(4096):
+                    link.sendall(data)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    link, _ = server.accept()
+                    threading.Thread(target=answer, args=(link,), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+def _connect(
+    device: LeasedDevice, port: int, stack: contextlib.ExitStack
+) -> Iterator[socket.socket]:
+    """A connection through a forward that nobody closes; none where the device does not let us."""
+    address = stack.enter_context(device.forward(f"tcp:{port}"))
+    link = stack.enter_context(socket.create_connection(address, patient(_ANSWER_S)))
+    if _answers(link):
+        yield link
+
+
+@contextlib.contextmanager
+def _ended(links: list[socket.socket], tell: Tell) -> Iterator[None]:
+    """However a lease ends, nothing gets through its forwards then."""
+    try:
+        yield
+    finally:
+        if any(map(_answers, links)):
+            tell({"complaint": "a connection outlived its lease"})
+
+
+def _answers(link: socket.socket) -> bool:
+    with contextlib.suppress(OSError):
+        link.sendall(b"x")
+        return link.recv(1) == b"x"
+    return False
 
 
 def pick_requirement(dice: float, farm: Farm) -> Requirement:

@@ -153,7 +153,7 @@ def test_a_case_is_drawn_from_its_seed_and_number_alone() -> None:
     kinds = {fault.kind for case in drawn for _, fault in case.faults}
     kinds |= {act.kind for case in drawn for act in case.acts}
     wanted = "drop stall corrupt full reboot power throttle slow runner"
-    assert kinds == {*wanted.split(), "adb_kill", "kill", "terminate", "suspend"}
+    assert kinds == {*wanted.split(), "adb_kill", "kill", "terminate", "suspend", "release"}
     assert sum(case.count for case in drawn[: cases_with(7, 100)]) >= 100
 
 
@@ -172,9 +172,12 @@ def test_only_a_fault_that_struck_excuses_an_error_and_only_one_that_names_it() 
 @pytest.mark.timeout(1800)
 def test_a_few_faults(tmp_path: Path, build_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QNNFARM_CHAOS_PATIENCE", "8")  # beside other tests, on any machine
-    cases = [n for n in range(40) if draw(1, n).scene != "genie" and draw(1, n).calm_s < 5][:_FEW]
+    quick = [n for n in range(300) if draw(1, n).scene != "genie" and draw(1, n).calm_s < 5]
+    taken = next(n for n in quick if "release" in str(draw(1, n).acts))
+    ledgers = next(n for n in quick if draw(1, n).scene == "ledgers")
+    cases = sorted({taken, ledgers, *quick[: _FEW - 2]})
     verdicts = campaign(tmp_path, 1, cases, build_cache)
-    assert {one["scene"] for one in verdicts} == {"push", "run", "lease"}
+    assert {one["scene"] for one in verdicts} == {"push", "run", "lease", "ledgers"}
     assert sum(one["strikes"] for one in verdicts) >= _FEW // 2
 
 
