@@ -212,7 +212,7 @@ def measure(args: argparse.Namespace, folder: Path) -> bool:
     with private_adb(folder) as server, MemoryMeter() as meter:
         began = time.monotonic()
         with hosted_devices(
-            args.devices, SOC, folder / "farm", processes=args.processes
+            args.devices, SOC, folder / "farm", processes=args.processes, unconfined=True
         ) as serials:
             connect_all(server, serials)
             started_s = time.monotonic() - began

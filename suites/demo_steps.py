@@ -22,7 +22,7 @@ from harness.console import progress as progress_bar
 from harness.console import remarks
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server, stop_if_ours
-from harness.errors import HarnessError, WrongUseError
+from harness.errors import HarnessError, VirtualDeviceConfinementError, WrongUseError
 from harness.paths import make_state_dir
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationResult
@@ -172,7 +172,11 @@ def virtual_device(soc: str, server: AdbServer, progress: DemoProgress) -> Itera
     )
     serial = ""
     try:
-        device = manager.start(name, soc)
+        try:
+            device = manager.start(name, soc, unconfined=False)
+        except VirtualDeviceConfinementError as error:
+            progress.detail(f"no namespace here ({error.reason}): it runs unconfined")
+            device = manager.start(name, soc, unconfined=True)
         serial = device.serial
         server.connect(serial)
         yield serial

@@ -26,6 +26,7 @@ from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server
 from harness.devices.types import device_types
 from harness.virtual_device import manager
+from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, probe_namespace
 from suites.models import tiny_llama
 from tests.private_adb import free_port, private_environment
 from tests.system import lacking_library, require_library
@@ -44,6 +45,16 @@ def pytest_configure() -> None:
     """Refuse to run with an installation that is older than this checkout's entry points."""
     if "virtual" not in device_types():
         raise pytest.UsageError("entry points are stale: `pip install --no-deps -e .` renews them")
+    if probe_namespace().kind is NamespaceKind.NONE:  # for workers and commands too
+        os.environ[FORCE_VARIABLE] = NamespaceKind.NONE
+
+
+def pytest_report_header() -> str | None:
+    """Say where confinement is not tested."""
+    support = probe_namespace()
+    if support.kind is not NamespaceKind.NONE:
+        return None
+    return f"virtual devices run unconfined here: {support.reason}"
 
 
 @pytest.hookimpl(wrapper=True)

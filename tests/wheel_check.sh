@@ -20,7 +20,7 @@ export QNNFARM_CACHE_DIR="$work/cache" QNNFARM_STATE_DIR="$work/state"
 test -s out/report.html
 test -s out/results.db
 
-"$work/venv/bin/qnnfarm" device start wheel --soc SM8750
+"$work/venv/bin/qnnfarm" device start wheel || "$work/venv/bin/qnnfarm" device start wheel --unconfined
 "$work/venv/bin/pytest" --pyargs suites.test_smoke --container out/containers/SM8750 --device virtual:wheel \
   --qnnfarm-db suites.db
 test -s suites.db

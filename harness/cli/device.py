@@ -28,6 +28,14 @@ def start(
     fault: Annotated[
         list[str] | None, typer.Option(help="Fault to inject, e.g. `drop:bytes=100000`.")
     ] = None,
+    unconfined: Annotated[
+        bool | None,
+        typer.Option(
+            "--unconfined/--confined",
+            help="Its shell may do on this host whatever you may, or sees its own files alone.",
+            show_default="confined",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Start a virtual device and connect it to the adb server; the last line is its serial."""
@@ -35,7 +43,8 @@ def start(
     from harness.virtual_device import manager
     from harness.virtual_device.faults import parse_fault
 
-    virtual = manager.start(name, soc, faults=[parse_fault(text) for text in fault or []])
+    faults = [parse_fault(text) for text in fault or []]
+    virtual = manager.start(name, soc, unconfined=unconfined, faults=faults)
     ensure_server().connect(virtual.serial)
     if json:
         print_json(
@@ -43,6 +52,8 @@ def start(
         )
         return
     tell(f"started {virtual.name} ({virtual.soc}), files in {virtual.root}")
+    if not virtual.confined:
+        tell(f"{virtual.name} is unconfined: its shell may do on this host whatever you may")
     answers().print(virtual.serial)
 
 
@@ -55,7 +66,14 @@ def ls(json: Json = False) -> None:
     if json:
         print_json(
             [
-                {"name": d.name, "serial": d.serial, "soc": d.soc, "state": d.state, "pid": d.pid}
+                {
+                    "name": d.name,
+                    "serial": d.serial,
+                    "soc": d.soc,
+                    "state": d.state,
+                    "pid": d.pid,
+                    "confined": d.confined,
+                }
                 for d in devices
             ]
         )
@@ -64,8 +82,11 @@ def ls(json: Json = False) -> None:
         answers().print("no virtual devices; start one with `qnnfarm device start NAME`")
         return
     print_rows(
-        ("name", "serial", "SoC", "state", "pid"),
-        [Row([d.name, d.serial, d.soc, d.state, str(d.pid or "")]) for d in devices],
+        ("name", "serial", "SoC", "state", "pid", "confined"),
+        [
+            Row([d.name, d.serial, d.soc, d.state, str(d.pid or ""), "yes" if d.confined else "NO"])
+            for d in devices
+        ],
     )
 
 

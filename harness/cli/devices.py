@@ -55,8 +55,21 @@ def devices(specs: Specs = None, json: Json = False) -> None:
         _print(found, holders)
     else:
         answers().print(_NONE)
+    if not json:
+        _tell_unconfined({one.spec.serial for one in found if one.spec is not None})
     if specs and any(one.error for one in found):
         raise typer.Exit(BAD)
+
+
+def _tell_unconfined(serials: set[str]) -> None:
+    from harness.virtual_device.manager import list_devices
+
+    for device in list_devices():
+        if device.state == "running" and not device.confined and device.serial in serials:
+            tell(
+                f"virtual device {device.name} ({device.serial}) is unconfined: its shell may do "
+                "on this host whatever you may"
+            )
 
 
 def _holders(specs: "list[DeviceSpec]") -> dict[str, str]:

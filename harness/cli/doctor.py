@@ -162,10 +162,18 @@ def _adb() -> Finding:
 
 
 def _virtual() -> Finding:
+    from harness.virtual_device.manager import list_devices
     from harness.virtual_device.namespace import probe_namespace
 
     support = probe_namespace()
     if support.kind == "none":
-        advice = "virtual devices have no /data/local/tmp; $TMPDIR names their writable folder"
-        return Finding("virtual devices", "note", f"no mount namespace: {support.reason}", advice)
-    return Finding("virtual devices", "ok", f"mount namespace granted ({support.kind})")
+        advice = (
+            "`qnnfarm device start NAME --unconfined` starts one whose shell may do here whatever "
+            "you may, and has $TMPDIR for /data/local/tmp"
+        )
+        return Finding("virtual devices", "note", f"no namespace: {support.reason}", advice)
+    detail = f"confined to their own files, processes and network ({support.kind} namespace)"
+    unconfined = [d.name for d in list_devices() if d.state == "running" and not d.confined]
+    if unconfined:
+        detail += f", but unconfined by choice: {', '.join(unconfined)}"
+    return Finding("virtual devices", "note" if unconfined else "ok", detail)

@@ -70,8 +70,9 @@
       VirtualDeviceError       root of what virtual devices raise
         VirtualDeviceNameError
         UnknownVirtualDeviceError
-        VirtualDeviceChangeError    it exists with another SoC or size
+        VirtualDeviceChangeError    it exists with another SoC, size or confinement
         VirtualDeviceRecordError    a damaged record, or a newer qnnfarm's
+        VirtualDeviceConfinementError   this machine grants no namespace
         VirtualDeviceStartError
         VirtualDeviceBusyError      another command works on it
         VirtualDeviceControlError   it does not run, or refuses

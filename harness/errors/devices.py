@@ -429,6 +429,18 @@ class VirtualDeviceRecordError(VirtualDeviceError):
     template = "record of a virtual device {path} cannot be used: {reason}"
 
 
+class VirtualDeviceConfinementError(VirtualDeviceError):
+    """This machine grants no namespace in which a virtual device sees its own files alone."""
+
+    name: str
+    reason: str
+    template = (
+        "virtual device {name} cannot be confined on this machine ({reason}): "
+        "`qnnfarm device start {name} --unconfined` starts it with a shell that may do here "
+        "whatever you may"
+    )
+
+
 class VirtualDeviceStartError(VirtualDeviceError):
     """The process of a virtual device did not start.
 
@@ -471,8 +483,11 @@ class VirtualHostError(VirtualDeviceError):
     """The process that hosts several virtual devices did not start."""
 
     reason: str
-    log_path: str
-    template = "virtual devices did not start: {reason} (log {log_path})"
+    log_path: str = ""
+
+    def __str__(self) -> str:
+        log = " (log {log_path})" if self.log_path else ""
+        return self._fill("virtual devices did not start: {reason}" + log)
 
 
 class FaultSpecError(VirtualDeviceError):

@@ -2,26 +2,29 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import platform
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-
-from harness.virtual_device.auth import load_keys
 from harness.virtual_device.connection import Connection
-from harness.virtual_device.control import ControlHandler, serve_control
+from harness.virtual_device.control import ControlHandler, open_control, serve_control
 from harness.virtual_device.events import EventLog
-from harness.virtual_device.filesystem import DeviceFilesystem, remove_partials
-from harness.virtual_device.folder import DeviceRecord, OpenFolder
+from harness.virtual_device.filesystem import (
+    NAMESPACE_ROOT,
+    DeviceFilesystem,
+    remove_partials,
+)
+from harness.virtual_device.folder import DeviceRecord
 from harness.virtual_device.heat.simulation import HeatSimulation
 from harness.virtual_device.heat.throttler import Throttler
 from harness.virtual_device.injection import DeviceEffects, Injector
-from harness.virtual_device.namespace import bind_boot_id
+from harness.virtual_device.outside import Outside
 from harness.virtual_device.power import PowerAction, PowerCommand, PowerPipe, PowerQueue
 from harness.virtual_device.processes import ProcessTable
 from harness.virtual_device.services import FEATURES, Services
@@ -40,21 +43,51 @@ log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 
-_REBIND_PATIENCE_S = 30.0
-_REBIND_EVERY_S = 0.002
-
+_BIND_ATTEMPTS = 20
 _ABIS = {"x86_64": "x86_64", "aarch64": "arm64-v8a"}
 _MAX_UNAUTHENTICATED = 32
 _OFF_S = 1.0
 _FLUSH_S = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceSockets:
+    """Sockets of the host's network and files, open before a device is confined.
+
+    Attributes:
+        listener: bound to the device's port, and listening while the device is on. While it is
+            off, connections are refused, and no other program gets the port.
+        control: listens for the commands of `DeviceControl`.
+    """
+
+    listener: socket.socket
+    control: socket.socket
+
+    @classmethod
+    def open(cls, folder: Path, port: int | None) -> "DeviceSockets":
+        """Open those of the device in `folder`, with the port of its last start if it is free."""
+        if port:
+            try:
+                return cls(_bind(port), open_control(folder))
+            except OSError as error:
+                log.warning("port %d cannot be had again: %s", port, error)
+        return cls(_bind_any(), open_control(folder))
+
+    def close(self) -> None:
+        """Close both."""
+        self.listener.close()
+        self.control.close()
+
+
 class Device:
     """One virtual device in this process.
 
     Args:
-        root: folder of the device's files, as this process sees it.
-        key_files: adb keys whose holders may connect; read at each authentication.
+        root: folder of the device's files, as this process sees it; in a namespace,
+            `NAMESPACE_ROOT`.
+        commands: scripts of its `/system/bin`, by name.
+        outside: what it reads and writes outside its root.
+        sockets: the device's from now on.
     """
 
     def __init__(
@@ -62,24 +95,24 @@ class Device:
         record: DeviceRecord,
         root: Path,
         *,
-        in_namespace: bool,
-        key_files: list[Path],
+        commands: Mapping[str, str],
+        outside: Outside,
+        sockets: DeviceSockets,
         processes: ProcessTable,
-        folder: OpenFolder,
     ) -> None:
         self._record = record
         self._root = root
-        self._key_files = key_files
-        self._folder = folder
+        self._outside = outside
+        self._sockets = sockets
         self._processes = processes
-        self._filesystem = DeviceFilesystem(root, in_namespace)
-        self._userland = Userland(self._filesystem, record.name)
+        self._filesystem = DeviceFilesystem(root, in_namespace=root == NAMESPACE_ROOT)
+        self._userland = Userland(self._filesystem, record.name, commands)
         self._storage = Storage(
             root / "data", record.storage_bytes, on_full=lambda: self._faults.full("a push")
         )
         self._power = PowerQueue()
         self._connections: list[Connection] = []
-        self._events = EventLog(folder.descriptor)
+        self._events = EventLog(outside.write_event)
         throttler = Throttler(processes)
         effects = DeviceEffects(
             self._connections, processes, throttler, self._storage, self._userland, self._power
@@ -110,23 +143,17 @@ class Device:
             on_ready: called once with the port, when the device has booted for the first time.
         """
         handler = ControlHandler(self._faults, self._heat, self._power)
-        control = await serve_control(self._folder.control, handler.handle)
+        control = await serve_control(self._sockets.control, handler.handle)
         pipe = PowerPipe(self._root / "requests", self._power)
         server: asyncio.Server | None = None
         try:
             remove_partials(self._root / "data")
             self._boot("cold")
-            if self._filesystem.in_namespace:
-                bind_boot_id(self._root / "boot_id")
-            server = await self._listen(_bind_port(self._record.port))
-            on_ready(_port_of(server))
-            while (back := await self._serve(server)) is not None:
-                reason, listener = back
-                with contextlib.ExitStack() as on_failure:
-                    on_failure.callback(listener.close)
-                    self._boot(reason)
-                    server = await self._listen(listener)
-                    on_failure.pop_all()
+            server = await self._listen()
+            on_ready(self._port)
+            while (reason := await self._serve(server)) is not None:
+                self._boot(reason)
+                server = await self._listen()
         except OSError as error:
             self._events.add("off", detail=f"failed: {error}")
             raise
@@ -135,32 +162,22 @@ class Device:
             if server is not None:
                 await self._go_down(server)
             control.close()
+            self._sockets.close()
             pipe.close()
             self._heat.switch_off()
-            self._events.close()
-            self._folder.close()
 
-    async def _serve(self, server: asyncio.Server) -> tuple[str, socket.socket] | None:
-        """Serve until a power command, and stay off as it says; `None` after a shutdown.
+    async def _serve(self, server: asyncio.Server) -> str | None:
+        """Serve until a power command, and stay off as it says.
 
-        Returns the boot reason, and the port that was kept for the next listener.
+        Returns the boot reason; `None` after a shutdown.
         """
         command = await self._power.next(PowerAction.REBOOT, PowerAction.CUT, PowerAction.SHUTDOWN)
         if command is None or command.action is PowerAction.SHUTDOWN:
             return None
-        port = _port_of(server)
         server.close()
-        holding = asyncio.create_task(_keep_port(port))
-        try:
-            reason = await self._stay_off(server, command)
-        except OSError:
-            holding.cancel()
-            raise
-        listener = await holding
-        if reason is None:
-            listener.close()
-            return None
-        return reason, listener
+        self._sockets.listener.shutdown(socket.SHUT_RDWR)
+        _reuse_address(self._sockets.listener, on=False)  # or another with this option could bind
+        return await self._stay_off(server, command)
 
     async def _stay_off(self, server: asyncio.Server, command: PowerCommand) -> str | None:
         """Go down, stay down and return the boot reason; `None` after a shutdown."""
@@ -207,19 +224,25 @@ class Device:
         )
         self._events.add("booted", detail=reason)
 
-    async def _listen(self, listener: socket.socket) -> asyncio.Server:
+    async def _listen(self) -> asyncio.Server:
         loop = asyncio.get_running_loop()
         set_property(self._root / "properties", "sys.boot_completed", "1")
-        _reuse_address(listener, on=True)
-        server = await loop.create_server(self._connect, sock=listener)
-        log.info("%s: listening on %s:%d", self._record.name, LOOPBACK, _port_of(server))
+        _reuse_address(self._sockets.listener, on=True)
+        server = await loop.create_server(self._connect, sock=self._sockets.listener.dup())
+        log.info("%s: listening on %s:%d", self._record.name, LOOPBACK, self._port)
         return server
+
+    @property
+    def _port(self) -> int:
+        return int(self._sockets.listener.getsockname()[1])
 
     def _connect(self) -> Connection:
         unauthenticated = [c for c in self._connections if not c.online]
         if len(unauthenticated) >= _MAX_UNAUTHENTICATED:
             unauthenticated[0].abort()
-        connection = Connection(self._banner, self._keys, self._services.open, self._forget)
+        connection = Connection(
+            self._banner, self._outside.accepted_keys, self._services.open, self._forget
+        )
         if self._faults.stalled:
             connection.stall()
         self._connections.append(connection)
@@ -228,12 +251,6 @@ class Device:
     def _forget(self, connection: Connection) -> None:
         with contextlib.suppress(ValueError):
             self._connections.remove(connection)
-
-    def _keys(self) -> list[RSAPublicKey]:
-        keys, refused = load_keys(self._key_files)
-        for line in refused:
-            log.warning("key left out: %s", line)
-        return keys
 
     async def _go_down(self, server: asyncio.Server, *, flush_s: float = _FLUSH_S) -> None:
         """Close every connection, after `flush_s` to send queued messages; kill every process."""
@@ -256,41 +273,14 @@ def _boot_reason(reason: str, end: PowerCommand | None) -> str | None:
     return None if end is not None and end.action is PowerAction.SHUTDOWN else reason
 
 
-def _bind_port(port: int | None) -> socket.socket:
-    """Bind the port of the last start if it is free, else any."""
-    if port:
-        try:
+def _bind_any() -> socket.socket:
+    """Bind a free port, by its number: one that the kernel chose is lost when listening ends."""
+    for _ in range(_BIND_ATTEMPTS):
+        with _bind(0) as chosen:
+            port = int(chosen.getsockname()[1])
+        with contextlib.suppress(OSError):  # another program was faster
             return _bind(port)
-        except OSError as error:
-            log.warning("port %d cannot be had again: %s", port, error)
-    return _bind(0)
-
-
-async def _keep_port(port: int) -> socket.socket:
-    """Bind the port of a listener that was just closed; connections to it are refused.
-
-    Otherwise the kernel could give it to another program while the device is off. A process that
-    was just started may keep the listener open until its exec(2).
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + _REBIND_PATIENCE_S
-    while True:
-        try:
-            held = _bind(port)
-        except OSError:
-            if loop.time() > deadline:
-                raise
-        else:
-            _reuse_address(
-                held, on=False
-            )  # otherwise a socket with this option could take the port
-            return held
-        await asyncio.sleep(_REBIND_EVERY_S)
-
-
-def _port_of(server: asyncio.Server) -> int:
-    """Return the port that a server listens on."""
-    return int(server.sockets[0].getsockname()[1])
+    raise OSError(errno.EADDRINUSE, "no free port")
 
 
 def _bind(port: int) -> socket.socket:

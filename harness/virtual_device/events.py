@@ -1,14 +1,11 @@
-"""Event log of a device: boots, faults and failures, one JSON line each, beside its record.
-
-A namespace may hide the folder's path from the device's process, hence it writes through a
-descriptor of the folder.
-"""
+"""Event log of a device: boots, faults and failures, one JSON line each, beside its record."""
 
 import contextlib
 import json
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -41,35 +38,47 @@ class Event:
 
 
 class EventLog:
-    """Appends events in one write each, so readers see whole lines.
-
-    The last 4 MiB at least are kept, and no more than twice that.
+    """Log of one device's events.
 
     Args:
-        folder: a descriptor of the device's folder, which stays the caller's.
+        write: takes one line.
     """
 
-    def __init__(self, folder: int) -> None:
-        self._folder = folder
-        self._descriptor = os.open(EVENTS_NAME, _FLAGS, 0o600, dir_fd=folder)
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
 
     def add(self, kind: EventKind, fault: str = "", detail: str = "") -> None:
         """Append an event with the current time; on a full disk it is lost."""
         event = Event(time.time(), kind, fault, detail)
         try:
-            if os.fstat(self._descriptor).st_size > _MAX_BYTES:
-                self._turn_over()
-            os.write(self._descriptor, json.dumps(asdict(event)).encode() + b"\n")
+            self._write(json.dumps(asdict(event)).encode() + b"\n")
         except OSError as error:
             log.warning("an event is lost: %s: %s", error, event)
 
+
+class EventFile:
+    """File of events in a device's folder; each line is one write, so readers see whole lines.
+
+    The last 4 MiB at least are kept, and no more than twice that.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / EVENTS_NAME
+        self._descriptor = os.open(self._path, _FLAGS, 0o600)
+
+    def write(self, line: bytes) -> None:
+        """Append a line."""
+        if os.fstat(self._descriptor).st_size > _MAX_BYTES:
+            self._turn_over()
+        os.write(self._descriptor, line)
+
     def close(self) -> None:
-        """Close the log."""
+        """Close the file."""
         os.close(self._descriptor)
 
     def _turn_over(self) -> None:
-        os.rename(EVENTS_NAME, OLDER_NAME, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-        descriptor = os.open(EVENTS_NAME, _FLAGS, 0o600, dir_fd=self._folder)
+        self._path.rename(self._path.with_name(OLDER_NAME))
+        descriptor = os.open(self._path, _FLAGS, 0o600)
         os.close(self._descriptor)
         self._descriptor = descriptor
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEVICE_FOLDERS = ("data", "sdcard", "system")
-"""Top-level folders of the device's own; all others are the host's."""
+"""Top-level folders of the device's own."""
 NAMESPACE_ROOT = Path("/.device")
-"""Path in a namespace of the folder that holds them; its path on the host may be hidden there."""
+"""Path in a namespace of the folder that holds them; its path on the host is hidden there."""
 
 PARTIAL_PREFIX = ".adb-push-"
 """Prefix of unfinished files; those of a killed device are removed at boot."""
@@ -28,8 +28,8 @@ class DeviceFilesystem:
     Attributes:
         root: folder, as this process sees it, that holds the device's own top-level folders.
         in_namespace: whether the process has them mounted at `/`; then no path needs mapping.
-            Otherwise paths are mapped by name, and absolute symbolic links on the device that
-            name `/data` lead nowhere.
+            Otherwise paths are mapped by name, all others are the host's, and absolute symbolic
+            links on the device that name `/data` lead nowhere.
     """
 
     root: Path

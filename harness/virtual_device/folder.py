@@ -1,6 +1,6 @@
-"""Folder of a device: its record `device.json`, its lock, and its control socket.
+"""Folder of a device: its record `device.json`, and its lock.
 
-Version history of the record: 1, the first.
+Version history of the record: 1, the first; 2, `unconfined`.
 """
 
 import contextlib
@@ -8,7 +8,6 @@ import errno
 import fcntl
 import json
 import os
-import socket
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 
 from buildlib.files import atomic_write
 from harness.errors import VirtualDeviceRecordError
-from harness.virtual_device.control import open_control
 from harness.virtual_device.linux import machine_boot_id, process_stat
 from harness.virtual_device.namespace import NamespaceKind
 
@@ -25,7 +23,7 @@ FILE_NAME = "device.json"
 _LOCK_NAME = "serving.lock"
 _LOCK_PATIENCE_S = 10.0
 """For a process that is just ending."""
-_VERSION = 1
+_VERSION = 2
 _MAX_PORT = 0xFFFF
 _REQUIRED: dict[str, type] = {"name": str, "soc": str, "serial_number": str}
 _OPTIONAL: dict[str, type] = {
@@ -35,6 +33,7 @@ _OPTIONAL: dict[str, type] = {
     "pid_started": int,
     "machine_boot": str,
     "namespace": str,
+    "unconfined": bool,
 }
 
 
@@ -48,6 +47,7 @@ class DeviceRecord:
         pid_started: start time of the process in clock ticks; tells it from a later process
             that got the same pid. `machine_boot` does so across boots of this machine.
         namespace: the kind in which the process runs.
+        unconfined: whether the user chose to have it run in none.
     """
 
     name: str
@@ -59,6 +59,7 @@ class DeviceRecord:
     pid_started: int | None = None
     machine_boot: str | None = None
     namespace: str | None = None
+    unconfined: bool = False
 
     @property
     def running(self) -> bool:
@@ -124,40 +125,17 @@ def save_record(folder: Path, record: DeviceRecord) -> None:
         file.write(text.encode())
 
 
-@dataclass(frozen=True, slots=True)
-class OpenFolder:
-    """A device's folder, locked by the one process that serves the device.
+def lock_folder(folder: Path) -> int:
+    """Lock the folder of a device for the one process that serves it.
 
-    A namespace may hide the folder's path later, hence it is opened before.
-
-    Attributes:
-        control: the listening control socket.
-        descriptor: of the folder itself.
-        lock: released when the process ends, however it ends.
+    Returns a descriptor; the lock ends with it, hence with its process at the latest.
     """
-
-    control: socket.socket
-    descriptor: int
-    lock: int
-
-    @classmethod
-    def open(cls, folder: Path) -> "OpenFolder":
-        """Lock and open the folder of a device."""
-        with contextlib.ExitStack() as on_failure:
-            lock = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            on_failure.callback(os.close, lock)
-            _lock(lock, folder)
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            on_failure.callback(os.close, descriptor)
-            control = open_control(folder)
-            on_failure.pop_all()
-        return cls(control, descriptor, lock)
-
-    def close(self) -> None:
-        """Let another process serve the device."""
-        self.control.close()
-        os.close(self.descriptor)
-        os.close(self.lock)
+    lock = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(os.close, lock)
+        _lock(lock, folder)
+        on_failure.pop_all()
+    return lock
 
 
 def _lock(descriptor: int, folder: Path) -> None:

@@ -1,8 +1,9 @@
-"""Many devices in one process: `python -m harness.virtual_device.host FOLDER --count 50`.
+"""Many devices in one process: `python -m harness.virtual_device.host FOLDER --count 50 ...`.
 
-For farms of hundreds. Each device has a port, a folder `FOLDER/NAME`, properties, faults and heat
-of its own; none has a namespace, so `$TMPDIR` names its writable folder and all see the processes
-of the host. They start and stop as one. Prints `NAME SERIAL`, a line a device, when all listen.
+For tests of farms of hundreds. Each device has a port, a folder `FOLDER/NAME`, properties, faults
+and heat of its own. None is confined: their shells see and do on the host whatever the user may, so
+this has to be asked for (`--unconfined`), and `$TMPDIR` names a device's writable folder. They
+start and stop as one. Prints `NAME SERIAL`, a line a device, when all listen.
 """
 
 import argparse
@@ -23,13 +24,13 @@ from pathlib import Path
 
 from buildlib.targets import find_soc
 from harness.errors import VirtualHostError
-from harness.virtual_device.auth import user_key_files
 from harness.virtual_device.control import DeviceControl
-from harness.virtual_device.daemon import set_up_logging
-from harness.virtual_device.device import Device
+from harness.virtual_device.device import Device, DeviceSockets
 from harness.virtual_device.filesystem import DEVICE_FOLDERS
-from harness.virtual_device.folder import DeviceRecord, OpenFolder, load_record, save_record
+from harness.virtual_device.folder import DeviceRecord, load_record, lock_folder, save_record
+from harness.virtual_device.outside import HostFiles, set_up_logging
 from harness.virtual_device.processes import ProcessTable, ProcessTracker, kill_leftovers, kill_tree
+from harness.virtual_device.userland import own_commands
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ def hosted_devices(
     soc: str,
     folder: Path,
     *,
+    unconfined: bool = False,
     processes: int = 2,
     storage_bytes: int | None = None,
 ) -> Iterator[list[str]]:
@@ -54,6 +56,8 @@ def hosted_devices(
     killed. `hosted_control` commands them.
 
     Args:
+        unconfined: must be true, because these devices cannot be confined: their shells may do on
+            this host whatever the user may.
         processes: how many processes share the devices.
         storage_bytes: limit for the `/data` of each.
 
@@ -62,13 +66,15 @@ def hosted_devices(
         UnknownSocError: the catalog has no such SoC.
     """
     find_soc(soc)
+    if not unconfined:
+        raise VirtualHostError("many in one process are not confined: say `unconfined=True`")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.ExitStack() as stack:
         hosts: list[_Host] = []
         first = 0
         for index in range(min(processes, count)):
             share = count // processes + (index < count % processes)
-            options = ["--count", str(share), "--first", str(first), "--soc", soc]
+            options = ["--unconfined", "--count", str(share), "--first", str(first), "--soc", soc]
             if storage_bytes is not None:
                 options += ["--storage", str(storage_bytes)]
             hosts.append(_Host(folder, options, share, folder / f"host-{index}.log"))
@@ -144,6 +150,12 @@ def main() -> int:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, required=True)
+    parser.add_argument(
+        "--unconfined",
+        action="store_true",
+        required=True,
+        help="their shells may do on this host whatever you may; they cannot be confined",
+    )
     parser.add_argument("--first", type=int, default=0, help="number of the first device")
     parser.add_argument("--soc", default="SM8750")
     parser.add_argument("--storage", type=int, default=None, help="bytes of each device's /data")
@@ -165,25 +177,26 @@ def main() -> int:
 async def _serve(folders: list[Path], *, until_eof: bool) -> None:
     tracker = ProcessTracker()
     tracker.install()
-    key_files = user_key_files(os.environ, Path.home())
+    commands = own_commands()
     devices: list[Device] = []
     ready: list[asyncio.Future[int]] = []
     loop = asyncio.get_running_loop()
     records = [load_record(folder) for folder in folders]
-    open_folders = [OpenFolder.open(folder) for folder in folders]
+    locks = [lock_folder(folder) for folder in folders]
     kill_leftovers(folders)
     async with asyncio.TaskGroup() as running:
-        for folder, record, opened in zip(folders, records, open_folders, strict=True):
+        for folder, record, lock in zip(folders, records, locks, strict=True):
+            files = HostFiles(folder, os.environ)
             device = Device(
                 record,
                 folder / "root",
-                in_namespace=False,
-                key_files=key_files,
+                commands=commands,
+                outside=files,
+                sockets=DeviceSockets.open(folder, record.port),
                 processes=ProcessTable(tracker, folder, exclusive=False),
-                folder=opened,
             )
             listening: asyncio.Future[int] = loop.create_future()
-            running.create_task(_run(folder.name, device, listening))
+            running.create_task(_run(folder.name, device, listening, files, lock))
             devices.append(device)
             ready.append(listening)
 
@@ -203,7 +216,9 @@ async def _serve(folders: list[Path], *, until_eof: bool) -> None:
     await tracker.kill(tracker.all)  # also processes that dropped their device's mark
 
 
-async def _run(name: str, device: Device, listening: asyncio.Future[int]) -> None:
+async def _run(
+    name: str, device: Device, listening: asyncio.Future[int], files: HostFiles, lock: int
+) -> None:
     """Run a device; a failure after it came up does not end its neighbours."""
     try:
         await device.run(listening.set_result)
@@ -211,6 +226,9 @@ async def _run(name: str, device: Device, listening: asyncio.Future[int]) -> Non
         if not listening.done():
             raise
         log.exception("%s has failed", name)
+    finally:
+        files.close()
+        os.close(lock)
 
 
 def _on_input(loop: asyncio.AbstractEventLoop, shut_down: Callable[[], None]) -> None:

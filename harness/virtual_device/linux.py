@@ -4,8 +4,13 @@ System calls raise `OSError` if the kernel refuses. Constants come from its uapi
 the same on every architecture.
 """
 
+import contextlib
 import ctypes
+import fcntl
 import os
+import platform
+import socket
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,20 +19,33 @@ _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 CLONE_NEWNS: Final = 0x00020000
+CLONE_NEWUTS: Final = 0x04000000
 CLONE_NEWIPC: Final = 0x08000000
 CLONE_NEWUSER: Final = 0x10000000
 CLONE_NEWPID: Final = 0x20000000
+CLONE_NEWNET: Final = 0x40000000
 MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
 MS_NOEXEC: Final = 8
 MS_REMOUNT: Final = 32
 MS_BIND: Final = 4096
+MS_MOVE: Final = 8192
 MS_REC: Final = 16384
 MS_PRIVATE: Final = 1 << 18
 MNT_DETACH: Final = 2
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_CAPABILITIES = range(64)
+_CAPABILITY_VERSION_3 = 0x20080522
+_KEYCTL: Final = {"x86_64": 250, "aarch64": 219}
+"""Number of keyctl(2), for which libc has no function."""
+_KEYCTL_JOIN_SESSION_KEYRING = 1
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,19 +162,57 @@ def pivot_root(new_root: str, put_old: str) -> None:
 
 def set_child_subreaper() -> None:
     """Let orphaned descendants become children of this process."""
-    _call(
-        "prctl", ctypes.c_int(_PR_SET_CHILD_SUBREAPER), *[ctypes.c_ulong(n) for n in (1, 0, 0, 0)]
-    )
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_parent_death_signal(number: int) -> None:
-    """Let the kernel signal this process when its parent dies."""
+    """Let the kernel signal this process when its parent dies; a change of user undoes it."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def leave_session_keyring() -> None:
+    """Take a new session keyring, without the keys of the login that started this process."""
+    number = _KEYCTL.get(platform.machine())
+    if number is not None:
+        with contextlib.suppress(OSError):  # a kernel without keys, or a filter that refuses it
+            arguments = (_KEYCTL_JOIN_SESSION_KEYRING, 0)
+            _call("syscall", ctypes.c_long(number), *map(ctypes.c_ulong, arguments))
+
+
+def start_loopback() -> None:
+    """Bring up the loopback of a new network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sH22x", b"lo", _IFF_UP)
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
+
+
+def drop_privileges(uid: int) -> None:
+    """Become a user without capabilities, for good: no program that is run later gains any.
+
+    Other processes of that user can neither trace this one nor open what it has open.
+    """
+    for capability in _CAPABILITIES:
+        try:
+            _prctl(_PR_CAPBSET_DROP, capability)
+        except OSError:
+            break  # the kernel has no more
+    if os.geteuid() != uid:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    _call("capset", header, bytes(24))
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def _prctl(option: int, value: int) -> None:
     zeros = [ctypes.c_ulong(0)] * 3
-    _call("prctl", ctypes.c_int(_PR_SET_PDEATHSIG), ctypes.c_ulong(number), *zeros)
+    _call("prctl", ctypes.c_int(option), ctypes.c_ulong(value), *zeros)
 
 
 def _call(name: str, *arguments: object, subject: str = "") -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*arguments) != 0:
+    if getattr(libc, name)(*arguments) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}", subject or None)

@@ -32,6 +32,7 @@ from harness.errors import (
     UnknownVirtualDeviceError,
     VirtualDeviceBusyError,
     VirtualDeviceChangeError,
+    VirtualDeviceConfinementError,
     VirtualDeviceNameError,
     VirtualDeviceRecordError,
     VirtualDeviceStartError,
@@ -49,6 +50,9 @@ DeviceState = Literal["running", "stopped", "damaged"]
 _LOG_NAME = "daemon.log"
 _LOG_TAIL_BYTES = 600
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+_DAEMON_VARIABLES = frozenset(
+    ("ADB_VENDOR_KEYS", "ANDROID_USER_HOME", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH")
+)
 _START_PATIENCE_S = 120.0
 _LOCK_PATIENCE_S = 300.0  # longer than a start may take
 _STOP_PATIENCE_S = 10.0
@@ -65,6 +69,7 @@ class VirtualDevice:
         soc: part number of the SoC it represents.
         storage_bytes: limit of its `/data`; `None` for none but the host's.
         namespace: kind of namespace it runs in; `None` while it is stopped.
+        unconfined: whether it runs, or was last started, without one by its user's choice.
         log_path: log of its process.
     """
 
@@ -77,6 +82,12 @@ class VirtualDevice:
     soc: str = ""
     storage_bytes: int | None = None
     namespace: NamespaceKind | None = None
+    unconfined: bool = False
+
+    @property
+    def confined(self) -> bool:
+        """Whether its processes see nothing of the host; while it is stopped, they will."""
+        return not self.unconfined and self.namespace is not NamespaceKind.NONE
 
 
 def start(
@@ -84,7 +95,7 @@ def start(
     soc: str,
     *,
     storage_bytes: int | None = None,
-    namespace: NamespaceKind | None = None,
+    unconfined: bool | None = None,
     faults: Sequence[Fault] = (),
 ) -> VirtualDevice:
     """Start a device, new or with its files; a running one is left alone.
@@ -93,28 +104,32 @@ def start(
         name: up to 40 letters, digits, `-` and `_`.
         soc: part number of a SoC in the catalog.
         storage_bytes: limit for its `/data`; by default an existing device keeps its own.
-        namespace: kind to use; by default the best that this machine grants.
+        unconfined: whether its processes see and do on this host whatever the user may; by
+            default an existing device stays as it is, and a new one is confined.
         faults: injected once it listens, also into a device that ran already.
 
     Raises:
         VirtualDeviceNameError: the name cannot be used.
         UnknownSocError: the catalog has no such SoC.
-        VirtualDeviceChangeError: it exists with another SoC, or runs with another limit.
+        VirtualDeviceChangeError: it exists with another SoC, or runs with another limit or
+            confinement.
+        VirtualDeviceConfinementError: this machine grants no namespace to confine it in.
         VirtualDeviceStartError: its process did not start.
     """
     folder = _folder(name)
     part = find_soc(soc).name
     with _locked(name):
-        record = _updated_record(folder, name, part, storage_bytes)
+        record = _updated_record(folder, name, part, storage_bytes, unconfined=unconfined)
         if record.running:
             DeviceControl(name, folder).inject(*faults)
             return _view(folder, record)
+        kind = NamespaceKind.NONE if record.unconfined else _confinement(name)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         kill_leftovers({folder})
         for own in DEVICE_FOLDERS:
             (folder / "root" / own).mkdir(parents=True, exist_ok=True)
         (folder / "mnt").mkdir(exist_ok=True)
         save_record(folder, record.stopped())
-        kind = namespace or probe_namespace().kind
         pid, port = _launch(name, folder, kind)
         record = record.with_process(pid, port, kind)
         save_record(folder, record)
@@ -178,15 +193,29 @@ def control(name: str) -> DeviceControl:
     return DeviceControl(name, _folder(name))
 
 
-def _updated_record(folder: Path, name: str, soc: str, storage_bytes: int | None) -> DeviceRecord:
+def _confinement(name: str) -> NamespaceKind:
+    support = probe_namespace()
+    if support.kind is NamespaceKind.NONE and not support.forced:
+        raise VirtualDeviceConfinementError(name, support.reason)
+    return support.kind
+
+
+def _updated_record(
+    folder: Path, name: str, soc: str, storage_bytes: int | None, *, unconfined: bool | None
+) -> DeviceRecord:
     try:
         record = load_record(folder)
     except FileNotFoundError:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         number = f"QF{secrets.token_hex(6).upper()}"
-        return DeviceRecord(name, soc, number, storage_bytes)
+        return DeviceRecord(name, soc, number, storage_bytes, unconfined=bool(unconfined))
     if record.soc != soc:
         raise VirtualDeviceChangeError(name, "SoC", record.soc, soc)
+    if unconfined is not None:
+        now = record.namespace == NamespaceKind.NONE if record.running else unconfined
+        if now != unconfined:
+            words = ("on", "off")
+            raise VirtualDeviceChangeError(name, "confinement", words[now], words[unconfined])
+        record = replace(record, unconfined=unconfined)
     if storage_bytes is None or storage_bytes == record.storage_bytes:
         return record
     if record.running:
@@ -224,7 +253,7 @@ def _spawn(folder: Path, kind: NamespaceKind, ready_fd: int, log_path: Path) -> 
     with log_path.open("ab") as log:
         subprocess.run(
             command,
-            env={**os.environ, MARK_VARIABLE: str(folder)},
+            env={**_daemon_environment(), MARK_VARIABLE: str(folder)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -233,6 +262,15 @@ def _spawn(folder: Path, kind: NamespaceKind, ready_fd: int, log_path: Path) -> 
             check=False,
             timeout=_START_PATIENCE_S,
         )
+
+
+def _daemon_environment() -> dict[str, str]:
+    """Return what a daemon needs of our environment, which may hold secrets of the user's."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _DAEMON_VARIABLES or name.startswith("PYTHON")
+    }
 
 
 def _terminate(record: DeviceRecord) -> None:
@@ -295,6 +333,7 @@ def _view(folder: Path, record: DeviceRecord) -> VirtualDevice:
         soc=record.soc,
         storage_bytes=record.storage_bytes,
         namespace=NamespaceKind(record.namespace) if running and record.namespace else None,
+        unconfined=record.unconfined,
     )
 
 

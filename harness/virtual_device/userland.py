@@ -1,6 +1,6 @@
 """Android userland of a device: system properties, commands in `/system/bin`, shell environment.
 
-All commands other than the device's own come from the host.
+All commands other than the device's own are the host's.
 """
 
 import shlex
@@ -18,6 +18,16 @@ _COMMANDS = Path(__file__).parent / "commands"
 """Shell scripts of the device's own commands; `$root` is the folder of its files."""
 _HOST_PATH = "/usr/local/bin:/usr/bin:/bin"
 """Without `sbin`: a device has no use for the host's administration."""
+
+
+def own_commands() -> dict[str, str]:
+    """Return the scripts of a device's own commands by name; a confined device cannot read them.
+
+    `python3` runs the interpreter behind this one's virtual environment, without its packages.
+    """
+    commands = {file.name: file.read_text(encoding="utf-8") for file in _COMMANDS.iterdir()}
+    interpreter = shlex.quote(str(Path(sys.executable).resolve()))
+    return commands | {"python3": f'#!/bin/sh\nexec {interpreter} -s -S "$@"\n'}
 
 
 def boot_properties(folder: Path, properties: Mapping[str, str]) -> None:
@@ -84,6 +94,7 @@ class Userland:
 
     filesystem: DeviceFilesystem
     host_name: str
+    commands: Mapping[str, str]
 
     def boot(self) -> None:
         """Write the commands, and delete state that ends with a boot."""
@@ -96,12 +107,10 @@ class Userland:
         folder = root / "system" / "bin"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        for command in _COMMANDS.iterdir():
-            shebang, text = command.read_text(encoding="utf-8").split("\n", 1)
+        for name, script in self.commands.items():
+            shebang, text = script.split("\n", 1)
             assignment = f"root={shlex.quote(str(root))}"
-            _write_script(folder / command.name, f"{shebang}\n{assignment}\n{text}")
-        interpreter = shlex.quote(sys.executable)
-        _write_script(folder / "python3", f'#!/bin/sh\nexec {interpreter} -s -S "$@"\n')
+            _write_script(folder / name, f"{shebang}\n{assignment}\n{text}")
         (folder / "sh").symlink_to("/bin/sh")
         if toybox := shutil.which("toybox"):
             (folder / "toybox").symlink_to(toybox)

@@ -157,7 +157,9 @@ def opened(folder: Path, build_cache: Path) -> Iterator[Lab]:
 
 @contextlib.contextmanager
 def _farm(folder: Path, storage_bytes: int | None) -> Iterator[Farm]:
-    with hosted_devices(DEVICES, SOC, folder, processes=1, storage_bytes=storage_bytes) as serials:
+    with hosted_devices(
+        DEVICES, SOC, folder, processes=1, storage_bytes=storage_bytes, unconfined=True
+    ) as serials:
         server = ensure_server()
         for serial in serials:
             server.connect(serial)

@@ -18,6 +18,7 @@ from buildlib.reference.perplexity import onnx_perplexity
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from harness.devices.adb.device import AdbDevice
+from harness.devices.base import PushItem
 from harness.errors import (
     DeploymentCorruptError,
     DeviceTimeoutError,
@@ -270,15 +271,21 @@ def phone(
     for path in (libraries / "libQnnHtpPrepare.so", libraries / "libQnnHtpV79Stub.so"):
         path.touch()
     (skels / "libQnnHtpV79Skel.so").touch()
-    own = Path(device_scripts.__file__).parent / "genie_t2t_run.py"
-    more = f"LD_LIBRARY_PATH=$LD_LIBRARY_PATH:{wheel.support_folder}"
+    own = Path(device_scripts.__file__).parent
+    there = f"{virtual_device.work_root}/emulator-of-a-phone"
+    needed = (*own.glob("*.py"), *(path for path in wheel.support_folder.iterdir()))
+    virtual_device.push_many([PushItem(path, f"{there}/{path.name}") for path in needed])
+    more = f"LD_LIBRARY_PATH=$LD_LIBRARY_PATH:{there}"
     for name in ("genie-t2t-run", "genie-app"):
-        (programs / name).write_text(f'#!/bin/sh\n{more} exec python3 {own} "$@"\n')
+        (programs / name).write_text(
+            f'#!/bin/sh\n{more} exec python3 {there}/genie_t2t_run.py "$@"\n'
+        )
     monkeypatch.setenv("QAIRT_SDK_ROOT", str(sdk))
     properties = replace(virtual_device.properties(), abi="arm64-v8a")
     made = GenieRuntime(virtual_device, properties, said_to_be_for("SM8750", container))
     yield made
     made.clean()
+    virtual_device.shell(f"rm -r {there}")
 
 
 def test_a_phone_is_asked_by_the_sdks_own_program(

@@ -16,7 +16,6 @@ from harness.errors import UnknownVirtualDeviceError
 from harness.virtual_device import manager
 from harness.virtual_device.linux import all_processes, command_line, process_stat
 from harness.virtual_device.manager import VirtualDevice
-from harness.virtual_device.namespace import NamespaceKind
 from tests.harness.virtual_device.helpers import PATIENCE_S, Adb
 from tests.private_adb import private_variables
 
@@ -137,8 +136,7 @@ def device(
     request: pytest.FixtureRequest, start_device: Callable[..., VirtualDevice]
 ) -> VirtualDevice:
     """A running device, in the best namespace that this machine grants and in none."""
-    kind = NamespaceKind.NONE if request.param == "none" else None
-    return start_device(f"shared-{request.param}", namespace=kind)
+    return start_device(f"shared-{request.param}", unconfined=request.param == "none")
 
 
 @pytest.fixture

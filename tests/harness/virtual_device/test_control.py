@@ -5,7 +5,6 @@ import json
 import shlex
 import socket
 import stat
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,14 +20,14 @@ from tests.harness.virtual_device.helpers import Adb
 
 _STEAL = """
 import os, socket, sys
-os.chdir(sys.argv[1])
 s = socket.socket(socket.AF_UNIX)
 s.settimeout(200)
-s.connect("control.sock")
 try:
+    os.chdir(sys.argv[1])
+    s.connect("control.sock")
     s.sendall(b'{"do": "inject", "faults": ["stall"]}\\n')
     print("got", s.recv(100))
-except (ConnectionResetError, BrokenPipeError):
+except (ConnectionResetError, BrokenPipeError, FileNotFoundError):
     print("got", b"")
 """
 
@@ -42,7 +41,7 @@ def test_the_socket_is_the_users_alone(device: VirtualDevice) -> None:
 def test_processes_on_the_device_are_refused(device: VirtualDevice, on_device: Adb) -> None:
     folder = shlex.quote(str(device.root.parent))
     code = shlex.quote(_STEAL)
-    done = on_device("shell", f"{shlex.quote(sys.executable)} -c {code} {folder}")
+    done = on_device("shell", f"python3 -c {code} {folder}")
     assert done.stdout == b"got b''\n", done
     assert manager.control(device.name).faults() == ()
 
@@ -50,7 +49,7 @@ def test_processes_on_the_device_are_refused(device: VirtualDevice, on_device: A
 def test_a_daemon_on_the_device_is_refused_too(device: VirtualDevice, on_device: Adb) -> None:
     folder = shlex.quote(str(device.root.parent))
     code = shlex.quote(_STEAL)
-    steal = f"{shlex.quote(sys.executable)} -c {code} {folder} >$TMPDIR/got 2>&1 </dev/null"
+    steal = f"python3 -c {code} {folder} >$TMPDIR/got 2>&1 </dev/null"
     on_device("shell", f"setsid sh -c {shlex.quote(steal)} & sleep 0.1")
     wait = "until [ -s $TMPDIR/got ]; do sleep 0.1; done; cat $TMPDIR/got; rm $TMPDIR/got"
     assert on_device("shell", wait).stdout == b"got b''\n"

@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 
 from harness.errors import VirtualDeviceStartError, VirtualHostError
-from harness.virtual_device import daemon, manager
+from harness.virtual_device import manager, outside
 from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.host import hosted_control, hosted_devices
 from harness.virtual_device.manager import VirtualDevice
-from harness.virtual_device.namespace import NamespaceKind
 from harness.virtual_device.protocol import Command
 from tests.harness.virtual_device.helpers import (
     Adb,
@@ -83,7 +82,7 @@ def _can_have(port: int, *, share: bool) -> bool:
 def test_a_device_that_fails_spares_its_neighbours(
     tmp_path: Path, adb: Adb, connect: Callable[[str], None]
 ) -> None:
-    with hosted_devices(2, "SM8750", tmp_path, processes=1) as [first, second]:
+    with hosted_devices(2, "SM8750", tmp_path, processes=1, unconfined=True) as [first, second]:
         for serial in (first, second):
             connect(serial)
         (tmp_path / "h000" / "root" / "properties" / "a-folder").mkdir()
@@ -98,9 +97,9 @@ def test_a_device_that_fails_spares_its_neighbours(
 
 def test_two_processes_do_not_serve_one_device(tmp_path: Path) -> None:
     with (
-        hosted_devices(1, "SM8750", tmp_path),
+        hosted_devices(1, "SM8750", tmp_path, unconfined=True),
         pytest.raises(VirtualHostError, match="another process serves this device"),
-        hosted_devices(1, "SM8750", tmp_path),
+        hosted_devices(1, "SM8750", tmp_path, unconfined=True),
     ):
         pass
 
@@ -111,7 +110,7 @@ def test_two_processes_do_not_serve_one_device(tmp_path: Path) -> None:
 def test_leftovers_of_a_killed_device_are_killed_at_its_next_start(
     start_device: Callable[..., VirtualDevice], adb: Adb
 ) -> None:
-    device = start_device("phoenix", namespace=NamespaceKind.NONE)
+    device = start_device("phoenix", unconfined=True)
     marker = new_marker()
     adb("-s", device.serial, "shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 &")
     until(lambda: len(running(marker)) == 1)
@@ -119,7 +118,7 @@ def test_leftovers_of_a_killed_device_are_killed_at_its_next_start(
     os.kill(device.pid, signal.SIGKILL)
     until(lambda: manager.get("phoenix").state == "stopped")
     assert running(marker)
-    start_device("phoenix", namespace=NamespaceKind.NONE)
+    start_device("phoenix", unconfined=True)
     assert not running(marker)
     manager.remove("phoenix")
 
@@ -128,14 +127,14 @@ def test_a_copied_folder_does_not_touch_the_device_that_it_was_copied_from(
     tmp_path: Path, adb: Adb, connect: Callable[[str], None]
 ) -> None:
     marker = new_marker()
-    with hosted_devices(1, "SM8750", tmp_path / "one") as [serial]:
+    with hosted_devices(1, "SM8750", tmp_path / "one", unconfined=True) as [serial]:
         connect(serial)
         adb("-s", serial, "shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 &")
         until(lambda: len(running(marker)) == 1)
         copy = tmp_path / "two" / "h000"
         copy.mkdir(parents=True)
         (copy / "device.json").write_bytes((tmp_path / "one/h000/device.json").read_bytes())
-        with hosted_devices(1, "SM8750", tmp_path / "two"):
+        with hosted_devices(1, "SM8750", tmp_path / "two", unconfined=True):
             assert running(marker)
     assert not running(marker)
     adb("disconnect", serial)
@@ -212,7 +211,7 @@ def test_the_event_log_of_a_running_device_is_bounded(
 def test_the_log_keeps_its_end(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("a") as stream:
-        handler = daemon.BoundedHandler(stream)
+        handler = outside.BoundedHandler(stream)
         for number in range(9000):
             text = f"{number} {'x' * 1000}"
             handler.handle(logging.LogRecord("log", logging.INFO, "", 0, text, (), None))

@@ -1,6 +1,7 @@
 """Properties, forwards, reboots and the end of a device."""
 
 import os
+import shlex
 import socket
 import subprocess
 from collections.abc import Callable
@@ -55,24 +56,32 @@ def test_devices_differ_in_serial_number(
     manager.remove("two")
 
 
+_SERVER = """
+import os, socket
+with socket.create_server(("127.0.0.1", 0)) as served:
+    with open(os.environ["TMPDIR"] + "/port.new", "w") as file:
+        print(served.getsockname()[1], file=file)
+    os.rename(file.name, os.environ["TMPDIR"] + "/port")
+    peer, _ = served.accept()
+with peer:
+    peer.sendall(b"hello")
+    with open(os.environ["TMPDIR"] + "/received", "wb") as file:
+        while part := peer.recv(1 << 20):
+            file.write(part)
+"""
+
+
 def test_forward_reaches_a_port_on_the_device(on_device: Adb) -> None:
-    with socket.socket() as served:
-        served.bind(("127.0.0.1", 0))
-        served.listen()
-        port = served.getsockname()[1]
-        forwarded = int(on_device("forward", "tcp:0", f"tcp:{port}").stdout)
-        data = os.urandom(3_000_000)
-        with socket.create_connection(("127.0.0.1", forwarded), timeout=200) as client:
-            peer, _ = served.accept()
-            with peer:
-                peer.sendall(b"hello")
-                assert client.recv(5) == b"hello"
-                client.sendall(data)
-                client.close()
-                received = b""
-                while part := peer.recv(1 << 20):
-                    received += part
-        assert received == data
+    serve = f"setsid python3 -c {shlex.quote(_SERVER)} </dev/null >/dev/null 2>&1 &"
+    on_device("shell", f"rm -f $TMPDIR/port; {serve}")
+    until(lambda: on_device("shell", "cat $TMPDIR/port").stdout)
+    port = int(on_device("shell", "cat $TMPDIR/port").stdout)
+    forwarded = int(on_device("forward", "tcp:0", f"tcp:{port}").stdout)
+    data = os.urandom(3_000_000)
+    with socket.create_connection(("127.0.0.1", forwarded), timeout=200) as client:
+        assert client.recv(5) == b"hello"
+        client.sendall(data)
+    until(lambda: on_device("exec-out", "cat $TMPDIR/received").stdout == data)
     with socket.create_connection(("127.0.0.1", forwarded), timeout=20) as client:
         assert client.recv(1) == b""  # nobody listens any more
     on_device("forward", "--remove", f"tcp:{forwarded}")
@@ -143,13 +152,11 @@ def test_other_reboots_are_refused_with_a_reason(on_device: Adb) -> None:
     assert on_device("shell", "reboot bootloader").returncode == 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "end"), [(NamespaceKind.NONE, "stop"), (None, "stop"), (None, "kill")]
-)
+@pytest.mark.parametrize(("unconfined", "end"), [(True, "stop"), (False, "stop"), (False, "kill")])
 def test_no_process_outlives_its_device(
-    start_device: Callable[..., VirtualDevice], adb: Adb, kind: NamespaceKind | None, end: str
+    start_device: Callable[..., VirtualDevice], adb: Adb, unconfined: bool, end: str
 ) -> None:
-    device = start_device("mortal", namespace=kind)
+    device = start_device("mortal", unconfined=unconfined)
     marker = new_marker()
     adb(
         "-s",

@@ -16,7 +16,6 @@ from harness.virtual_device import manager
 from harness.virtual_device.heat.sysfs import SysFiles
 from harness.virtual_device.heat.thermal import HeatSettings, HeatState, check_changes
 from harness.virtual_device.manager import VirtualDevice
-from harness.virtual_device.namespace import NamespaceKind
 from tests.harness.virtual_device.helpers import Adb, until
 
 _COOL = HeatState(25, 25)
@@ -112,8 +111,7 @@ _CPU0 = "devices/system/cpu/cpu0/cpufreq"
 def warm(
     request: pytest.FixtureRequest, start_device: Callable[..., VirtualDevice]
 ) -> VirtualDevice:
-    kind = NamespaceKind.NONE if request.param == "none" else None
-    return start_device(f"warm-{request.param}", namespace=kind)
+    return start_device(f"warm-{request.param}", unconfined=request.param == "none")
 
 
 @pytest.fixture

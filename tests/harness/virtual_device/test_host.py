@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def serials(folder: Path, adb: Adb, connect: Callable[[str], None]) -> Iterator[list[str]]:
-    with hosted_devices(5, "SM8650", folder, processes=2) as found:
+    with hosted_devices(5, "SM8650", folder, processes=2, unconfined=True) as found:
         for serial in found:
             connect(serial)
         yield found
@@ -119,14 +119,14 @@ def test_they_keep_files_and_ports_and_leave_nothing(
     tmp_path: Path, adb: Adb, connect: Callable[[str], None]
 ) -> None:
     mark = new_marker()
-    with hosted_devices(1, "SM8750", tmp_path, processes=4) as [serial]:
+    with hosted_devices(1, "SM8750", tmp_path, processes=4, unconfined=True) as [serial]:
         connect(serial)
         leave = f"echo kept >$TMPDIR/kept; setsid sleep {mark} >/dev/null 2>&1 &"
         adb("-s", serial, "shell", leave)
         until(lambda: running(mark))
     assert not running(mark)
     assert running(str(tmp_path)) == []
-    with hosted_devices(1, "SM8750", tmp_path) as [again]:
+    with hosted_devices(1, "SM8750", tmp_path, unconfined=True) as [again]:
         assert again == serial
         connect(serial)
         until(lambda: adb("-s", serial, "shell", "cat $TMPDIR/kept").stdout == b"kept\n")
@@ -137,7 +137,7 @@ _THEIR_HOST = """
 import os, sys
 from pathlib import Path
 from harness.virtual_device.host import hosted_devices
-with hosted_devices(2, "SM8750", Path(sys.argv[1])) as serials:
+with hosted_devices(2, "SM8750", Path(sys.argv[1]), unconfined=True) as serials:
     print(*serials, flush=True)
     os.kill(os.getpid(), 9)
 """
@@ -152,12 +152,23 @@ def test_hosts_end_with_their_starter(tmp_path: Path) -> None:
 
 
 def test_a_failed_start_gives_its_reason(tmp_path: Path) -> None:
-    with pytest.raises(UnknownSocError), hosted_devices(1, "SM1", tmp_path):
+    with pytest.raises(UnknownSocError), hosted_devices(1, "SM1", tmp_path, unconfined=True):
         pass
     (tmp_path / "h000").mkdir()
     (tmp_path / "h000" / "device.json").write_text("{}")
-    with pytest.raises(VirtualHostError) as caught, hosted_devices(2, "SM8750", tmp_path):
+    with (
+        pytest.raises(VirtualHostError) as caught,
+        hosted_devices(2, "SM8750", tmp_path, unconfined=True),
+    ):
         pass
     assert "device.json" in str(caught.value)
     assert str(caught.value).isprintable()
     assert running(str(tmp_path)) == []
+
+
+def test_it_has_to_be_said_that_they_are_not_confined(tmp_path: Path) -> None:
+    with (
+        pytest.raises(VirtualHostError, match="unconfined=True"),
+        hosted_devices(1, "SM8750", tmp_path),
+    ):
+        pass

@@ -1,7 +1,6 @@
 """Faults as `adb` sees them, and their events."""
 
 import asyncio
-import os
 import secrets
 import subprocess
 import time
@@ -18,7 +17,7 @@ from harness.errors import VirtualDeviceControlError
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.virtual_device import manager
-from harness.virtual_device.events import Event, EventLog
+from harness.virtual_device.events import Event, EventFile, EventLog
 from harness.virtual_device.faults import Runner, parse_fault
 from harness.virtual_device.injection import Injector
 from harness.virtual_device.manager import VirtualDevice
@@ -34,8 +33,7 @@ _RUN = "sh run.sh folder 9 log -- true; sleep 60"
 def struck(
     request: pytest.FixtureRequest, start_device: Callable[..., VirtualDevice]
 ) -> VirtualDevice:
-    kind = NamespaceKind.NONE if request.param == "none" else None
-    return start_device(f"struck-{request.param}", namespace=kind)
+    return start_device(f"struck-{request.param}", unconfined=request.param == "none")
 
 
 @pytest.fixture
@@ -315,11 +313,9 @@ async def _pass(injector: Injector, kind: str) -> None:
 
 @pytest.fixture
 def events(tmp_path: Path) -> Iterator[EventLog]:
-    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    events = EventLog(folder)
-    yield events
-    events.close()
-    os.close(folder)
+    file = EventFile(tmp_path)
+    yield EventLog(file.write)
+    file.close()
 
 
 def test_the_end_of_one_stall_does_not_end_another(events: EventLog) -> None:

@@ -146,5 +146,5 @@ def test_records_round_trip(tmp_path: Path) -> None:
     record = DeviceRecord("n", "SM8750", "QF1", 5, 1234, 1, 2, "b", "none")
     save_record(tmp_path, record)
     assert load_record(tmp_path) == record
-    assert json.loads((tmp_path / "device.json").read_text())["version"] == 1
+    assert json.loads((tmp_path / "device.json").read_text())["version"] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["device.json"]

@@ -1,27 +1,29 @@
 """The device's own root folder, in each kind of namespace."""
 
 import os
-import shlex
+import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from harness.devices.adb.client import AdbServer
+from harness.errors import VirtualDeviceChangeError, VirtualDeviceConfinementError
 from harness.virtual_device import manager
 from harness.virtual_device.filesystem import DeviceFilesystem
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import (
     FORCE_VARIABLE,
     NamespaceKind,
+    NamespaceSupport,
     probe_namespace,
     try_namespace,
 )
-from tests.harness.virtual_device.helpers import Adb
+from tests.harness.virtual_device.helpers import PATIENCE_S, Adb
 
 
 def test_none_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,11 +45,15 @@ def test_no_mount_shows_on_the_host(device: VirtualDevice) -> None:
 
 
 def test_a_user_namespace_serves_as_well(
-    start_device: Callable[..., VirtualDevice], adb: Adb, tmp_path: Path
+    start_device: Callable[..., VirtualDevice],
+    adb: Adb,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if refused := try_namespace(NamespaceKind.USER):
         pytest.skip(f"no user namespace here: {refused}")
-    device = start_device("by-user", namespace=NamespaceKind.USER)
+    monkeypatch.setenv(FORCE_VARIABLE, "user")
+    device = start_device("by-user")
     (tmp_path / "file").write_bytes(bytes(range(256)))
     to = "/data/local/tmp/deep/er/file"
     assert adb("-s", device.serial, "push", tmp_path / "file", to).returncode == 0
@@ -62,50 +68,88 @@ def test_a_user_namespace_serves_as_well(
     manager.remove("by-user")
 
 
-_INNER = """
-from harness.virtual_device import manager
-device = manager.start("inner", "SM8650")
-print(device.serial, device.namespace)
-"""
-
-
-def test_a_host_with_things_of_its_own_in_data_keeps_them(
-    start_device: Callable[..., VirtualDevice], adb: Adb, connect: Callable[[str], None]
-) -> None:
-    """A device within a device: the outer one is the host that has a `/data`."""
-    outer = start_device("outer")
-    if outer.namespace is NamespaceKind.NONE:
-        pytest.skip("no namespace here")
-    home = os.environ["HOME"]
-    setup = "mkdir -p /data/of-the-host && echo kept >/data/of-the-host/file && cd /"
-    variables = f"HOME={shlex.quote(home)} QNNFARM_STATE_DIR=/data/local/tmp/state"
-    start = f"{setup} && {variables} {sys.executable} -P -c {shlex.quote(_INNER)}"
-    output = adb("-s", outer.serial, "shell", start)
-    assert output.returncode == 0, output.stderr
-    serial, kind = output.stdout.decode().split()
-    if kind == "none" and outer.namespace is NamespaceKind.USER:
-        manager.remove("outer")
-        pytest.skip("no namespace is granted within a user namespace here")
-    assert kind != "none"
-    connect(serial)
-    inside = "cat /data/of-the-host/file; getprop ro.soc.model; echo >$TMPDIR/inner; ls $TMPDIR"
-    assert adb("-s", serial, "shell", inside).stdout == b"kept\nSM8650\ninner\n"
-    look = "cd /data/local/tmp && ls . state/devices/inner/root/data/local/tmp"
-    found = adb("-s", outer.serial, "shell", look)
-    assert found.stdout == b".:\nstate\n\nstate/devices/inner/root/data/local/tmp:\ninner\n"
-    manager.remove("outer")
-    adb("disconnect", serial)
-
-
-def test_the_host_is_visible_and_its_processes_are_not(
+def test_the_shell_is_androids_user_and_has_what_programs_need(
     device: VirtualDevice, on_device: Adb, tmp_path: Path
 ) -> None:
     (tmp_path / "visible").write_text("yes")
-    assert on_device("shell", f"cat '{tmp_path}/visible'").stdout == b"yes"
-    seen = on_device("shell", f"test -d /proc/{os.getpid()} && cat /proc/{os.getpid()}/cmdline")
-    if device.namespace is not NamespaceKind.NONE:
-        assert b"pytest" not in seen.stdout
-        assert on_device("shell", "touch /not-here").returncode != 0
+    seen = on_device("shell", f"cat '{tmp_path}/visible'; test -d /proc/{os.getpid()} && echo yes")
+    ran = on_device("shell", "echo 'print(6 * 7)' >$TMPDIR/x.py && python3 $TMPDIR/x.py && date")
+    assert ran.stdout.startswith(b"42\n")
+    if device.namespace is NamespaceKind.NONE:
+        assert b"yes" in seen.stdout
+        return
+    assert seen.stdout == b""
+    who = on_device("shell", "whoami; hostname; echo >/tmp/t; ls $TMPDIR/t").stdout.split()
+    assert who == [b"shell", device.name.encode(), b"/data/local/tmp/t"]
+
+
+def test_a_folder_of_other_owners_becomes_the_devices(
+    start_device: Callable[..., VirtualDevice], adb: Adb
+) -> None:
+    """It ran unconfined, or somebody put files there."""
+    start_device("changes", unconfined=True)
+    adb("-s", manager.get("changes").serial, "shell", "mkdir $TMPDIR/d; echo 1 >$TMPDIR/d/f")
+    manager.stop("changes")
+    device = start_device("changes", unconfined=False)
+    adb("-s", device.serial, "wait-for-device")
+    done = adb("-s", device.serial, "shell", "cd $TMPDIR/d && echo 2 >>f && cat f && rm f")
+    assert done.stdout == b"1\n2\n", done
+    manager.remove("changes")
+
+
+def test_where_nothing_is_granted_the_user_has_to_say_so(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = NamespaceSupport(NamespaceKind.NONE, "user namespace: unshare: not permitted")
+    monkeypatch.setattr(manager, "probe_namespace", lambda: refused)
+    with pytest.raises(VirtualDeviceConfinementError, match=r"not permitted.*--unconfined"):
+        manager.start("bare", "SM8750")
+    assert manager.list_devices() == []
+    try:
+        assert not manager.start("bare", "SM8750", unconfined=True).confined
+        assert not manager.stop("bare").confined
+        again = manager.start("bare", "SM8750")  # as recovery does: the choice stays
+        assert (again.state, again.confined) == ("running", False)
+        with pytest.raises(VirtualDeviceChangeError, match="confinement off, not on"):
+            manager.start("bare", "SM8750", unconfined=False)
+    finally:
+        manager.remove("bare")
+    assert not (home / "devices" / "bare").exists()
+
+
+def test_the_command_says_in_one_line_that_nothing_is_granted(
+    adb_server: AdbServer, tmp_path: Path
+) -> None:
+    setup = 'echo 0 >/proc/sys/user/max_mnt_namespaces && exec "$@"'
+    refusing = ["unshare", "--user", "--map-root-user", "sh", "-c", setup, "sh"]
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*refusing, *command],
+            env={**os.environ, "QNNFARM_STATE_DIR": str(tmp_path), FORCE_VARIABLE: "auto"},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    if shutil.which("unshare") is None or run("true").returncode:
+        pytest.skip("no way here to take namespaces away")
+    device = (sys.executable, "-m", "harness.cli", "device")
+    refused = run(*device, "start", "bare")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert len(refused.stderr.splitlines()) == 1
+    assert "`qnnfarm device start bare --unconfined`" in refused.stderr
+    try:
+        started = run(*device, "start", "bare", "--unconfined")
+        assert started.returncode == 0, started.stderr
+        assert "bare is unconfined: its shell may do on this host" in started.stderr
+        assert re.search(r"bare .* running .* NO", run(*device, "ls").stdout)
+        serial = started.stdout.strip()
+        assert f"{serial}) is unconfined" in run(*device[:-1], "devices").stderr
+        assert adb_server.state(serial) == "device"
+    finally:
+        run(*device, "rm", "bare")
 
 
 def test_device_folders_are_mapped_by_name_without_a_namespace(tmp_path: Path) -> None:
@@ -127,6 +171,7 @@ def test_device_folders_are_mapped_by_name_without_a_namespace(tmp_path: Path) -
 
 _AS_NOBODY = """
 import sys
+from harness.errors import VirtualDeviceChangeError, VirtualDeviceConfinementError
 from harness.virtual_device import manager
 device = manager.start("plain", "SM8750")
 print(device.namespace, flush=True)
@@ -142,7 +187,8 @@ def test_a_user_without_privileges_gets_a_user_namespace(tmp_path: Path) -> None
     become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
     state = Path(tempfile.mkdtemp(prefix="qnnfarm-nobody-"))
     os.chown(state, 65534, 65534)
-    packages = [str(Path(__file__).parents[3]), sysconfig.get_path("purelib")]
+    found = [path for path in sys.path if path.endswith("site-packages")]
+    packages = [str(Path(__file__).parents[3]), *found]
     environment = {
         "PATH": "/usr/bin:/bin",
         "HOME": str(state),
