@@ -39,6 +39,7 @@ TABLE = (
     (GOOD, "pool probe"),
     (GOOD, "pool release here"),
     (GOOD, "pool show"),
+    (GOOD, "pool test-notifications"),
     (GOOD, f"run good.yaml {_DB}"),
     (BAD, "devices local no-such-phone"),
     (BAD, "doctor"),  # without the compiler, see below
