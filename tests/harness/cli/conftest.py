@@ -1,14 +1,14 @@
-"""The command line as its users run it: a process, its streams and its exit code."""
+"""The command line, with the cache that all tests share."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests import command_line
+
+Run = Callable[..., command_line.Done]
 
 
 @pytest.fixture
@@ -17,16 +17,10 @@ def qnnfarm(adb_environment: Path, build_cache: Path) -> Run:
 
     def run(
         *arguments: str | Path, timeout_s: float = 280, **environment: str
-    ) -> subprocess.CompletedProcess[str]:
+    ) -> command_line.Done:
         variables = {"QNNFARM_CACHE_DIR": str(build_cache), "COLUMNS": "120"} | environment
-        return subprocess.run(
-            [sys.executable, "-m", "harness.cli", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-            env=os.environ | variables,
-            cwd=adb_environment,
+        return command_line.qnnfarm(
+            *arguments, cwd=adb_environment, env=os.environ | variables, timeout_s=timeout_s
         )
 
     return run

@@ -5,8 +5,6 @@ import json
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,13 +19,12 @@ from harness.pool.pool import Pool
 from harness.pool.records import Facts
 from harness.pool.requirement import Requirement
 from harness.virtual_device import manager
+from tests import command_line
 
 
-def qnnfarm(pool_file: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness.cli", "pool", *words, "--pool", str(pool_file)]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "40"}
-    )
+def qnnfarm(pool_file: Path, *words: str) -> command_line.Done:
+    environment = {**os.environ, "COLUMNS": "40"}
+    return command_line.qnnfarm("pool", *words, "--pool", pool_file, env=environment)
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """`qnnfarm results` on real databases: what it lists, what it removes, what it says of both."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -20,16 +18,13 @@ from harness.results.records import (
     now,
 )
 from harness.results.store import ResultsStore
+from tests.command_line import Done, qnnfarm
 
 SERIES = [TelemetrySeries("temp_c:cpu", "degC", (0.0, 1.0), (30.0, 31.5))]
 
 
-def results(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "harness.cli", "results", *words],
-        capture_output=True, text=True, check=False, cwd=folder,
-        env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[3]), "COLUMNS": "120"},
-    )  # fmt: skip
+def results(folder: Path, *words: str) -> Done:
+    return qnnfarm("results", *words, cwd=folder, env={"PATH": "", "COLUMNS": "120"})
 
 
 @pytest.fixture

@@ -1,9 +1,6 @@
 """The commands and the pytest plugin keep and read results in a real PostgreSQL database."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,21 +10,11 @@ from harness.devices.adb.device import AdbDevice
 from harness.results.records import Measurement, Run, TelemetrySeries
 from harness.results.store import ResultsStore, RunFilter
 from suites.models import tiny_llama
+from tests.command_line import Done, qnnfarm
 from tests.harness.results.places import PostgresqlPlace
 
 MakeRun = Callable[..., Run]
 pytestmark = pytest.mark.timeout(900)
-
-
-def qnnfarm(folder: Path, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "harness.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"COLUMNS": "120"},
-        cwd=folder,
-    )
 
 
 def test_a_report_of_a_servers_database(
@@ -41,7 +28,7 @@ def test_a_report_of_a_servers_database(
             )
         store.begin_run(make_run())
     page = tmp_path / "report.html"
-    done = qnnfarm(tmp_path, "report", "--db", postgresql.location, "--out", page, "--json")
+    done = qnnfarm("report", "--db", postgresql.location, "--out", page, "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
     text = page.read_text()
@@ -56,7 +43,7 @@ def test_a_report_of_nothing_is_one_line(
 ) -> None:
     away = f"postgresql+psycopg://u:geheim@127.0.0.1:{new_port()}/results"
     location = postgresql.location if what == "empty" else away
-    done = qnnfarm(tmp_path, "report", "--db", location)
+    done = qnnfarm("report", "--db", location, cwd=tmp_path)
     assert done.returncode in {1, 2}
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -93,18 +80,18 @@ SHORT = ("-p", "40", "-n", "4", "-r", "1", "-w", "0", "--no-gate")
 @pytest.fixture
 def measuring(
     postgresql: PostgresqlPlace, virtual_device: AdbDevice, build_cache: Path, tmp_path: Path
-) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+) -> Callable[..., Done]:
     """Runs a command that measures on a virtual device, into an empty database."""
 
-    def run(*arguments: str | Path, named: bool = True) -> "subprocess.CompletedProcess[str]":
+    def run(*arguments: str | Path, named: bool = True) -> Done:
         where = ("--device", virtual_device.serial) if named else ()
-        return qnnfarm(tmp_path, *arguments, *where, "--db", postgresql.location)
+        return qnnfarm(*arguments, *where, "--db", postgresql.location, cwd=tmp_path)
 
     return run
 
 
 def test_what_is_benched_is_kept_there(
-    measuring: Callable[..., "subprocess.CompletedProcess[str]"],
+    measuring: Callable[..., Done],
     postgresql: PostgresqlPlace,
     tiny_bundle: Path,
 ) -> None:
@@ -119,7 +106,7 @@ def test_what_is_benched_is_kept_there(
 
 
 def test_what_is_compared_is_kept_there(
-    measuring: Callable[..., "subprocess.CompletedProcess[str]"],
+    measuring: Callable[..., Done],
     postgresql: PostgresqlPlace,
     tiny_bundle: Path,
 ) -> None:
@@ -135,7 +122,7 @@ def test_what_is_compared_is_kept_there(
 
 
 def test_what_is_scored_is_kept_there(
-    measuring: Callable[..., "subprocess.CompletedProcess[str]"],
+    measuring: Callable[..., Done],
     postgresql: PostgresqlPlace,
     tiny_bundle: Path,
 ) -> None:
@@ -158,7 +145,7 @@ workloads:
 
 
 def test_a_plan_goes_on_where_it_was(
-    measuring: Callable[..., "subprocess.CompletedProcess[str]"],
+    measuring: Callable[..., Done],
     postgresql: PostgresqlPlace,
     tiny_bundle: Path,
     tmp_path: Path,

@@ -1,17 +1,15 @@
 """`qnnfarm device fault`, `heat` and `power`, from the command line."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 
 from harness.virtual_device import manager
 from harness.virtual_device.manager import VirtualDevice
+from tests.command_line import Done, qnnfarm
 
 
-def _qnnfarm(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-P", "-m", "harness.cli", "device", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+def _qnnfarm(*arguments: str) -> Done:
+    return qnnfarm("device", *arguments)
 
 
 def test_faults_are_injected_listed_and_cleared(start_device: Callable[..., VirtualDevice]) -> None:
