@@ -117,6 +117,11 @@ class AndroidType(DeviceType):
         behind = "" if host is None else f"@{host}"
         return [DeviceSpec("android", f"{found.serial}{behind}") for found in server.devices()]
 
+    def power_cycle(self, spec: "DeviceSpec") -> None:
+        """See `DeviceType.power_cycle`."""
+        reason = "no command is configured, and no hub port: `qnnfarm pool map-hub` finds ports"
+        raise DeviceUnsupportedError(str(spec), "power cycle", reason)
+
     def preview(self, spec: "DeviceSpec") -> Preview:
         """Tell the serial at this host's adb server."""
         return Preview(adb_serial=spec.serial if spec.host is None else None)

@@ -113,6 +113,13 @@ class NotificationError(PoolError):
     template = "no notification to {receiver:200}: {reason}"
 
 
+class HubError(PoolError):
+    """A USB hub cannot be switched, or must not be."""
+
+    reason: str
+    template = "{reason}"
+
+
 class LedgerError(PoolError):
     """The ledger of all leases cannot be used."""
 

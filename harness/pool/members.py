@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceSpecError, PoolConfigError, RequirementError, UnknownMemberError
-from harness.pool.config import DeviceEntry, PoolConfig, default_name
+from harness.pool.config import DeviceEntry, HubPort, PoolConfig, default_name
 from harness.pool.ledger import DeviceRecords
 from harness.pool.records import DeviceRow
 from harness.pool.requirement import Requirement, candidates
@@ -24,6 +24,7 @@ class Member:
         name: unique in the pool.
         soc: SoC with which a virtual device is made.
         power_cycle: its own command, in place of the pool's.
+        hub: port of a USB hub that switches its power.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Member:
     tags: frozenset[str] = field(default_factory=frozenset)
     soc: str | None = None
     power_cycle: tuple[str, ...] | None = None
+    hub: HubPort | None = None
 
 
 Discover = Callable[[DeviceEntry], Sequence[DeviceSpec]]
@@ -48,7 +50,8 @@ def configured_members(config: PoolConfig, discover: Discover, where: str) -> li
     for number, entry in enumerate(config.devices):
         if entry.spec is not None:
             name = entry.name or default_name(entry.spec)
-            members.append(Member(name, entry.spec, entry.tags, entry.soc, entry.power_cycle))
+            hub = config.hubs.get(name)
+            members.append(Member(name, entry.spec, entry.tags, entry.soc, entry.power_cycle, hub))
             continue
         for spec in discover(entry):
             if spec in taken or spec.identifier in entry.exclude or spec.serial in entry.exclude:
@@ -59,7 +62,8 @@ def configured_members(config: PoolConfig, discover: Discover, where: str) -> li
                 raise PoolConfigError(where, None, f"devices[{number}]", reason)
             taken.add(spec)
             names.add(name)
-            members.append(Member(name, spec, entry.tags, power_cycle=entry.power_cycle))
+            hub = config.hubs.get(name)
+            members.append(Member(name, spec, entry.tags, None, entry.power_cycle, hub))
     return members
 
 

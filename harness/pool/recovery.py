@@ -33,6 +33,7 @@ from harness.errors import (
 from harness.pool.config import StepName
 from harness.pool.context import PoolContext
 from harness.pool.fence import HigherTokenError
+from harness.pool.hubs import cycle_power
 from harness.pool.members import Member
 from harness.pool.opener import ReachedDevice, identify
 from harness.pool.records import DeviceRow, LeaseRow
@@ -206,14 +207,15 @@ class Recovery:
             server.connect(own)
 
     def _power_cycle(self) -> None:
-        command = self._member.power_cycle or self._config.power_cycle
-        if command:
-            run_command(
-                fill_placeholders(command, self._member, self._lease.key),
-                self._config.power_cycle_timeout_s,
-            )
+        member, timeout_s = self._member, self._config.power_cycle_timeout_s
+        if member.hub is not None and not member.power_cycle:
+            cycle_power(member.hub, member.spec.serial, _other_serials(member), timeout_s)
             return
-        spec = self._member.spec
+        command = member.power_cycle or self._config.power_cycle
+        if command:
+            run_command(fill_placeholders(command, member, self._lease.key), timeout_s)
+            return
+        spec = member.spec
         try:
             device_types()[spec.type].power_cycle(spec)
         except DeviceUnsupportedError as error:
@@ -281,6 +283,12 @@ def _listens() -> bool:
     except (StreamClosed, FailReply, DeadlineExceeded):
         pass
     return True
+
+
+def _other_serials(member: Member) -> list[str]:
+    """Return the serials of the other devices at this host's adb server, if one runs."""
+    entries = ensure_server().devices() if _listens() else []
+    return [entry.serial for entry in entries if entry.serial != member.spec.serial]
 
 
 def _tcp_devices() -> list[str]:

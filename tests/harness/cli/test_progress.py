@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from harness import console
 from harness.cli.progress import deploy_progress
@@ -21,7 +20,9 @@ _ESC = "\x1b"
 
 def _shown(monkeypatch: pytest.MonkeyPatch, steps: list[int], *, terminal: bool = True) -> str:
     screen = io.StringIO()
-    made = Console(file=screen, force_terminal=terminal, width=120, highlight=False)
+    made = console.PlainConsole()
+    made.file, made.width = screen, 120
+    made._force_terminal = terminal
     monkeypatch.setattr(console, "remarks", lambda: made)
     with deploy_progress(f"[red]serial{_ESC}[2J") as on_progress:
         for sent in steps:
