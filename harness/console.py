@@ -47,10 +47,8 @@ class PlainConsole(Console):
     Away from a terminal it ignores `COLUMNS`: lines in a pipe are for `grep`.
     """
 
-    def __init__(self, *, stderr: bool = False, soft_wrap: bool = False) -> None:
-        super().__init__(
-            stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False
-        )
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - those of rich's consoles
+        super().__init__(**options, highlight=False, markup=False, emoji=False)
         if not self.is_terminal:
             self.width = _UNBOUNDED
 

@@ -12,8 +12,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from harness.console import progress
-from harness.errors import one_line
+from harness.console import progress, visible
 
 if TYPE_CHECKING:
     from harness.deploy.pipeline import Progress as OnProgress
@@ -26,7 +25,7 @@ def deploy_progress(device: str) -> Iterator["OnProgress"]:
     The bar appears with the first pushed byte, says when the device hashes, and goes away at the
     end. There is none where stderr is no terminal.
     """
-    name = one_line(device)
+    device = visible(device)
     with progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -34,12 +33,12 @@ def deploy_progress(device: str) -> Iterator["OnProgress"]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     ) as bar:
-        task = bar.add_task(f"push to {name}", total=None, visible=False)
+        task = bar.add_task(f"push to {device}", total=None, visible=False)
 
         def update(sent: int, total: int) -> None:
             what = "push to" if sent < total else "hashing on"
             bar.update(
-                task, completed=sent, total=total, description=f"{what} {name}", visible=True
+                task, completed=sent, total=total, description=f"{what} {device}", visible=True
             )
 
         yield update

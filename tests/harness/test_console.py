@@ -4,7 +4,6 @@ import io
 import json
 
 import pytest
-from rich.color import ColorSystem
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -104,10 +103,7 @@ def test_nothing_that_is_printed_is_obeyed(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_terminal_gets_our_styles_and_nobody_elses() -> None:
     file = io.StringIO()
-    console = PlainConsole()
-    console.file = file
-    console._force_terminal = True
-    console._color_system = ColorSystem.STANDARD
+    console = PlainConsole(file=file, force_terminal=True, color_system="standard")
     console.print(Text(HOSTILE, "red"))
     assert file.getvalue() == f"\x1b[31m{SHOWN}\x1b[0m\n"
 

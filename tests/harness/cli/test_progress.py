@@ -20,9 +20,7 @@ _ESC = "\x1b"
 
 def _shown(monkeypatch: pytest.MonkeyPatch, steps: list[int], *, terminal: bool = True) -> str:
     screen = io.StringIO()
-    made = console.PlainConsole()
-    made.file, made.width = screen, 120
-    made._force_terminal = terminal
+    made = console.PlainConsole(file=screen, force_terminal=terminal, width=120)
     monkeypatch.setattr(console, "remarks", lambda: made)
     with deploy_progress(f"[red]serial{_ESC}[2J") as on_progress:
         for sent in steps:
@@ -33,7 +31,7 @@ def _shown(monkeypatch: pytest.MonkeyPatch, steps: list[int], *, terminal: bool 
 def test_bytes_and_device_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = _shown(monkeypatch, [1, 4])
     assert "4.0/4.0 MiB" in shown
-    assert "hashing on [red]serial?[2J" in shown
+    assert "hashing on [red]serial\u241b[2J" in shown
     assert f"serial{_ESC}" not in shown
 
 
