@@ -110,12 +110,13 @@ class AndroidType(DeviceType):
         return open_device(spec.serial, server=server)
 
     def discover(self, devices: "Devices", host: str | None) -> "Sequence[DeviceSpec]":
-        """List the devices of the adb server."""
+        """List the devices of the adb server, but for serials that no device can have."""
         from harness.devices.spec import DeviceSpec
 
         server = devices.adb_server() if host is None else devices.adb_of(host)
         behind = "" if host is None else f"@{host}"
-        return [DeviceSpec("android", f"{found.serial}{behind}") for found in server.devices()]
+        names = (f"{found.serial}{behind}" for found in server.devices())
+        return [DeviceSpec("android", name) for name in names if self.identifier.fullmatch(name)]
 
     def power_cycle(self, spec: "DeviceSpec") -> None:
         """See `DeviceType.power_cycle`."""

@@ -90,6 +90,8 @@ class WaitingNotices:
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write a report's notice past pytest's capture."""
+        from harness.console import visible
+
         notice = getattr(report, WAITING, None)
         manager = self._config.pluginmanager
         reporter: pytest.TerminalReporter | None = manager.get_plugin("terminalreporter")
@@ -100,7 +102,7 @@ class WaitingNotices:
             reporter.ensure_newline()
             if self._config.get_terminal_writer().width_of_current_line:  # the dots of xdist
                 reporter.line("")
-            reporter.write_line(notice)
+            reporter.write_line(visible(notice))
             reporter.flush()
 
 
@@ -121,8 +123,9 @@ class SessionTable:
         """Print the table."""
         if not self._rows:
             return
+        from harness.console import visible
         from harness.pytest_plugin.measurements import format_table
 
         terminalreporter.section("measurements")
         for line in format_table(self._rows):
-            terminalreporter.write_line(line)
+            terminalreporter.write_line(visible(line))

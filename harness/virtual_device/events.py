@@ -101,5 +101,5 @@ def _parse(line: str) -> Event | None:
         return Event(
             float(content["at"]), content["kind"], str(content["fault"]), str(content["detail"])
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -15,6 +15,7 @@ from harness.results.records import (
     Run,
     TelemetrySeries,
     Workload,
+    new_run_id,
     now,
 )
 from harness.results.store import ResultsStore
@@ -118,3 +119,17 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, words: list[str], said: str
     assert done.returncode == NO_ANSWER
     assert said in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_names_are_shown_and_never_obeyed(fill: Callable[[], Path], tmp_path: Path) -> None:
+    with ResultsStore.open(fill()) as store:
+        run = store.list_runs()[0]
+        about = run.container.model_copy(update={"model": "evil\x1b[2J\x9b31m\u202e"})
+        changes = {"id": new_run_id(), "container": about, "measurements": (), "status": "running"}
+        store.begin_run(run.model_copy(update=changes)).finish()
+    shown = results(tmp_path, "ls")
+    assert "evil\u241b[2J[U+009B]31m[U+202E]" in shown.stdout
+    assert shown.stdout.replace("\n", "").isprintable()
+    listed = results(tmp_path, "ls", "--json").stdout
+    assert listed.replace("\n", "").isprintable()
+    assert "evil\x1b[2J\x9b31m\u202e" in {one["model"] for one in json.loads(listed)["holdings"]}
