@@ -33,6 +33,7 @@ class HarnessError(QnnfarmError):
             test has an error, not a failure.
         is_infrastructure: the adb server or the host in front of devices failed, hence all devices
             behind it at once.
+        ends_plan: nothing can be recorded any more, so a plan ends.
         device_state: how a list shows a device that cannot be opened because of it.
     """
 
@@ -41,6 +42,7 @@ class HarnessError(QnnfarmError):
     needs_recovery: ClassVar[bool] = False
     loses_device: ClassVar[bool] = False
     is_infrastructure: ClassVar[bool] = False
+    ends_plan: ClassVar[bool] = False
     device_state: ClassVar[str] = "unusable"
 
 

@@ -123,6 +123,7 @@ class HubError(PoolError):
 class LedgerError(PoolError):
     """The ledger of all leases cannot be used."""
 
+    ends_plan = True
     path: str
     reason: str
     template = "the ledger of leases {path} cannot be used: {reason}"
@@ -183,6 +184,7 @@ class PlanBusyError(PlanError):
 class JournalError(PlanError):
     """The journal of a plan cannot be read or written."""
 
+    ends_plan = True
     path: str
     reason: str
     template = "cannot use the journal {path}: {reason}"

@@ -17,6 +17,7 @@ class MissingStoreError(StoreError):
 class NotAStoreError(StoreError):
     """A file that is no results database, or a damaged one."""
 
+    ends_plan = True
     location: str
     reason: str
     template = "{location} is no results database: {reason}"
@@ -25,6 +26,7 @@ class NotAStoreError(StoreError):
 class NewerSchemaError(StoreError):
     """A newer qnnfarm wrote the results database."""
 
+    ends_plan = True
     location: str
     found: int
     supported: int
@@ -37,6 +39,7 @@ class NewerSchemaError(StoreError):
 class OlderSchemaError(StoreError):
     """An older qnnfarm wrote the results database, and it cannot be migrated in place."""
 
+    ends_plan = True
     location: str
     found: int
     supported: int
@@ -50,6 +53,7 @@ class OlderSchemaError(StoreError):
 class StoreLockedError(StoreError):
     """Another process kept the results database locked for too long."""
 
+    ends_plan = True
     location: str
     waited_s: float
     template = (
@@ -60,6 +64,7 @@ class StoreLockedError(StoreError):
 class StoreUnavailableError(StoreError):
     """The results database cannot be reached, read or written."""
 
+    ends_plan = True
     location: str
     reason: str
     template = "cannot use the results database {location}: {reason}"

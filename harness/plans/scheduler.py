@@ -9,16 +9,9 @@ from buildlib.error_base import QnnfarmError
 from harness.errors import (
     FailureClass,
     HarnessError,
-    JournalError,
     LeaseTimeoutError,
-    LedgerError,
-    NewerSchemaError,
-    NotAStoreError,
-    OlderSchemaError,
     PoolError,
     RequirementError,
-    StoreLockedError,
-    StoreUnavailableError,
     one_line,
 )
 from harness.plans.cancellation import CellInterrupted
@@ -34,10 +27,6 @@ from harness.pool.owner import this_process
 from harness.pool.requirement import Requirement
 
 _TICK_S = 0.5
-_FATAL = (
-    JournalError, LedgerError, NewerSchemaError, NotAStoreError, OlderSchemaError,
-    StoreLockedError, StoreUnavailableError,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +181,7 @@ class _Scheduler:
                     self._run_cells(lease, requirement)
         except BaseException as error:  # noqa: BLE001  (the main thread raises it)
             # A lease that is lost, or cannot be given back in order, costs no result.
-            if not isinstance(error, PoolError) or isinstance(error, _FATAL):
+            if not isinstance(error, PoolError) or error.ends_plan:
                 with self._changed:
                     self._fatal = self._fatal or error
         finally:
@@ -274,7 +263,7 @@ class _Scheduler:
             self._log.interrupt(attempt)
             return False
         except QnnfarmError as error:
-            if isinstance(error, _FATAL):
+            if isinstance(error, HarnessError) and error.ends_plan:
                 raise
             return self._handle_failure(attempt, lease, error)
         finally:
