@@ -8,11 +8,8 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,125 +23,20 @@ from harness.pool.failure_policy import QuarantineRule
 from harness.pool.ledger import Ledger
 from harness.pool.ledger_file import default_path
 from tests.system import program
-
-ANN, BOB = "daemon", "nobody"
-GROUP = 100
-"""Debian's group `users`; a process may have a group without a name."""
-_CHECKOUT = Path(__file__).parents[3]
-_PACKAGES = [path for path in sys.path if path.endswith("site-packages")]
-_TIMEOUT_S = 120
-
-
-@dataclass
-class SharedFolder:
-    """A folder of a group, and the users who run programs on its ledger."""
-
-    folder: Path
-    ledger: Path
-    python: str
-    running: list["subprocess.Popen[str]"] = field(default_factory=list)
-
-    def command(
-        self, user: str, words: Sequence[str], umask: int, groups: Sequence[int]
-    ) -> list[str]:
-        account = pwd.getpwnam(user)
-        become = [
-            str(program("setpriv")), f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}",
-            f"--groups={','.join(map(str, groups)) or account.pw_gid}",
-        ]  # fmt: skip
-        return [*become, "sh", "-c", f'umask {umask:03o}; exec "$@"', "sh", *words]
-
-    @property
-    def python_path(self) -> str:
-        return ":".join([str(_CHECKOUT), *_PACKAGES])
-
-    def environment(self, user: str) -> dict[str, str]:
-        home = self.folder / f"home-{user}"
-        if not home.exists():
-            home.mkdir(mode=0o700)
-            os.chown(home, pwd.getpwnam(user).pw_uid, -1)
-        return {
-            "PATH": os.environ["PATH"],
-            "HOME": str(home),
-            "USER": "root",  # a name that anybody may claim
-            "LOGNAME": "root",
-            "QNNFARM_STATE_DIR": str(self.ledger),
-            "QNNFARM_POOL": str(self.folder / "pool.yaml"),
-            "PYTHONPATH": self.python_path,
-        }
-
-    def start(
-        self,
-        user: str,
-        *words: str,
-        umask: int = 0o077,
-        groups: Sequence[int] = (GROUP,),
-    ) -> "subprocess.Popen[str]":
-        """Start a program of Python, or with its arguments, as a user."""
-        process = subprocess.Popen(
-            self.command(user, [self.python, *words], umask, groups),
-            env=self.environment(user),
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.running.append(process)
-        return process
-
-    def run(
-        self, user: str, *words: str, umask: int = 0o077, groups: Sequence[int] = (GROUP,)
-    ) -> str:
-        """Run one to its end; gives what it printed."""
-        process = self.start(user, *words, umask=umask, groups=groups)
-        return process.communicate(timeout=_TIMEOUT_S)[0]
-
-    def qnnfarm(self, user: str, *words: str) -> str:
-        """Run a command of ours as a user; gives what it printed."""
-        return self.run(user, "-m", "harness.cli", *words)
+from tests.two_users import ANN, BOB, GROUP, TIMEOUT_S, SharedFolder, shared_folder
 
 
 def _line(process: "subprocess.Popen[str]") -> str:
     assert process.stdout is not None
-    assert select.select([process.stdout], [], [], _TIMEOUT_S)[0], "it says nothing"
+    assert select.select([process.stdout], [], [], TIMEOUT_S)[0], "it says nothing"
     return process.stdout.readline().strip()
 
 
-@pytest.fixture(scope="module")
-def python() -> str:
-    """This Python, or the system's of the same version if other users cannot run this one."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can become two other users")
-    probe = (
-        f"import harness.pool.pool, sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"
-    )
-    for path in (sys.executable, "/usr/bin/python3"):
-        looking = SharedFolder(Path("/"), Path("/"), path)
-        words = looking.command(ANN, [path, "-c", probe], 0o077, ())
-        environment = {"PYTHONPATH": looking.python_path}
-        if not subprocess.run(words, env=environment, capture_output=True, check=False).returncode:
-            return path
-    pytest.skip("another user cannot read this checkout, or has no Python of this version")
-
-
 @pytest.fixture
-def shared(python: str) -> Iterator[SharedFolder]:
-    folder = Path(tempfile.mkdtemp(prefix="qnnfarm-shared-"))  # pytest's own lets nobody else in
-    folder.chmod(0o755)
-    made = SharedFolder(folder, folder / "ledger", python)
-    made.ledger.mkdir()
-    os.chown(made.ledger, 0, GROUP)
-    made.ledger.chmod(0o2770)
-    (folder / "pool.yaml").write_text("devices: [{type: local, name: bench}]\n")
-    try:
-        yield made
-    finally:
-        for process in made.running:
-            with suppress(ProcessLookupError):
-                process.kill()
-            process.communicate()
-        shutil.rmtree(folder)
+def shared() -> Iterator[SharedFolder]:
+    """A folder of a group, for a ledger."""
+    with shared_folder() as folder:
+        yield folder
 
 
 _HOLD = """
@@ -197,7 +89,7 @@ def test_two_users_lease_wait_die_and_take_over_under_any_umask(
     waiter = shared.start(BOB, "-c", _WAIT, "60", umask=umask)
     holder.send_signal(signal.SIGKILL)
     assert _line(waiter) == f"{token + 1} {BOB}"
-    assert waiter.wait(_TIMEOUT_S) == 0
+    assert waiter.wait(TIMEOUT_S) == 0
     history = shared.qnnfarm(ANN, "pool", "history", "bench")
     assert f"{ANN}: python (pid {holder.pid}) is gone" in history
     assert f"held by {BOB}: python (pid {waiter.pid})" in history
@@ -401,7 +293,7 @@ print(has_ended(me), *(has_ended(replace(me, pid=p, started=started)) for p in (
                 f'mount -t proc -o hidepid={hidepid} proc /proc || exit 77; exec "$@"', "sh",
                 *as_bob,
             ],
-            env=shared.environment(BOB), capture_output=True, text=True, timeout=_TIMEOUT_S,
+            env=shared.environment(BOB), capture_output=True, text=True, timeout=TIMEOUT_S,
             check=False,
         )  # fmt: skip
         if done.returncode in {1, 77} and "mount" in done.stderr:

@@ -1,0 +1,132 @@
+"""Two users of this system who share a ledger: real accounts, each in processes of its own."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.system import program
+
+ANN, BOB = "daemon", "nobody"
+GROUP = 100
+"""Debian's group `users`; a process may have a group without a name."""
+_CHECKOUT = Path(__file__).parents[1]
+_PACKAGES = [path for path in sys.path if path.endswith("site-packages")]
+TIMEOUT_S = 120
+
+
+@dataclass
+class SharedFolder:
+    """A folder of a group, and the users who run programs on its ledger."""
+
+    folder: Path
+    ledger: Path
+    python: str
+    running: list["subprocess.Popen[str]"] = field(default_factory=list)
+
+    def command(
+        self, user: str, words: Sequence[str], umask: int, groups: Sequence[int]
+    ) -> list[str]:
+        account = pwd.getpwnam(user)
+        become = [
+            str(program("setpriv")), f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}",
+            f"--groups={','.join(map(str, groups)) or account.pw_gid}",
+        ]  # fmt: skip
+        return [*become, "sh", "-c", f'umask {umask:03o}; exec "$@"', "sh", *words]
+
+    @property
+    def python_path(self) -> str:
+        return ":".join([str(_CHECKOUT), *_PACKAGES])
+
+    def environment(self, user: str) -> dict[str, str]:
+        home = self.folder / f"home-{user}"
+        if not home.exists():
+            home.mkdir(mode=0o700)
+            os.chown(home, pwd.getpwnam(user).pw_uid, -1)
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "USER": "root",  # a name that anybody may claim
+            "LOGNAME": "root",
+            "QNNFARM_STATE_DIR": str(self.ledger),
+            "QNNFARM_POOL": str(self.folder / "pool.yaml"),
+            "PYTHONPATH": self.python_path,
+        }
+
+    def start(
+        self,
+        user: str,
+        *words: str,
+        umask: int = 0o077,
+        groups: Sequence[int] = (GROUP,),
+    ) -> "subprocess.Popen[str]":
+        """Start a program of Python, or with its arguments, as a user."""
+        process = subprocess.Popen(
+            self.command(user, [self.python, *words], umask, groups),
+            env=self.environment(user),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.running.append(process)
+        return process
+
+    def run(
+        self, user: str, *words: str, umask: int = 0o077, groups: Sequence[int] = (GROUP,)
+    ) -> str:
+        """Run one to its end; gives what it printed."""
+        process = self.start(user, *words, umask=umask, groups=groups)
+        return process.communicate(timeout=TIMEOUT_S)[0]
+
+    def qnnfarm(self, user: str, *words: str) -> str:
+        """Run a command of ours as a user; gives what it printed."""
+        return self.run(user, "-m", "harness.cli", *words)
+
+
+@contextmanager
+def shared_folder() -> Iterator[SharedFolder]:
+    """Make a folder for the ledger of a group; skips where nobody can become two users."""
+    python = _python()
+    folder = Path(tempfile.mkdtemp(prefix="qnnfarm-shared-"))  # pytest's own lets nobody else in
+    folder.chmod(0o755)
+    made = SharedFolder(folder, folder / "ledger", python)
+    made.ledger.mkdir()
+    os.chown(made.ledger, 0, GROUP)
+    made.ledger.chmod(0o2770)
+    (folder / "pool.yaml").write_text("devices: [{type: local, name: bench}]\n")
+    try:
+        yield made
+    finally:
+        for process in made.running:
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.communicate()
+        shutil.rmtree(folder)
+
+
+@cache
+def _python() -> str:
+    """This Python, or the system's of the same version if other users cannot run this one."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become two other users")
+    probe = (
+        f"import harness.pool.pool, sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"
+    )
+    for path in (sys.executable, "/usr/bin/python3"):
+        looking = SharedFolder(Path("/"), Path("/"), path)
+        words = looking.command(ANN, [path, "-c", probe], 0o077, ())
+        environment = {"PYTHONPATH": looking.python_path}
+        if not subprocess.run(words, env=environment, capture_output=True, check=False).returncode:
+            return path
+    pytest.skip("another user cannot read this checkout, or has no Python of this version")
