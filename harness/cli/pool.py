@@ -62,10 +62,22 @@ def probe(pool: PoolFile = None, json: Json = False) -> None:
 
 
 @app.command("history")
-def history(name: Name, pool: PoolFile = None, json: Json = False) -> None:
-    """Show a device's history, oldest first: states, reasons, recovery steps."""
+def history(
+    name: Name,
+    pool: PoolFile = None,
+    days: Annotated[
+        float | None, typer.Option(min=0, help="Only the last so many days; by default all.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show a device's history, oldest first: states, recovery steps.
+
+    The newest 500 events stand one by one, older ones are counted by day, and after three months by
+    month.
+    """
+    since = 0.0 if days is None else time.time() - days * 86_400
     with _opened(pool) as opened:
-        entries = opened.history(name)
+        entries = opened.history(name, since=since)
     if json:
         print_json([dataclasses.asdict(entry) for entry in entries])
         return
@@ -74,7 +86,7 @@ def history(name: Name, pool: PoolFile = None, json: Json = False) -> None:
         return
     rows = []
     for entry in entries:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
+        when = entry.period or time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
         rows.append(Row([when, entry.what, entry.text]))
     print_rows(("when", "what", ""), rows)
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from harness.errors import DamagedLedgerError, LedgerError, NewerLedgerError
 from harness.pool.ledger_file import prepare
 
-FORMAT = 4
+FORMAT = 5
 _APPLICATION_ID = 0x716E6670
 _BUSY_S = 30.0
 _RETRY_S = 0.01
@@ -58,6 +58,10 @@ CREATE TABLE history (
     text TEXT NOT NULL, token INTEGER
 ) STRICT;
 CREATE INDEX history_by_key ON history (key, id);
+CREATE TABLE totals (
+    key TEXT NOT NULL, period TEXT NOT NULL, what TEXT NOT NULL, count INTEGER NOT NULL,
+    PRIMARY KEY (key, period, what)
+) STRICT;
 """
 
 _MIGRATIONS: MappingProxyType[int, str] = MappingProxyType(
@@ -77,6 +81,12 @@ _MIGRATIONS: MappingProxyType[int, str] = MappingProxyType(
         UPDATE history SET token = CAST(substr(text, 7) AS INTEGER),
             text = substr(text, instr(text, ': ') + 2)
             WHERE what = 'lost its lease' AND text GLOB 'token [0-9]*: *';
+        """,
+        4: """
+        CREATE TABLE totals (
+            key TEXT NOT NULL, period TEXT NOT NULL, what TEXT NOT NULL, count INTEGER NOT NULL,
+            PRIMARY KEY (key, period, what)
+        ) STRICT;
         """,
     }
 )

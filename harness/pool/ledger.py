@@ -4,13 +4,13 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from harness.clock import Clock, format_time
 from harness.errors import LeaseLostError
 from harness.paths import is_shared
 from harness.pool.database import Database
 from harness.pool.failure_policy import FailureRecord, FailureReport, QuarantineRule
+from harness.pool.history import HistoryEntry, read_history
 from harness.pool.owner import Owner, has_ended, user_name
 from harness.pool.records import (
     OWNER_COLUMNS,
@@ -86,15 +86,6 @@ SELECT key, at, what, text FROM history AS loss WHERE id > :after AND id <= :las
 ) ORDER BY id
 """  # noqa: S608 - all ours
 """History entries that say that a device was lost, after one that says that it was there."""
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryEntry:
-    """An event of a device; `at` is in seconds since 1970."""
-
-    at: float
-    what: str
-    text: str
 
 
 class DeviceRecords:
@@ -200,18 +191,10 @@ class DeviceRecords:
                 for row in db.execute(f"SELECT * FROM devices {among}", wanted)  # noqa: S608
             }
 
-    def history(self, key: str) -> list[HistoryEntry]:
-        """Return the last 200 events of a device, oldest first."""
+    def history(self, key: str, *, since: float = 0.0) -> list[HistoryEntry]:
+        """Return the history of a device, oldest first; see `read_history`."""
         with self._context.reading() as db:
-            rows = db.execute(
-                "SELECT at, what, text, token FROM history WHERE key = ? ORDER BY id", (key,)
-            ).fetchall()
-        return [
-            HistoryEntry(
-                at, shown(what), shown(text if token is None else f"token {token}: {text}")
-            )
-            for at, what, text, token in rows
-        ]
+            return read_history(db, key, since)
 
     def take_losses(self, subscriber: str) -> list[tuple[str, HistoryEntry]]:
         """Return the keys of devices that became quarantined or absent, once for each subscriber.

@@ -19,8 +19,9 @@ from harness.pool.context import PoolContext
 from harness.pool.database import Database
 from harness.pool.fence import FenceClaims
 from harness.pool.heartbeat import Heartbeat
+from harness.pool.history import HistoryEntry
 from harness.pool.lease import Lease
-from harness.pool.ledger import HistoryEntry, Ledger
+from harness.pool.ledger import Ledger
 from harness.pool.ledger_file import default_path
 from harness.pool.members import (
     Member,
@@ -248,15 +249,18 @@ class Pool:
             timeout_s=timeout_s, while_waiting=self._start_repairs, cancelled=cancelled
         )
 
-    def history(self, name: str) -> list[HistoryEntry]:
-        """Return the events of a device, oldest first.
+    def history(self, name: str, *, since: float = 0.0) -> list[HistoryEntry]:
+        """Return the history of a device, oldest first.
+
+        Args:
+            since: leaves out what ended before, in seconds since 1970.
 
         Raises:
             UnknownMemberError: the pool has no such device.
         """
         self._members.member(name)
         key = self._members.key_of(name)
-        return [] if key is None else self.ledger.devices.history(key)
+        return [] if key is None else self.ledger.devices.history(key, since=since)
 
     def notify(self, notification: Notification) -> None:
         """Send a notification to the receivers of its kind; failures are logged."""

@@ -10,12 +10,12 @@ from functools import lru_cache
 from harness.clock import Clock
 from harness.pool.database import Database
 from harness.pool.failure_policy import FailureRecord, QuarantineRule
+from harness.pool.history import add_event
 from harness.pool.owner import Owner
 from harness.pool.queue import Request, serve
 from harness.pool.records import OWNER_COLUMNS, Facts, LeaseRow, owner_of, owner_values
 from harness.pool.states import Event, MemberState, after
 
-_HISTORY = 200
 LOST = "lost its lease"
 """Kind of history entry: a lease ended otherwise than by its holder's release."""
 OWNER_SLOTS = "?, ?, ?, ?, ?, ?, ?"
@@ -143,20 +143,8 @@ class Transaction:
         self.db.execute("UPDATE devices SET due = 0, attempts = 0, step = '' WHERE key = ?", (key,))
 
     def add_history(self, key: str, what: str, text: str, token: int | None = None) -> None:
-        """Add an entry to a device's history, which keeps the last 200.
-
-        Args:
-            token: of the lease that was lost, if one was.
-        """
-        self.db.execute(
-            "INSERT INTO history (key, at, what, text, token) VALUES (?, ?, ?, ?, ?)",
-            (key, self._clock.now(), what, text[:1000], token),
-        )
-        self.db.execute(
-            "DELETE FROM history WHERE key = ? AND id <= (SELECT id FROM history WHERE key = ?"
-            " ORDER BY id DESC LIMIT 1 OFFSET ?)",
-            (key, key, _HISTORY),
-        )
+        """Add an event to a device's history; see `add_event`."""
+        add_event(self.db, key, self._clock.now(), what, text, token)
 
     def undrain(self, key: str, reason: str) -> MemberState:
         """End a drain; return the state after it."""

@@ -10,6 +10,7 @@ from harness.pool.failure_policy import FailureReport
 from harness.pool.records import Facts, FenceRecord
 from harness.pool.states import Event
 from tests.harness.pool.conftest import TTL_S, Bench, process
+from tests.harness.pool.old_formats import downgrade
 
 Grab = Callable[..., int]
 LOST = FailureReport("DeviceLostError", 1.0, recover=True, text="it went away")
@@ -332,15 +333,6 @@ def test_contradictions_are_repaired(bench: Bench, grab: Grab) -> None:
     assert (bench.state("a"), bench.reason("a")) == ("ready", "it was held by nobody")
 
 
-def test_history_says_what_happened_and_stays_short(bench: Bench, grab: Grab) -> None:
-    bench.add("a")
-    for _ in range(150):
-        bench.ledger.leases.release(grab(1, "a"), ["a"])
-    entries = bench.ledger.devices.history("a")
-    assert len(entries) == 200
-    assert entries[-1].text == "leased -> ready: released"
-
-
 @pytest.mark.parametrize(
     "content", [b"not a database at all", b"SQLite format 3\x00" + b"\xff" * 600]
 )
@@ -375,24 +367,12 @@ def test_a_newer_ledger_is_left_alone(bench: Bench) -> None:
         bench.ledger.reconcile()
 
 
-def to_format_3(db: sqlite3.Connection) -> None:
-    db.execute("ALTER TABLE devices DROP COLUMN probed")
-    db.execute("ALTER TABLE devices ADD COLUMN step_at REAL NOT NULL DEFAULT 0")
-    db.execute("UPDATE history SET text = 'token ' || token || ': ' || text WHERE token > 0")
-    db.execute("ALTER TABLE history DROP COLUMN token")
-    db.execute("PRAGMA user_version = 3")
-
-
 def test_a_ledger_of_the_first_format_is_brought_up_to_date(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     token = grab(1, "a")
     with bench.database.writing() as db:
-        to_format_3(db)
-        for column in ("root", "quiet", "step", "step_at"):
-            db.execute(f"ALTER TABLE devices DROP COLUMN {column}")
-        db.execute("DELETE FROM counters WHERE name = 'facts'")
+        downgrade(db, 1)
         db.execute("UPDATE devices SET fence = 'known'")
-        db.execute("PRAGMA user_version = 1")
     bench.database.close()
     assert bench.ledger.devices.fence_of("a") == FenceRecord("known")
     assert bench.ledger.devices.facts_version() == 0
@@ -411,7 +391,7 @@ def test_a_ledger_of_the_third_format_keeps_why_leases_were_lost(bench: Bench, g
     before = bench.ledger.devices.history("a")
     assert before[-2].text == f"token {token}: ann: qnnfarm: x (pid 7) took it back"
     with bench.database.writing() as db:
-        to_format_3(db)
+        downgrade(db, 3)
         (stored,) = db.execute("SELECT text FROM history WHERE what LIKE 'lost%'").fetchone()
         assert stored == before[-2].text
     bench.database.close()
