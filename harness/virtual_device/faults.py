@@ -185,6 +185,26 @@ class Runner(Fault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Babble(Fault):
+    """Commands print `bytes` of garbage in place of what they write to stdout, `inf` without end.
+
+    Attributes:
+        match: text in the command; all commands without it.
+    """
+
+    kind: ClassVar[str] = "babble"
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"bytes": (0, _INF)}
+    when: When = "shell"
+    bytes: float = 4096.0
+    match: str = ""
+
+    def __post_init__(self) -> None:
+        if self.match and not _WORD.fullmatch(self.match):
+            raise FaultSpecError(str(self), "`match` is a word")
+        Fault.__post_init__(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slow(Fault):
     """Every packet takes `ms` milliseconds more, and no more than `rate` bytes/s pass."""
 
@@ -200,7 +220,8 @@ class Slow(Fault):
 
 
 KINDS: Final[Mapping[str, type[Fault]]] = {
-    kind.kind: kind for kind in (Drop, Stall, Corrupt, Full, Reboot, Power, Throttle, Runner, Slow)
+    kind.kind: kind
+    for kind in (Drop, Stall, Corrupt, Full, Reboot, Power, Throttle, Runner, Babble, Slow)
 }
 _COMMON = frozenset(field.name for field in fields(Fault))
 

@@ -17,6 +17,7 @@ from harness.virtual_device.connection import Connection
 from harness.virtual_device.events import EventLog
 from harness.virtual_device.faults import (
     ALWAYS,
+    Babble,
     Corrupt,
     Drop,
     Fault,
@@ -236,6 +237,15 @@ class Injector:
         if stall == self._stalls:  # otherwise a later one holds, with its own end
             self.release()
 
+    def draw_babble(self, activity: "Activity", command: str) -> float | None:
+        """See `Activity.draw_babble`."""
+        for armed in self._matching(activity):
+            fault = armed.fault
+            if isinstance(fault, Babble) and fault.match in command:
+                self._strike(armed, activity.detail)
+                return fault.bytes
+        return None
+
     def draw_flips(self, activity: "Activity", size: int) -> list[tuple[int, int]]:
         """See `Activity.draw_flips`."""
         flips: list[tuple[int, int]] = []
@@ -273,6 +283,10 @@ class Activity:
         """Wait until a packet of `count` bytes may pass."""
         if not self._injector.idle:
             await self._injector.pass_packet(self, count)
+
+    def draw_babble(self, command: str) -> float | None:
+        """Return how many bytes of garbage the command prints; `None` for its own output."""
+        return None if self._injector.idle else self._injector.draw_babble(self, command)
 
     def draw_flips(self, size: int) -> list[tuple[int, int]]:
         """Return the bits to flip in a received file of `size` bytes: offsets and masks."""

@@ -42,6 +42,7 @@ _INPUT_GRACE_S = 10.0
 _CANNOT_EXECUTE = 126
 _RUN = re.compile(rb"run\.sh['\"]{0,9} ")
 _MAX_DETAIL = 200
+_GARBAGE = 16 * 1024
 
 
 def output_pipe() -> tuple[int, int]:
@@ -330,9 +331,20 @@ class _Shell:
             await self._stream.write(packet)
 
     async def _pump(self, kind: PacketKind, output: ReadEnd) -> None:
+        command = (self._request.command or b"").decode("utf-8", "replace")
+        garbage = self._activity.draw_babble(command) if kind is PacketKind.STDOUT else None
+        sent = 0
+        while garbage is not None and sent < garbage:
+            data = os.urandom(int(min(_GARBAGE, garbage - sent)))
+            await self._send(kind, data)
+            sent += len(data)
         while data := await output.read():
-            await self._activity.transfer(len(data))
-            await self._stream.write(pack_packet(kind, data) if self._request.packets else data)
+            if garbage is None:
+                await self._send(kind, data)
+
+    async def _send(self, kind: PacketKind, data: bytes) -> None:
+        await self._activity.transfer(len(data))
+        await self._stream.write(pack_packet(kind, data) if self._request.packets else data)
 
     async def _feed(self) -> None:
         """Hand input to the command; returns when the client has closed the stream."""

@@ -11,6 +11,7 @@ from harness.errors import FaultSpecError
 from harness.virtual_device.faults import (
     ALWAYS,
     KINDS,
+    Babble,
     Corrupt,
     Drop,
     Fault,
@@ -77,6 +78,7 @@ def test_a_fault_is_listed_in_canonical_form(text: str, listed: str) -> None:
         ("power:after=0.5,off=inf", Power(after=0.5, off=float("inf"))),
         ("runner:signal=STOP,after=0.3", Runner(signal="STOP", after=0.3)),
         ("slow:ms=50,rate=1000", Slow(ms=50, rate=1000)),
+        ("babble:bytes=inf,match=ls", Babble(bytes=float("inf"), match="ls")),
         ("drop:count=always,when=push,seed=7", Drop(count=ALWAYS, when="push", seed=7)),
     ],
 )

@@ -218,6 +218,29 @@ def test_a_slow_device_answers_slowly(struck: VirtualDevice, on_struck: Adb) -> 
     assert len(manager.control(struck.name).faults()) == 1
 
 
+def test_a_babbling_device_prints_garbage_for_matching_commands(
+    struck: VirtualDevice, on_struck: Adb
+) -> None:
+    _inject(struck, "babble:bytes=70000,match=uptime,count=always")
+    for _ in range(2):
+        said = on_struck("shell", "echo uptime")
+        assert (len(said.stdout), said.returncode) == (70000, 0)
+    assert on_struck("shell", "echo other").stdout == b"other\n"
+    assert len(_strikes(struck)) == 2
+
+
+def test_a_babbling_device_never_ends_until_its_client_leaves(
+    struck: VirtualDevice, on_struck: Adb
+) -> None:
+    _inject(struck, "babble:bytes=inf")
+    command = [adbutils.adb_path(), "-s", struck.serial, "shell", "echo once"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        assert len(client.stdout.read(4 << 20)) == 4 << 20
+        client.kill()
+    assert on_struck("shell", "echo twice").stdout == b"twice\n"
+
+
 def test_throttled_processes_are_stopped_for_most_of_the_time(
     struck: VirtualDevice, on_struck: Adb, stopped_share: Callable[[str], float]
 ) -> None:
