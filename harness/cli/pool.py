@@ -70,7 +70,7 @@ def history(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show a device's history, oldest first: states, recovery steps.
+    """Show a device's history, oldest first: states, failures and what they count, recovery steps.
 
     The newest 500 events stand one by one, older ones are counted by day, and after three months by
     month.

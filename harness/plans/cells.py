@@ -27,6 +27,8 @@ class Cell:
         container: its folder; `None` for a plain command.
         affinity: the container's hash; cells of one affinity share what lies on a device.
         anti_affinity: cells of one anti-affinity go onto different devices; empty for any.
+        work: SHA-256 of what it does in what time: the same for its sessions and replicas, and in
+            the plans of other users.
         session: counted from 0.
     """
 
@@ -39,6 +41,7 @@ class Cell:
     container: Path | None = None
     affinity: str = ""
     anti_affinity: str = ""
+    work: str = ""
     session: int = 0
     retries: Retries = field(default_factory=Retries)
     timeout_s: float = 3600.0
@@ -84,10 +87,12 @@ def make_cell(
         replica: which of several devices of the same requirement.
         spread: whether its replicas go onto different devices.
     """
-    identity = {
+    work = {
         "container": container_sha256,
         "work": workload.model_dump(mode="json"),
         "content": content,
+    }
+    identity = work | {
         "conditions": dict(conditions or {}),
         "requirement": asdict(requirement) | {"tags": sorted(requirement.tags)},
         "replica": replica,
@@ -104,6 +109,7 @@ def make_cell(
         container=container,
         affinity=container_sha256,
         anti_affinity=_digest(replicas) if spread else "",
+        work=_digest(work | {"timeout_s": timeout_s}),
         session=session,
         retries=retries or Retries(),
         timeout_s=timeout_s,

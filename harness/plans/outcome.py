@@ -32,9 +32,17 @@ class Failure:
     reason: str
 
     @classmethod
-    def of(cls, error: Exception, workload: AnyWorkload) -> "Failure":
-        """Make one from an error raised on purpose."""
-        return cls(classify(error, workload), type(error).__name__, one_line(str(error), 1000))
+    def of(cls, error: Exception, workload: AnyWorkload, blame: str = "") -> "Failure":
+        """Make one from an error raised on purpose.
+
+        Args:
+            blame: why it counts against the cell rather than its device; empty if it does not.
+        """
+        kind, reason = classify(error, workload), str(error)
+        if blame:
+            kind = FailureClass.RUNNER if kind is FailureClass.DEVICE else kind
+            reason = f"{reason}; {blame}: the cell is at fault, not the devices"
+        return cls(kind, type(error).__name__, one_line(reason, 1000))
 
 
 @dataclass(frozen=True, slots=True)

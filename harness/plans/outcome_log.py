@@ -10,6 +10,7 @@ from harness.plans.cells import Cell
 from harness.plans.journal import Journal
 from harness.plans.outcome import CellOutcome, CellResult, CellStatus, Failure
 from harness.plans.protocols import LeasedDevice, Observer
+from harness.pool.failure_policy import Work
 
 
 @dataclass(slots=True)
@@ -17,6 +18,7 @@ class Attempt:
     """One try of a cell on a device, which another thread may cancel.
 
     Attributes:
+        began: seconds since 1970.
         is_expiring: whether it took too long and is being cancelled.
     """
 
@@ -24,7 +26,13 @@ class Attempt:
     device: LeasedDevice
     cancel: CancelToken = field(default_factory=CancelToken)
     start: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.time)
     is_expiring: bool = False
+
+    @property
+    def work(self) -> Work:
+        """Its work, as the pool knows it."""
+        return Work(self.cell.work, f"cell {self.cell.label}", self.began)
 
     def elapsed_s(self) -> float:
         """Seconds since it began."""
@@ -74,9 +82,9 @@ class OutcomeLog:
         """Log that a cell was cut short because the whole run ends."""
         self._end(self._ended(attempt, "interrupted"))
 
-    def failure_outcome(self, attempt: Attempt, error: Exception) -> CellOutcome:
-        """Give the outcome of a cell if it is not tried again."""
-        outcome = self._failed(attempt.cell, attempt.device.member, error)
+    def failure_outcome(self, attempt: Attempt, error: Exception, blame: str) -> CellOutcome:
+        """Give the outcome of a cell if it is not tried again; `blame` as in `Failure.of`."""
+        outcome = self._failed(attempt.cell, attempt.device.member, error, blame)
         return replace(outcome, duration_s=attempt.elapsed_s())
 
     def retry(self, outcome: CellOutcome) -> None:
@@ -107,9 +115,9 @@ class OutcomeLog:
             self._current(attempt.cell), status=status, device=member, duration_s=elapsed_s
         )
 
-    def _failed(self, cell: Cell, member: str, error: Exception) -> CellOutcome:
+    def _failed(self, cell: Cell, member: str, error: Exception, blame: str = "") -> CellOutcome:
         outcome = self._current(cell)
-        failures = (*outcome.failures, (member, Failure.of(error, cell.workload)))
+        failures = (*outcome.failures, (member, Failure.of(error, cell.workload, blame)))
         return replace(outcome, status="failed", device=member, failures=failures)
 
     def _end(self, outcome: CellOutcome) -> None:

@@ -9,6 +9,7 @@ from harness.errors import HarnessError
 from harness.plans.cancellation import CancelToken
 from harness.plans.cells import Cell
 from harness.plans.outcome import CellOutcome, CellResult, Failure
+from harness.pool.failure_policy import Work
 from harness.pool.requirement import Requirement
 from harness.pool.status import MemberStatus
 
@@ -30,8 +31,12 @@ class Lease(Protocol):
         """The leased device."""
         ...
 
-    def report(self, failure: HarnessError) -> None:
-        """Report a failure of the device to the pool."""
+    def report(self, failure: HarnessError, work: Work | None = None) -> str:
+        """Report a failure to the pool; return why it counts against the work, if it does."""
+        ...
+
+    def report_success(self, work: Work) -> None:
+        """Report that work ended well on the device."""
         ...
 
     def __enter__(self) -> Self: ...

@@ -272,17 +272,19 @@ class _Scheduler:
         with self._changed:
             self._queue.learn(cell, attempt.elapsed_s())
         self._log.finish(attempt, result)
+        lease.report_success(attempt.work)
         return True
 
     def _handle_failure(self, attempt: Attempt, lease: Lease, error: Exception) -> bool:
         cell = attempt.cell
-        outcome = self._log.failure_outcome(attempt, error)
+        blame = lease.report(error, attempt.work) if isinstance(error, HarnessError) else ""
+        outcome = self._log.failure_outcome(attempt, error, blame)
         failure = outcome.failures[-1][1]
         tries = sum(past.kind is failure.kind for _, past in outcome.failures)
         lost = failure.kind is FailureClass.LEASE
         if lost and self._is_stopping:
             self._log.interrupt(attempt)
-        elif tries <= cell.retries.of(failure.kind) and not self._is_stopping:
+        elif tries <= cell.retries.of(failure.kind) and not (blame or self._is_stopping):
             self._log.retry(outcome)
             with self._changed:
                 self._placement.unassign(cell, lease.device.member)
@@ -292,8 +294,6 @@ class _Scheduler:
                 self._changed.notify_all()
         else:
             self._log.fail(outcome)
-        if isinstance(error, HarnessError):
-            lease.report(error)
         return failure.kind in {FailureClass.OUTPUT, FailureClass.USE}
 
     # The end

@@ -10,6 +10,7 @@ CHECKING = "checking its lease"
 ENDING = "ending what ran there"
 SCRIPTS = "checking its scripts"
 PROBATION = "its probation run"
+PROBING = "answering a probe"
 
 _SCRIPT = re.compile(r"/([a-z]+)\.sh\b")
 _SCRIPT_ACTIONS = MappingProxyType(

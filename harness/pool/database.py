@@ -14,7 +14,7 @@ from types import MappingProxyType
 from harness.errors import DamagedLedgerError, LedgerError, NewerLedgerError
 from harness.pool.ledger_file import prepare
 
-FORMAT = 5
+FORMAT = 6
 _APPLICATION_ID = 0x716E6670
 _BUSY_S = 30.0
 _RETRY_S = 0.01
@@ -33,6 +33,7 @@ CREATE TABLE devices (
     fence TEXT NOT NULL DEFAULT '', root TEXT NOT NULL DEFAULT '',
     quiet INTEGER NOT NULL DEFAULT 0,
     step TEXT NOT NULL DEFAULT '', probed INTEGER NOT NULL DEFAULT 1,
+    good INTEGER NOT NULL DEFAULT 0,
     soc TEXT NOT NULL DEFAULT '', hexagon TEXT NOT NULL DEFAULT '', free_bytes INTEGER
 ) STRICT;
 CREATE TABLE addresses (spec TEXT PRIMARY KEY, key TEXT NOT NULL) STRICT;
@@ -50,9 +51,12 @@ CREATE TABLE tickets (
 ) STRICT;
 CREATE TABLE evidence (
     id INTEGER PRIMARY KEY, key TEXT NOT NULL, at REAL NOT NULL, lease INTEGER NOT NULL,
-    kind TEXT NOT NULL, weight REAL NOT NULL, text TEXT NOT NULL, settled INTEGER NOT NULL DEFAULT 0
+    kind TEXT NOT NULL, weight REAL NOT NULL, text TEXT NOT NULL,
+    settled INTEGER NOT NULL DEFAULT 0,
+    work TEXT NOT NULL DEFAULT '', excuse TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE INDEX evidence_by_key ON evidence (key, lease);
+CREATE INDEX evidence_by_work ON evidence (work);
 CREATE TABLE history (
     id INTEGER PRIMARY KEY, key TEXT NOT NULL, at REAL NOT NULL, what TEXT NOT NULL,
     text TEXT NOT NULL, token INTEGER
@@ -87,6 +91,12 @@ _MIGRATIONS: MappingProxyType[int, str] = MappingProxyType(
             key TEXT NOT NULL, period TEXT NOT NULL, what TEXT NOT NULL, count INTEGER NOT NULL,
             PRIMARY KEY (key, period, what)
         ) STRICT;
+        """,
+        5: """
+        ALTER TABLE devices ADD COLUMN good INTEGER NOT NULL DEFAULT 0;
+        ALTER TABLE evidence ADD COLUMN work TEXT NOT NULL DEFAULT '';
+        ALTER TABLE evidence ADD COLUMN excuse TEXT NOT NULL DEFAULT '';
+        CREATE INDEX evidence_by_work ON evidence (work);
         """,
     }
 )

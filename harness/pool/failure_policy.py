@@ -1,10 +1,25 @@
-"""Failure policy of a pool: which failures quarantine a device, and for how long."""
+"""Failure policy of a pool: which failures count against a device, and when they quarantine it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from harness.errors import HarnessError, one_line
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Work that a holder does on a device, such as a cell of a plan or a test.
+
+    Attributes:
+        id: digest of what it does: the same in all sessions, for all users and on all devices.
+        label: for people.
+        began: seconds since 1970 at which it began on the device.
+    """
+
+    id: str
+    label: str
+    began: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,22 +30,97 @@ class FailureReport:
         kind: name of the error's class.
         weight: how much it counts against the device; 0 says nothing about it.
         recover: whether the device must be reached again before its next use.
+        work: what failed; failures of unnamed work are not compared.
+        answered: how the device answered a probe right after a time limit; empty if it did not.
     """
 
     kind: str
     weight: float
     recover: bool
     text: str
+    work: Work | None = None
+    answered: str = ""
 
     @classmethod
-    def of(cls, failure: HarnessError, *, recover: bool = False, least_weight: float = 0.0) -> Self:
-        """Make a report of an error, which counts for at least `least_weight`."""
+    def of(
+        cls,
+        failure: HarnessError,
+        *,
+        recover: bool = False,
+        least_weight: float = 0.0,
+        work: Work | None = None,
+        answered: str = "",
+    ) -> Self:
+        """Make a report of an error, which counts for at least `least_weight`.
+
+        A device that answered a probe needs no recovery.
+        """
         return cls(
             type(failure).__name__,
             max(failure.quarantine_weight, least_weight),
-            recover or failure.needs_recovery,
+            recover or (failure.needs_recovery and not answered),
             one_line(str(failure)),
+            work,
+            answered,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierFailure:
+    """An earlier failure of the same work, of the same kind, on any device.
+
+    Attributes:
+        id: of its record.
+        key: of the device.
+        name: of the device.
+        at: seconds since 1970.
+        lease: number of the device's lease.
+        counts: 1 if it counts against the device by now, else 0.
+    """
+
+    id: int
+    key: str
+    name: str
+    at: float
+    lease: int
+    counts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a failure counts against: the device, its work, or neither.
+
+    Attributes:
+        excuse: why it does not count against the device; empty if it does.
+        blame: why it counts against the work; empty if it does not.
+        taken_back: records of earlier failures that no longer count against their devices.
+    """
+
+    excuse: str = ""
+    blame: str = ""
+    taken_back: Collection[int] = ()
+
+
+def judge(
+    report: FailureReport, key: str, earlier: Sequence[EarlierFailure], last_good: int
+) -> Judgement:
+    """Judge a failure on a device by the evidence of all devices.
+
+    Args:
+        earlier: failures of the same work since it last ended well anywhere.
+        last_good: number of the device's last lease that used it and ended without a failure.
+    """
+    work = report.work
+    # Begun before it had failed elsewhere, it may have failed for a common reason, such as a hub.
+    elsewhere = [f for f in earlier if f.key != key and work is not None and f.at <= work.began]
+    if elsewhere:
+        blame = f"it fails alike on {', '.join(dict.fromkeys(f.name for f in elsewhere))}"
+        return Judgement(blame, blame, [failure.id for failure in earlier if failure.counts])
+    if report.answered:
+        return Judgement(report.answered)
+    if any(f.key == key and f.counts and f.lease < last_good for f in earlier):
+        return Judgement("it failed there before, and the device has served others well since")
+    return Judgement()
 
 
 @dataclass(frozen=True, slots=True)

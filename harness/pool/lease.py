@@ -1,7 +1,10 @@
 """Lease of devices, and the devices as its holder uses them."""
 
 import os
+import secrets
+import shlex
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -14,14 +17,15 @@ from harness.devices.commands import command_line
 from harness.errors import (
     DeviceCommandError,
     DeviceError,
+    DeviceTimeoutError,
     HarnessError,
     LeaseLostError,
     LedgerError,
     WrongUseError,
 )
-from harness.pool.action_names import CHECKING, action_named, describe_command
+from harness.pool.action_names import CHECKING, PROBING, action_named, describe_command
 from harness.pool.context import PoolContext
-from harness.pool.failure_policy import FailureReport
+from harness.pool.failure_policy import FailureReport, Work
 from harness.pool.fence import ClaimedDevice, Fence
 from harness.pool.heartbeat import LeaseTerm
 
@@ -32,6 +36,8 @@ _ASK_S = 5.0
 _SWEEP_S = 30.0
 _WATCH_S = 0.25
 _LOOKS_PER_QUESTION = 40
+_PROBE_S = 5.0
+_PROBE_OUTPUT = 4096
 
 
 class LeasedDevice:
@@ -257,6 +263,28 @@ class LeasedDevice:
                 self.end_forwards()
                 return
 
+    def probe(self) -> str:
+        """Let the device write and read a small file at once; say so if it answers, else nothing.
+
+        A command that took too long says nothing about a device that does this.
+        """
+        word = secrets.token_hex(8)
+        file = shlex.quote(f"{self._fence.root}/incoming/probe.{word}")
+        use = f"echo {word} >{file}; cat {file}; rm -f {file}"
+        script = f"{{ {use}; }} >/dev/null 2>&1; echo {word}"
+        began = time.monotonic()
+        with suppress(HarnessError), action_named(PROBING):
+            answer = self._device.shell(
+                self._fence.guarded(script),
+                timeout_s=_PROBE_S,
+                check=False,
+                env=self._fence.env,
+                max_output=_PROBE_OUTPUT,
+            )
+            if answer.stdout == f"{word}\n":
+                return f"the device answered a probe within {time.monotonic() - began:.1f} s"
+        return ""
+
     @contextmanager
     def _transfer(self) -> Iterator[None]:
         self._check_on_device()
@@ -316,6 +344,8 @@ class Lease:
         self._lost = ""
         self._released = False
         self._reported: list[HarnessError] = []
+        self._failed_work: Work | None = None
+        self._unreachable: set[str] = set()
         self._release_lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -422,19 +452,38 @@ class Lease:
             self._leases.record_loss(self.token, device.key, reason)
         return self.lose(reason)
 
-    def report(self, failure: HarnessError) -> None:
+    def report(self, failure: HarnessError, work: Work | None = None) -> str:
         """Report a failure to the pool; what it says about the device decides what comes next.
 
         A device that must be reached again is recovered after the release; one with too many
-        failures is quarantined. Failures that say nothing about the device change nothing.
+        failures is quarantined. Failures that say nothing about the device change nothing. After a
+        time limit the device is probed, for a device that answers did not cause it.
+
+        Args:
+            work: what failed. With it the pool tells bad work, which fails alike on several
+                devices, from a bad device.
+
+        Returns:
+            Why the failure counts against the work; empty if it does not.
         """
         if self._lost or any(failure is reported for reported in self._reported):
-            return  # what happens on a device that others use is not its fault
+            return ""  # what happens on a device that others use is not its fault
         self._reported.append(failure)
-        report = FailureReport.of(failure)
+        self._failed_work = work
+        blame = ""
         for device in self._concerned(failure):
+            answered = device.probe() if isinstance(failure, DeviceTimeoutError) else ""
+            report = FailureReport.of(failure, work=work, answered=answered)
+            if report.recover:
+                self._unreachable.add(device.key)
             if report.weight or report.recover:
-                self._leases.report(device.key, self.token, report)
+                judgement = self._leases.report(device.key, self.token, report)
+                blame = blame or (judgement.blame if judgement else "")
+        return blame
+
+    def report_success(self, work: Work) -> None:
+        """Report that work ended well on the devices: what failed it before was not its fault."""
+        self._leases.report_success(self.token, work)
 
     def release(self) -> None:
         """Give the devices back; does nothing if that was done.
@@ -455,6 +504,7 @@ class Lease:
                 self._leases.release(
                     self.token,
                     [device.key for device in self._devices],
+                    used=[d.key for d in self._devices if d.used],
                     unused=[d.key for d in self._devices if not d.used],
                 )
                 self._context.changes.notify()
@@ -463,7 +513,7 @@ class Lease:
         """End on the device what was cut off, and tell other ledgers there that it is free."""
         if device.dirty and not self._lost and not self._sweep(device):
             return
-        if not any(failure.needs_recovery for failure in self._reported):
+        if device.key not in self._unreachable:
             # Also after a loss: if it was no claim that ended the lease, the fence is still ours.
             device.fence.give_back(device.unleased)
 
@@ -475,7 +525,7 @@ class Lease:
         except LeaseLostError as error:
             self._lost = error.reason
         except HarnessError as error:
-            report = FailureReport.of(error, recover=True)
+            report = FailureReport.of(error, recover=True, work=self._failed_work)
             self._leases.report(device.key, self.token, report)
             return False
         return True

@@ -9,7 +9,13 @@ from harness.clock import Clock, format_time
 from harness.errors import LeaseLostError
 from harness.paths import is_shared
 from harness.pool.database import Database
-from harness.pool.failure_policy import FailureRecord, FailureReport, QuarantineRule
+from harness.pool.failure_policy import (
+    FailureRecord,
+    FailureReport,
+    Judgement,
+    QuarantineRule,
+    Work,
+)
 from harness.pool.history import HistoryEntry, read_history
 from harness.pool.owner import Owner, has_ended, user_name
 from harness.pool.records import (
@@ -26,7 +32,7 @@ from harness.pool.records import (
     shown,
 )
 from harness.pool.states import Event, MemberState
-from harness.pool.transaction import LOST, OWNER_SLOTS, LedgerContext
+from harness.pool.transaction import COUNTS, LOST, OWNER_SLOTS, LedgerContext
 
 
 class Ledger:
@@ -176,7 +182,7 @@ class DeviceRecords:
             failures: dict[str, list[FailureRecord]] = {}
             for row in db.execute(
                 f"SELECT key, lease, weight, kind, text FROM evidence {among}"  # noqa: S608
-                " AND settled = 0 AND weight > 0 ORDER BY id",
+                f" AND {COUNTS} ORDER BY id",
                 wanted,
             ):
                 kind, text = shown(row["kind"]), shown(row["text"])
@@ -374,36 +380,33 @@ class Leases:
             t.db.execute("UPDATE tickets SET token = ? WHERE token = ?", (new, token))
             return new
 
-    def report(self, key: str, token: int, report: FailureReport) -> bool:
-        """Store a failure that the holder of a lease reports; return whether it still holds it."""
+    def report(self, key: str, token: int, report: FailureReport) -> Judgement | None:
+        """Judge and store a failure that the holder of a lease reports.
+
+        Returns:
+            What the failure counts against; `None` if the lease is lost.
+        """
         with self._context.writing() as t:
             row = t.db.execute(
                 "SELECT failure FROM leases WHERE key = ? AND token = ?", (key, token)
             ).fetchone()
             if row is None:
-                return False
-            number = t.db.execute("SELECT leases FROM devices WHERE key = ?", (key,)).fetchone()[0]
-            t.db.execute(
-                "INSERT INTO evidence (key, at, lease, kind, weight, text) VALUES (?,?,?,?,?,?)",
-                (
-                    key,
-                    self._context.clock.now(),
-                    number,
-                    report.kind,
-                    report.weight,
-                    report.text,
-                ),
-            )
-            t.db.execute(
-                "DELETE FROM evidence WHERE key = ? AND lease < ?",
-                (key, number - self._context.rule.memory),
-            )
+                return None
+            judgement = t.judge(key, report)
             if report.recover:
                 t.db.execute(
                     "UPDATE leases SET failure = ? WHERE key = ? AND token = ?",
                     (report.text, key, token),
                 )
-            return True
+            return judgement
+
+    def report_success(self, token: int, work: Work) -> None:
+        """Record that work ended well under a lease: what failed it before was not its fault."""
+        with self._context.reading() as db:
+            failed = db.execute("SELECT 1 FROM evidence WHERE work = ?", (work.id,)).fetchone()
+        if failed:
+            with self._context.writing() as t:
+                t.clear_work(token, work)
 
     def release(
         self,
@@ -411,6 +414,7 @@ class Leases:
         keys: Collection[str],
         reason: str = "released",
         *,
+        used: Collection[str] = (),
         unused: Collection[str] = (),
         taken_by: str = "",
     ) -> frozenset[str]:
@@ -419,6 +423,7 @@ class Leases:
         Failures that were reported during the lease decide the next state of a device.
 
         Args:
+            used: devices that were used under the lease.
             unused: devices that were fenced for the lease, but never used under it.
             taken_by: the person who took the devices from their holder, for `why_lost`.
         """
@@ -432,6 +437,8 @@ class Leases:
                 if not row:
                     continue
                 released.add(key)
+                if key in used:
+                    t.record_use(key)
                 if key in unused:
                     t.db.execute("UPDATE devices SET quiet = ? WHERE key = ?", (token, key))
                 if taken_by:

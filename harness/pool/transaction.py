@@ -2,20 +2,30 @@
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
 from harness.clock import Clock
 from harness.pool.database import Database
-from harness.pool.failure_policy import FailureRecord, QuarantineRule
+from harness.pool.failure_policy import (
+    EarlierFailure,
+    FailureRecord,
+    FailureReport,
+    Judgement,
+    QuarantineRule,
+    Work,
+    judge,
+)
 from harness.pool.history import add_event
 from harness.pool.owner import Owner
 from harness.pool.queue import Request, serve
 from harness.pool.records import OWNER_COLUMNS, Facts, LeaseRow, owner_of, owner_values
 from harness.pool.states import Event, MemberState, after
 
+COUNTS = "settled = 0 AND weight > 0 AND excuse = ''"
+"""Condition of the failures that count against their devices."""
 LOST = "lost its lease"
 """Kind of history entry: a lease ended otherwise than by its holder's release."""
 OWNER_SLOTS = "?, ?, ?, ?, ?, ?, ?"
@@ -154,17 +164,109 @@ class Transaction:
             self.apply(key, Event.GRANTED, f"held by {lease['label']}")
         return self.state(key)
 
+    # Evidence
+
+    def judge(self, key: str, report: FailureReport) -> Judgement:
+        """Judge a failure on a device, store it, and take back what it contradicts."""
+        device = self.db.execute("SELECT * FROM devices WHERE key = ?", (key,)).fetchone()
+        earlier: list[EarlierFailure] = []
+        if report.work is not None and report.weight:
+            rows = self.db.execute(
+                "SELECT evidence.id, key, name, at, lease,"  # noqa: S608
+                f" {COUNTS} AS counts FROM evidence JOIN devices USING (key)"
+                " WHERE work = ? AND kind = ? ORDER BY evidence.id",
+                (report.work.id, report.kind),
+            )
+            earlier = [EarlierFailure(*row) for row in rows]
+        judgement = judge(report, key, earlier, device["good"])
+        self.db.execute(
+            "INSERT INTO evidence (key, at, lease, kind, weight, text, work, excuse)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                key,
+                self._clock.now(),
+                device["leases"],
+                report.kind,
+                report.weight,
+                report.text,
+                report.work.id if report.work else "",
+                judgement.excuse,
+            ),
+        )
+        self.db.execute(
+            "DELETE FROM evidence WHERE key = ? AND lease < ?",
+            (key, device["leases"] - self._rule.memory),
+        )
+        if report.weight:
+            label = f"{report.work.label}: " if report.work else ""
+            what = "not counted" if judgement.excuse else "counted"
+            why = judgement.excuse or f"it weighs {report.weight:g}"
+            self.add_history(key, f"{what}: {report.kind}", f"{label}{report.text}; {why}")
+        if report.work is not None and judgement.taken_back:
+            reason = f"{report.work.label} fails alike on {device['name']}"
+            self._take_back(judgement.taken_back, reason)
+        return judgement
+
+    def _take_back(self, failures: Collection[int], reason: str) -> None:
+        """Count failures no longer, and end a quarantine that rests on them."""
+        keys = []
+        for failure in failures:
+            row = self.db.execute(
+                "UPDATE evidence SET excuse = ? WHERE id = ? RETURNING key, kind, text",
+                (reason, failure),
+            ).fetchall()[0]
+            keys.append(row["key"])
+            self.add_history(row["key"], f"taken back: {row['kind']}", f"{reason}: {row['text']}")
+        for key in dict.fromkeys(keys):
+            if self.state(key) is MemberState.QUARANTINED and not self._is_distrusted(key):
+                self.reset_repairs(key)
+                self.apply(key, Event.CLEARED, reason)
+
+    def _is_distrusted(self, key: str) -> bool:
+        """Return whether a quarantine stands: by its failures, or by a failed probation run."""
+        leases, attempts = self.db.execute(
+            "SELECT leases, attempts FROM devices WHERE key = ?", (key,)
+        ).fetchone()
+        total = sum(failure.weight for failure in self._counted(key, leases))
+        return total >= self._rule.limit or attempts > self._count_returns(key, leases) + 1
+
+    def clear_work(self, token: int, work: Work) -> None:
+        """Let failures of work stand against their devices, as it ended well under a lease."""
+        where = self.db.execute(
+            "SELECT name FROM devices JOIN leases USING (key) WHERE token = ?", (token,)
+        ).fetchone()
+        rows = self.db.execute(
+            "UPDATE evidence SET work = '' WHERE work = ?"  # noqa: S608
+            f" RETURNING key, kind, text, {COUNTS} AS counts",
+            (work.id,),
+        ).fetchall()
+        for row in rows:
+            if row["counts"] and where is not None:
+                text = f"{work.label} ended well on {where['name']}: {row['text']}"
+                self.add_history(row["key"], f"confirmed: {row['kind']}", text)
+
+    def record_use(self, key: str) -> None:
+        """Record the end of a lease under which a device was used, good if nothing failed."""
+        self.db.execute(
+            "UPDATE devices SET good = leases WHERE key = ? AND NOT EXISTS (SELECT 1 FROM evidence"
+            " WHERE evidence.key = devices.key AND lease = leases AND weight > 0)",
+            (key,),
+        )
+
+    def _counted(self, key: str, leases: int) -> Sequence[FailureRecord]:
+        rows = self.db.execute(
+            f"SELECT lease, weight, kind, text FROM evidence WHERE key = ? AND {COUNTS}"  # noqa: S608
+            " ORDER BY id",
+            (key,),
+        )
+        return self._rule.counted((FailureRecord(*row) for row in rows), leases)
+
     def _quarantine_if_over_limit(self, key: str) -> None:
         """Quarantine a ready device whose failures are over the limit."""
         if self.db.execute("SELECT 1 FROM leases WHERE key = ?", (key,)).fetchone():
             return  # its release decides
         leases = self.db.execute("SELECT leases FROM devices WHERE key = ?", (key,)).fetchone()[0]
-        rows = self.db.execute(
-            "SELECT lease, weight, kind, text FROM evidence WHERE key = ? AND settled = 0"
-            " AND weight > 0 ORDER BY id",
-            (key,),
-        )
-        counted = self._rule.counted((FailureRecord(*row) for row in rows), leases)
+        counted = self._counted(key, leases)
         total = sum(failure.weight for failure in counted)
         if counted and total >= self._rule.limit:
             kinds = ", ".join(dict.fromkeys(failure.kind for failure in counted))

@@ -1,5 +1,7 @@
 """Failures of tests with devices: reported to the pool, with the logs of their devices kept."""
 
+import contextlib
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.errors import DeviceError, HarnessError, LeaseLostError, one_line
-from harness.pytest_plugin.fixtures import TEST, TestState, leases_of
+from harness.pool.failure_policy import Work
+from harness.pytest_plugin.fixtures import TEST, TestState, case_of, leases_of
 from harness.pytest_plugin.terminal import LOST, PHASE
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ def record_failure(
     test = item.stash[TEST]
     test.ended = test.ended or call.when == "call"
     if call.excinfo is None:
+        if call.when == "call":
+            leases_of(item.config).report_success(test.held, _work_of(item, test))
         return
     error = call.excinfo.value
     if not isinstance(error, Exception | pytest.fail.Exception):  # Ctrl-C, or a skip
@@ -45,9 +50,10 @@ def record_failure(
     failed = report.outcome == "failed"  # an expected failure has no logs, but may lose a device
     if failed and not lost:
         _attach_logs(item, report, test)
-    if failure is not None:
-        _report_to_pool(item, test, failure)
-    if failed and lost:
+    blame = "" if failure is None else _report_to_pool(item, test, failure)
+    if blame:
+        report.sections.append(("the test is at fault, not the devices", blame))
+    elif failed and lost:
         # Reporters count a failure outside the call as an error: the test itself did not fail.
         if report.when == "call":
             setattr(report, PHASE, report.when)
@@ -68,10 +74,20 @@ def _lost_lease(test: TestState, failure: HarnessError | None) -> HarnessError |
     return None
 
 
-def _report_to_pool(item: pytest.Item, test: TestState, failure: HarnessError) -> None:
+def _report_to_pool(item: pytest.Item, test: TestState, failure: HarnessError) -> str:
+    """Report a failure; return why it counts against the test, if it does."""
     item.user_properties.append(("qnnfarm.failure", f"{type(failure).__name__}: {failure}"))
     test.held.lost |= failure.loses_device or failure.needs_recovery
-    leases_of(item.config).report(test.held, failure)
+    return leases_of(item.config).report(test.held, failure, _work_of(item, test))
+
+
+def _work_of(item: pytest.Item, test: TestState) -> Work:
+    """Return a test as the pool knows it: another one once its file has changed."""
+    case = case_of(item)
+    digest = hashlib.sha256(case.encode())
+    with contextlib.suppress(OSError):
+        digest.update(item.path.read_bytes())
+    return Work(digest.hexdigest(), f"test {case}", test.began)
 
 
 def _attach_logs(item: pytest.Item, report: pytest.TestReport, test: TestState) -> None:

@@ -1,6 +1,7 @@
 """Fixtures of the plugin, and its state. Nothing heavy is imported before a test needs a device."""
 
 import re
+import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,7 @@ class TestState:
         runners: those that its fixtures made.
         ended: whether the call phase is over; Ctrl-C in the middle is no end.
         failure: type and text of the error that it ended with, expected or not; else empty.
+        began: seconds since 1970.
     """
 
     __test__ = False
@@ -58,6 +60,7 @@ class TestState:
     runners: "list[ContainerRunner]" = field(default_factory=list)
     ended: bool = False
     failure: str = ""
+    began: float = field(default_factory=time.time)
 
     @property
     def status(self) -> "RunStatus":

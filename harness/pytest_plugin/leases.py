@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from harness.devices.base import DeviceProperties
     from harness.devices.spec import DeviceSpec
     from harness.errors import HarnessError
+    from harness.pool.failure_policy import Work
     from harness.pool.lease import Lease
     from harness.pool.pool import Pool
     from harness.pool.requirement import Requirement
@@ -128,12 +129,21 @@ class LeaseManager:
         return self._held
 
     @staticmethod
-    def report(held: HeldLease, failure: "HarnessError") -> None:
-        """Report a device's failure to the pool, which weighs it."""
+    def report(held: HeldLease, failure: "HarnessError", work: "Work") -> str:
+        """Report a failure to the pool; return why it counts against the test, if it does."""
         from harness.errors import HarnessError
 
         with contextlib.suppress(HarnessError):
-            held.lease.report(failure)
+            return held.lease.report(failure, work)
+        return ""
+
+    @staticmethod
+    def report_success(held: HeldLease, work: "Work") -> None:
+        """Report to the pool that a test ended well on its devices."""
+        from harness.errors import HarnessError
+
+        with contextlib.suppress(HarnessError):
+            held.lease.report_success(work)
 
     def release_unless(self, next_key: LeaseKey | None) -> None:
         """Release the lease unless the next test needs the same."""

@@ -15,6 +15,7 @@ from harness.plans.lease_requests import meets
 from harness.plans.outcome import CellResult
 from harness.plans.plan_file import Retries
 from harness.plans.protocols import LeasedDevice
+from harness.pool.failure_policy import Work
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.pool.status import MemberStatus
@@ -59,8 +60,18 @@ class HandLease:
         self._pool = pool
         self.device = cast("LeasedDevice", HandDevice(member))
 
-    def report(self, failure: HarnessError) -> None:
+    def report(self, failure: HarnessError, work: Work | None = None) -> str:
         self._pool.reports.append((self.device.member, type(failure).__name__))
+        assert work is not None
+        if work.id not in self._pool.blamed:
+            return ""
+        earlier = self._pool.failed.setdefault(work.id, [])
+        earlier.append(self.device.member)
+        elsewhere = [member for member in earlier if member != self.device.member]
+        return f"it fails alike on {elsewhere[0]}" if elsewhere else ""
+
+    def report_success(self, work: Work) -> None:
+        self._pool.ended_well.append(work.label)
 
     def __enter__(self) -> Self:
         return self
@@ -90,6 +101,9 @@ class HandPool:
         self._held: set[str] = set()
         self._changed = threading.Condition()
         self.reports: list[tuple[str, str]] = []
+        self.blamed: set[str] = set()
+        self.failed: dict[str, list[str]] = {}
+        self.ended_well: list[str] = []
         self.leases = 0
         self.purposes: set[str] = set()
         self.most_held = 0

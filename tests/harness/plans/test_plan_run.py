@@ -163,6 +163,24 @@ def test_a_matrix_of_all_kinds_of_work_is_measured(
     assert len(lab.runs()) == 6
 
 
+def test_a_script_that_hangs_fails_and_puts_no_device_out(lab: Lab, start: Start) -> None:
+    hangs = {"kind": "command", "label": "hangs", "command": ["sleep", "617"], "sessions": 3}
+    answer, err = finish(start(lab.plan(workloads=[hangs], timeouts={"cell_s": 2}), "--json"))
+    assert answer["exit_code"] == 1, err
+    for cell in by_label(answer).values():
+        failures: list[dict[str, str]] = cell["failures"]  # type: ignore[assignment]
+        assert cell["status"] == "failed"
+        assert 1 <= len(failures) <= 2  # of three tries
+        assert failures[-1]["kind"] == "runner"
+        assert "took longer than 2 s; it fails alike on" in failures[-1]["reason"]
+        assert failures[-1]["reason"].endswith("the cell is at fault, not the devices")
+    with Pool.open(lab.folder / "pool.yaml") as pool:
+        members = pool.members()
+        assert [(m.state, m.failures) for m in members] == [(MemberState.READY, ())] * 2
+        told = [entry.text for member in members for entry in pool.history(member.name)]
+    assert any("cell any/hangs#" in text and "fails alike on" in text for text in told), told
+
+
 def test_who_waits_for_devices_is_told_why(lab: Lab, start: Start) -> None:
     with Pool.open(lab.folder / "pool.yaml") as pool:
         first, second = (member.name for member in pool.members())

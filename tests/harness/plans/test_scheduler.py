@@ -93,6 +93,24 @@ def test_a_cell_that_lost_its_device_is_run_on_another(journal: Journal) -> None
     assert {o.failures[0][0] for o in retried} <= {"a"}
 
 
+def test_a_cell_that_fails_alike_on_two_devices_is_not_tried_again(journal: Journal) -> None:
+    def fails(cell: Cell, member: str, _token: CancelToken) -> None:
+        if cell.label == "cell-1":
+            raise DeviceLostError(f"serial-of-{member}", "a push", "closed")
+
+    pool, runner, todo = HandPool(members(*"abcd")), HandRunner(fails), cells(3)
+    pool.blamed = {todo[1].work}
+    summary = run_matrix(todo, pool, runner, journal)
+    assert statuses(summary) == {"cell-0": "done", "cell-1": "failed", "cell-2": "done"}
+    assert runner.tries["cell-1"] == 2
+    assert summary.exit_code == 1
+    (_, first), (_, second) = summary.outcomes[1].failures
+    assert (first.kind, second.kind) == (FailureClass.DEVICE, FailureClass.RUNNER)
+    assert "closed; it fails alike on " in second.reason
+    assert second.reason.endswith("the cell is at fault, not the devices")
+    assert sorted(pool.ended_well) == ["cell cell-0", "cell cell-2"]
+
+
 def test_with_one_device_alone_it_is_tried_again_there(journal: Journal) -> None:
     count = itertools.count()
 

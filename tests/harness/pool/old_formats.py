@@ -3,6 +3,12 @@
 import sqlite3
 
 _BACK = {
+    5: """
+    DROP INDEX evidence_by_work;
+    ALTER TABLE evidence DROP COLUMN work;
+    ALTER TABLE evidence DROP COLUMN excuse;
+    ALTER TABLE devices DROP COLUMN good;
+    """,
     4: """
     DROP TABLE totals;
     """,

@@ -70,7 +70,7 @@ def test_a_release_never_takes_what_a_new_owner_holds(bench: Bench, grab: Grab) 
     new = grab(2, "a")
     assert bench.ledger.leases.release(old, ["a"]) == frozenset()
     assert bench.ledger.leases.holds(new, "a")
-    assert bench.ledger.leases.report("a", old, LOST) is False
+    assert bench.ledger.leases.report("a", old, LOST) is None
     assert bench.ledger.repairs.end("a", old, Event.RECOVERED, "") is False
 
 

@@ -44,6 +44,7 @@ from harness.pool.records import Facts, FenceRecord
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.virtual_device import manager
+from harness.virtual_device.faults import ALWAYS, Stall
 from tests.harness.pool.conftest import close
 
 ANY = Requirement()
@@ -451,6 +452,42 @@ def test_a_timeout_names_the_command_and_leaves_no_process(open_pool: OpenPool) 
     count = device.shell(f"grep -lsF {mark} /proc/[0-9]*/environ | wc -l", check=False).stdout
     assert count.strip() == "0"
     assert states(pool) == ["ready"]
+
+
+def test_a_script_that_hangs_does_not_count_against_devices_that_answer(
+    open_pool: OpenPool,
+) -> None:
+    pool = open_pool()
+    for _ in range(6):
+        with pytest.raises(DeviceTimeoutError), pool.acquire(ANY, timeout_s=60) as lease:
+            lease.device.shell("sleep 73", timeout_s=0.5)
+    assert [(m.state, m.failures) for m in pool.members()] == [(MemberState.READY, ())] * 2
+    told = [e for m in pool.members() for e in pool.history(m.name)]
+    judged = [e.text for e in told if e.what == "not counted: DeviceTimeoutError"]
+    assert len(judged) == 6
+    assert all("`sleep 73` took longer" in text for text in judged)
+    assert all("; the device answered a probe within" in text for text in judged)
+
+
+def test_a_device_that_hangs_counts(
+    open_pool: OpenPool, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.pool.lease._PROBE_S", 0.5)
+    monkeypatch.setattr("harness.devices.shell_device._KILL_TIMEOUT_S", 0.2)
+    pool = open_pool(count=1)
+    with pool.acquire(ANY, timeout_s=60) as lease:
+        manager.control(names[0]).inject(Stall(when="shell", count=ALWAYS))
+        try:
+            with pytest.raises(DeviceTimeoutError) as caught:
+                lease.device.shell("sleep 73", timeout_s=0.5)
+            lease.report(caught.value)
+        finally:
+            manager.control(names[0]).clear()
+    (told,) = [e.text for e in pool.history(names[0]) if e.what == "counted: DeviceTimeoutError"]
+    assert told.endswith("; it weighs 1")
+    assert pool.members()[0].weight == 1
+    assert pool.members()[0].state is MemberState.RECOVERING
+    assert pool.admin.recover(names[0]) is MemberState.READY
 
 
 def test_errors_name_our_own_actions_on_a_device(open_pool: OpenPool) -> None:

@@ -35,12 +35,35 @@ def test_goes_on_with_another(device):
 """
 
 
+_HANGS = """
+def test_hangs(device):
+    device.shell("sleep 79", timeout_s=0.5)
+
+def test_other(device):
+    device.shell(["true"])
+"""
+
+
+def test_a_test_that_fails_alike_on_two_devices_is_told_so(
+    farm: Farm, two_devices: tuple[str, str]
+) -> None:
+    fault = "the test is at fault, not the devices"
+    for first, name in zip((True, False), two_devices, strict=True):
+        outcome = farm(_HANGS, f"--device=virtual:{name}")
+        assert outcome.counts() == {"tests": 2, "failures": 1}, outcome.output
+        assert (fault in outcome.output) is not first
+    assert f"it fails alike on {two_devices[0]}" in outcome.output
+    with Pool.of([DeviceSpec("virtual", name) for name in two_devices]) as pool:
+        assert [member.failures for member in pool.members()] == [(), ()]
+
+
 @pytest.mark.parametrize("workers", ["-n0", "-n1"])
 def test_a_lost_device_is_an_error_and_the_next_test_gets_another(
     farm: Farm, make_virtual_device: MakeDevice, workers: str
 ) -> None:
     names = [make_virtual_device()[0].name for _ in range(2)]
-    outcome = farm(_LOSES, *[f"--device=virtual:{name}" for name in names], "-v", workers)
+    text = f"# {workers}\n{_LOSES}"  # so that it is not a test that lost other devices before
+    outcome = farm(text, *[f"--device=virtual:{name}" for name in names], "-v", workers)
     assert outcome.counts() == {"tests": 2, "errors": 1}, outcome.output
     assert "DEVICE LOST" in outcome.output
     assert "ERROR at call of test_loses_its_device" in outcome.output
