@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from harness.virtual_device.faults import (
+    ALWAYS,
+    Babble,
     Corrupt,
     Drop,
     Fault,
@@ -21,8 +23,8 @@ from harness.virtual_device.faults import (
     When,
 )
 
-Scene = Literal["push", "run", "genie", "lease", "ledgers"]
-ActKind = Literal["adb_kill", "kill", "terminate", "suspend", "release"]
+Scene = Literal["push", "run", "genie", "lease", "ledgers", "hang", "hostile"]
+ActKind = Literal["adb_kill", "kill", "terminate", "suspend", "release", "hang"]
 T = TypeVar("T")
 
 DEVICES = 2
@@ -36,6 +38,8 @@ _WHEN: dict[Scene, tuple[When, ...]] = {
     "genie": ("any", "push", "shell", "run", "run"),
     "lease": ("any", "shell", "shell", "forward"),
     "ledgers": ("any", "shell", "shell", "forward"),
+    "hang": ("any", "shell"),
+    "hostile": ("any",),
 }
 _RUNNER_WHEN: dict[Scene, When] = {
     "run": "shell",
@@ -52,9 +56,20 @@ _KINDS: dict[Scene, str] = {
     "lease": "drop stall reboot power runner slow adb_kill kill kill suspend suspend release"
     " release",
     "ledgers": "drop stall reboot power runner slow adb_kill kill kill suspend suspend",
+    "hang": "throttle slow adb_kill kill suspend release",
+    "hostile": "garbage garbage garbage endless silent",
 }
-_ACTS: tuple[ActKind, ...] = ("adb_kill", "kill", "terminate", "suspend", "release")
-_SCENES: dict[Scene, int] = {"push": 32, "run": 33, "lease": 23, "ledgers": 8, "genie": 4}
+_ACTS: tuple[ActKind, ...] = ("adb_kill", "kill", "terminate", "suspend", "release", "hang")
+_SCENES: dict[Scene, int] = {
+    "push": 30, "run": 31, "lease": 21, "ledgers": 8, "genie": 4, "hang": 3, "hostile": 3,
+}  # fmt: skip
+_SEVERAL = {"lease", "ledgers", "hang", "hostile"}
+_HOSTILE: dict[str, Fault] = {
+    "garbage": Babble(count=ALWAYS, bytes=300, match=TOKEN),
+    "endless": Babble(count=ALWAYS, bytes=math.inf),
+    "silent": Stall(count=ALWAYS),
+}
+"""What the first device of the scene `hostile` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +133,18 @@ def draw(seed: int, number: int) -> Case:
     """The case of that number."""
     chance = random.Random(f"{seed}:{number}")  # noqa: S311 - to be repeatable
     scene = chance.choices([*_SCENES], [*_SCENES.values()])[0]
-    actors = chance.randint(2, 3) if scene in {"lease", "ledgers"} else 1
+    actors = chance.randint(2, 3) if scene in _SEVERAL else 1
     faults: list[tuple[int, Fault]] = []
     acts: list[HostAct] = []
-    for _ in range(chance.choices([1, 2, 3], [60, 30, 10])[0]):
+    if scene == "hang":
+        acts.append(HostAct("hang", 0.0))
+    count = 1 if scene == "hostile" else chance.choices([1, 2, 3], [60, 30, 10])[0]
+    for _ in range(count - len(acts)):
         kind = chance.choice(_KINDS[scene].split())
         if kind in _ACTS:
             acts.append(_act(chance, kind, actors))
+        elif scene == "hostile":
+            faults.append((0, _HOSTILE[kind]))
         else:
             faults.append((_device(chance, scene), _fault(chance, kind, scene)))
     calm_s = chance.uniform(3.0, 7.0)

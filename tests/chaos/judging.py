@@ -3,19 +3,31 @@
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType, ModuleType
 
 from harness.errors import HarnessError
-from tests.chaos import aftermath, lease_scene, push_scene, run_scene
+from tests.chaos import aftermath, blame_scene, lease_scene, push_scene, run_scene
 from tests.chaos.actors import Actor, conduct
-from tests.chaos.drawing import DEVICES, Case, HostAct, draw
+from tests.chaos.drawing import DEVICES, Case, HostAct, Scene, draw
 from tests.chaos.ends import End, unexplained
 from tests.chaos.lab import Farm, Lab, patient
 
 _PATIENCE_S = 75.0
 _GENIE_PATIENCE_S = 150.0
 _SQUEEZED = ("full", "armed")
+_SCENES: Mapping[Scene, ModuleType] = MappingProxyType(
+    {
+        "push": push_scene,
+        "run": run_scene,
+        "genie": run_scene,
+        "lease": lease_scene,
+        "ledgers": lease_scene,
+        "hang": blame_scene,
+        "hostile": blame_scene,
+    }
+)
 
 
 @dataclass
@@ -62,8 +74,7 @@ def _happen(lab: Lab, case: Case, verdict: Verdict) -> None:
         run_scene.learn(lab)
     elif case.scene == "push":
         push_scene.prepare(lab, case)
-    scenes = {"push": push_scene, "lease": lease_scene, "ledgers": lease_scene}
-    scene = scenes.get(case.scene, run_scene)
+    scene = _SCENES[case.scene]
     at = time.time()
     for device, fault in case.faults:
         farm.commands(device).inject(fault)
@@ -107,7 +118,7 @@ def _performing(
             lab.kill_adb()
         elif actor.ended:
             return
-        else:
+        elif act.kind != "hang":  # that is what the actor does by itself
             numbers = {
                 "kill": signal.SIGKILL,
                 "terminate": signal.SIGTERM,

@@ -95,10 +95,12 @@ def _command(kind: int, word: str) -> Command:
 def begin(lab: Lab, farm: Farm, case: Case) -> list[Actor]:
     """One process that runs the plan."""
     cells = cells_of(lab, case)
-    return [_runner(lab, farm, case, cells, "run")]
+    return [runner(lab, farm, case, cells, "run")]
 
 
-def _runner(lab: Lab, farm: Farm, case: Case, cells: list[Cell], name: str) -> Actor:
+def runner(lab: Lab, farm: Farm, case: Case, cells: list[Cell], name: str) -> Actor:
+    """A process that runs cells, and tells how each ended."""
+
     def part(tell: Tell) -> None:
         with _open(lab, case) as (store, journal):
             journal.begin("chaos", "c" * 32, fresh=False)
@@ -154,16 +156,16 @@ def judge(
 ) -> tuple[list[End], list[str]]:
     """Every cell's end, and what journal and store say of it."""
     ends = [end_of(actors[0])]
-    ends += _cells(actors[0], "")
+    ends += ends_of_cells(actors[0], "")
     left = {end.who for end in ends if end.outcome == "interrupted"}
     if ends[0].outcome in {"killed", "interrupted"} or left:
         # Whoever comes next goes on where that one ended, and nothing befalls it.
         for number in range(2):
             farm.commands(number).clear()
-        second = _runner(lab, farm, case, cells_of(lab, case), "run again")
+        second = runner(lab, farm, case, cells_of(lab, case), "run again")
         conduct([second], [], patient(90.0))
         ends.append(end_of(second))
-        ends += _cells(second, "again: ")
+        ends += ends_of_cells(second, "again: ")
         if second.end["end"] == "well" and any(
             end.outcome == "interrupted" and end.who.startswith("again") for end in ends
         ):
@@ -171,7 +173,8 @@ def judge(
     return ends, _complaints(lab, case, ends)
 
 
-def _cells(actor: Actor, prefix: str) -> list[End]:
+def ends_of_cells(actor: Actor, prefix: str) -> list[End]:
+    """How the cells ended, and their tries, as an actor of `runner` tells."""
     ends = []
     for line in actor.told:
         if "cell" not in line:
@@ -246,7 +249,7 @@ def learn(lab: Lab) -> None:
         for n, work in enumerate(works)
     ]
     case = Case(0, 0, "genie", (), (), 1, 0.0)
-    actor = _runner(lab, lab.roomy, case, cells, "learn")
+    actor = runner(lab, lab.roomy, case, cells, "learn")
     conduct([actor], [], patient(300.0))
     assert actor.end["end"] == "well", actor.end
     with _open(lab, case) as (store, _):
