@@ -63,7 +63,7 @@ locked() { # FUNCTION [ARGUMENT...]
 # time of the host that pushed them: those of the future are given ours, or they would stay for ever.
 clean_incoming() { # MINUTES
   touch store/.lock 2>/dev/null && find incoming -type f -newer store/.lock -exec touch -c {} + 2>/dev/null
-  find incoming -mindepth 1 -maxdepth 1 -type f -mmin "+$1" -exec rm -f {} + 2>/dev/null
+  find incoming -mindepth 1 -maxdepth 1 ! -type d -mmin "+$1" -exec rm -f {} + 2>/dev/null
   for left in incoming/*; do
     [ -d "$left" ] && [ ! -L "$left" ] || continue
     fresh=$(find "$left" -type f -mmin "-$1" 2>/dev/null) && [ -z "$fresh" ] && rm -rf "$left"

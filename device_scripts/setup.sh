@@ -24,7 +24,7 @@ root=$(pwd -P)
 
 # Both must hold for a runner to start here: a full or a noexec file system is found now, by name.
 probe=incoming/probe.$$
-trap 'rm -f "$probe"' EXIT
+trap 'rm -f "$probe" "$probe.link"' EXIT
 printf '#!/bin/sh\nexit 42\n' 2>/dev/null >"$probe" || cannot_write "$root"
 [ -s "$probe" ] || cannot_write "$root"
 chmod 0755 "$probe"
@@ -33,7 +33,6 @@ chmod 0755 "$probe"
 "./$probe" 2>/dev/null
 [ $? -eq 42 ] || die 1 "files in $root cannot be executed (mounted noexec?)"
 ln -s probe "$probe.link" 2>/dev/null || die 1 "no symbolic links in $root"
-rm -f "$probe.link"
 
 for tool in cat chmod df find grep ln ls mkdir mv rm rmdir sha256sum sleep sort stat touch; do
   command -v "$tool" >/dev/null 2>&1 || die 1 "the device has no $tool"

@@ -38,9 +38,11 @@ class Actor:
         self._log = log
         self._rest = b""
         self._pipe, write = os.pipe()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         self.pid = os.fork()
         if not self.pid:
             _play(part, write, log)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(write)
         self._open = True
 
@@ -123,6 +125,7 @@ def _play(part: Part, write: int, log: Path) -> NoReturn:
             os.write(write, json.dumps(what).encode() + b"\n")
 
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             part(tell)
             tell({"end": "well"})
         except HarnessError as error:

@@ -153,10 +153,14 @@ def test_verify_pins_what_it_is_asked_for(device: "DeviceShell") -> None:
     old.mkdir()
     (old / "part").write_text("x")
     os.utime(old / "part", (1_600_000_000, 1_600_000_000))
+    link = device.work_root / "incoming" / "probe.123.link"  # of a setup that was killed
+    link.symlink_to("probe")
+    os.utime(link, (1_600_000_000, 1_600_000_000), follow_symlinks=False)
     done = device.run("verify.sh", "-a", "-p", "area", device.work_root, stdin=f"{sha} 4\n")
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"ok {sha}")
     assert (device.work_root / "incoming/area/.wants").read_text() == f"{sha} 4\nend\n"
     assert not old.exists()
+    assert not link.is_symlink()
     for bad in ("../x", "", "a b"):
         assert device.run("verify.sh", "-p", bad, device.work_root).returncode == 2
 
