@@ -3,6 +3,7 @@
     BuildError
       UnknownSocError
       InvalidOptionError
+        UnknownOptionError
       ModelNotFoundError
       CalibrationTextMissingError
       CheckpointError
@@ -33,6 +34,7 @@
 `str(error)` is one line for the user: what is wrong, where, and what to do.
 """
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from buildlib.error_base import QnnfarmError, one_line
@@ -68,6 +70,18 @@ class InvalidOptionError(BuildError):
         return self._fill(
             "option {key!r}: {reason}" + ("; known are {known}" if self.known else "")
         )
+
+
+class UnknownOptionError(InvalidOptionError):
+    """A builder option does not exist; the message names the nearest one, or all."""
+
+    __match_args__ = ("key", "options")
+
+    def __init__(self, key: str, options: tuple[str, ...]) -> None:
+        self.options = options
+        near = get_close_matches(key, options, 1)
+        reason = f"no such option: did you mean {near[0]}?" if near else "no such option"
+        super().__init__(key, reason, () if near else options)
 
 
 class ModelNotFoundError(BuildError):

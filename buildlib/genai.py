@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.container.container import GenAIContainer
-from buildlib.errors import InvalidOptionError
+from buildlib.errors import InvalidOptionError, UnknownOptionError
 from buildlib.paths import absolute_user_path, default_cache_root, user_path
 from buildlib.pipeline.build import Build, Sources
 from buildlib.pipeline.options import ConversionConfig, ModelTransformerConfig
@@ -74,7 +74,7 @@ class OptionSets:
         known = HtpConfigHelper.list_config_options()
         for key in options:
             if key not in known:
-                raise InvalidOptionError(key, "no such option", known)
+                raise UnknownOptionError(key, known)
         return replace(self, compilation={**self.compilation, **options})
 
     def as_options(self) -> dict[str, object]:

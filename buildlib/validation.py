@@ -61,6 +61,7 @@ _REASONS = {
     "assertion_error": "{error}",
     "union_tag_not_found": "{discriminator} is missing",
 }
+_ENTRIES = {str: " of texts", int: " of whole numbers", float: " of numbers"}
 _OTHERWISE = "it cannot be used"
 _SHOULD = re.compile(r"^.* should (?=be )")
 _PYDANTICS = frozenset(get_args(core_schema.ErrorType))
@@ -115,7 +116,7 @@ def reason_for(found: ErrorDetails, model: type[BaseModel] | None = None) -> str
     """Describe what is wrong with a value, without naming the value."""
     kind, location, context = found["type"], found["loc"], found.get("ctx", {})
     if kind in _LISTS:
-        return "must be a list of texts" if _is_of_texts(model, location) else "must be a list"
+        return f"must be a list{_of_what(model, location)}"
     if kind == _TAG:
         return f"there is no kind {context['tag']!r}, but {context['expected_tags']}"
     if kind == _NO_SUCH_KEY:
@@ -164,6 +165,14 @@ def _kind(model: type[BaseModel]) -> object:
     return None if field is None else field.default
 
 
-def _is_of_texts(model: type[BaseModel] | None, location: Location) -> bool:
+def _of_what(model: type[BaseModel] | None, location: Location) -> str:
+    """The entries of the list at a location, in words; empty where they are models, or unknown."""
     fields = [_fields(each).get(str(location[-1])) for each in _models_at(model, location[:-1])]
-    return any(field is not None and not list(_models_in(field.annotation)) for field in fields)
+    kinds = {kind for field in fields if field for kind in _plain_types(field.annotation)}
+    return next((words for kind, words in _ENTRIES.items() if kind in kinds), "")
+
+
+def _plain_types(annotation: object) -> Iterator[object]:
+    yield annotation
+    for argument in get_args(annotation):
+        yield from _plain_types(argument)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from buildlib.errors import InvalidOptionError
+from buildlib.errors import InvalidOptionError, UnknownOptionError
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.validation import first_fault
 
@@ -41,7 +41,7 @@ class Options(BaseModel):
             if key == _BIAS_BITS and value == _UNKNOWN_BIAS_BITS:
                 raise InvalidOptionError(key, _BIAS_REASON, ())
             if key not in known:
-                raise InvalidOptionError(key, "no such option", known)
+                raise UnknownOptionError(key, known)
             section, _, name = key.rpartition(".")
             (values.setdefault(section, {}) if section else values)[name] = value
         try:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from buildlib.errors import InvalidOptionError
+from buildlib.errors import InvalidOptionError, UnknownOptionError
 from buildlib.targets import Target, parse_target
 from buildlib.toolchains.htp_extensions import (
     HtpConfigHelper,
@@ -230,7 +230,7 @@ class CompileConfig(BaseModel):
                 update = {"group_context": _set(group, key, value)}
             case _:
                 known = HtpConfigHelper.list_config_options()
-                raise InvalidOptionError(key, "no such option", known)
+                raise UnknownOptionError(key, known)
         return self.model_copy(update=update)
 
 
@@ -257,7 +257,7 @@ def _field(kind: type[HtpOptions], key: str) -> str:
     fields = {field.validation_alias: known for known, field in kind.model_fields.items()}
     name = fields.get(name, name)
     if section != kind.SECTION or name not in kind.model_fields or name == "name":
-        raise InvalidOptionError(key, "no such option", kind.known_options())
+        raise UnknownOptionError(key, kind.known_options())
     return name
 
 

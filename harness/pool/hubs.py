@@ -267,6 +267,7 @@ def map_hub_ports(
     Raises:
         HubError: a hub cannot be switched, or a device is not free that might be switched.
     """
+    Uhubctl().list()  # before anybody waits for devices
     with _leased(pool, on_progress, wait_s) as names:
         present = {entry.serial for entry in server.devices() if entry.usable}
         if locations and (others := sorted(present - names.keys())):

@@ -15,6 +15,7 @@ class Part(BaseModel):
     bits: Literal[4, 8] = 8
     n_threads: Annotated[int, Field(ge=1, le=6)] = Field(1, alias="n-threads")
     names: tuple[str, ...] = ()
+    sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()
 
 
 class Whole(BaseModel):
@@ -35,6 +36,7 @@ class Whole(BaseModel):
         ({"parts": [{"n-threads": 7}]}, "/parts/0/n-threads: must be at most 6, not 7"),
         ({"parts": [{"n-threads": "x"}]}, "/parts/0/n-threads: must be a whole number"),
         ({"parts": [{"names": 1}]}, "/parts/0/names: must be a list of texts"),
+        ({"parts": [{"sizes": 1}]}, "/parts/0/sizes: must be a list of whole numbers"),
         ({"parts": 1}, "/parts: must be a list"),
         ({"by_name": {"a/b~c": {"bits": "four" * 100}}}, "/by_name/a~1b~0c/bits: must be 4 or 8"),
         ({"label": "a"}, "/label: must have at least 2 characters"),

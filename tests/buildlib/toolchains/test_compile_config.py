@@ -182,6 +182,7 @@ def test_a_graph_has_options_of_its_own_over_those_of_all() -> None:
     [
         ("graphs.surprise", 1, "known are graphs.vtcm_size_in_mb"),
         ("graphs.name", "a", "no such option"),
+        ("graphs.vtcm_size_in_bm", 1, "no such option: did you mean graphs.vtcm_size_in_mb?"),
         ("surprise", 1, "no such option"),
         ("", 1, "no such option"),
         ("graphs.optimization_type", 4, "must be at most 3, not 4"),
