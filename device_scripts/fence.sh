@@ -64,7 +64,7 @@ find_other_ledger() {
     *)
       [ "$take" != "$highest" ] || return 0
       alive=1
-      [ -n "$(find "$fence/used" -mmin "-$idle_minutes" 2>/dev/null)" ] ||
+      [ -n "$(find "$fence/$highest" "$fence/used" -mmin "-$idle_minutes" 2>/dev/null)" ] ||
         [ -n "$(marked_pids "lease:$id.$highest.")" ] || alive=0
       printf '%s\n' "qnnfarm-fence held=$highest alive=$alive $record"
       exit 5

@@ -314,9 +314,19 @@ def refused(device: "DeviceShell", token: int, *words: str) -> tuple[int, str]:
 
 
 def age(device: "DeviceShell", minutes: float) -> None:
-    used, then = device.work_root / "fence" / "used", time.time() - 60 * minutes
-    used.touch()
-    os.utime(used, (then, then))
+    """Let the claim, and the last command after it, be that old."""
+    fence, then = device.work_root / "fence", time.time() - 60 * minutes
+    (fence / "used").touch()
+    for file in (fence / "used", *fence.glob("[0-9]*")):
+        os.utime(file, (then, then))
+
+
+def test_a_holder_that_has_run_nothing_yet_is_alive(device: "DeviceShell") -> None:
+    claim(device, 5)
+    alive = (5, f"qnnfarm-fence held=5 alive=1 {record_of(HOLDER)}\n")
+    assert refused(device, 9) == alive
+    age(device, 11)
+    assert refused(device, 9)[1].split()[2] == "alive=0"
 
 
 def test_a_holder_of_another_ledger_keeps_the_device_while_it_is_alive(
