@@ -27,7 +27,7 @@ from harness.virtual_device.stream import Stream
 log = logging.getLogger(__name__)
 
 Service = Callable[[Stream], Coroutine[Any, Any, None]]
-ServiceOpener = Callable[[bytes], Service | None]
+ServiceOpener = Callable[["Connection", bytes], Service | None]
 
 _AUTH_TOKEN, _AUTH_SIGNATURE, _AUTH_PUBLIC_KEY = 1, 2, 3
 _MAX_STREAMS = 1024
@@ -173,6 +173,14 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(header)
             self._transport.write(payload)
 
+    def open_stream(self, name: bytes, service: Service) -> None:
+        """Open a stream to a service of the peer's, and let `service` use it."""
+        stream = self._new_stream(0)
+        self.send(Command.OPEN, stream.local_id, 0, name + b"\0")
+        self._start(service, stream, name)
+        if not self.online or len(self._streams) > _MAX_STREAMS:
+            stream.on_close()
+
     def forget(self, stream: Stream) -> None:
         """Drop a stream that its service has closed."""
         self._streams.pop(stream.local_id, None)
@@ -244,15 +252,22 @@ class Connection(asyncio.BufferedProtocol):
             raise AdbProtocolError("OPEN without an id")
         service = None
         if len(self._streams) < _MAX_STREAMS:
-            service = self._open_service(name)
+            service = self._open_service(self, name)
         if service is None:
             log.info("no service %r", name[:_MAX_SHOWN])
             self.send(Command.CLSE, 0, remote_id)
             return
+        stream = self._new_stream(remote_id)
+        self.send(Command.OKAY, stream.local_id, remote_id)
+        self._start(service, stream, name)
+
+    def _new_stream(self, remote_id: int) -> Stream:
         stream = Stream(self, self._next_id, remote_id)
         self._next_id = self._next_id % 0x7FFFFFFF + 1
         self._streams[stream.local_id] = stream
-        self.send(Command.OKAY, stream.local_id, remote_id)
+        return stream
+
+    def _start(self, service: Service, stream: Stream, name: bytes) -> None:
         task = asyncio.create_task(self._serve(service, stream), name=repr(name[:_MAX_SHOWN]))
         self._tasks[stream.local_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(stream.local_id, None))
@@ -269,10 +284,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _route(self, message: Message) -> None:
         stream = self._streams.get(message.arg1)
-        if stream is None or message.arg0 not in {0, stream.remote_id}:
+        if stream is None or (stream.remote_id and message.arg0 not in {0, stream.remote_id}):
             return  # sent before our CLSE arrived
         if message.command is Command.OKAY:
-            stream.on_ready()
+            stream.on_ready(message.arg0)
         elif message.command is Command.CLSE:
             stream.on_close()
         elif not stream.on_data(message.payload):

@@ -21,6 +21,7 @@ from harness.virtual_device.filesystem import (
     remove_partials,
 )
 from harness.virtual_device.folder import DeviceRecord
+from harness.virtual_device.forwarding import Forwarding
 from harness.virtual_device.heat.simulation import HeatSimulation
 from harness.virtual_device.heat.throttler import Throttler
 from harness.virtual_device.injection import DeviceEffects, Injector
@@ -112,7 +113,7 @@ class Device:
         )
         self._power = PowerQueue()
         self._connections: list[Connection] = []
-        self._events = EventLog(outside.write_event)
+        self._events = EventLog(outside.write_event, self._userland.log)
         throttler = Throttler(processes)
         effects = DeviceEffects(
             self._connections, processes, throttler, self._storage, self._userland, self._power
@@ -129,6 +130,7 @@ class Device:
                 self._heat.refresh,
             ),
             SyncHost(self._filesystem, self._storage, self._faults),
+            Forwarding(self._filesystem, self._faults),
             lambda: self._power.put(PowerCommand(PowerAction.REBOOT)),
         )
 
@@ -249,6 +251,7 @@ class Device:
         return connection
 
     def _forget(self, connection: Connection) -> None:
+        self._services.forwarding.forget(connection)
         with contextlib.suppress(ValueError):
             self._connections.remove(connection)
 

@@ -42,14 +42,17 @@ class EventLog:
 
     Args:
         write: takes one line.
+        on_event: called with each event.
     """
 
-    def __init__(self, write: Callable[[bytes], None]) -> None:
+    def __init__(self, write: Callable[[bytes], None], on_event: Callable[[Event], None]) -> None:
         self._write = write
+        self._on_event = on_event
 
     def add(self, kind: EventKind, fault: str = "", detail: str = "") -> None:
         """Append an event with the current time; on a full disk it is lost."""
         event = Event(time.time(), kind, fault, detail)
+        self._on_event(event)
         try:
             self._write(json.dumps(asdict(event)).encode() + b"\n")
         except OSError as error:

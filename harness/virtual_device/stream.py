@@ -36,7 +36,11 @@ class Transport(Protocol):
 
 
 class Stream:
-    """A byte stream in both directions between one service and one client."""
+    """A byte stream in both directions between one service and one client.
+
+    Attributes:
+        remote_id: the peer's id; 0 until it has granted a stream that we opened.
+    """
 
     def __init__(self, transport: Transport, local_id: int, remote_id: int) -> None:
         self.local_id = local_id
@@ -49,13 +53,23 @@ class Stream:
         self._closed = False
         self._readable = asyncio.Event()
         self._may_send = asyncio.Event()
-        self._may_send.set()
+        if remote_id:
+            self._may_send.set()
         self._write_lock = asyncio.Lock()
 
     @property
     def max_payload(self) -> int:
         """Largest payload of one message to the peer."""
         return self._transport.max_payload
+
+    @property
+    def has_data(self) -> bool:
+        """Whether a read would not wait for data."""
+        return bool(self._chunks)
+
+    async def opened(self) -> None:
+        """Wait until the peer has granted or refused a stream that we opened."""
+        await self._may_send.wait()
 
     async def read(self, limit: int = RECEIVE_LIMIT) -> memoryview:
         """Read between 1 and `limit` bytes; empty at the end of the stream.
@@ -98,7 +112,7 @@ class Stream:
         if self._closed:
             return
         self._closed = True
-        if not self._peer_closed:
+        if not self._peer_closed and self.remote_id:
             self._transport.send(Command.CLSE, self.local_id, self.remote_id)
         self._chunks.clear()
         self._wake()
@@ -116,8 +130,9 @@ class Stream:
         self._acknowledge()
         return True
 
-    def on_ready(self) -> None:
-        """Take an OKAY."""
+    def on_ready(self, remote_id: int) -> None:
+        """Take an OKAY; the first one grants a stream that we opened."""
+        self.remote_id = self.remote_id or remote_id
         self._may_send.set()
 
     def on_close(self) -> None:
@@ -141,6 +156,11 @@ class ExactReader:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._rest = memoryview(b"")
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something can be read without waiting."""
+        return bool(self._rest) or self._stream.has_data
 
     async def some(self, limit: int) -> memoryview:
         """Read between 1 and `limit` bytes without copying them."""

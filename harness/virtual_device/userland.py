@@ -3,19 +3,27 @@
 All commands other than the device's own are the host's.
 """
 
+import contextlib
+import os
 import shlex
 import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from buildlib.files import atomic_write
+from harness.errors import one_line
+from harness.virtual_device.events import Event
 from harness.virtual_device.filesystem import DeviceFilesystem
 from harness.virtual_device.storage import SYNCED_NAME
 
 _COMMANDS = Path(__file__).parent / "commands"
 """Shell scripts of the device's own commands; `$root` is the folder of its files."""
+_LOG_TAG = "virtual_device"
+_MAX_LOG = 256 * 1024
+_MAX_LOG_LINE = 1000
 _HOST_PATH = "/usr/local/bin:/usr/bin:/bin"
 """Without `sbin`: a device has no use for the host's administration."""
 
@@ -114,6 +122,26 @@ class Userland:
         (folder / "sh").symlink_to("/bin/sh")
         if toybox := shutil.which("toybox"):
             (folder / "toybox").symlink_to(toybox)
+
+    def log(self, event: Event) -> None:
+        """Append an event to the log that `logcat` prints, which holds at least the last 128 KiB.
+
+        The log begins anew with each boot, as a phone's does. On a full disk a line is lost.
+        """
+        moment = datetime.fromtimestamp(event.at, UTC).astimezone()
+        priority = "W" if event.kind in {"struck", "off"} else "I"
+        text = one_line(f"{event.kind} {event.fault} {event.detail}", _MAX_LOG_LINE)
+        line = (
+            f"{event.at:.3f} {moment:%m-%d %H:%M:%S}.{moment.microsecond // 1000:03} "
+            f"{os.getpid()} {os.getpid()} {priority} {_LOG_TAG} {text}\n"
+        )
+        file = self.filesystem.root / "state" / "log"
+        with contextlib.suppress(OSError):
+            if file.exists() and file.stat().st_size > _MAX_LOG:
+                kept = file.read_bytes()[-_MAX_LOG // 2 :]
+                file.write_bytes(kept[kept.find(b"\n") + 1 :])
+            with file.open("a", encoding="utf-8") as log:
+                log.write(line)
 
     def write_limit(self, limit_bytes: int | None) -> None:
         """Write the limit of `/data` that `df` shows, or `None`."""

@@ -172,7 +172,7 @@ class _Peer:
     def _forget(self, _: Connection) -> None:
         self.lost.set()
 
-    def _open(self, name: bytes) -> Service | None:
+    def _open(self, _: Connection, name: bytes) -> Service | None:
         return self._echo if name == b"echo:" else None
 
     async def _echo(self, stream: Stream) -> None:

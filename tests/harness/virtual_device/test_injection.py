@@ -337,7 +337,7 @@ async def _pass(injector: Injector, kind: str) -> None:
 @pytest.fixture
 def events(tmp_path: Path) -> Iterator[EventLog]:
     file = EventFile(tmp_path)
-    yield EventLog(file.write)
+    yield EventLog(file.write, lambda _: None)
     file.close()
 
 
