@@ -72,6 +72,14 @@ class PushItem:
     mode: int = 0o644
 
 
+@dataclass(frozen=True, slots=True)
+class PullItem:
+    """One file of a `pull_many`."""
+
+    remote: str
+    local: Path
+
+
 class Device(Protocol):
     """A device that runs a POSIX shell.
 
@@ -195,4 +203,17 @@ class Device(Protocol):
         on_progress: Progress | None = None,
     ) -> int:
         """Copy a file from the device; `local` appears only once it is whole."""
+        ...
+
+    def pull_many(
+        self,
+        items: Iterable[PullItem],
+        *,
+        timeout_s: float = 600.0,
+        on_progress: Progress | None = None,
+    ) -> int:
+        """Copy files from the device in one go; gives the bytes received.
+
+        Each appears only once it is whole, but unlike with `pull`, none is synced to the disk.
+        """
         ...

@@ -49,14 +49,17 @@ def open_local(path: Path) -> BinaryIO:
 
 
 @contextmanager
-def receiving(path: Path) -> Iterator[BinaryIO]:
+def receiving(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """A file to write that appears under its name only at the end, and never by a link elsewhere.
+
+    Args:
+        sync: whether its content is on the disk then.
 
     Raises:
         HostFileError: it cannot be written, there or in the block.
     """
     try:
-        with atomic_write(path) as sink:
+        with atomic_write(path, sync=sync) as sink:
             yield sink
     except (OSError, ValueError) as error:
         raise HostFileError(str(path), _reason(error)) from None

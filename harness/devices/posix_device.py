@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import FailReply, StreamClosed
-from harness.devices.base import DeviceProperties, Progress, PushItem
+from harness.devices.base import DeviceProperties, Progress, PullItem, PushItem
 from harness.devices.files import Files, Transfer, receiving, stat_local
 from harness.devices.properties import DF, SCRIPT, linux_properties, parse, parse_df
 from harness.devices.shell_device import ShellDevice
@@ -116,6 +116,22 @@ class PosixDevice(ShellDevice):
         action = f"pull of {remote.rpartition('/')[2]}"
         with receiving(local) as sink, self._transfer(action, timeout_s) as transfer:
             return transfer.get(remote, sink, on_progress)
+
+    def pull_many(
+        self,
+        items: Iterable[PullItem],
+        *,
+        timeout_s: float = 600.0,
+        on_progress: Progress | None = None,
+    ) -> int:
+        """Copy files from the device in one go; see `Device.pull_many`."""
+        batch = list(items)
+        total = 0
+        with self._transfer(f"pull of {len(batch)} files", timeout_s) as transfer:
+            for item in batch:
+                with receiving(item.local, sync=False) as sink:
+                    total += transfer.get(item.remote, sink, on_progress)
+        return total
 
     @contextmanager
     def _transfer(self, action: str, timeout_s: float) -> Iterator[Transfer]:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from harness.devices.base import Device, Progress
 from harness.errors import DeviceTimeoutError, HarnessError, LeaseLostError
 
-_TRANSFERS = {"push", "push_many", "pull"}
+_TRANSFERS = {"push", "push_many", "pull", "pull_many"}
 
 
 class CellInterrupted(BaseException):

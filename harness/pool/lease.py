@@ -12,7 +12,14 @@ from types import TracebackType
 from typing import Self
 
 from harness.clock import Deadline
-from harness.devices.base import CommandResult, Device, DeviceProperties, Progress, PushItem
+from harness.devices.base import (
+    CommandResult,
+    Device,
+    DeviceProperties,
+    Progress,
+    PullItem,
+    PushItem,
+)
 from harness.devices.commands import command_line
 from harness.errors import (
     DeviceCommandError,
@@ -195,6 +202,19 @@ class LeasedDevice:
             received = self._device.pull(
                 remote, local, timeout_s=timeout_s, on_progress=on_progress
             )
+        self._check_on_device()
+        return received
+
+    def pull_many(
+        self,
+        items: Iterable[PullItem],
+        *,
+        timeout_s: float = 600.0,
+        on_progress: Progress | None = None,
+    ) -> int:
+        """Copy files from the device in one go; see `Device.pull_many`."""
+        with self._held():
+            received = self._device.pull_many(items, timeout_s=timeout_s, on_progress=on_progress)
         self._check_on_device()
         return received
 

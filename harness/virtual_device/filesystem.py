@@ -75,16 +75,20 @@ class IncomingFile:
     """A file being received, under a temporary name beside its destination until `commit`.
 
     A destination that is a link is followed, as adbd does; one that is neither a file nor a link
-    (`/dev/null`, a FIFO) is written to directly.
+    (`/dev/null`, a FIFO) is written to directly. It is opened by the first `write`.
     """
 
     def __init__(self, path: str) -> None:
-        self._path = Path(os.path.realpath(path))
+        self._name = path
+        self._path = Path()
         self._partial: Path | None = None
-        self._descriptor = self._open()
+        self._descriptor = -1
 
     def write(self, parts: Sequence[memoryview]) -> None:
         """Append all parts."""
+        if self._descriptor < 0:
+            self._path = Path(os.path.realpath(self._name))
+            self._descriptor = self._open()
         waiting = [part for part in parts if part]
         while waiting:
             written = os.writev(self._descriptor, waiting[:_MAX_VECTORS])

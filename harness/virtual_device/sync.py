@@ -41,7 +41,9 @@ _V1_ENTRY_SIZE = _STAT_V1.size + _NAME_LENGTH.size
 _V2_ENTRY_SIZE = _STAT_V2.size + _NAME_LENGTH.size
 
 _SUCCESS = _REQUEST.pack(b"OKAY", 0)
+_DONE = _REQUEST.pack(b"DONE", 0)
 _BATCH = 1024 * 1024
+_MOST_TOGETHER = 64
 _MAX_LINK = 4096
 _HEAD = _DATA_HEADER.size
 
@@ -129,54 +131,30 @@ class _SendRequest:
     mode: int
 
 
-async def _receive_file(
-    stream: Stream,
-    reader: ExactReader,
-    request: _SendRequest,
-    storage: Storage | None,
-    activity: Activity,
-) -> bool:
-    """Receive a file or link and confirm it; false after a failure, which ends the session.
-
-    A _failure is reported at once. What the client has sent meanwhile is then read and dropped,
-    because many clients look at the answer only once they have sent everything.
-    """
-    data = _Data(reader)
-    try:
-        if stat.S_ISLNK(request.mode):
-            await _receive_link(data, request)
-        else:
-            await _receive_bytes(data, request, storage, activity)
-    except OSError as error:
-        await stream.write(_failure(error.strerror or str(error)))
-        async for _ in data.batches():
-            pass
-        return False
-    await activity.transfer(len(_SUCCESS))
-    await stream.write(_SUCCESS)
-    return True
-
-
 class _Data:
     """The DATA messages of one file up to DONE.
 
     Attributes:
-        mtime: seconds since 1970 from DONE, once `batches` has ended.
+        done: whether the batch that was yielded last is the last of all.
+        mtime: seconds since 1970 from DONE, once it is.
     """
 
     def __init__(self, reader: ExactReader) -> None:
+        self.done = False
         self.mtime = 0
         self._reader = reader
-        self._done = False
 
     async def batches(self) -> AsyncIterator[list[memoryview]]:
-        """Yield the contents in batches of about a megabyte; can be resumed after an exception."""
+        """Yield the contents in batches of about a megabyte; can be resumed after an exception.
+
+        The last batch may be empty.
+        """
         parts: list[memoryview] = []
         size = 0
-        while not self._done:
+        while not self.done:
             ident, length = _REQUEST.unpack(await self._reader.exactly(_REQUEST.size))
             if ident == b"DONE":
-                self._done = True
+                self.done = True
                 self.mtime = length
             elif ident != b"DATA" or length > _MAX_DATA:
                 raise AdbProtocolError(f"{ident!r} of {length} bytes where file data belongs")
@@ -186,64 +164,170 @@ class _Data:
                     part = await self._reader.some(length)
                     parts.append(part)
                     length -= len(part)
-            if parts and (size >= _BATCH or self._done):
+            if size >= _BATCH or self.done:
                 yield parts
                 parts, size = [], 0
 
 
-async def _receive_bytes(
-    data: _Data, request: _SendRequest, storage: Storage | None, activity: Activity
-) -> None:
-    file: IncomingFile | None = None
-    try:
-        file = await asyncio.to_thread(IncomingFile, request.path)
-        received = 0
-        async for parts in data.batches():
-            count = sum(len(part) for part in parts)
-            received += count
-            await activity.transfer(count)
-            if storage is not None:
-                storage.claim(count)
-            await asyncio.to_thread(file.write, parts)
-        if flips := activity.draw_flips(received):
-            await asyncio.to_thread(file.flip, flips)
-        await asyncio.to_thread(file.commit, request.mode, data.mtime)
-    finally:
-        if file is not None:
+@dataclass(frozen=True, slots=True)
+class _SmallFile:
+    """A file that has come whole."""
+
+    request: _SendRequest
+    parts: list[memoryview]
+    flips: list[tuple[int, int]]
+    mtime: int
+
+    def write(self) -> None:
+        """Bring it to the disk."""
+        file = IncomingFile(self.request.path)
+        try:
+            file.write(self.parts)
+            file.flip(self.flips)
+            file.commit(self.request.mode, self.mtime)
+        except BaseException:
             file.abort()
-            if storage is not None:
+            raise
+
+
+def _write_all(files: list[_SmallFile]) -> bytes:
+    """Write files and return the answers: the first failure is the last."""
+    answers = bytearray()
+    for file in files:
+        try:
+            file.write()
+        except OSError as error:
+            return bytes(answers + _failure(error.strerror or str(error)))
+        answers += _SUCCESS
+    return bytes(answers)
+
+
+class _Receiver:
+    """Receives the files and links of one session.
+
+    Small files that came together are written in one turn of a thread and confirmed in one message:
+    each turn, and each message with the OKAY to await before the next, takes as long as a file.
+    """
+
+    def __init__(self, host: "SyncHost", stream: Stream, reader: ExactReader) -> None:
+        self._host = host
+        self._stream = stream
+        self._reader = reader
+        self._small: list[_SmallFile] = []
+        self._waiting = 0
+
+    async def receive(self, request: _SendRequest) -> bool:
+        """Receive a file or link; false after a failure, which ends the session.
+
+        A failure is reported at once. What the client has sent meanwhile is then read and dropped,
+        because many clients look at the answer only once they have sent everything.
+        """
+        data = _Data(self._reader)
+        async with self._host.faults.activity("push", detail=request.path) as activity:
+            try:
+                if stat.S_ISLNK(request.mode):
+                    return await self.flush() and await self._receive_link(data, request, activity)
+                return await self._receive_file(data, request, activity)
+            except OSError as error:
+                if await self.flush():
+                    await self._stream.write(_failure(error.strerror or str(error)))
+                    async for _ in data.batches():
+                        pass
+                return False
+
+    async def flush(self) -> bool:
+        """Write and confirm the small files that have come; false after a failure."""
+        if not self._small:
+            return True
+        files, self._small, self._waiting = self._small, [], 0
+        answers = await asyncio.to_thread(_write_all, files)
+        await self._stream.write(answers)
+        return len(answers) == len(files) * len(_SUCCESS)
+
+    async def settle(self) -> bool:
+        """Do so if there is nothing to do it together with; false after a failure."""
+        if self._reader.has_more and self._waiting < _BATCH and len(self._small) < _MOST_TOGETHER:
+            return True
+        return await self.flush()
+
+    async def _receive_file(self, data: "_Data", request: _SendRequest, activity: Activity) -> bool:
+        file = IncomingFile(request.path)
+        storage = self._host.storage
+        counted: bool | None = None
+        received = 0
+        try:
+            async for parts in data.batches():
+                count = sum(len(part) for part in parts)
+                received += count
+                await activity.transfer(count)
+                if storage.limit_bytes is not None:
+                    if counted is None:
+                        counted = await asyncio.to_thread(self._host.filesystem.owns, request.path)
+                    if counted:
+                        storage.claim(count)
+                if data.done and received == count:
+                    small = _SmallFile(request, parts, activity.draw_flips(count), data.mtime)
+                    return await self._take(small, activity)
+                if not await self.flush():
+                    return False
+                await asyncio.to_thread(file.write, parts)
+            await asyncio.to_thread(file.flip, activity.draw_flips(received))
+            await asyncio.to_thread(file.commit, request.mode, data.mtime)
+        except BaseException:
+            file.abort()
+            if counted:
                 storage.invalidate()
+            raise
+        return await self._confirm(activity)
 
+    async def _take(self, file: _SmallFile, activity: Activity) -> bool:
+        self._small.append(file)
+        self._waiting += sum(len(part) for part in file.parts)
+        if self._host.faults.idle and self._host.storage.limit_bytes is None:
+            return True
+        await activity.transfer(len(_SUCCESS))
+        return await self.flush()
 
-async def _receive_link(data: _Data, request: _SendRequest) -> None:
-    target = bytearray()
-    async for parts in data.batches():
-        for part in parts:
-            target += part
-        if len(target) > _MAX_LINK:
-            raise AdbProtocolError("target of a link above the limit")
-    name = bytes(target).rstrip(b"\0")
-    await asyncio.to_thread(make_link, Path(request.path), name, data.mtime)
+    async def _receive_link(self, data: "_Data", request: _SendRequest, activity: Activity) -> bool:
+        target = bytearray()
+        async for parts in data.batches():
+            for part in parts:
+                target += part
+            if len(target) > _MAX_LINK:
+                raise AdbProtocolError("target of a link above the limit")
+        name = bytes(target).rstrip(b"\0")
+        await asyncio.to_thread(make_link, Path(request.path), name, data.mtime)
+        return await self._confirm(activity)
+
+    async def _confirm(self, activity: Activity) -> bool:
+        await activity.transfer(len(_SUCCESS))
+        await self._stream.write(_SUCCESS)
+        return True
 
 
 class _Block:
-    """One message to the client, laid out as DATA messages whose bodies the disk fills.
+    """One message to the client, laid out as DATA messages whose bodies the disk fills, and DONE.
 
     The file is read straight into the gaps between the headers, so nothing is copied.
     """
 
     def __init__(self, size: int) -> None:
-        count = max(1, size // (_HEAD + _MAX_DATA))
-        self._body = min(_MAX_DATA, size - _HEAD)
-        self._memory = bytearray(count * (_HEAD + self._body))
+        space = size - len(_DONE)
+        count = max(1, space // (_HEAD + _MAX_DATA))
+        self._body = min(_MAX_DATA, space - _HEAD)
+        self._memory = bytearray(count * (_HEAD + self._body) + len(_DONE))
         view = memoryview(self._memory)
         step = _HEAD + self._body
         self._bodies = [view[i * step + _HEAD : (i + 1) * step] for i in range(count)]
 
-    def fill(self, descriptor: int) -> memoryview:
-        """Fill the block from a file and return the bytes to send; empty at the end of the file."""
-        count = os.readv(descriptor, self._bodies)
-        whole, rest = divmod(count, self._body)
+    def fill(self, descriptor: int) -> tuple[memoryview, bool]:
+        """Fill the block from a file; return the bytes to send, and whether the file has ended.
+
+        The end goes into the same message: as one of its own, DONE of a small file would wait
+        in the adb server for the client's delayed acknowledgement of the data, 40 ms (Nagle).
+        """
+        filled, ended = self._read(descriptor)
+        whole, rest = divmod(filled, self._body)
         step = _HEAD + self._body
         for index in range(whole):
             _DATA_HEADER.pack_into(self._memory, index * step, b"DATA", self._body)
@@ -251,31 +335,79 @@ class _Block:
         if rest:
             _DATA_HEADER.pack_into(self._memory, used, b"DATA", rest)
             used += _HEAD + rest
-        return memoryview(self._memory)[:used]
+        if ended:
+            self._memory[used : used + len(_DONE)] = _DONE
+            used += len(_DONE)
+        return memoryview(self._memory)[:used], ended
+
+    def _read(self, descriptor: int) -> tuple[int, bool]:
+        """Read until the block is full or the file ends; return the count, and whether it ended."""
+        filled = 0
+        capacity = len(self._bodies) * self._body
+        while filled < capacity:
+            index, offset = divmod(filled, self._body)
+            count = os.readv(descriptor, [self._bodies[index][offset:], *self._bodies[index + 1 :]])
+            if not count:
+                return filled, True
+            filled += count
+        return filled, False
 
 
-async def _transmit_file(stream: Stream, path: str, activity: Activity) -> None:
-    """Send a file, or the reason of a failure.
+class _OutgoingFile:
+    """A file being sent, which is opened with its first block and closed with its last."""
+
+    def __init__(self, path: str) -> None:
+        self.ended = False
+        self._path = path
+        self._descriptor = -1
+
+    def fill(self, block: _Block) -> memoryview:
+        """Fill a block and return the bytes to send."""
+        if self._descriptor < 0:
+            self._descriptor = _open_for_reading(self._path)
+        data, self.ended = block.fill(self._descriptor)
+        if self.ended:
+            self.close()
+        return data
+
+    def close(self) -> None:
+        """Close it; closing twice is fine."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class _Sender:
+    """Sends the files of one session.
 
     Two blocks take turns: while one is on its way, the other is filled. A block is filled again
     only after the write of the other one has begun, hence after the client's OKAY for it.
     """
-    descriptor = -1
-    try:
-        descriptor = await asyncio.to_thread(_open_for_reading, path)
-        blocks = (_Block(stream.max_payload), _Block(stream.max_payload))
-        turn = 0
-        while part := await asyncio.to_thread(blocks[turn].fill, descriptor):
-            await activity.transfer(len(part))
-            await stream.write(part)
-            turn = 1 - turn
-    except OSError as error:
-        await stream.write(_failure(error.strerror or str(error)))
-        return
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-    await stream.write(_REQUEST.pack(b"DONE", 0))
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._blocks: list[_Block] = []
+        self._turn = 0
+
+    async def send(self, path: str, activity: Activity) -> None:
+        """Send a file, or the reason of a failure."""
+        file = _OutgoingFile(path)
+        try:
+            while not file.ended:
+                data = await asyncio.to_thread(file.fill, self._next_block())
+                await activity.transfer(len(data))
+                await self._stream.write(data)
+        except OSError as error:
+            await self._stream.write(_failure(error.strerror or str(error)))
+        finally:
+            file.close()
+
+    def _next_block(self) -> _Block:
+        if len(self._blocks) < 2:
+            self._blocks.append(_Block(self._stream.max_payload))
+            return self._blocks[-1]
+        self._turn = 1 - self._turn
+        return self._blocks[1 - self._turn]
 
 
 def _open_for_reading(path: str) -> int:
@@ -320,18 +452,24 @@ class _Session:
         self._host = host
         self._stream = stream
         self._reader = ExactReader(stream)
+        self._sender = _Sender(stream)
+        self._receiver = _Receiver(host, stream, self._reader)
 
     async def answer(self) -> bool:
         """Answer one request; false after the last."""
+        if not await self._receiver.settle():
+            return False
         ident, length = _REQUEST.unpack(await self._reader.exactly(_REQUEST.size))
-        if ident == b"QUIT":
+        sending = ident in {b"SEND", b"SND2"}
+        if ident == b"QUIT" or not (sending or await self._receiver.flush()):
+            await self._receiver.flush()
             return False
         if length > _MAX_PATH:
             raise AdbProtocolError(f"path of {length} bytes, above the limit of {_MAX_PATH}")
         name = await self._reader.exactly(length)
         if b"\0" in name:
             raise AdbProtocolError("path with a NUL byte")
-        if ident in {b"SEND", b"SND2"}:
+        if sending:
             return await self._receive(ident, name)
         path = self._resolve(name)
         if ident in {b"RECV", b"RCV2"}:
@@ -339,7 +477,7 @@ class _Session:
                 _, flags = _RECV_SETUP.unpack(await self._reader.exactly(_RECV_SETUP.size))
                 _refuse_flags(flags)
             async with self._host.faults.activity("pull", detail=path) as activity:
-                await _transmit_file(self._stream, path, activity)
+                await self._sender.send(path, activity)
             return True
         async with self._host.faults.activity("list", detail=path):
             return await self._describe(ident, path)
@@ -361,11 +499,7 @@ class _Session:
             _refuse_flags(flags)
         else:
             name, mode = _split_mode(name)
-        request = _SendRequest(self._resolve(name), mode)
-        in_data = await asyncio.to_thread(self._host.filesystem.owns, request.path)
-        storage = self._host.storage if in_data else None
-        async with self._host.faults.activity("push", detail=request.path) as activity:
-            return await _receive_file(self._stream, self._reader, request, storage, activity)
+        return await self._receiver.receive(_SendRequest(self._resolve(name), mode))
 
     def _resolve(self, name: bytes) -> str:
         return self._host.filesystem.resolve(os.fsdecode(name))

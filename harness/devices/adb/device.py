@@ -20,7 +20,7 @@ from harness.devices.adb.connection import (
 )
 from harness.devices.adb.shell import ShellSession
 from harness.devices.adb.sync import SyncSession
-from harness.devices.base import DeviceProperties, Progress, PushItem
+from harness.devices.base import DeviceProperties, Progress, PullItem, PushItem
 from harness.devices.commands import Sink
 from harness.devices.files import open_local, receiving, stat_local
 from harness.devices.forward import Forward, SocketEnd
@@ -249,6 +249,29 @@ class AdbDevice(ShellDevice):
             self._sync(deadline) as session,
         ):
             return session.receive(remote, sink, on_progress)
+
+    def pull_many(
+        self,
+        items: Iterable[PullItem],
+        *,
+        timeout_s: float = 600.0,
+        on_progress: Progress | None = None,
+    ) -> int:
+        """Copy files from the device in one go; see `Device.pull_many`."""
+        batch = list(items)
+        deadline = Deadline(timeout_s)
+        opened: list[SyncSession] = []
+
+        def refused() -> str:
+            return batch[opened[0].answered].remote if opened else ""
+
+        with (
+            self._typed(f"pull of {len(batch)} files", timeout_s, path=refused),
+            self._sync(deadline) as session,
+        ):
+            opened.append(session)
+            sinks = (receiving(item.local, sync=False) for item in batch)
+            return session.receive_many([item.remote for item in batch], sinks, on_progress)
 
     @contextmanager
     def forward(self, remote: str) -> Iterator[tuple[str, int]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.base import Device, PushItem
+from harness.devices.base import Device, PullItem, PushItem
 from harness.errors import (
     DeviceCommandError,
     DevicePathError,
@@ -223,6 +223,26 @@ def test_many_files_in_one_go(any_device: Device, any_folder: str, local_folder:
         items.append(PushItem(local, f"{any_folder}/{number % 3}/{number}"))
     assert any_device.push_many(items) == sum(range(30))
     assert any_device.shell(f"ls {any_folder}/* | grep -c '^[0-9]'").stdout.strip() == "30"
+
+
+def test_many_files_back_in_one_go(any_device: Device, any_folder: str, local_folder: Path) -> None:
+    """More than are asked for ahead, with one of several packets among them."""
+    sizes = [number * (3000 if number == 40 else 1) for number in range(150)]
+    any_device.shell(
+        f"cd {any_folder} && for n in $(seq 0 149); do head -c $n /dev/zero >$n; done"
+        f" && head -c {sizes[40]} /dev/zero >40"
+    )
+    items = [PullItem(f"{any_folder}/{n}", local_folder / f"back-{n}") for n in range(150)]
+    got: list[int] = []
+    assert any_device.pull_many(items, on_progress=got.append) == sum(sizes) == sum(got)
+    assert [(item.local).stat().st_size for item in items] == sizes
+    assert any_device.pull_many([]) == 0
+    items[70] = PullItem(f"{any_folder}/absent", local_folder / "absent")
+    with pytest.raises(DevicePathError) as caught:
+        any_device.pull_many(items)
+    assert caught.value.path == items[70].remote
+    assert not items[70].local.exists()
+    assert not list(local_folder.glob(".*"))
 
 
 def test_what_cannot_be_pushed_or_pulled(
