@@ -48,10 +48,18 @@ def start(
     ensure_server().connect(virtual.serial)
     if json:
         print_json(
-            {"name": virtual.name, "serial": virtual.serial, "soc": virtual.soc, "pid": virtual.pid}
+            {
+                "name": virtual.name,
+                "serial": virtual.serial,
+                "soc": virtual.soc,
+                "pid": virtual.pid,
+                "started": virtual.just_started,
+            }
         )
         return
-    tell(f"started {virtual.name} ({virtual.soc}), files in {virtual.root}")
+    shown = f"{virtual.name} ({virtual.soc})"
+    what = f"started {shown}" if virtual.just_started else f"{shown} is already running"
+    tell(f"{what}, files in {virtual.root}")
     if not virtual.confined:
         tell(f"{virtual.name} is unconfined: its shell may do on this host whatever you may")
     answers().print(virtual.serial)

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -70,6 +70,7 @@ class VirtualDevice:
         storage_bytes: limit of its `/data`; `None` for none but the host's.
         namespace: kind of namespace it runs in; `None` while it is stopped.
         unconfined: whether it runs, or was last started, without one by its user's choice.
+        just_started: whether the call that returned it started it.
         log_path: log of its process.
     """
 
@@ -83,6 +84,7 @@ class VirtualDevice:
     storage_bytes: int | None = None
     namespace: NamespaceKind | None = None
     unconfined: bool = False
+    just_started: bool = field(default=False, compare=False)
 
     @property
     def confined(self) -> bool:
@@ -134,7 +136,7 @@ def start(
         record = record.with_process(pid, port, kind)
         save_record(folder, record)
         DeviceControl(name, folder).inject(*faults)
-        return _view(folder, record)
+        return replace(_view(folder, record), just_started=True)
 
 
 def list_devices() -> list[VirtualDevice]:

@@ -5,6 +5,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import BaseFileLock, FileLock, Timeout
+
+from buildlib.paths import default_cache_root
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import (
     FailReply,
@@ -84,7 +87,8 @@ class AdbServer:
     def connect(self, serial: str, *, timeout_s: float = 15.0) -> None:
         """Make it connect to the TCP device `host:port`, and wait until that is usable.
 
-        A connection that it has already, but that has gone bad, is made anew.
+        A connection that it has already, but that has gone bad, is made anew. One process of this
+        user does so at a time: what one is connecting looks bad to the others until it is done.
 
         Raises:
             DeviceUnauthorizedError: the device does not accept the server's key.
@@ -93,18 +97,28 @@ class AdbServer:
         """
         deadline = Deadline(timeout_s)
         try:
-            while True:
-                answer = self._ask_to_connect(serial, deadline.remaining())
-                state = self.state(serial)
-                if state == "unauthorized":
-                    raise DeviceUnauthorizedError(serial)
-                if not _TRANSIENT.search(state):
-                    return
-                if answer.startswith("already"):
-                    self.disconnect(serial)
-                time.sleep(min(_POLL_S, deadline.remaining()))
-        except DeadlineExceeded:
+            with self._connecting(serial, deadline):
+                self._connect(serial, deadline)
+        except (DeadlineExceeded, Timeout):
             raise DeviceTimeoutError(serial, "connecting", timeout_s) from None
+
+    def _connecting(self, serial: str, deadline: Deadline) -> BaseFileLock:
+        folder = default_cache_root() / "adb-connect"
+        folder.mkdir(parents=True, exist_ok=True)
+        name = re.sub(r"[^\w.-]", "_", f"{self.address}-{serial}")
+        return FileLock(folder / f"{name}.lock", timeout=deadline.remaining())
+
+    def _connect(self, serial: str, deadline: Deadline) -> None:
+        while True:
+            answer = self._ask_to_connect(serial, deadline.remaining())
+            state = self.state(serial)
+            if state == "unauthorized":
+                raise DeviceUnauthorizedError(serial)
+            if not _TRANSIENT.search(state):
+                return
+            if answer.startswith("already"):
+                self.disconnect(serial)
+            time.sleep(min(_POLL_S, deadline.remaining()))
 
     def _ask_to_connect(self, serial: str, timeout_s: float) -> str:
         try:

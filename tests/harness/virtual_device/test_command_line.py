@@ -16,6 +16,11 @@ def test_faults_are_injected_listed_and_cleared(start_device: Callable[..., Virt
     started = _qnnfarm("start", "told", "--fault", "drop:bytes=5,when=pull")
     try:
         assert started.returncode == 0, started.stderr
+        assert started.stderr.startswith("started told (SM8750), files in ")
+        again = _qnnfarm("start", "told")
+        assert again.stderr.startswith("told (SM8750) is already running, files in ")
+        assert again.stdout == started.stdout
+        assert json.loads(_qnnfarm("start", "told", "--json").stdout)["started"] is False
         more = ["slow:ms=1", "corrupt:file=2,count=always"]
         listed = _qnnfarm("fault", "told", *more)
         assert listed.stdout.splitlines() == ["drop:bytes=5,when=pull", *more]

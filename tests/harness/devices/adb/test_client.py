@@ -1,9 +1,12 @@
-"""Reading the list of devices."""
+"""Reading the list of devices, and connecting to one."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.devices.adb.client import parse_devices
+from harness.devices.adb.client import AdbServer, parse_devices
+from tests.conftest import MakeDevice
 
 _ANSWER = """\
 R58N12ABCDE            device usb:1-4 product:e3q model:SM_S928B device:e3q transport_id:3
@@ -30,3 +33,15 @@ def test_states_and_details() -> None:
 def test_any_answer_is_survived(answer: str) -> None:
     for entry in parse_devices(answer):
         assert entry.serial.strip() == entry.serial != ""
+
+
+def test_many_connect_to_one_device_at_once(
+    adb_server: AdbServer, make_virtual_device: MakeDevice
+) -> None:
+    """What one is connecting, another took for a connection gone bad, and ended."""
+    virtual, _ = make_virtual_device()
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(5):
+            adb_server.disconnect(virtual.serial)
+            list(threads.map(adb_server.connect, [virtual.serial] * 8))
+            assert adb_server.state(virtual.serial) == "device"
