@@ -79,6 +79,10 @@ class Deadline:
         """Seconds since the deadline was set."""
         return time.monotonic() - self._started
 
+    def shorten(self, timeout_s: float) -> None:
+        """Let at most `timeout_s` more seconds pass."""
+        self._timeout_s = min(self._timeout_s, self.elapsed_s + timeout_s)
+
     def remaining(self) -> float:
         """Return the seconds left, always more than 0.
 

@@ -17,11 +17,14 @@ class CommandResult:
     Attributes:
         stdout: decoded as UTF-8, what is none replaced; a note marks what was left out of an
             output longer than was asked for.
+        left: processes that went on with its output open when it had ended, as `PID COMMAND`;
+            what they write from then on is lost.
     """
 
     exit_status: int
     stdout: str
     stderr: str
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,8 @@ class Device(Protocol):
 
         `check` says whether an exit status other than 0 raises, `max_output` how many bytes to
         keep of each of stdout and stderr. When it ends by an exception, whatever that is, the
-        command is killed on the device with all that it started.
+        command is killed on the device with all that it started. It ends when its shell does: what
+        it started in the background may go on, and is not waited for even if it holds the output.
 
         Raises:
             DeviceCommandError: it failed, and `check` is set.

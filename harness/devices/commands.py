@@ -11,6 +11,7 @@ from typing import Protocol
 MARKS = "QNNFARM_MARKS"
 """Environment variable with the marks of a process; see `device_scripts/marked.sh`."""
 _MOST_NOISE = 64 * 1024
+_MOST_DIGITS = 3
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -90,29 +91,24 @@ class Job:
     Closing a connection ends a command on no transport for certain: adbd hangs up the shell alone,
     an OpenSSH server nothing. So a job's processes carry a mark; see `device_scripts/marked.sh`.
 
+    Neither does the end of a command end its output: adbd and OpenSSH servers wait for whatever
+    holds that. So a shell of ours stays behind, tells the line's exit status on both streams, also
+    of a death by a signal, and is the last of the job to write there in order.
+
     Attributes:
         started: whether it has greeted, so that it runs on the device.
+        status: the line's exit status, once it has ended and all that it wrote has come.
     """
 
     def __init__(
-        self,
-        line: str,
-        env: Mapping[str, str] | None = None,
-        *,
-        keep_shell: bool = False,
-        token: str | None = None,
+        self, line: str, env: Mapping[str, str] | None = None, *, token: str | None = None
     ) -> None:
-        """Make a job of `line`.
-
-        Args:
-            keep_shell: leave a shell behind that reports the line's death by a signal as an exit
-                status, where the transport reports no signals.
-        """
         self.token = token or secrets.token_hex(8)
         self.started = False
+        self.status: int | None = None
         self._line = line
         self._env = dict(env or {})
-        self._keep_shell = keep_shell
+        self._open = 0
 
     @property
     def greeting(self) -> bytes:
@@ -120,40 +116,81 @@ class Job:
         return f"qnnfarm-job {self.token}\n".encode()
 
     @property
+    def farewell(self) -> bytes:
+        """What it writes last to each stream, followed by the exit status and a newline."""
+        return f"qnnfarm-end {self.token} ".encode()
+
+    @property
     def script(self) -> str:
-        """Script for the device's shell: greets, then runs the line under the job's mark."""
+        """Script for the device's shell: greets, runs the line under the job's mark, bids farewell.
+
+        The shell's own messages, as that a line was killed, go nowhere.
+        """
         marks = f'export {MARKS}="${MARKS} job:{self.token}"; '
         run = shlex.join(["sh", "-c", self._line])
-        run = f"{run}\nexit $?" if self._keep_shell else f"exec {run}"
+        end = f'"qnnfarm-end {self.token} $qnnfarm_status"'
+        run = (
+            f"exec 3>&2 2>/dev/null; (exec {run} 2>&3 3>&-)\nqnnfarm_status=$?\n"
+            f"echo {end}; echo {end} >&3; exit $qnnfarm_status"
+        )
         return f"echo qnnfarm-job {self.token}; " + command_line(marks + run, self._env)
 
     @property
     def kill_script(self) -> str:
         """Script that kills all that is left of it; may be run again and again."""
-        library = resources.files("device_scripts").joinpath("marked.sh").read_text()
-        return f"{{\n{library}\nend_marked job:{self.token}\n}} 2>/dev/null"
+        return f"{{\n{_marked_library()}\nend_marked job:{self.token}\n}} 2>/dev/null"
 
-    def strip_greeting(self, sink: Sink) -> "JobOutput":
-        """Return a sink for the job's stdout that takes the greeting out."""
-        return JobOutput(self, sink)
+    @property
+    def list_script(self) -> str:
+        """Script that prints a line `PID COMMAND` for each process that is left of it."""
+        show = """printf '%s ' "$pid"; tr '\\0\\n' '  ' <"/proc/$pid/cmdline" | head -c 100; echo"""
+        loop = f"for pid in $(marked_pids job:{self.token}); do {show}; done"
+        return f"{{\n{_marked_library()}\n{loop}\n}} 2>/dev/null"
+
+    def outputs(
+        self, stdout: Sink, stderr: Sink, on_end: Callable[[], None]
+    ) -> "tuple[JobOutput, JobOutput]":
+        """Return sinks for the job's streams that take greeting and farewells out.
+
+        `on_end` is called once its status is known.
+        """
+        self._open = 2
+
+        def ended(status: int) -> None:
+            self._open -= 1
+            if not self._open:
+                self.status = status
+                on_end()
+
+        return JobOutput(self, stdout, ended), JobOutput(self, stderr, ended, greeted=True)
+
+
+def _marked_library() -> str:
+    return resources.files("device_scripts").joinpath("marked.sh").read_text()
 
 
 class JobOutput:
-    """Stdout of a job, from its greeting on.
+    """One stream of a job, from its greeting to its farewell, and what others write after that.
 
     What comes before the greeting was written by the start files of the user's shell, and is
     dropped; where no greeting comes, everything is passed on.
     """
 
-    def __init__(self, job: Job, sink: Sink) -> None:
+    def __init__(
+        self, job: Job, sink: Sink, on_end: Callable[[int], None], *, greeted: bool = False
+    ) -> None:
         self._job = job
         self._sink = sink
-        self._begin: bytearray | None = bytearray()
+        self._on_end = on_end
+        self._begin: bytearray | None = None if greeted else bytearray()
+        self._farewell = job.farewell
+        self._held = b""
+        self._ended = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Take what the stream brought."""
         if self._begin is None:
-            self._sink.write(data)
+            self._pass(bytes(data))
             return
         greeting = self._job.greeting
         searched = max(0, len(self._begin) - len(greeting))
@@ -164,13 +201,48 @@ class JobOutput:
             del self._begin[: place + len(greeting)]
         elif len(self._begin) <= _MOST_NOISE:
             return
-        self.close()
+        begin, self._begin = bytes(self._begin), None
+        self._pass(begin)
 
     def close(self) -> None:
-        """Pass on what is still held back, as no greeting will come."""
-        held, self._begin = self._begin, None
-        if held:
-            self._sink.write(bytes(held))
+        """Pass on what is still held back, as nothing more will come."""
+        held = bytes(self._begin or b"") + self._held
+        self._begin, self._held = None, b""
+        self._give(held)
+
+    def _pass(self, data: bytes) -> None:
+        """Pass data on, but hold back an end that may be the beginning of the farewell."""
+        data, self._held = self._held + data, b""
+        if self._ended:
+            self._give(data)
+            return
+        before, farewell, rest = data.partition(self._farewell)
+        if not farewell:
+            kept = _overlap(data, self._farewell)
+            self._held = data[len(data) - kept :]
+            self._give(data[: len(data) - kept])
+            return
+        digits, newline, after = rest.partition(b"\n")
+        if not newline and len(digits) <= _MOST_DIGITS:
+            self._held = farewell + rest
+            self._give(before)
+            return
+        self._ended = True
+        if len(digits) > _MOST_DIGITS or not digits.isdigit():
+            self._give(data)  # it is none
+            return
+        self._give(before + after)
+        self._on_end(int(digits))
+
+    def _give(self, data: bytes) -> None:
+        if data:
+            self._sink.write(data)
+
+
+def _overlap(data: bytes, wanted: bytes) -> int:
+    """Return the length of the longest end of `data` that `wanted` begins with."""
+    longest = min(len(data), len(wanted) - 1)
+    return next((n for n in range(longest, 0, -1) if data.endswith(wanted[:n])), 0)
 
 
 class Leftovers:

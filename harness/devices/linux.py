@@ -6,7 +6,7 @@ import shlex
 import stat as stat_bits
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import BinaryIO, ClassVar
+from typing import BinaryIO
 
 import paramiko
 
@@ -150,8 +150,6 @@ class LinuxDevice(PosixDevice):
 
     The connection is the host's, and its owner closes it; it is made anew when it was lost.
     """
-
-    _keep_shell: ClassVar[bool] = True
 
     def __init__(self, host: SshHost) -> None:
         super().__init__(host.config.asked)

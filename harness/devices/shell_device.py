@@ -8,7 +8,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import ClassVar
 
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import FailReply, ServerUnreachable
@@ -23,11 +22,15 @@ from harness.errors import (
     HarnessError,
     HostAuthError,
     NoDeviceError,
+    one_line,
 )
 
 _LOG_TAIL = 4000
 _MAX_OUTPUT = 4 << 20
 _KILL_TIMEOUT_S = 5.0
+_HELD_S = 0.3
+"""How long the end of a command that has ended may take, before something is said to hold it."""
+_MOST_LISTED = 4096
 _REBOOT_POLL_S = 0.5
 _ASK_TIMEOUT_S = 10.0
 _FIND_TIMEOUT_S = 30.0
@@ -52,8 +55,6 @@ class ShellDevice(ABC):
 
     It may be used by several threads.
     """
-
-    _keep_shell: ClassVar[bool] = False
 
     def __init__(self, shown: str) -> None:
         self._shown = shown
@@ -110,10 +111,10 @@ class ShellDevice(ABC):
     ) -> CommandResult:
         """Run a script (text) or one command (words); see `Device.shell`."""
         stdout, stderr = BoundedOutput(max_output), BoundedOutput(max_output)
-        status = self._run(
+        status, left = self._run(
             command, env, stdin, (stdout, stderr), timeout_s, lambda: stderr.text() + stdout.text()
         )
-        result = CommandResult(status, stdout.text(), stderr.text())
+        result = CommandResult(status, stdout.text(), stderr.text(), left)
         if check and status:
             tail = (result.stderr if result.stderr.strip() else result.stdout)[-_LOG_TAIL:]
             raise DeviceCommandError(self.serial, command_line(command), status, tail)
@@ -130,10 +131,10 @@ class ShellDevice(ABC):
         """Run a command and hand on its output as it comes; see `Device.stream`."""
         stdout, stderr = BoundedOutput(_MAX_OUTPUT), BoundedOutput(_MAX_OUTPUT)
         sinks = Tee(stdout, on_output), Tee(stderr, on_output)
-        status = self._run(
+        status, left = self._run(
             command, env, None, sinks, timeout_s, lambda: stderr.text() + stdout.text()
         )
-        return CommandResult(status, stdout.text(), stderr.text())
+        return CommandResult(status, stdout.text(), stderr.text(), left)
 
     def free_bytes(self, *, timeout_s: float = 30.0) -> int | None:
         """Return the free space where the work root is, or will be."""
@@ -186,28 +187,47 @@ class ShellDevice(ABC):
         sinks: tuple[Sink, Sink],
         timeout_s: float,
         log: Callable[[], str],
-    ) -> int:
-        job = Job(command_line(command), env, keep_shell=self._keep_shell)
+    ) -> tuple[int, tuple[str, ...]]:
+        """Run a command; gives its exit status, and what it left behind with its output open."""
+        job = Job(command_line(command), env)
         script = job.script
         deadline = Deadline(timeout_s)
-        stdout = job.strip_greeting(sinks[0])
+        stdout, stderr = job.outputs(*sinks, on_end=lambda: deadline.shorten(_HELD_S))
+        left: tuple[str, ...] = ()
         with self._typed(f"`{command_line(command)}`", timeout_s, log):
             self._leftovers.kill(deadline.remaining())
             try:
-                status = self._execute(script, stdin, stdout, sinks[1], deadline)
+                try:
+                    status = self._execute(script, stdin, stdout, stderr, deadline)
+                except DeadlineExceeded:
+                    if job.status is None:
+                        raise
+                    status, left = job.status, self._left_by(job)
                 stdout.close()
+                stderr.close()
             except BaseException as failure:
                 if job.started or not _unstarted(failure):
                     self._leftovers.add(job)
                     self._leftovers.kill(_KILL_TIMEOUT_S)
                 raise
-        return status
+        return status, left
+
+    def _left_by(self, job: Job) -> tuple[str, ...]:
+        """List the processes of a job; nothing where the device does not tell."""
+        listed = BoundedOutput(_MOST_LISTED)
+        self._execute_quietly("listing what is left", job.list_script, listed, _KILL_TIMEOUT_S)
+        return tuple(one_line(line) for line in listed.text().splitlines() if line.strip())
 
     def _kill_once(self, job: Job, timeout_s: float) -> bool:
         timeout_s = min(_KILL_TIMEOUT_S, timeout_s)
-        nothing = BoundedOutput(1)
-        with contextlib.suppress(HarnessError), self._typed("killing what ran", timeout_s):
-            self._execute(job.kill_script, None, nothing, nothing, Deadline(timeout_s))
+        return self._execute_quietly(
+            "killing what ran", job.kill_script, BoundedOutput(1), timeout_s
+        )
+
+    def _execute_quietly(self, action: str, script: str, stdout: Sink, timeout_s: float) -> bool:
+        """Run a script of ours, and return whether the device did."""
+        with contextlib.suppress(HarnessError), self._typed(action, timeout_s):
+            self._execute(script, None, stdout, BoundedOutput(1), Deadline(timeout_s))
             return True
         return False
 

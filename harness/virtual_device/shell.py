@@ -1,8 +1,8 @@
 """The `shell:`, `shell,v2:` and `exec:` services: one command in a session of its own.
 
 When the client goes away, or the device does, everything in that session is hung up and then
-killed. A command that ends by itself leaves its background processes with other descriptors alone,
-as on a phone.
+killed. A command that ends by itself leaves its background processes alone, as on a phone, and does
+not wait for those that hold its output.
 
 Sources: AOSP packages/modules/adb, SERVICES.TXT (`shell[,arg1,arg2,...]:[command]`) and
 `shell_protocol.h`: one byte of kind, four of little-endian length, data.
@@ -16,6 +16,7 @@ import fcntl
 import os
 import re
 import struct
+import sys
 import termios
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ _TAKE_TERMINAL = 'exec <"$0" >"$0" 2>&1 && exec "$@"'
 _END_OF_FILE = b"\x04"
 _INPUT_GRACE_S = 10.0
 """How long a raw command may go on after the end of its input once its client is gone."""
+_HELD_S = 0.5
+"""How long the output of a command that has ended may be held by what it left running."""
 _CANNOT_EXECUTE = 126
 _RUN = re.compile(rb"run\.sh['\"]{0,9} ")
 _MAX_DETAIL = 200
@@ -59,18 +62,33 @@ class ReadEnd:
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
+        self._left: int | None = None
+        self._ready = asyncio.Event()
 
     async def read(self) -> bytes:
         """Read some bytes; empty at the end, which a terminal reports as EIO."""
-        while True:
+        while self._left != 0:
             try:
-                return os.read(self._descriptor, _READ_SIZE)
+                data = os.read(self._descriptor, min(_READ_SIZE, self._left or _READ_SIZE))
             except BlockingIOError:
-                await _ready(self._descriptor, for_writing=False)
+                if self._left is not None:
+                    break
+                await _ready(self._descriptor, self._ready, for_writing=False)
+                continue
             except OSError as error:
                 if error.errno == errno.EIO:
-                    return b""
+                    break
                 raise
+            if self._left is not None:
+                self._left -= len(data)
+            return data
+        return b""
+
+    def finish(self) -> None:
+        """End after what is in it now, whoever holds its other end."""
+        waiting = fcntl.ioctl(self._descriptor, termios.FIONREAD, bytes(4))
+        self._left = int.from_bytes(waiting, sys.byteorder)
+        self._ready.set()
 
     def close(self) -> None:
         """Close it, while no read is in progress."""
@@ -96,7 +114,7 @@ class WriteEnd:
             try:
                 view = view[os.write(self._descriptor, view) :]
             except BlockingIOError:
-                await _ready(self._descriptor, for_writing=True)
+                await _ready(self._descriptor, asyncio.Event(), for_writing=True)
             except OSError:
                 self.close()
 
@@ -107,9 +125,10 @@ class WriteEnd:
             self._descriptor = None
 
 
-async def _ready(descriptor: int, *, for_writing: bool) -> None:
+async def _ready(descriptor: int, event: asyncio.Event, *, for_writing: bool) -> None:
+    """Wait until a descriptor is ready, or somebody sets `event`."""
     loop = asyncio.get_running_loop()
-    event = asyncio.Event()
+    event.clear()
     add = loop.add_writer if for_writing else loop.add_reader
     remove = loop.remove_writer if for_writing else loop.remove_reader
     add(descriptor, event.set)
@@ -263,7 +282,7 @@ class _Shell:
             if not deliver.done() and not self._request.packets and not self._request.terminal:
                 await asyncio.wait({deliver}, timeout=_INPUT_GRACE_S)
         finally:
-            if not deliver.done() or deliver.exception() is not None:
+            if not child.exited.done():
                 self._host.processes.hang_up(child)
             await _settle(deliver, feed)
 
@@ -321,10 +340,13 @@ class _Shell:
 
     async def _deliver(self, child: Child) -> None:
         """Send all output, then the exit code."""
-        async with asyncio.TaskGroup() as pumps:
-            for kind, output in self._outputs:
-                pumps.create_task(self._pump(kind, output))
-        status = await asyncio.shield(child.exited)
+        async with asyncio.TaskGroup() as group:
+            pumps = [group.create_task(self._pump(*output)) for output in self._outputs]
+            status = await asyncio.shield(child.exited)
+            await asyncio.wait(pumps, timeout=_HELD_S)
+            for pump, (_, output) in zip(pumps, self._outputs, strict=True):
+                if not pump.done():
+                    output.finish()
         await self._activity.transfer(0)
         if self._request.packets:
             packet = pack_packet(PacketKind.EXIT, bytes([exit_code(status)]))

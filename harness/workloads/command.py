@@ -35,8 +35,13 @@ class Command(WorkloadModel):
         """Run it; nothing is stored. Gives what it printed."""
         del recording
         # `env`, so that no word is taken for a builtin, a keyword or an assignment.
-        printed = session.device.shell(
+        result = session.device.shell(
             ["env", *self.command], timeout_s=session.options.timeout_s, max_output=_MAX_OUTPUT
-        ).stdout
+        )
+        printed = result.stdout
         last = next((line for line in reversed(printed.splitlines()) if line.strip()), "")
-        return WorkloadResult(printed, {}, one_line(last, _SUMMARY_LENGTH))
+        summary = one_line(last, _SUMMARY_LENGTH)
+        if result.left:
+            left = one_line(", ".join(result.left), _SUMMARY_LENGTH)
+            summary = f"{summary}; left running: {left}".removeprefix("; ")
+        return WorkloadResult(printed, {}, summary)

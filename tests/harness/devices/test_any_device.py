@@ -181,6 +181,20 @@ def test_what_ends_well_may_leave_something_running(any_device: Device) -> None:
     any_device.shell(["kill", "-9", str(pid)])
 
 
+def test_what_is_left_with_the_output_open_holds_nobody(any_device: Device) -> None:
+    began = time.monotonic()
+    result = any_device.shell("echo out; echo err >&2; sleep 3600 & echo $!; exit 0", timeout_s=300)
+    assert time.monotonic() - began < 200
+    first, pid = result.stdout.split()
+    assert (first, result.stderr, result.left) == ("out", "err\n", (f"{pid} sleep 3600",))
+    assert _lives(any_device, int(pid))
+    any_device.shell(["kill", "-9", pid])
+    with pytest.raises(DeviceCommandError, match="status 3: failed"):
+        any_device.shell("(echo failed >&2; sleep 3600) & sleep 0.5; exit 3", timeout_s=300)
+    any_device.shell(["pkill", "-9", "-xf", "sleep 3600"], check=False)
+    assert any_device.shell("(sleep 0.05; echo late) & echo early").left == ()
+
+
 @pytest.mark.parametrize("size", [0, 1, 65_536, 3_000_001])  # 64 KiB is a chunk of adb's sync
 def test_files_there_and_back(
     any_device: Device, any_folder: str, local_folder: Path, size: int

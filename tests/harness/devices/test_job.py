@@ -25,7 +25,7 @@ def shell(request: pytest.FixtureRequest) -> str:
 def _fed(job: Job, stream: bytes, cuts: list[int]) -> bytes:
     """What comes out of a job's stdout that arrives in pieces."""
     sink = io.BytesIO()
-    output = job.strip_greeting(sink)
+    output, _ = job.outputs(sink, io.BytesIO(), on_end=lambda: None)
     points = sorted({min(cut, len(stream)) for cut in cuts} | {0, len(stream)})
     for begin, end in itertools.pairwise(points):
         output.write(memoryview(stream)[begin:end])
@@ -57,17 +57,58 @@ def test_without_a_greeting_nothing_goes(stream: bytes, cuts: list[int]) -> None
 
 
 def test_every_shell_greets(shell: str) -> None:
-    for keep_shell in (False, True):
-        job = Job("echo $word; exit 3", {"word": "out"}, keep_shell=keep_shell)
-        done = subprocess.run([shell, "-c", job.script], capture_output=True, check=False)
-        assert done.returncode == 3
-        assert _fed(job, done.stdout, []) == b"out\n"
-        assert job.started
+    job = Job("echo $word; exit 3", {"word": "out"})
+    done = subprocess.run([shell, "-c", job.script], capture_output=True, check=False)
+    assert done.returncode == 3
+    assert _fed(job, done.stdout, []) == b"out\n"
+    assert job.started
+
+
+def _ended(job: Job, stdout: bytes, stderr: bytes, cut: int) -> tuple[bytes, bytes, int]:
+    """What comes out of both streams in pieces of `cut` bytes, and how often the end was told."""
+    sinks, ends = (io.BytesIO(), io.BytesIO()), []
+    outputs = job.outputs(*sinks, on_end=lambda: ends.append(job.status))
+    for output, stream in zip(outputs, (stdout, stderr), strict=True):
+        for start in range(0, len(stream), cut):
+            output.write(stream[start : start + cut])
+        output.close()
+    return sinks[0].getvalue(), sinks[1].getvalue(), len(ends)
+
+
+@pytest.mark.parametrize("line", ["printf out; printf err >&2; exit 7", "kill -9 $$", "exec >&-"])
+def test_every_shell_tells_the_end_on_both_streams(shell: str, line: str) -> None:
+    job = Job(line)
+    done = subprocess.run([shell, "-c", job.script], capture_output=True, check=False)
+    stdout, stderr, ends = _ended(job, done.stdout, done.stderr, 7)
+    assert (job.status, ends) == (done.returncode, 1)
+    wrote = "printf" in line
+    assert (stdout, stderr) == ((b"out", b"err") if wrote else (b"", b""))
+
+
+@given(st.binary(max_size=90), st.binary(max_size=60), st.integers(1, 90), st.integers(0, 255))
+def test_the_end_is_taken_out_wherever_it_is_cut(
+    before: bytes, after: bytes, cut: int, status: int
+) -> None:
+    job = Job("true")
+    end = job.farewell + b"%d\n" % status
+    stdout = job.greeting + before + end + after
+    assert _ended(job, stdout, before + end + after, cut) == (before + after, before + after, 1)
+    assert job.status == status
+
+
+@given(st.lists(st.sampled_from(["farewell", "q", "qnnfarm-end ", "1", "99999", "x", "\n"])))
+def test_what_is_no_end_stays(pieces: list[str]) -> None:
+    """A command cannot know the token; one that prints it all the same gets its output back."""
+    job = Job("true")
+    text = b"".join(job.farewell if p == "farewell" else p.encode() for p in pieces)
+    stdout, stderr, ends = _ended(job, job.greeting + text, text, 3)
+    if not ends and job.farewell not in text:
+        assert stdout == stderr == text
 
 
 def test_output_without_a_greeting_is_not_held_back_for_ever() -> None:
     sink = io.BytesIO()
-    output = Job("true").strip_greeting(sink)
+    output, _ = Job("true").outputs(sink, io.BytesIO(), on_end=lambda: None)
     for _ in range(5):
         output.write(bytes(20_000))
     assert len(sink.getvalue()) == 100_000
@@ -100,7 +141,7 @@ def test_what_left_its_group_is_found_by_a_grep_that_ends_lines_at_nul(
     with running(shell, job) as process:
         environment = {"PATH": f"{tmp_path}:{os.defpath}"}
         subprocess.run([shell, "-c", job.kill_script], check=True, env=environment)
-        assert process.communicate()[0] == b""  # nobody holds its other end
+        assert process.communicate()[0] == job.farewell + b"137\n"  # nobody holds its other end
 
 
 def test_all_that_is_left_is_killed(shell: str) -> None:
@@ -108,7 +149,7 @@ def test_all_that_is_left_is_killed(shell: str) -> None:
     with running(shell, other) as spared:
         with running(shell, job) as process:
             subprocess.run([shell, "-c", job.kill_script], check=True)
-            assert process.communicate()[0] == b""  # nobody holds its other end
+            assert process.communicate()[0] == job.farewell + b"137\n"  # nobody holds its other end
         assert spared.poll() is None
         subprocess.run([shell, "-c", other.kill_script], check=True)
     subprocess.run([shell, "-c", job.kill_script], check=True)
@@ -121,4 +162,4 @@ def test_a_shell_that_runs_no_program_is_killed(shell: str) -> None:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)][1] == b"ready\n"
         subprocess.run([shell, "-c", job.kill_script], check=True)
-        assert process.wait(60) == -9
+        assert process.wait(60) == 137

@@ -20,7 +20,7 @@ from harness.virtual_device.shell import (
     parse_shell_service,
     parse_window_size,
 )
-from tests.harness.virtual_device.helpers import Adb, new_marker, running, until
+from tests.harness.virtual_device.helpers import PATIENCE_S, Adb, new_marker, running, until
 
 
 @pytest.fixture
@@ -128,6 +128,27 @@ def test_background_processes_outlive_their_shell(on_device: Adb, marker: str) -
     until(lambda: len(running(marker)) == 1)  # it may have been forked, and not be it yet
     on_device("shell", f"kill {started.stdout.decode()}")
     until(lambda: not running(marker))
+
+
+@pytest.mark.parametrize("options", [[], ["-x"], ["-tt"]], ids=["v2", "old", "terminal"])
+def test_a_background_process_does_not_hold_the_command(
+    on_device: Adb, marker: str, options: list[str]
+) -> None:
+    started = time.monotonic()
+    done = on_device("shell", *options, f"trap '' HUP; sleep {marker} & echo $!; exit 7")
+    assert time.monotonic() - started < PATIENCE_S / 2
+    assert done.returncode == (0 if "-x" in options else 7)
+    assert len(running(marker)) == 1
+    on_device("shell", f"kill {done.stdout.decode()}")
+    until(lambda: not running(marker))
+
+
+def test_what_was_written_before_the_end_comes_whole(on_device: Adb, marker: str) -> None:
+    """However much is still on its way to a slow client."""
+    client = f"sleep {marker} & head -c 3000000 /dev/zero; echo $! >&2"
+    done = on_device("shell", client)
+    assert len(done.stdout) == 3_000_000
+    on_device("shell", f"kill {done.stderr.decode()}")
 
 
 def test_no_zombies_stay(device: VirtualDevice, on_device: Adb) -> None:
