@@ -16,6 +16,7 @@ from harness.errors import (
     DeviceTransferError,
     HostFileError,
 )
+from tests.device_echo import echo_on
 
 _HOSTILE = 'it\'s "a" $(name) `of` -ü\u202e 漢字,0644'
 
@@ -289,21 +290,16 @@ def test_a_pull_that_takes_too_long_leaves_nothing(
 
 
 def test_a_port_of_the_device(any_device: Device) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with (
-            any_device.forward(f"tcp:{port}") as address,
-            socket.create_connection(address, 120) as near,
-        ):
-            far, _ = server.accept()
-            with far:
-                near.sendall(b"ping")
-                assert far.recv(4) == b"ping"
-                far.sendall(b"pong")
-                assert near.recv(4) == b"pong"
-        for remote in ("tcp:0", "tcp:70000", "tcp:1;tcp:2", "localabstract:x", f"tcp:{port}\n"):
-            with pytest.raises(ValueError, match="is not tcp:PORT"), any_device.forward(remote):
-                pass
+    with (
+        echo_on(any_device) as port,
+        any_device.forward(f"tcp:{port}") as address,
+        socket.create_connection(address, 120) as link,
+    ):
+        link.sendall(b"ping")
+        assert link.recv(4) == b"ping"
+    for remote in ("tcp:0", "tcp:70000", "tcp:1;tcp:2", "localabstract:x", f"tcp:{port}\n"):
+        with pytest.raises(ValueError, match="is not tcp:PORT"), any_device.forward(remote):
+            pass
 
 
 def test_threads_share_a_device(any_device: Device) -> None:

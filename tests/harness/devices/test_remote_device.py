@@ -24,6 +24,7 @@ from harness.errors import (
 )
 from harness.virtual_device import manager
 from tests.conftest import kill_server
+from tests.device_echo import echo_on
 from tests.ssh_server import SshServer, running_ssh_server
 
 
@@ -86,15 +87,13 @@ def test_a_file_goes_through_the_tunnel_and_back(device: Device, tmp_path: Path)
 
 
 def test_a_port_of_the_device(lab: Lab, device: Device) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with echo_on(device) as port:
         with (
-            device.forward(f"tcp:{server.getsockname()[1]}") as address,
-            socket.create_connection(address, 120) as near,
+            device.forward(f"tcp:{port}") as address,
+            socket.create_connection(address, 120) as link,
         ):
-            far, _ = server.accept()
-            with far:
-                near.sendall(b"ping")
-                assert far.recv(4) == b"ping"
+            link.sendall(b"ping")
+            assert link.recv(4) == b"ping"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address, 5)
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from harness.pool.opener import DeviceOpener
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.virtual_device import manager
+from tests.device_echo import echo_on
 from tests.harness.pool.conftest import close
 
 ANY = Requirement()
@@ -209,33 +209,6 @@ def test_a_killed_holder_of_another_ledger_on_this_host_is_gone_at_once(
             assert lease.device.shell("echo mine").stdout == "mine\n"
 
 
-@pytest.fixture
-def echo() -> Iterator[int]:
-    """A server that sends back what it gets; gives its port."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer(link: socket.socket) -> None:
-            with link:
-                while data := link.recv(4096):
-                    link.sendall(data)
-
-        def serve() -> None:
-            while True:
-                try:
-                    link, _ = server.accept()
-                except OSError:
-                    return
-                threading.Thread(target=answer, args=(link,), daemon=True).start()
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield server.getsockname()[1]
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
 def _release(pool: Pool, lease: Lease) -> None:
     lease.release()
 
@@ -246,12 +219,13 @@ def _take(pool: Pool, lease: Lease) -> None:
 
 @pytest.mark.parametrize("end", [_release, _take])
 def test_a_forward_ends_with_its_lease(
-    open_pool: OpenPool, echo: int, end: Callable[[Pool, Lease], None]
+    open_pool: OpenPool, end: Callable[[Pool, Lease], None]
 ) -> None:
     pool = open_pool("one")
     lease = pool.acquire(ANY, timeout_s=_PATIENCE_S)
     with (
-        lease.device.forward(f"tcp:{echo}") as address,
+        echo_on(lease.device.unleased) as port,  # it does not end with the lease
+        lease.device.forward(f"tcp:{port}") as address,
         socket.create_connection(address, _PATIENCE_S) as link,
     ):
         link.sendall(b"ping")
