@@ -90,13 +90,13 @@ class WaitingNotices:
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write a report's notice past pytest's capture."""
-        from harness.console import visible
-
         notice = getattr(report, WAITING, None)
         manager = self._config.pluginmanager
         reporter: pytest.TerminalReporter | None = manager.get_plugin("terminalreporter")
         if notice is None or reporter is None:
             return
+        from harness.console import visible
+
         capture = manager.get_plugin("capturemanager")
         with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
             reporter.ensure_newline()
