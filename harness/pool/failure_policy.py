@@ -41,6 +41,13 @@ class FailureReport:
     work: Work | None = None
     answered: str = ""
 
+    @property
+    def description(self) -> str:
+        """What failed, and how."""
+        if self.work is None or self.work.label in self.text:
+            return self.text
+        return f"{self.work.label}: {self.text}"
+
     @classmethod
     def of(
         cls,

@@ -302,7 +302,7 @@ class LeasedDevice:
                 max_output=_PROBE_OUTPUT,
             )
             if answer.stdout == f"{word}\n":
-                return f"the device answered a probe within {time.monotonic() - began:.1f} s"
+                return f"the device answered a probe within {time.monotonic() - began:.2f} s"
         return ""
 
     @contextmanager

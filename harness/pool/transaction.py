@@ -198,10 +198,9 @@ class Transaction:
             (key, device["leases"] - self._rule.memory),
         )
         if report.weight:
-            label = f"{report.work.label}: " if report.work else ""
             what = "not counted" if judgement.excuse else "counted"
             why = judgement.excuse or f"it weighs {report.weight:g}"
-            self.add_history(key, f"{what}: {report.kind}", f"{label}{report.text}; {why}")
+            self.add_history(key, f"{what}: {report.kind}", f"{report.description}; {why}")
         if report.work is not None and judgement.taken_back:
             reason = f"{report.work.label} fails alike on {device['name']}"
             self._take_back(judgement.taken_back, reason)

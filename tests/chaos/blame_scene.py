@@ -22,7 +22,8 @@ _COMMAND_S = 3.0
 _HUNG_S = 1.5
 _ROUNDS = 4
 _TRIES = 12
-_OUT = {"distrusted", "failed", "gave up", "recovery"}
+_LIMIT = 3
+_OUT = {"distrusted", "gave up"}
 
 
 def begin(lab: Lab, farm: Farm, case: Case) -> list[Actor]:
@@ -106,11 +107,12 @@ def judge(
     ]
     if hostile:
         of_it = [what for name, what, _ in told if name == hostile]
-        if struck and not _OUT & set(of_it):
-            complaints.append(f"{hostile} stayed in: {of_it}")
         counted = sum(what.startswith("counted: ") for what in of_it)
-        if counted > 3 and not {"distrusted", "gave up"} & set(of_it):
-            complaints.append(f"{hostile} was not put out: {of_it}")
+        garbage = sum(end.error == "RuntimeOutputError" for end in ends)
+        if counted < garbage:
+            complaints.append(f"{garbage} wrong answers of {hostile} count {counted} times")
+        if counted >= _LIMIT and not _OUT & set(of_it):
+            complaints.append(f"{hostile} stayed in: {of_it}")
     else:
         tries = [len(line["failures"]) for line in actors[0].told if "cell" in line]
         if struck == {"hang"} and any(count > 2 for count in tries):

@@ -117,6 +117,22 @@ def test_show_starts_nothing_and_repairs_nothing(adb_server: AdbServer, tmp_path
             manager.remove(name)
 
 
+def test_history_has_old_events_counted_by_day(pool_file: Path) -> None:
+    assert qnnfarm(pool_file, "probe").returncode == 0
+    with Pool.open(pool_file, probe=False) as pool:
+        (key,) = pool.ledger.devices.keys_of([str(m.spec) for m in pool.members()]).values()
+        for _ in range(700):
+            pool.ledger.devices.add_history(key, "tried", "again")
+    day, *events = json.loads(qnnfarm(pool_file, "history", "dut", "--json").stdout)
+    assert (day["what"], events[0]["period"]) == ("day", "")
+    assert day["counts"]["tried"] + len(events) == 700
+    shown = qnnfarm(pool_file, "history", "dut").stdout.splitlines()[1].split()
+    assert shown[:2] == [day["period"], "day"]
+    assert shown[-2:] == ["tried", str(day["counts"]["tried"])]
+    (alone,) = json.loads(qnnfarm(pool_file, "history", "dut", "--days", "0", "--json").stdout)
+    assert alone == day
+
+
 def test_recover_says_each_step_as_it_begins(pool_file: Path, virtual_device: AdbDevice) -> None:
     recovery = "recovery: {return_timeout_s: 0.5, steps: [reconnect, power_cycle]}"
     text = pool_file.read_text().replace(virtual_device.serial, "127.0.0.1:9")

@@ -1,7 +1,7 @@
 """No device ever has two holders, whatever processes do and whenever they die or sleep."""
 
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hypothesis import settings
@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from harness.errors import LeaseLostError
-from harness.pool.failure_policy import FailureReport
+from harness.pool.failure_policy import FailureReport, Work
 from harness.pool.records import LeaseRow
 from harness.pool.states import Event, MemberState
 from tests.harness.pool.conftest import TTL_S, Bench, process
@@ -145,7 +145,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from(self.model.leases))
         others = {key: [b.token for b in self.believers(key)] for key in _KEYS}
-        self.bench.ledger.leases.release(lease.token, sorted(lease.keys))
+        keys = sorted(lease.keys)
+        self.bench.ledger.leases.release(lease.token, keys, used=keys)
         self.model.leases.remove(lease)
         for key, tokens in others.items():
             for token in tokens:
@@ -166,11 +167,29 @@ class LedgerMachine(RuleBasedStateMachine):
             lease.until = until
 
     @precondition(lambda self: self.model.leases)
-    @rule(data=st.data(), judgement=st.sampled_from([_BAD, _LOST]))
-    def report(self, data: st.DataObject, judgement: FailureReport) -> None:
+    @rule(
+        data=st.data(),
+        judgement=st.sampled_from([_BAD, _LOST]),
+        work=st.sampled_from(["", "cell-1", "cell-2"]),
+        answered=st.booleans(),
+    )
+    def report(
+        self, data: st.DataObject, judgement: FailureReport, work: str, answered: bool
+    ) -> None:
         lease = data.draw(st.sampled_from(self.model.leases))
+        report = replace(
+            judgement,
+            work=Work(work, work, self.bench.clock.now()) if work else None,
+            answered="it answered" if answered else "",
+        )
         for key in lease.keys:
-            self.bench.ledger.leases.report(key, lease.token, judgement)
+            self.bench.ledger.leases.report(key, lease.token, report)
+
+    @precondition(lambda self: self.model.leases)
+    @rule(data=st.data(), work=st.sampled_from(["cell-1", "cell-2"]))
+    def succeed(self, data: st.DataObject, work: str) -> None:
+        lease = data.draw(st.sampled_from(self.model.leases))
+        self.bench.ledger.leases.report_success(lease.token, Work(work, work, 0.0))
 
     @rule(key=_keys, pid=_pids, force=st.booleans())
     def begin_work(self, key: str, pid: int, force: bool) -> None:
