@@ -167,9 +167,7 @@ def _device_name(soc: str) -> str:
 def virtual_device(soc: str, server: AdbServer, progress: DemoProgress) -> Iterator[str]:
     """The serial of a virtual device that stops with the demo; its files stay for the next one."""
     name = _device_name(soc)
-    progress.step(
-        f"start virtual device {name} and connect it to the adb server at port {server.port}"
-    )
+    progress.step(f"start virtual device {name} and connect it to the adb server")
     serial = ""
     try:
         try:

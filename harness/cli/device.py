@@ -1,5 +1,6 @@
 """`qnnfarm device`: virtual Android devices, each its own process behind the real adb server."""
 
+import os
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -39,13 +40,15 @@ def start(
     json: Json = False,
 ) -> None:
     """Start a virtual device and connect it to the adb server; the last line is its serial."""
+    from harness.devices.adb.connection import ServerAddress, address_from
     from harness.devices.adb.server import ensure_server
     from harness.virtual_device import manager
     from harness.virtual_device.faults import parse_fault
 
     faults = [parse_fault(text) for text in fault or []]
     virtual = manager.start(name, soc, unconfined=unconfined, faults=faults)
-    ensure_server().connect(virtual.serial)
+    server = ensure_server()
+    server.connect(virtual.serial)
     if json:
         print_json(
             {
@@ -60,6 +63,8 @@ def start(
     shown = f"{virtual.name} ({virtual.soc})"
     what = f"started {shown}" if virtual.just_started else f"{shown} is already running"
     tell(f"{what}, files in {virtual.root}")
+    if address_from(os.environ) != server.address and server.address != ServerAddress():
+        tell(f"for adb itself: export ADB_SERVER_SOCKET={server.address.spec}")
     if not virtual.confined:
         tell(f"{virtual.name} is unconfined: its shell may do on this host whatever you may")
     answers().print(virtual.serial)

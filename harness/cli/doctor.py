@@ -1,11 +1,13 @@
 """`qnnfarm doctor`: checks what works on this machine, and says how to fix the rest."""
 
+import os
 import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from rich.text import Text
@@ -13,6 +15,9 @@ from rich.text import Text
 from harness.cli.arguments import Json
 from harness.console import answers, print_json
 from harness.exit_codes import BAD
+
+if TYPE_CHECKING:
+    from harness.devices.adb.client import AdbServer
 
 State = Literal["ok", "note", "broken"]
 
@@ -154,11 +159,28 @@ def _adb() -> Finding:
         return Finding(
             "adb", "ok", f"no server runs; {find_adb()} will be started when a device is needed"
         )
-    return Finding(
-        "adb",
-        "ok",
-        f"server at {server.host}:{server.port}, protocol {server.version}, used as it is",
-    )
+    return _reach_of(server)
+
+
+def _reach_of(server: "AdbServer") -> Finding:
+    """Say who can use the devices of an adb server, which asks nobody who its clients are."""
+    from harness.devices.adb.connection import address_from
+    from harness.devices.adb.server import listening_sockets
+    from harness.pool.owner import user_name
+
+    address = server.address
+    detail = f"server at {address}, protocol {server.version}, used as it is"
+    if address.path:
+        owner = user_name(Path(address.path).stat().st_uid)
+        return Finding("adb", "ok", f"{detail}; {owner} alone can use its devices")
+    if not address.local:
+        return Finding("adb", "note", f"{detail}; whoever reaches that port can use its devices")
+    owners = {user_name(found.uid) for found in listening_sockets("self", address.port)}
+    whose = f", of {' and '.join(sorted(owners))}" if owners else ""
+    named = address_from(os.environ) is not None
+    advice = "" if named else "once it is stopped, qnnfarm starts one that is yours alone"
+    every = "every user of this host can use its devices"
+    return Finding("adb", "note", f"{detail}{whose}; {every}", advice)
 
 
 def _virtual() -> Finding:

@@ -1,6 +1,5 @@
 """Recovery of a device: gentle steps first, each recorded with its result."""
 
-import os
 import re
 import subprocess
 import time
@@ -14,10 +13,9 @@ from harness.devices.adb.connection import (
     ServerAddress,
     ServerUnreachable,
     StreamClosed,
-    address_from,
     query,
 )
-from harness.devices.adb.server import ensure_server
+from harness.devices.adb.server import ensure_server, server_address
 from harness.devices.types import device_types
 from harness.errors import (
     AdbServerError,
@@ -191,14 +189,15 @@ class Recovery:
             self._opener.restart_server(self._member)
             return
         others: list[str] = []
-        if _listens():
+        address = server_address()
+        if _listens(address):
             if not self._context.config.adb_server.ours:
                 raise RecoveryStepError("not taken: the configuration does not say that it is ours")
             if self._ledger.leases.in_use(besides=self._lease.key):
                 raise RecoveryStepError("not taken: it serves devices that are in use")
             others = _tcp_devices()
-            _kill(address_from(os.environ))
-        server = ensure_server()
+            _kill(address)
+        server = ensure_server(address)
         for serial in others:  # a new server finds devices on USB by itself, but not these
             if serial != own:
                 with suppress(DeviceConnectError, DeviceTimeoutError, DeviceUnauthorizedError):
@@ -274,10 +273,10 @@ def _ask(address: ServerAddress, service: str) -> None:
         raise AdbServerError(str(address), f"went away: {error}") from None
 
 
-def _listens() -> bool:
-    """Return whether anything listens at the adb server's port."""
+def _listens(address: ServerAddress) -> bool:
+    """Return whether anything listens at the adb server's address."""
     try:
-        query(address_from(os.environ), "host:version", Deadline(_ANSWER_S))
+        query(address, "host:version", Deadline(_ANSWER_S))
     except ServerUnreachable:
         return False
     except (StreamClosed, FailReply, DeadlineExceeded):
@@ -287,7 +286,7 @@ def _listens() -> bool:
 
 def _other_serials(member: Member) -> list[str]:
     """Return the serials of the other devices at this host's adb server, if one runs."""
-    entries = ensure_server().devices() if _listens() else []
+    entries = ensure_server().devices() if _listens(server_address()) else []
     return [entry.serial for entry in entries if entry.serial != member.spec.serial]
 
 

@@ -55,22 +55,17 @@ class AdbServer:
     """An adb server that answered; all methods raise `AdbServerError` when it does no more.
 
     Attributes:
+        address: where it listens.
         version: its protocol version: 41 for adb 1.0.41.
         adb_path: the program that it was started with, if it was us who started it.
         name: what people know it by, where its address says nothing to them.
     """
 
-    host: str
-    port: int
+    address: ServerAddress
     version: int
     started_by_us: bool = False
     adb_path: Path | None = None
     name: str = ""
-
-    @property
-    def address(self) -> ServerAddress:
-        """Where it listens."""
-        return ServerAddress(self.host, self.port)
 
     @property
     def shown(self) -> str:

@@ -25,55 +25,83 @@ from harness.errors import AdbAddressError
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 5037
 
+_UNIX = "localfilesystem:"
 _TCP = re.compile(r"tcp:(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):)?(?P<port>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where an adb server listens, or should; `str()` gives `host:port`."""
+    """Where an adb server listens, or should: a port, or a unix socket.
+
+    Attributes:
+        path: of the unix socket; empty for a port.
+    """
 
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
+    path: str = ""
 
     @property
     def local(self) -> bool:
-        """Whether it is on this host's loopback: only there may a server be started."""
-        if self.host == "localhost":
+        """Whether it is on this host alone: only there may a server be started."""
+        if self.path or self.host == "localhost":
             return True
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
 
+    @property
+    def spec(self) -> str:
+        """The value of `ADB_SERVER_SOCKET` that names it."""
+        return str(self) if self.path else f"tcp:{self}"
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        """A connection to it, which the caller closes."""
+        if not self.path:
+            return socket.create_connection((self.host, self.port), timeout_s)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(timeout_s)
+            connection.connect(self.path)
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
     def __str__(self) -> str:
+        if self.path:
+            return f"{_UNIX}{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
 
-def address_from(environ: Mapping[str, str]) -> ServerAddress:
-    """The address that `environ` names, or adb's default.
+def address_from(environ: Mapping[str, str]) -> ServerAddress | None:
+    """The address that `environ` names, if it names one.
 
     Raises:
         AdbAddressError: a variable has a form that cannot be used.
     """
     if spec := environ.get("ADB_SERVER_SOCKET"):
         return _parse_socket(spec)
-    host = (
-        environ.get("ANDROID_ADB_SERVER_ADDRESS")
-        or environ.get("ANDROID_ADB_SERVER_HOST")
-        or DEFAULT_HOST
-    )
+    host = environ.get("ANDROID_ADB_SERVER_ADDRESS") or environ.get("ANDROID_ADB_SERVER_HOST")
     port = environ.get("ANDROID_ADB_SERVER_PORT")
+    if not host and not port:
+        return None
     return ServerAddress(
-        host, _parse_port("ANDROID_ADB_SERVER_PORT", port) if port else DEFAULT_PORT
+        host or DEFAULT_HOST,
+        _parse_port("ANDROID_ADB_SERVER_PORT", port) if port else DEFAULT_PORT,
     )
 
 
 def _parse_socket(spec: str) -> ServerAddress:
     name = "ADB_SERVER_SOCKET"
+    if spec.startswith(f"{_UNIX}/") and "\0" not in spec:
+        return ServerAddress(path=spec.removeprefix(_UNIX))
     match = _TCP.fullmatch(spec)
     if match is None:
-        raise AdbAddressError(name, spec, "only tcp:HOST:PORT and tcp:PORT are supported")
+        known = "tcp:HOST:PORT, tcp:PORT and localfilesystem:/PATH"
+        raise AdbAddressError(name, spec, f"only {known} are supported")
     host = (match["host"] or DEFAULT_HOST).strip("[]")
     return ServerAddress(host, _parse_port(name, match["port"], spec))
 
@@ -115,12 +143,11 @@ class Connection:
     def __init__(self, address: ServerAddress, deadline: Deadline) -> None:
         self._deadline = deadline
         try:
-            self._socket = socket.create_connection(
-                (address.host, address.port), min(_CONNECT_TIMEOUT_S, deadline.remaining())
-            )
+            self._socket = address.connect(min(_CONNECT_TIMEOUT_S, deadline.remaining()))
         except OSError as error:
             raise ServerUnreachable(str(error)) from error
-        with contextlib.suppress(OSError):  # on some systems, where it was closed already
+        # A unix socket has neither; on some systems, nor has one that was closed already.
+        with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 

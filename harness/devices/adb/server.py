@@ -1,19 +1,24 @@
 """Finding the adb server, and starting one where none runs.
 
+An adb server asks nobody who its clients are. One that we start therefore listens on a unix socket
+in a folder of the user's own, unless the environment names a port.
+
 A server that runs belongs to whoever started it, and other people's devices hang on it: it is
 used whatever its version, never stopped and never replaced. For that reason the `adb` program is
 run for nothing but starting a server: as a client it would kill a server whose version is not its
-own. It is started as `adb server nodaemon`, which gives up where the port is taken already, so
-that of several processes that start one at the same time exactly one wins, and all use its.
+own. It is started as `adb server nodaemon`, under a lock, and gives up where the port is taken
+already, so that of several processes that start one at the same time exactly one wins.
 """
 
 import contextlib
 import os
+import platform
 import re
 import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -29,20 +34,47 @@ from harness.devices.adb.connection import (
     query,
 )
 from harness.errors import AdbServerError
+from harness.paths import make_state_dir, state_dir
 
 _VERSION = re.compile(r"[0-9A-Fa-f]{1,4}")
 _PROBE_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 20.0
 _POLL_S = 0.05
+_MAX_SOCKET_PATH = 107
+
+
+def own_address() -> ServerAddress:
+    """Where the server that we start for this user listens: homes may be shared by hosts."""
+    return ServerAddress(path=str(state_dir().absolute() / "adb" / f"{platform.node()}.socket"))
+
+
+def server_address() -> ServerAddress:
+    """The address that the environment names; else that of a server that runs, or would run.
+
+    A server of ours comes before another at adb's own port, because our devices hang on it.
+    """
+    named = address_from(os.environ)
+    if named is not None:
+        return named
+    usual, own = ServerAddress(), own_address()
+    return usual if not _answers(own) and _answers(usual) else own
+
+
+def _answers(address: ServerAddress) -> bool:
+    try:
+        address.connect(_PROBE_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def resolve_server(address: ServerAddress | None = None) -> AdbServer:
-    """The adb server that runs at `address`, by default the one that the environment names.
+    """The adb server that runs at `address`, by default at `server_address()`.
 
     Raises:
         AdbServerError: none runs there, or something else does.
     """
-    address = address or address_from(os.environ)
+    address = address or server_address()
     try:
         return _probe(address)
     except ServerUnreachable as error:
@@ -55,14 +87,14 @@ def ensure_server(address: ServerAddress | None = None) -> AdbServer:
     Raises:
         AdbServerError: something else answers, or none could be started there.
     """
-    address = address or address_from(os.environ)
+    address = address or server_address()
     try:
         return _probe(address)
     except ServerUnreachable as error:
         if not address.local:
             reason = f"cannot be reached, and is not on this host to be started: {error}"
             raise AdbServerError(str(address), reason) from None
-    lock = FileLock(_prepare_cache() / f"adb-server-{address.port}.lock", timeout=_START_TIMEOUT_S)
+    lock = FileLock(_prepare_file(address, "lock"), timeout=_START_TIMEOUT_S)
     try:
         with lock:
             try:
@@ -92,7 +124,7 @@ def _probe(address: ServerAddress) -> AdbServer:
     try:
         answer = query(address, "host:version", Deadline(_PROBE_TIMEOUT_S))
         if _VERSION.fullmatch(answer):
-            return AdbServer(address.host, address.port, int(answer, 16))
+            return AdbServer(address, int(answer, 16))
         reason = f"what listens there is no adb server: its version is {answer!r}"
     except (FailReply, StreamClosed) as error:
         reason = f"what listens there is no adb server: {error}"
@@ -101,19 +133,38 @@ def _probe(address: ServerAddress) -> AdbServer:
     raise AdbServerError(str(address), reason)
 
 
-def _prepare_cache() -> Path:
+def _prepare_file(address: ServerAddress, suffix: str) -> Path:
     folder = default_cache_root()
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    name = address.path.strip("/").replace("/", "-") or address.port
+    return folder / f"adb-server-{name}.{suffix}"
+
+
+def _prepare_socket(address: ServerAddress) -> None:
+    """Make the folder of a socket, for this user alone."""
+    path = Path(address.path)
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+        reason = f"a socket's path has at most {_MAX_SOCKET_PATH} bytes: "
+        reason += "set a shorter QNNFARM_STATE_DIR, or ADB_SERVER_SOCKET"
+        raise AdbServerError(str(address), reason)
+    if address != own_address():
+        return
+    try:
+        make_state_dir()
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        path.parent.chmod(0o700)  # fails if it is another user's
+    except OSError as error:
+        raise AdbServerError(str(address), f"its folder cannot be used: {error}") from None
 
 
 def _start(address: ServerAddress) -> AdbServer:
     """Start a server that outlives this process, and wait until one answers."""
     adb = find_adb()
-    log_path = _prepare_cache() / f"adb-server-{address.port}.log"
-    pid = _spawn_detached(
-        [str(adb), "-L", f"tcp:localhost:{address.port}", "server", "nodaemon"], log_path
-    )
+    if address.path:
+        _prepare_socket(address)
+    log_path = _prepare_file(address, "log")
+    spec = address.spec if address.path else f"tcp:localhost:{address.port}"
+    pid = _spawn_detached([str(adb), "-L", spec, "server", "nodaemon"], log_path)
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline:
         ours = os.waitpid(pid, os.WNOHANG)[0] == 0
@@ -125,7 +176,7 @@ def _start(address: ServerAddress) -> AdbServer:
             time.sleep(_POLL_S)
             continue
         # Ours may be about to give up against one that someone else started meanwhile.
-        while ours and not _listens(pid, address.port) and time.monotonic() < deadline:
+        while ours and not _listens(pid, address) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
             ours = os.waitpid(pid, os.WNOHANG)[0] == 0
         return replace(server, started_by_us=True, adb_path=adb) if ours else server
@@ -155,8 +206,8 @@ def _spawn_detached(command: list[str], log_path: Path) -> int:
     )
 
 
-def _listens(pid: int, port: int) -> bool:
-    """Whether a process of ours has the listening socket of `port`, by the kernel's own tables.
+def _listens(pid: int, address: ServerAddress) -> bool:
+    """Whether a process of ours has the listening socket of `address`, by the kernel's own tables.
 
     A table read while sockets come and go may lack lines: a `False` is worth asking again.
     """
@@ -165,20 +216,34 @@ def _listens(pid: int, port: int) -> bool:
         for file in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed since
                 sockets.add(str(file.readlink()))
-        tables = [Path(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6")]
-        lines = [
-            line.split()
-            for table in tables
-            if table.exists()
-            for line in table.read_text().splitlines()
-        ]
+        if address.path:
+            rows = (line.split() for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines())
+            # Columns: number, references, protocol, flags, type, state, inode, path.
+            inodes = {row[6] for row in rows if row[7:] == [address.path]}
+        else:
+            inodes = {row.inode for row in listening_sockets(pid, address.port)}
     except OSError:
         return False
-    # Columns: number, local address, remote address, state (0A: listening), ..., inode.
-    return any(
-        row[3] == "0A" and row[1].endswith(f":{port:04X}") and f"socket:[{row[9]}]" in sockets
-        for row in lines
-    )
+    return any(f"socket:[{inode}]" in sockets for inode in inodes)
+
+
+class ListeningSocket(NamedTuple):
+    """A line of the kernel's table of TCP sockets."""
+
+    uid: int
+    inode: str
+
+
+def listening_sockets(pid: int | Literal["self"], port: int) -> list[ListeningSocket]:
+    """The sockets that listen at a port, in the network that a process sees."""
+    tables = [Path(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6")]
+    lines = [line for table in tables if table.exists() for line in table.read_text().splitlines()]
+    # Columns: number, local address, remote address, state (0A: listening), ..., uid, ..., inode.
+    return [
+        ListeningSocket(int(row[7]), row[9])
+        for row in map(str.split, lines)
+        if row[3] == "0A" and row[1].endswith(f":{port:04X}")
+    ]
 
 
 def _tail(path: Path) -> str:

@@ -22,7 +22,7 @@ def test_devices_of_every_type(
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
     with running_ssh_server(home / ".ssh", new_port(), {"HOME": str(home)}) as server:
-        server.configure(f"SetEnv ANDROID_ADB_SERVER_PORT={adb_server.port}", host="farm")
+        server.configure(f"SetEnv ANDROID_ADB_SERVER_PORT={adb_server.address.port}", host="farm")
         server.configure(f"SetEnv ANDROID_ADB_SERVER_PORT={new_port()}", host="idle")
         serial = virtual_device.serial
         there = (serial, f"{serial}@farm", "linux:board", "local", "virtual:shared")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.devices.adb.client import AdbServer
+from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.device import AdbDevice
 from harness.devices.base import Device, PushItem
 from harness.errors import (
@@ -141,7 +142,7 @@ def test_a_device_that_never_was(adb_server: AdbServer) -> None:
 
 def test_a_server_that_died_is_not_taken_for_a_device() -> None:
     with pytest.raises(AdbServerError, match="went away"):
-        AdbDevice(AdbServer("127.0.0.1", 1, 41), "any").shell("true")
+        AdbDevice(AdbServer(ServerAddress(port=1), 41), "any").shell("true")
 
 
 def test_threads_share_a_device(virtual_device: AdbDevice) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from harness.devices.adb.client import AdbServer, DeviceEntry
+from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.discovery import list_devices, open_device
 from harness.errors import (
@@ -23,7 +24,7 @@ class _Listing(AdbServer):
 
 
 def _server(**states: str) -> AdbServer:
-    server = _Listing("127.0.0.1", 1, 41)
+    server = _Listing(ServerAddress(port=1), 41)
     object.__setattr__(
         server, "entries", [DeviceEntry(serial, state) for serial, state in states.items()]
     )

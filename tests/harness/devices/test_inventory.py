@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.devices import inventory
 from harness.devices.adb.client import AdbServer, DeviceEntry
+from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.device import AdbDevice
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
@@ -49,7 +50,7 @@ class _Listing(AdbServer):
 
 
 def test_serials_that_are_none() -> None:
-    found = inventory.all_of(_Listing("127.0.0.1", 1, 41))
+    found = inventory.all_of(_Listing(ServerAddress(port=1), 41))
     assert [(one.spec is None, one.state) for one in found] == [
         (True, "no permissions"), (True, "off line"), (False, "unauthorized"),
     ]  # fmt: skip

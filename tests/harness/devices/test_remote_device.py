@@ -58,7 +58,7 @@ def lab(
 
 @pytest.fixture
 def devices(lab: Lab) -> Iterator[Devices]:
-    port = {"board": lab.server.port}
+    port = {"board": lab.server.address.port}
     with Devices(ssh_config=lab.ssh.config, adb_ports=port) as devices:
         yield devices
 

@@ -11,10 +11,10 @@ from harness.errors import AdbAddressError
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({}, "127.0.0.1:5037"),
         ({"ADB_SERVER_SOCKET": "tcp:lab:5038"}, "lab:5038"),
         ({"ADB_SERVER_SOCKET": "tcp:5038"}, "127.0.0.1:5038"),
         ({"ADB_SERVER_SOCKET": "tcp:[::1]:5038"}, "[::1]:5038"),
+        ({"ADB_SERVER_SOCKET": "localfilesystem:/run/a b"}, "localfilesystem:/run/a b"),
         ({"ANDROID_ADB_SERVER_ADDRESS": "lab"}, "lab:5037"),
         ({"ANDROID_ADB_SERVER_HOST": "lab", "ANDROID_ADB_SERVER_PORT": "1"}, "lab:1"),
         ({"ANDROID_ADB_SERVER_HOST": "b", "ANDROID_ADB_SERVER_ADDRESS": "a"}, "a:5037"),
@@ -26,10 +26,15 @@ def test_the_variables_and_their_order(environ: dict[str, str], expected: str) -
     assert str(address_from(environ)) == expected
 
 
+def test_no_variable_names_none() -> None:
+    assert address_from({"PATH": "/bin", "ADB_SERVER_SOCKET": ""}) is None
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("ADB_SERVER_SOCKET", "localfilesystem:/tmp/adb"),
+        ("ADB_SERVER_SOCKET", "localfilesystem:tmp/adb"),
+        ("ADB_SERVER_SOCKET", "localabstract:adb"),
         ("ADB_SERVER_SOCKET", "tcp:"),
         ("ADB_SERVER_SOCKET", "tcp:host:0"),
         ("ADB_SERVER_SOCKET", "tcp:host:99999"),
@@ -52,7 +57,8 @@ def test_no_text_is_accepted_by_half(text: str) -> None:
         address = address_from({"ADB_SERVER_SOCKET": text})
     except AdbAddressError:
         return
-    assert 0 < address.port < 65536
+    assert address is not None or not text
+    assert address is None or 0 < address.port < 65536
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,18 @@
 """Finding, starting and sparing adb servers, with the real program."""
 
+import os
+import shutil
 import socket
 import socketserver
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +29,7 @@ from harness.errors import (
     DeviceTimeoutError,
     DeviceUnauthorizedError,
 )
+from tests.conftest import kill_server
 
 
 @contextmanager
@@ -191,7 +198,7 @@ def test_the_answers_of_a_server_become_errors() -> None:
         "host-serial:c:1:get-state": text("device"),
     }
     with _listener(answers) as (at, _):
-        server = AdbServer(at.host, at.port, 41)
+        server = AdbServer(at, 41)
         for serial in ("a:1", "b:1"):
             with pytest.raises(DeviceUnauthorizedError):
                 server.connect(serial)
@@ -201,6 +208,98 @@ def test_the_answers_of_a_server_become_errors() -> None:
 def test_a_server_that_went_away() -> None:
     with socket.socket() as nobody:  # which keeps the port, so that nobody else gets it
         nobody.bind(("127.0.0.1", 0))
-        server = AdbServer("127.0.0.1", nobody.getsockname()[1], 41)
+        server = AdbServer(ServerAddress(port=nobody.getsockname()[1]), 41)
         with pytest.raises(AdbServerError, match="went away"):
             server.connect("c:1")
+
+
+# A server of the user's own, on a unix socket
+
+
+@pytest.fixture
+def own_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_port: Callable[[], int]
+) -> Iterator[AdbServer]:
+    """A server that is started where the environment names none, beside an idle usual port."""
+    for name in ("ADB_SERVER_SOCKET", "ANDROID_ADB_SERVER_PORT", "ANDROID_ADB_SERVER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    usual = ServerAddress(port=new_port())
+    monkeypatch.setattr(module, "ServerAddress", partial(ServerAddress, port=usual.port))
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-own-") as folder:  # a short path
+        Path(folder).chmod(0o755)
+        monkeypatch.setenv("QNNFARM_STATE_DIR", folder)
+        server = ensure_server()
+        yield server
+        kill_server(server.address)
+
+
+def test_a_server_that_we_start_is_the_users_alone(
+    own_server: AdbServer, virtual_device: AdbDevice
+) -> None:
+    path = Path(own_server.address.path)
+    assert own_server.started_by_us
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert path.is_socket()
+    assert ensure_server() == replace(own_server, started_by_us=False, adb_path=None)
+    own_server.connect(virtual_device.serial)
+    assert AdbDevice(own_server, virtual_device.serial).shell("echo here").stdout == "here\n"
+    assert own_server.adb_path is not None
+    adb = [str(own_server.adb_path), "devices"]
+    environment = {**os.environ, "ADB_SERVER_SOCKET": own_server.address.spec}
+    listed = subprocess.run(adb, env=environment, capture_output=True, text=True, check=True)
+    assert f"{virtual_device.serial}\tdevice" in listed.stdout
+    own_server.disconnect(virtual_device.serial)
+
+
+def test_no_other_user_reaches_it(own_server: AdbServer) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv to become another user")
+    code = f"import socket; socket.socket(socket.AF_UNIX).connect({own_server.address.path!r})"
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
+    tried = subprocess.run(
+        [*nobody, "/usr/bin/python3", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert "PermissionError" in tried.stderr
+    ports = Path(f"/proc/{_pid_of(own_server)}/fd")
+    inodes = {str(file.readlink()) for file in ports.iterdir()}
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines() for name in ("tcp", "tcp6")]
+    listening = [line.split() for table in tables for line in table if line.split()[3] == "0A"]
+    assert not [row for row in listening if f"socket:[{row[9]}]" in inodes]
+
+
+def _pid_of(server: AdbServer) -> int:
+    spec = server.address.spec.encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if spec in (process / "cmdline").read_bytes().split(b"\0"):
+                return int(process.name)
+    raise AssertionError(spec)
+
+
+def test_a_server_at_the_usual_port_is_used_unless_ours_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ADB_SERVER_SOCKET", raising=False)
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path))
+    with _listener({"host:version": b"OKAY00040029"}) as (usual, _):
+        monkeypatch.setattr(module, "ServerAddress", partial(ServerAddress, port=usual.port))
+        assert ensure_server().address == usual
+        own = tmp_path / "own"
+        monkeypatch.setattr(module, "own_address", lambda: ServerAddress(path=str(own)))
+        with socket.socket(socket.AF_UNIX) as ours:
+            ours.bind(str(own))
+            assert module.server_address() == usual  # it is left behind by a server that ended
+            ours.listen()
+            assert module.server_address() == ServerAddress(path=str(own))
+
+
+def test_a_socket_in_a_folder_of_anothers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path))
+    (tmp_path / "adb").touch()
+    with pytest.raises(AdbServerError, match="its folder cannot be used"):
+        ensure_server(module.own_address())
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path / ("d" * 100)))
+    with pytest.raises(AdbServerError, match="shorter QNNFARM_STATE_DIR"):
+        ensure_server(module.own_address())
