@@ -1,4 +1,7 @@
-"""Folders of what the project must remember; `buildlib.paths` has that of the cache."""
+"""Folders of what the project must remember, and names of files in them.
+
+`buildlib.paths` has the folder of the cache.
+"""
 
 import os
 import stat
@@ -56,3 +59,9 @@ def _is_others(folder: Path) -> bool:
     except OSError:
         return False
     return is_shared(folder) or os.geteuid() not in {0, owner}
+
+
+def safe_file_name(text: str) -> str:
+    """Return a text as the name of a file: at most 80 letters, digits, `.`, `-` and `_`."""
+    name = "".join(c if c.isalnum() or c in ".-_" else "_" for c in text)[:80]
+    return name if name.strip(".") else "_"

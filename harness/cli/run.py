@@ -102,6 +102,7 @@ def _document(plan_run: "PlanRun", summary: "Summary") -> dict[str, object]:
         "done": summary.count("done"),
         "failed": summary.count("failed"),
         "left": summary.count("left") + summary.count("interrupted"),
+        "logs": plan_run.logs and str(plan_run.logs),
         "cells": [outcome.as_mapping() for outcome in summary.outcomes],
     }
 
@@ -126,5 +127,7 @@ def _show(plan_run: "PlanRun", summary: "Summary") -> None:
     console.print(f"{summary}{stored}")
     if any(outcome.result.emulator for outcome in summary.outcomes):
         console.print(EMULATOR)
+    if summary.count("failed") and plan_run.logs is not None:
+        console.print(f"logs of the devices during failed tries: {plan_run.logs}")
     if left or summary.count("failed"):
         console.print("the same command runs the cells that are not done; --fresh runs all")

@@ -1,13 +1,17 @@
 """Runs cells on leased devices, and stores their results."""
 
+import contextlib
 import hashlib
 import threading
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
 from harness.clock import Deadline
+from harness.errors import FailureClass, HarnessError
+from harness.paths import safe_file_name
 from harness.plans.cancellation import CancelToken, cancellable
 from harness.plans.cells import Cell
 from harness.plans.outcome import CellResult
@@ -17,6 +21,7 @@ from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import Run
 from harness.results.store import RunFilter
 from harness.telemetry.conditions import Conditions
+from harness.telemetry.device_log import read_device_log
 from harness.workloads.base import Recording, WorkloadResult, stored_result
 from harness.workloads.session import Session, SessionOptions, meet_conditions
 
@@ -51,6 +56,7 @@ class DeviceCellRunner:
         runner_timeout_s: for one process of the runner on a device.
         conditions: that benchmarks wait for; `None` measures devices as they are.
         telemetry_hz: samples a second while a device generates; `None` for no telemetry.
+        logs: folder for the devices' logs of failed tries; `None` keeps none.
     """
 
     store: LazyResultsStore
@@ -59,9 +65,34 @@ class DeviceCellRunner:
     runner_timeout_s: float = 300.0
     conditions: Conditions | None = None
     telemetry_hz: float | None = None
+    logs: Path | None = None
 
     def run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
         """See `CellRunner`."""
+        start = time.monotonic()
+        try:
+            return self._run(cell, device, cancel)
+        except HarnessError as error:
+            if not (error.loses_device or error.failure_class is FailureClass.USE):
+                with cancel.shield():
+                    self._keep_logs(cell, device, time.monotonic() - start, error)
+            raise
+
+    def _keep_logs(
+        self, cell: Cell, device: LeasedDevice, seconds: float, failure: HarnessError
+    ) -> None:
+        """Keep what the device logged during a try; the newest try on a device replaces others."""
+        if self.logs is None:
+            return
+        name = f"{safe_file_name(cell.label)}-{cell.key[:8]}"
+        folder = self.logs / name / safe_file_name(device.member)
+        texts = {"failure": f"{failure}\n", **read_device_log(device, seconds)}
+        with contextlib.suppress(OSError):  # such as a full disk; the failure is what counts
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in texts.items():
+                (folder / f"{name}.txt").write_text(text, encoding="utf-8", errors="replace")
+
+    def _run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
         session = Session(
             cancellable(device, cancel),
             None if cell.container is None else self.containers.load(cell.container),

@@ -1,5 +1,6 @@
 """A run of a plan: its cells, journal, results and pool, opened together."""
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -54,6 +55,12 @@ class PlanRun:
     def has_results(self) -> bool:
         """Whether there is a database; none is made before there is something to keep."""
         return self.runner is not None and self.runner.has_results
+
+    @property
+    def logs(self) -> Path | None:
+        """Folder with the devices' logs of failed tries; `None` if there are none."""
+        folder = None if self.runner is None else self.runner.logs
+        return folder if folder is not None and folder.is_dir() else None
 
     def is_done(self, cell: Cell) -> bool:
         """Return whether an earlier run has done the cell."""
@@ -150,6 +157,8 @@ def open_plan_run(
         journal = stack.enter_context(Journal(path))
         if not dry_run:
             journal.begin(plan.name, new_run_id(), fresh=fresh)
+            if fresh:
+                shutil.rmtree(path.with_suffix(".logs"), ignore_errors=True)
         runner = DeviceCellRunner(
             store,
             containers,
@@ -157,6 +166,7 @@ def open_plan_run(
             runner_timeout_s=plan.timeouts.runner_s,
             conditions=None if plan.conditions == "none" else plan.conditions.conditions(),
             telemetry_hz=DEFAULT_HZ if plan.telemetry else None,
+            logs=path.with_suffix(".logs"),
         )
         done: dict[str, CellResult] = {}
         lost = 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.errors import DeviceError, HarnessError, LeaseLostError, one_line
+from harness.paths import safe_file_name
 from harness.pool.failure_policy import Work
 from harness.pytest_plugin.fixtures import TEST, TestState, case_of, leases_of
 from harness.pytest_plugin.terminal import LOST, PHASE
@@ -21,11 +23,6 @@ if TYPE_CHECKING:
 _LOG_BYTES = 200_000
 _SHOWN_LINES = 40
 _TIMEOUT_S = 20.0
-_SYSTEM_LOG = (
-    "if command -v logcat >/dev/null 2>&1; then logcat -d -t 500 -v threadtime 2>&1; "
-    "elif ! command -v getprop >/dev/null 2>&1; then dmesg 2>&1 | tail -n 500; "
-    "else echo 'this Android has no logcat'; fi"
-)
 
 
 def record_failure(
@@ -125,21 +122,27 @@ def collect_logs(test: TestState, name: str) -> tuple[Path, list[tuple[str, str]
     """
     folder = test.folder(name)
     sections: list[tuple[str, str]] = []
+    seconds = time.time() - test.began
     for device in test.held.lease.devices:
-        for title, text in _device_logs(device, [r for r in test.runners if r.device is device]):
-            path = folder / f"{_file_name(device.serial)}-{title.replace(' ', '-')}"
+        runners = [runner for runner in test.runners if runner.device is device]
+        for title, text in _device_logs(device, runners, seconds):
+            path = folder / f"{safe_file_name(device.serial)}-{title.replace(' ', '-')}"
             path.write_text(text, encoding="utf-8", errors="replace")
             sections.append((f"{title} of {device.serial}", _tail(text, path)))
     return folder, sections
 
 
-def _device_logs(device: "Device", runners: "list[ContainerRunner]") -> Iterator[tuple[str, str]]:
+def _device_logs(
+    device: "Device", runners: "list[ContainerRunner]", seconds: float
+) -> Iterator[tuple[str, str]]:
+    from harness.telemetry.device_log import read_device_log
+
     for number, runner in enumerate(runners):
         mark = f" {number}" if number else ""
         yield f"runner log{mark}", _runner_log(runner)
         if runner.telemetry:
             yield f"telemetry{mark}.csv", as_csv(runner.telemetry)
-    yield "system log", _system_log(device)
+    yield from read_device_log(device, seconds).items()
 
 
 def as_csv(series: "Sequence[TelemetrySeries]") -> str:
@@ -160,10 +163,6 @@ def _runner_log(runner: "ContainerRunner") -> str:
     return _read(runner.device, command)
 
 
-def _system_log(device: "Device") -> str:
-    return _read(device, _SYSTEM_LOG)
-
-
 def _read(device: "Device", command: str | list[str]) -> str:
     try:
         result = device.shell(command, timeout_s=_TIMEOUT_S, check=False, max_output=_LOG_BYTES)
@@ -177,7 +176,3 @@ def _tail(text: str, path: Path) -> str:
     shown = [one_line(line, 400) for line in lines[-_SHOWN_LINES:]]
     head = f"the last {_SHOWN_LINES} of {len(lines)} lines; " if len(lines) > _SHOWN_LINES else ""
     return "\n".join([f"{head}all in {path}", *shown])
-
-
-def _file_name(serial: str) -> str:
-    return "".join(c if c.isalnum() or c in ".-_" else "_" for c in serial)[:80]

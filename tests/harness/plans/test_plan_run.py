@@ -1,6 +1,7 @@
 """`qnnfarm run` from end to end: real devices, a real container, and what a crash leaves."""
 
 import contextlib
+import getpass
 import json
 import os
 import signal
@@ -196,8 +197,11 @@ def test_who_waits_for_devices_is_told_why(lab: Lab, start: Start) -> None:
             assert said[-1], said
         patience.cancel()
         assert len(said) == 1
-        assert said[0].startswith(f"waiting for any device: {first} is draining (swollen) since ")
-        assert f"; {second} is draining (swollen) since " in said[0]
+        user = getpass.getuser()
+        assert said[0].startswith(
+            f"waiting for any device: {first} is draining (swollen ({user})) since "
+        )
+        assert f"; {second} is draining (swollen ({user})) since " in said[0]
         pool.admin.drain(second, "a new battery")  # drained already: nothing is another now
         pool.admin.undrain(first)
     out, err = process.communicate(timeout=_PATIENCE_S)
@@ -380,3 +384,21 @@ def test_the_end_of_a_plan_is_told(lab: Lab, start: Start) -> None:
     message = json.loads(told.read_text())
     assert (message["event"], message["subject"]) == ("plan_finished", "lab")
     assert message["text"].startswith("plan lab: 0 done, 1 failed, 0 left in ")
+
+
+def test_logs_of_a_failed_try_are_kept_until_a_fresh_start(lab: Lab, start: Start) -> None:
+    command = {"kind": "command", "command": ["sh", "-c", "exit 3"]}
+    plan = lab.plan(devices=[{"type": "android"}], workloads=[command])
+    process = start(plan, "--json")
+    answer, _ = process.communicate(timeout=_PATIENCE_S)
+    assert process.returncode == 1
+    logs = Path(json.loads(answer)["logs"])
+    names = {path.name for path in logs.glob("*/*/*")}
+    assert names >= {"failure.txt", "dmesg.txt"}
+    failure = next(logs.glob("*/*/failure.txt")).read_text()
+    assert "failed with status 3" in failure
+    lab.plan(devices=[{"type": "android"}], workloads=[{"kind": "command", "command": ["true"]}])
+    process = start(plan, "--json", "--fresh")
+    answer, _ = process.communicate(timeout=_PATIENCE_S)
+    assert json.loads(answer)["logs"] is None
+    assert not logs.exists()

@@ -89,7 +89,7 @@ def test_workers_of_xdist_share_the_pool(
     specs = [f"--device=virtual:{name}" for name in two_devices]
     outcome = farm(_WORKERS, *specs, "-n2", "--dist=load", "--container", tiny_bundle, "--repeat=2")
     assert outcome.counts() == {"tests": 16, "failures": 2}, outcome.output
-    assert "system log of" in outcome.output
+    assert "dmesg of" in outcome.output
     used = {path.name.partition("-")[2] for path in pytester.path.glob("used-*")}
     assert {name.partition("-")[2] for name in used} == set(two_devices), used
     assert not list(pytester.path.glob("held-*"))
