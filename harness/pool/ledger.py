@@ -515,7 +515,7 @@ class Repairs:
                 return None
             t.db.execute("UPDATE devices SET probed = 1 WHERE key = ?", (key,))
             if state is MemberState.ABSENT:
-                t.apply(key, Event.RECOVER, "looked for again")
+                t.apply(key, Event.RECOVER, f"{owner.label} looks for it again")
             if state is MemberState.QUARANTINED:
                 t.apply(key, Event.TRIED, "a probation run decides")
             token = t.next_token()

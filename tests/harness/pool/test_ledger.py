@@ -570,3 +570,9 @@ def test_the_longest_overdue_repair_comes_first(bench: Bench, grab: Grab) -> Non
         bench.clock.time += 1
     bench.clock.time += 100
     assert list(bench.ledger.repairs.due()) == order
+
+
+def test_the_history_names_who_looks_for_an_absent_device(bench: Bench) -> None:
+    key = bench.ledger.devices.record_absent("a", "android:a", "unplugged")
+    assert bench.ledger.repairs.begin(key, process(7), force=True)
+    assert bench.ledger.devices.history(key)[-1].text.endswith("process 7 looks for it again")

@@ -427,6 +427,14 @@ def test_through_another_host(
                 _run(host, "true")
 
 
+def test_through_a_configuration_that_is_included(ssh_server: SshServer, tmp_path: Path) -> None:
+    config = tmp_path / "company"
+    config.write_text(f"Include {ssh_server.folder}/conf*\nHost *\n  ServerAliveInterval 30\n")
+    with SshHost.named("board", config) as host:
+        assert _run(host, "echo here") == (0, b"here\n")
+        assert host.config.keepalive_s == 30
+
+
 def test_through_a_chain_of_hosts(
     ssh_server: SshServer, tmp_path: Path, new_port: Callable[[], int]
 ) -> None:
