@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 import pytest
@@ -44,59 +45,70 @@ class Worker:
         self._seed = seed
         self._verdicts = verdicts
 
-    def run(self, cases: Iterator[int]) -> list[dict[str, Any]]:
+    def run(self, cases: "SimpleQueue[int]") -> list[dict[str, Any]]:
         """The verdicts of the cases that it got hold of."""
         found: list[dict[str, Any]] = []
-        left = list(cases)
-        while left:
-            for verdict in self._some(left, len(found)):
+        while not cases.empty():
+            for verdict in self._some(cases, len(found)):
                 self._verdicts.write(json.dumps(verdict) + "\n")
                 found.append(verdict)
-                left.remove(verdict["case"])
         return found
 
-    def _some(self, cases: list[int], number: int) -> Iterator[dict[str, Any]]:
+    def _some(self, cases: "SimpleQueue[int]", number: int) -> Iterator[dict[str, Any]]:
         work = self._work / str(number)
         work.mkdir(parents=True)
         command = [sys.executable, "-m", "tests.chaos.worker", str(work), str(self._seed)]
         with (work / "worker.log").open("wb") as log:
             child = subprocess.Popen(
-                [*command, *map(str, cases), *self._options],
+                [*command, *self._options],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=_ROOT,
                 start_new_session=True,
             )
+        assert child.stdin is not None
         assert child.stdout is not None
-        running = None
+        lines = lines_of(child.stdout, _CASE_TIMEOUT_S)
         try:
-            for line in lines_of(child.stdout, _CASE_TIMEOUT_S):
-                if line.startswith(b"begin "):
-                    running = int(line.split()[1])
-                else:
-                    running = None
-                    yield json.loads(line)
-            if running is not None:
-                text = (work / "worker.log").read_text()[-2000:]
-                draws = draw(self._seed, running)
-                yield {
-                    "case": running,
-                    "scene": draws.scene,
-                    "told": draws.told(),
-                    "struck": [],
-                    "strikes": 0,
-                    "ends": ["worker"],
-                    "wrong": [f"the worker died or hung: {text}"],
-                }
-            else:
-                assert child.wait(60) == 0, (work / "worker.log").read_text()[-2000:]
+            while (case := _next(cases)) is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    child.stdin.write(b"%d\n" % case)
+                    child.stdin.flush()
+                line = next(lines, None)
+                if line is None:
+                    yield self._died(case, (work / "worker.log").read_text()[-2000:])
+                    return
+                yield json.loads(line)
+            child.stdin.close()
+            assert child.wait(60) == 0, (work / "worker.log").read_text()[-2000:]
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
             child.stdout.close()
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.close()
             with contextlib.suppress(FileNotFoundError):
                 end_adb(int((work / "adb-port").read_text()))
+
+    def _died(self, case: int, log: str) -> dict[str, Any]:
+        draws = draw(self._seed, case)
+        return {
+            "case": case,
+            "scene": draws.scene,
+            "told": draws.told(),
+            "struck": [],
+            "strikes": 0,
+            "ends": ["worker"],
+            "wrong": [f"the worker died or hung: {log}"],
+        }
+
+
+def _next(cases: "SimpleQueue[int]") -> int | None:
+    with contextlib.suppress(Empty):
+        return cases.get_nowait()
+    return None
 
 
 def lines_of(pipe: IO[bytes], timeout_s: float) -> Iterator[bytes]:
@@ -119,9 +131,11 @@ def campaign(
         AssertionError: a case ended otherwise than it may, with all that is needed to run it again.
     """
     with Path(LOG).open("a", buffering=1) as log, ThreadPoolExecutor(n_workers) as pool:
-        parts = [iter(cases[number::n_workers]) for number in range(n_workers)]
+        left: SimpleQueue[int] = SimpleQueue()  # each takes the next case when it is done with one
+        for case in cases:
+            left.put(case)
         workers = [Worker(work / f"{n}", seed, build_cache, log) for n in range(n_workers)]
-        verdicts = [one for found in pool.map(Worker.run, workers, parts) for one in found]
+        verdicts = [one for found in pool.map(lambda w: w.run(left), workers) for one in found]
     wrong = [one for one in verdicts if one["wrong"]]
     for one in wrong:
         say(f"seed {seed} case {one['case']} ({one['scene']}) {one['told']}: {one['wrong']}")

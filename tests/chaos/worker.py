@@ -1,7 +1,7 @@
-"""Runs cases one after the other: `python -m tests.chaos.worker WORK SEED CASE...`.
+"""Runs cases one after the other: `python -m tests.chaos.worker WORK SEED [CASE...]`.
 
-A line `begin CASE` before each, and its verdict as JSON after it, so that whoever reads them knows
-which case killed the process or keeps it busy. `WORK` holds all that the cases touch.
+Without cases, it takes them from its input, a line each. It prints the verdict on each as JSON.
+`WORK` holds all that the cases touch.
 """
 
 import argparse
@@ -16,14 +16,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.worker", description=__doc__)
     parser.add_argument("work", type=Path)
     parser.add_argument("seed", type=int)
-    parser.add_argument("cases", type=int, nargs="+")
+    parser.add_argument("cases", type=int, nargs="*")
     parser.add_argument("--build-cache", type=Path, default=None)
     options = parser.parse_args()
     work = options.work.absolute()
     with opened(work, options.build_cache or work / "build-cache") as lab:
-        for case in options.cases:
-            sys.stdout.write(f"begin {case}\n")
-            sys.stdout.flush()
+        for case in options.cases or map(int, sys.stdin):
             sys.stdout.write(run_case(lab, options.seed, case).to_json() + "\n")
             sys.stdout.flush()
 

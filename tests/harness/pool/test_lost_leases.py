@@ -65,7 +65,9 @@ def begun(device: LeasedDevice, path: str) -> None:
 
 def age(device: LeasedDevice) -> None:
     """Let the last sign of life on the device be old."""
-    device.unleased.shell(f"touch -d '2020-01-01 00:00:00' {device.fence.root}/fence/used")
+    fence = f"{device.fence.root}/fence"
+    files = f"{fence}/used {fence}/{device.fence.token}"
+    device.unleased.shell(f"touch -d '2020-01-01 00:00:00' {files}")
 
 
 def held_elsewhere(pool: Pool, device: LeasedDevice) -> bool:
