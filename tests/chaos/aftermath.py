@@ -25,9 +25,10 @@ _DAYS_S = 3 * 86_400
 _FOREIGN = """\
 cd /proc
 for file in $(grep -lsF -e "QNNFARM_DEVICE=$QNNFARM_DEVICE" [0-9]*/environ); do
-  grep -qsF -e {} $file || tr '\\0' ' ' <${{file%/*}}/cmdline
+  [ ${{file%%/*}} = $PPID ] || grep -qsF -e {} $file || tr '\\0' ' ' <${{file%/*}}/cmdline
 done 2>/dev/null
 """
+"""Tells all processes but those of our lease and the shell around this one, which has no mark."""
 _ENTRIES = {"store", "runs", "incoming", "scripts", "fence"}
 
 
