@@ -21,7 +21,14 @@ from harness.pool.failure_policy import (
 from harness.pool.history import add_event
 from harness.pool.owner import Owner
 from harness.pool.queue import Request, serve
-from harness.pool.records import OWNER_COLUMNS, Facts, LeaseRow, owner_of, owner_values
+from harness.pool.records import (
+    OWNER_COLUMNS,
+    Facts,
+    LeaseRow,
+    owner_of,
+    owner_values,
+    shown,
+)
 from harness.pool.states import Event, MemberState, after
 
 COUNTS = "settled = 0 AND weight > 0 AND excuse = ''"
@@ -177,7 +184,10 @@ class Transaction:
                 " WHERE work = ? AND kind = ? ORDER BY evidence.id",
                 (report.work.id, report.kind),
             )
-            earlier = [EarlierFailure(*row) for row in rows]
+            earlier = [
+                EarlierFailure(number, other, shown(name), at, lease, counts)
+                for number, other, name, at, lease, counts in rows
+            ]
         judgement = judge(report, key, earlier, device["good"])
         self.db.execute(
             "INSERT INTO evidence (key, at, lease, kind, weight, text, work, excuse)"

@@ -164,3 +164,16 @@ def test_a_ledger_of_the_fifth_format_keeps_its_evidence(bench: Bench, grab: Gra
     _succeed(bench, grab, "b")
     _fail(bench, grab, "a", _crash(_work(bench)))
     assert bench.state("a") == "quarantined"
+
+
+def test_what_other_users_wrote_into_the_ledger_reaches_nobody_raw(
+    bench: Bench, grab: Grab
+) -> None:
+    bench.add("a", "b")
+    with bench.database.writing() as db:
+        db.execute("UPDATE devices SET name = ? WHERE key = 'a'", ("p\x1b[31m1\n",))
+        db.execute("INSERT INTO totals VALUES ('b', '2026-99\x1b', 'x', 1)")
+        db.execute("INSERT INTO totals VALUES ('b', '2026-01', 'y\x1b', 1)")
+    _fail(bench, grab, "a", _crash(_work(bench)))
+    assert _fail(bench, grab, "b", _crash(_work(bench))).blame.isprintable()
+    assert all(text.isprintable() for text in _told(bench, "b"))
