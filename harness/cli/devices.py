@@ -13,7 +13,6 @@ from harness.exit_codes import BAD
 if TYPE_CHECKING:
     from harness.devices.base import Battery
     from harness.devices.inventory import Sighting
-    from harness.devices.spec import DeviceSpec
 
 Specs = Annotated[
     list[str] | None,
@@ -25,7 +24,18 @@ Specs = Annotated[
     ),
 ]
 
-_HEADINGS = ("serial", "state", "held by", "SoC", "system", "ABI", "free", "battery", "model")
+_HEADINGS = (
+    "device",
+    "serial",
+    "state",
+    "held by",
+    "SoC",
+    "system",
+    "ABI",
+    "free",
+    "battery",
+    "model",
+)
 _NONE = (
     "no devices: plug a phone in with USB debugging on, or start a virtual one with "
     "`qnnfarm device start NAME`"
@@ -38,17 +48,13 @@ def devices(specs: Specs = None, json: Json = False) -> None:
     Exits 1 where one that was named does not answer.
     """
     from harness.devices import inventory
-    from harness.devices.adb.server import ensure_server
     from harness.devices.devices import Devices
     from harness.devices.spec import DeviceSpec
 
-    if specs:
-        wanted = [DeviceSpec.parse(text) for text in specs]
-        with Devices() as opened:
-            found = inventory.named(opened, wanted)
-    else:
-        found = inventory.all_of(ensure_server())
-    holders = _holders([one.spec for one in found if one.spec is not None])
+    wanted = [DeviceSpec.parse(text) for text in specs or ()]
+    with Devices() as opened:
+        found = inventory.named(opened, wanted) if specs else inventory.all_of(opened)
+    holders = _holders(found)
     if json:
         print_json([_row(one, holders) for one in found])
     elif found:
@@ -56,7 +62,7 @@ def devices(specs: Specs = None, json: Json = False) -> None:
     else:
         answers().print(_NONE)
     if not json:
-        _tell_unconfined({one.spec.serial for one in found if one.spec is not None})
+        _tell_unconfined({one.serial for one in found})
     if specs and any(one.error for one in found):
         raise typer.Exit(BAD)
 
@@ -67,36 +73,40 @@ def _tell_unconfined(serials: set[str]) -> None:
     for device in list_devices():
         if device.state == "running" and not device.confined and device.serial in serials:
             tell(
-                f"virtual device {device.name} ({device.serial}) is unconfined: its shell may do "
+                f"virtual:{device.name} is unconfined: its shell may do "
                 "on this host whatever you may"
             )
 
 
-def _holders(specs: "list[DeviceSpec]") -> dict[str, str]:
-    """Return holders by device spec; empty where the ledger cannot be read."""
+def _holders(found: "list[Sighting]") -> dict[str, str]:
+    """Return holders by device spec; empty where the ledger cannot be read.
+
+    Devices that did not answer are not asked again, which would start a virtual one.
+    """
     from harness.errors import HarnessError
     from harness.pool.pool import Pool
 
-    if not specs:
-        return {}
+    holders: dict[str, str] = {}
     try:
-        with Pool.of(specs) as pool:
-            return {str(member.spec): member.holder for member in pool.members()}
+        for answered in (True, False):
+            specs = [one.spec for one in found if one.spec and bool(one.properties) == answered]
+            if specs:
+                with Pool.of(specs, probe=answered) as pool:
+                    holders |= {str(member.spec): member.holder for member in pool.members()}
     except HarnessError as error:
         tell(f"who holds them cannot be told: {error}")
-        return {}
+    return holders
 
 
 def _row(one: "Sighting", holders: dict[str, str]) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "serial": one.serial,
         "device": str(one.spec) if one.spec else None,
         "state": one.state,
         "holder": holders.get(str(one.spec), ""),
     }
     if one.properties is not None:
         row |= dataclasses.asdict(one.properties)
-    return row | ({"error": one.error} if one.error else {})
+    return row | {"serial": one.serial} | ({"error": one.error} if one.error else {})
 
 
 def _print(found: "list[Sighting]", holders: dict[str, str]) -> None:
@@ -109,12 +119,13 @@ def _print(found: "list[Sighting]", holders: dict[str, str]) -> None:
     )
     for one in found:
         if one.error:
-            answers().print(Text(f"{one.serial}: {one.error}"))
+            answers().print(Text(f"{_name(one)}: {one.error}"))
 
 
 def _cells(one: "Sighting", holder: str) -> list[str]:
     """Return a device's cells by heading."""
-    cells = [one.serial, one.state, holder]
+    name = _name(one)
+    cells = [name, "" if one.serial in name else one.serial, one.state, holder]
     said = one.properties
     if said is None:
         return cells + [""] * (len(_HEADINGS) - len(cells))
@@ -122,6 +133,13 @@ def _cells(one: "Sighting", holder: str) -> list[str]:
     soc = " ".join(word for word in (said.soc, said.hexagon) if word)
     model = f"{said.model} (emulator)" if said.emulator else said.model
     return [*cells, soc, said.system, said.abi, free, _battery(said.battery), model]
+
+
+def _name(one: "Sighting") -> str:
+    """Return a device's name, as commands take it."""
+    if one.spec is None or one.spec.type == "android":
+        return one.serial
+    return str(one.spec)
 
 
 def _battery(battery: "Battery | None") -> str:

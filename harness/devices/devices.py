@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +13,7 @@ from harness.devices.adb.server import ensure_server
 from harness.devices.base import Device
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import device_types
-from harness.errors import NoDeviceError, WrongUseError
+from harness.errors import DeviceError, NoDeviceError, SeveralDevicesError, WrongUseError
 
 if TYPE_CHECKING:
     from harness.devices.adb.remote import RemoteAdb
@@ -108,12 +108,7 @@ class Devices:
             HarnessError: it is not usable; see `open`.
         """
         if spec is None:
-            from harness.devices.adb.discovery import open_device
-
-            device = open_device(server=self.adb_server())
-            spec = DeviceSpec("android", device.serial)
-            self._open.setdefault(spec, device)
-            return spec
+            return self._only_one()
         try:
             device_types()[spec.type].check(self, spec)
         except NoDeviceError as error:
@@ -125,6 +120,46 @@ class Devices:
                     raise WrongUseError(f"{error}; {hint}") from error
             raise
         return spec
+
+    def _only_one(self) -> DeviceSpec:
+        from harness.devices.adb.discovery import open_device
+
+        named = self.connect_named()
+        try:
+            device = open_device(server=self.adb_server())
+        except SeveralDevicesError as error:
+            names = (str(named.get(serial, serial)) for serial in error.serials)
+            raise SeveralDevicesError(tuple(names)) from None
+        if device.serial in named:
+            return named[device.serial]
+        spec = DeviceSpec("android", device.serial)
+        self._open.setdefault(spec, device)
+        return spec
+
+    def connect_named(self) -> dict[str, DeviceSpec]:
+        """Connect this host's adb server to the devices that run here under a name of their own.
+
+        An adb server that was started anew knows none of the virtual devices that it had before.
+
+        Returns:
+            Their names by their serials at the adb server.
+
+        Raises:
+            AdbServerError: it can be neither reached nor started.
+        """
+        found: dict[str, DeviceSpec] = {}
+        for name, kind in device_types().items():
+            for spec in kind.discover(self, None) if name != "android" else ():
+                preview = kind.preview(spec)
+                if preview.adb_serial and not preview.obstacle:
+                    found[preview.adb_serial] = spec
+        entries = self.adb_server().devices() if found else []
+        usable = {entry.serial for entry in entries if entry.usable}
+        for serial, spec in found.items():
+            if serial not in usable:
+                with suppress(DeviceError):  # who asks for it is told
+                    self.open(spec)
+        return found
 
     def adb_server(self) -> AdbServer:
         """Return this host's adb server, started if need be.

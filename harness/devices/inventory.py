@@ -5,11 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from harness.devices.adb.client import AdbServer, DeviceEntry
+from harness.devices.adb.client import DeviceEntry
 from harness.devices.adb.device import AdbDevice
 from harness.devices.base import Device, DeviceProperties
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
+from harness.devices.types import device_types
 from harness.errors import (
     AdbServerError,
     DeviceError,
@@ -32,6 +33,7 @@ class Sighting:
 
     Attributes:
         spec: `None` if its serial is none that could be asked for.
+        serial: how the adb server knows it, where it is behind one, else how it is addressed.
         state: `device` when usable, else in the adb server's words, or `absent`, `unreachable`.
         error: why it says nothing of itself, on one line; empty when it does.
     """
@@ -43,21 +45,24 @@ class Sighting:
     error: str = ""
 
 
-def all_of(server: AdbServer, *, timeout_s: float = 10.0) -> list[Sighting]:
-    """The devices of an adb server, in its order.
+def all_of(devices: Devices, *, timeout_s: float = 10.0) -> list[Sighting]:
+    """The devices of this host's adb server, in its order, and by their own names if they have any.
 
     Raises:
         AdbServerError: it answers no more.
     """
+    names = devices.connect_named()
+    server = devices.adb_server()
 
     def look(entry: DeviceEntry) -> Sighting:
         try:
-            spec = DeviceSpec("android", entry.serial)
+            spec = names.get(entry.serial) or DeviceSpec("android", entry.serial)
         except DeviceSpecError as error:
             return Sighting(None, one_line(entry.serial), one_line(entry.state), error=str(error))
         if not entry.usable:
             return Sighting(spec, entry.serial, one_line(entry.state))
-        return _ask(spec, AdbDevice(server, entry.serial), timeout_s)
+        shown = entry.serial if spec.type == "android" else str(spec)
+        return _ask(spec, AdbDevice(server, entry.serial, shown=shown), entry.serial, timeout_s)
 
     return _at_once(look, server.devices())
 
@@ -77,17 +82,18 @@ def named(
             return Sighting(
                 spec, spec.identifier or str(spec), error.device_state, error=str(error)
             )
-        return _ask(spec, device, timeout_s)
+        serial = device_types()[spec.type].preview(spec).adb_serial if spec.host is None else None
+        return _ask(spec, device, serial or device.serial, timeout_s)
 
     return _at_once(look, specs)
 
 
-def _ask(spec: DeviceSpec, device: Device, timeout_s: float) -> Sighting:
+def _ask(spec: DeviceSpec, device: Device, serial: str, timeout_s: float) -> Sighting:
     try:
         properties = device.properties(timeout_s=timeout_s)
     except (DeviceError, HostError, NoDeviceError, AdbServerError) as error:
-        return Sighting(spec, device.serial, _USABLE, error=str(error))
-    return Sighting(spec, device.serial, _USABLE, properties)
+        return Sighting(spec, serial, _USABLE, error=str(error))
+    return Sighting(spec, serial, _USABLE, properties)
 
 
 def _at_once(look: Callable[[Item], Sighting], items: Iterable[Item]) -> list[Sighting]:

@@ -113,6 +113,8 @@ class AndroidType(DeviceType):
         """List the devices of the adb server, but for serials that no device can have."""
         from harness.devices.spec import DeviceSpec
 
+        if host is None:
+            devices.connect_named()
         server = devices.adb_server() if host is None else devices.adb_of(host)
         behind = "" if host is None else f"@{host}"
         names = (f"{found.serial}{behind}" for found in server.devices())

@@ -147,13 +147,14 @@ class Pool:
         specs: Sequence[DeviceSpec],
         *,
         devices: Devices | None = None,
+        probe: bool = True,
         on_progress: OnProgress = ignore_progress,
     ) -> Self:
         """Open a pool of just these devices, with the default configuration.
 
         Args:
             devices: connections to use as well; closed with the pool.
-            on_progress: see `open`.
+            probe, on_progress: see `open`.
 
         Raises:
             DeviceSpecError: a device is given twice.
@@ -161,7 +162,8 @@ class Pool:
         """
         config = PoolConfig()
         opener = DeviceOpener(config, devices)
-        return cls(members_of_specs(specs), config, opener, on_progress=on_progress)
+        members = members_of_specs(specs)
+        return cls(members, config, opener, probe=probe, on_progress=on_progress)
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ from harness.devices.types import DeviceType, Preview
 if TYPE_CHECKING:
     from harness.devices.base import Device
     from harness.devices.devices import Devices
+    from harness.errors import HarnessError
 
 
 class VirtualType(DeviceType):
@@ -30,11 +31,7 @@ class VirtualType(DeviceType):
             DeviceConnectError: it does not run.
         """
         from harness.devices.adb.device import AdbDevice
-        from harness.errors import (
-            DeviceConnectError,
-            UnknownVirtualDeviceError,
-            VirtualDeviceChangeError,
-        )
+        from harness.errors import UnknownVirtualDeviceError, VirtualDeviceChangeError
         from harness.virtual_device import manager
 
         name, server = spec.identifier, devices.adb_server()
@@ -48,18 +45,22 @@ class VirtualType(DeviceType):
             raise VirtualDeviceChangeError(name, "SoC", device.soc, soc)
         if device.state != "running":
             if not start:
-                reason = f"it is {device.state}; `qnnfarm device start {name}` starts it"
-                raise DeviceConnectError(name, reason)
+                raise _not_running(spec, device.state)
             device = manager.start(name, device.soc)
         if server.state(device.serial) != "device":
             server.connect(device.serial)
-        return AdbDevice(server, device.serial, type="virtual")
+        return AdbDevice(server, device.serial, shown=str(spec), type="virtual")
 
     def check(self, devices: "Devices", spec: DeviceSpec) -> None:  # noqa: ARG002
-        """Raise if there is no virtual device of that name, or its record cannot be read."""
+        """Raise if there is no virtual device of that name, or it does not run.
+
+        Who starts a device stops it: commands do neither by themselves, only pools do.
+        """
         from harness.virtual_device import manager
 
-        manager.get(spec.identifier)
+        state = manager.get(spec.identifier).state
+        if state != "running":
+            raise _not_running(spec, state)
 
     def discover(self, devices: "Devices", host: str | None) -> Sequence[DeviceSpec]:  # noqa: ARG002
         """List the virtual devices of this user."""
@@ -87,6 +88,13 @@ class VirtualType(DeviceType):
 
         device = manager.stop(spec.identifier)
         manager.start(device.name, device.soc)
+
+
+def _not_running(spec: DeviceSpec, state: str) -> "HarnessError":
+    from harness.errors import DeviceConnectError
+
+    start = f"`qnnfarm device start {spec.identifier}` starts it"
+    return DeviceConnectError(str(spec), f"it is {state}; {start}")
 
 
 VIRTUAL = VirtualType()

@@ -101,7 +101,7 @@ class AdbServer:
         folder = default_cache_root() / "adb-connect"
         folder.mkdir(parents=True, exist_ok=True)
         name = re.sub(r"[^\w.-]", "_", f"{self.address}-{serial}")
-        return FileLock(folder / f"{name}.lock", timeout=deadline.remaining())
+        return FileLock(folder / f"{name[-200:]}.lock", timeout=deadline.remaining())
 
     def _connect(self, serial: str, deadline: Deadline) -> None:
         while True:

@@ -12,6 +12,7 @@ from harness.cli.device_lease import lease_device
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.device import AdbDevice
 from harness.errors import (
+    DeviceConnectError,
     DeviceSpecError,
     LeaseTimeoutError,
     NoDeviceError,
@@ -81,6 +82,23 @@ def test_a_virtual_device_is_taken_by_its_name(virtual_device: AdbDevice) -> Non
         lease_device("shared", wait_s=60, purpose=""),
     ):
         pass
+
+
+def test_a_stopped_virtual_device_is_not_started(
+    adb_server: AdbServer, new_device_name: str
+) -> None:
+    """Nobody would know that it goes on running."""
+    manager.start(new_device_name, "SM8750")
+    manager.stop(new_device_name)
+    try:
+        with (
+            pytest.raises(DeviceConnectError, match="it is stopped; `qnnfarm device start"),
+            lease_device(f"virtual:{new_device_name}", wait_s=600, purpose=""),
+        ):
+            pass
+        assert manager.get(new_device_name).state == "stopped"
+    finally:
+        manager.remove(new_device_name)
 
 
 def test_a_host_is_connected_to_once(

@@ -8,6 +8,7 @@ import pytest
 
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.device import AdbDevice
+from harness.virtual_device import manager
 from tests.harness.cli.conftest import Run
 from tests.ssh_server import running_ssh_server
 
@@ -44,6 +45,26 @@ def test_devices_of_every_type(
         assert table.returncode == 1, table.stderr
         for words in (f"{serial}@farm", "SM8750 v79", "Android", "unreachable", "R58@idle: adb"):
             assert words in table.stdout
+
+
+def test_a_virtual_device_has_its_name_and_no_list_starts_one(
+    qnnfarm: Run, adb_server: AdbServer, virtual_device: AdbDevice
+) -> None:
+    adb_server.disconnect(virtual_device.serial)  # as after the adb server was restarted
+    manager.start("resting", "SM8750")
+    manager.stop("resting")
+    try:
+        listed = qnnfarm("devices")
+        assert listed.returncode == 0, listed.stderr
+        line = next(line for line in listed.stdout.splitlines() if "virtual:shared" in line)
+        assert line.split()[:3] == ["virtual:shared", virtual_device.serial, "device"]
+        assert "resting" not in listed.stdout
+        named = qnnfarm("devices", "virtual:resting")
+        assert named.returncode == 1
+        assert "it is stopped; `qnnfarm device start resting` starts it" in named.stdout
+        assert manager.get("resting").state == "stopped"
+    finally:
+        manager.remove("resting")
 
 
 @pytest.mark.parametrize("name", ["linux:a b", "linux:", "local:x", "$(id)", "a\x1b[2Jb"])

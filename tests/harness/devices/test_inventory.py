@@ -5,12 +5,17 @@ import socket
 import threading
 from pathlib import Path
 
+import pytest
+
 from harness.devices import inventory
 from harness.devices.adb.client import AdbServer, DeviceEntry
 from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.device import AdbDevice
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
+from harness.errors import DeviceCommandError, DeviceConnectError
+from harness.virtual_device import manager
+from tests.conftest import MakeDevice
 from tests.ssh_server import SshServer
 
 
@@ -34,10 +39,44 @@ def test_every_type_with_its_state(
 
 
 def test_all_of_a_server(adb_server: AdbServer, virtual_device: AdbDevice) -> None:
-    found = {one.serial: one for one in inventory.all_of(adb_server, timeout_s=120)}
+    with Devices(server=adb_server) as devices:
+        found = {one.serial: one for one in inventory.all_of(devices, timeout_s=120)}
     mine = found[virtual_device.serial]
-    assert (mine.state, mine.error) == ("device", "")
+    assert (str(mine.spec), mine.state, mine.error) == ("virtual:shared", "device", "")
     assert mine.properties is not None
+
+
+def test_a_server_that_forgot_the_running_devices_is_connected_to_them(
+    adb_server: AdbServer, make_virtual_device: MakeDevice
+) -> None:
+    virtual, _ = make_virtual_device()
+    stopped, _ = make_virtual_device()
+    manager.stop(stopped.name)
+    for serial in (virtual.serial, stopped.serial):
+        adb_server.disconnect(serial)
+    with Devices(server=adb_server) as devices:
+        found = {str(one.spec): one for one in inventory.all_of(devices, timeout_s=120)}
+    assert found[f"virtual:{virtual.name}"].properties is not None
+    assert f"virtual:{stopped.name}" not in found
+    assert manager.get(stopped.name).state == "stopped"
+
+
+def test_errors_of_a_virtual_device_name_it_as_its_user_does(
+    adb_server: AdbServer, make_virtual_device: MakeDevice
+) -> None:
+    virtual, _ = make_virtual_device()
+    spec = DeviceSpec("virtual", virtual.name)
+    with Devices(server=adb_server) as devices:
+        with pytest.raises(
+            DeviceCommandError, match=f"^device {spec}: 'false' failed|^device {spec}: false failed"
+        ):
+            devices.open(spec).shell("false")
+        manager.stop(virtual.name)
+        devices.forget(spec)
+        with pytest.raises(
+            DeviceConnectError, match=f"{spec}: it is stopped; `qnnfarm device start"
+        ):
+            devices.open(spec)
 
 
 class _Listing(AdbServer):
@@ -49,8 +88,10 @@ class _Listing(AdbServer):
         ]
 
 
-def test_serials_that_are_none() -> None:
-    found = inventory.all_of(_Listing(ServerAddress(port=1), 41))
+def test_serials_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path))  # no virtual devices to connect to
+    with Devices(server=_Listing(ServerAddress(port=1), 41)) as devices:
+        found = inventory.all_of(devices)
     assert [(one.spec is None, one.state) for one in found] == [
         (True, "no permissions"), (True, "off line"), (False, "unauthorized"),
     ]  # fmt: skip

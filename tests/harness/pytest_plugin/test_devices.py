@@ -120,7 +120,8 @@ def test_a_container_runs_and_what_it_measures_is_kept(
 
     failed = outcome.properties(f"test_fails[{name}]")
     evidence = Path(failed["qnnfarm.evidence"])
-    logs = {path.name.partition("-")[2]: path for path in evidence.iterdir()}
+    device = f"virtual_{two_devices[0]}-"
+    logs = {path.name.removeprefix(device): path for path in evidence.iterdir()}
     assert "runner log of" in outcome.output
     assert any("rss_bytes,bytes," in path.read_text() for path in logs.values()), logs
     assert any(name.startswith("system") for name in logs)
