@@ -3,9 +3,10 @@
 import secrets
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from harness.devices.base import Device
+from harness.errors import HarnessError
 
 _SERVER = """
 import os, socket, sys, threading
@@ -34,4 +35,5 @@ def echo_on(device: Device) -> Iterator[int]:
     try:
         yield int(port)
     finally:
-        device.shell(f"kill {pid}; rm -f {place}", timeout_s=120, check=False)
+        with suppress(HarnessError):  # the device may be gone
+            device.shell(f"kill {pid}; rm -f {place}", timeout_s=120, check=False)

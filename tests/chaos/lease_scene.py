@@ -8,7 +8,6 @@ import contextlib
 import os
 import secrets
 import socket
-import threading
 from collections.abc import Iterator
 
 from harness.pool.lease import LeasedDevice
@@ -18,6 +17,7 @@ from tests.chaos.actors import Actor, Tell
 from tests.chaos.drawing import DEVICES, TOKEN, Case
 from tests.chaos.ends import End, end_of
 from tests.chaos.lab import Farm, Lab, patient
+from tests.device_echo import echo_on
 
 _ACQUIRE_S = 25.0
 _COMMAND_S = 6.0
@@ -51,7 +51,6 @@ def _holder(lab: Lab, farm: Farm, case: Case, number: int) -> Actor:
         if case.scene == "ledgers":
             os.environ["QNNFARM_STATE_DIR"] = str(lab.folder / f"state-{number}")
         with Pool.open(farm.pool_file) as pool, contextlib.ExitStack() as stack:
-            port = stack.enter_context(_echo())
             for requirement, work_s, daemon, forwards in plans:
                 links: list[socket.socket] = []
                 with (
@@ -60,7 +59,7 @@ def _holder(lab: Lab, farm: Farm, case: Case, number: int) -> Actor:
                 ):
                     for device in lease.devices:
                         if forwards:
-                            links += _connect(device, port, stack)
+                            links += _connect(device, stack)
                         book = f"{device.work_root.removesuffix('/qnnfarm')}/holders"
                         word = secrets.token_hex(4)
                         write = f"echo {lease.token} {word} >>{book}"
@@ -79,30 +78,9 @@ def _holder(lab: Lab, farm: Farm, case: Case, number: int) -> Actor:
     return Actor(f"holder {number}", part, lab.folder / f"{case.name}-{number}.log")
 
 
-@contextlib.contextmanager
-def _echo() -> Iterator[int]:
-    """A server on the devices' loopback that sends back what it gets; gives its port."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer(link: socket.socket) -> None:
-            with link, contextlib.suppress(OSError):
-                while data := link.recv(4096):
-                    link.sendall(data)
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    link, _ = server.accept()
-                    threading.Thread(target=answer, args=(link,), daemon=True).start()
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield server.getsockname()[1]
-
-
-def _connect(
-    device: LeasedDevice, port: int, stack: contextlib.ExitStack
-) -> Iterator[socket.socket]:
+def _connect(device: LeasedDevice, stack: contextlib.ExitStack) -> Iterator[socket.socket]:
     """A connection through a forward that nobody closes; none where the device does not let us."""
+    port = stack.enter_context(echo_on(device.unleased))  # it outlives the lease
     address = stack.enter_context(device.forward(f"tcp:{port}"))
     link = stack.enter_context(socket.create_connection(address, patient(_ANSWER_S)))
     if _answers(link):
