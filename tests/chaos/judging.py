@@ -9,7 +9,7 @@ from types import MappingProxyType, ModuleType
 
 from harness.errors import HarnessError
 from tests.chaos import aftermath, blame_scene, lease_scene, push_scene, run_scene
-from tests.chaos.actors import Actor, conduct
+from tests.chaos.actors import Actor, Tell, conduct
 from tests.chaos.drawing import DEVICES, Case, HostAct, Scene, draw
 from tests.chaos.ends import End, unexplained
 from tests.chaos.lab import Farm, Lab, patient
@@ -80,7 +80,10 @@ def _happen(lab: Lab, case: Case, verdict: Verdict) -> None:
         farm.commands(device).inject(fault)
     actors = scene.begin(lab, farm, case)
     performed: list[str] = []
-    acts = [(act.after_s, _performing(lab, farm, act, actors, performed)) for act in case.acts]
+    people: list[Actor] = []
+    acts = [
+        (act.after_s, _performing(lab, farm, act, actors, performed, people)) for act in case.acts
+    ]
     acts += [
         (act.after_s + act.lasts_s, _continuing(actors[act.actor]))
         for act in case.acts
@@ -88,6 +91,9 @@ def _happen(lab: Lab, case: Case, verdict: Verdict) -> None:
     ]
     acts.append((case.calm_s, lambda: _calm(farm)))
     conduct(actors, acts, patient(_GENIE_PATIENCE_S if case.scene == "genie" else _PATIENCE_S))
+    conduct(people, [], patient(_PATIENCE_S))
+    verdict.wrong += [f"{each.name}: {each.end}" for each in people if each.end["end"] != "well"]
+    performed += ["release" for each in people for line in each.told if line.get("taken")]
     _calm(farm)  # from here on nothing strikes any more
     struck = _struck(farm, at) + performed
     kinds = set(struck)
@@ -106,12 +112,21 @@ def _shown(end: End) -> str:
 
 
 def _performing(
-    lab: Lab, farm: Farm, act: HostAct, actors: list[Actor], performed: list[str]
+    lab: Lab,
+    farm: Farm,
+    act: HostAct,
+    actors: list[Actor],
+    performed: list[str],
+    people: list[Actor],
 ) -> Callable[[], None]:
+    def take_back(tell: Tell) -> None:
+        tell({"taken": farm.take_back(act.actor)})
+
     def perform() -> None:
         if act.kind == "release":
-            if farm.take_back(act.actor):
-                performed.append(act.kind)
+            # It waits for a holder, or for one that was suspended in a transaction.
+            name = f"release of d{act.actor}"
+            people.append(Actor(name, take_back, lab.folder / f"{name}.log"))
             return
         actor = actors[act.actor]
         if act.kind == "adb_kill":
