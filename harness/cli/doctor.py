@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -171,7 +172,11 @@ def _reach_of(server: "AdbServer") -> Finding:
     address = server.address
     detail = f"server at {address}, protocol {server.version}, used as it is"
     if address.path:
-        owner = user_name(Path(address.path).stat().st_uid)
+        status = Path(address.path).stat()
+        owner = user_name(status.st_uid)
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            who = f"{detail}, of {owner}; whoever may write to that file can use its devices"
+            return Finding("adb", "note", who)
         return Finding("adb", "ok", f"{detail}; {owner} alone can use its devices")
     if not address.local:
         return Finding("adb", "note", f"{detail}; whoever reaches that port can use its devices")

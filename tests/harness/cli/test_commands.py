@@ -2,11 +2,13 @@
 
 import json
 import os
+import pwd
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,10 +22,13 @@ from typer.testing import CliRunner
 
 from harness.cli.app import build_app
 from harness.devices.adb.client import AdbServer
+from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.device import AdbDevice
+from harness.devices.adb.server import ensure_server
 from harness.virtual_device import manager
 from harness.virtual_device.faults import ALWAYS, Slow
 from suites.models import tiny_llama
+from tests.conftest import kill_server
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -175,6 +180,24 @@ def test_doctor_says_when_there_is_no_namespace(qnnfarm: Run) -> None:
     done = qnnfarm("doctor", QNNFARM_VIRTUAL_NAMESPACE="none")
     assert done.returncode == 0
     assert "--unconfined" in done.stdout
+
+
+@pytest.mark.usefixtures("qnn_libraries")
+def test_doctor_says_who_can_use_the_devices_of_an_adb_server(
+    qnnfarm: Run, adb_server: AdbServer
+) -> None:
+    at_a_port = qnnfarm("doctor").stdout
+    assert f"server at {adb_server.address}," in at_a_port
+    assert "every user of this host can use its devices" in at_a_port
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-doctor-") as folder:  # a short path
+        own = ensure_server(ServerAddress(path=f"{folder}/socket"))
+        try:
+            at_a_socket = qnnfarm("doctor", ADB_SERVER_SOCKET=own.address.spec).stdout
+        finally:
+            kill_server(own.address)
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    assert f"server at {own.address}," in at_a_socket
+    assert f"; {user} alone can use its devices" in at_a_socket
 
 
 def one_line_error(done: "subprocess.CompletedProcess[str]", *said: str) -> None:

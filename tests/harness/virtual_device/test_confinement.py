@@ -25,7 +25,7 @@ from harness.clock import Deadline
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import open_service
 from harness.virtual_device import manager
-from harness.virtual_device.namespace import NamespaceKind, try_namespace
+from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, try_namespace
 from tests.harness.virtual_device.helpers import PATIENCE_S, Adb
 
 NOBODY = 65534
@@ -99,6 +99,7 @@ def victim(
             "QNNFARM_STATE_DIR": str(folder / "state"),
             "ADB_VENDOR_KEYS": str(key.with_suffix("")),
             "SECRET": SECRET,
+            FORCE_VARIABLE: kind,
         }
         command, environment = _as_user(uid, variables)
         sleeper = at_end.enter_context(subprocess.Popen([*command, "sleep", "1000"]))
