@@ -74,7 +74,7 @@ def remarks() -> Console:
     return PlainConsole(stderr=True)
 
 
-def tell(words: str) -> None:
+def print_remark(words: str) -> None:
     """Print one line on stderr."""
     remarks().print(_one_line(words), soft_wrap=True)
 

@@ -20,7 +20,7 @@ from harness.cli.bench_options import (
     Repetitions,
     Warmup,
 )
-from harness.console import EMULATOR, Row, answers, print_json, print_rows, tell
+from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows
 from harness.words import pluralize
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _nothing(_number: int, _label: str, _session: "Session") -> None:
 
 
 def _announce(sessions: int, number: int, _label: str, session: "Session") -> None:
-    tell(f"session {number + 1} of {sessions} on {session.device_label}")
+    print_remark(f"session {number + 1} of {sessions} on {session.device_label}")
 
 
 def _document(runs: "Sequence[Run]") -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.console import tell
+from harness.console import print_remark
 from harness.errors import WrongUseError
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -
         screen_off=True,
         policy="fail" if given else "continue",
     )
-    return partial(meet_conditions, conditions, on_wait=tell)
+    return partial(meet_conditions, conditions, on_wait=print_remark)
 
 
 def _window(text: str) -> tuple[float, float]:
@@ -200,7 +200,7 @@ def _tell_repetition(number: int, total: int, result: "GenerationResult") -> Non
         for key in STEADY_METRICS
         if key in result.metrics
     ]
-    tell(f"repetition {number + 1}, at most {total}: {', '.join(rates)}")
+    print_remark(f"repetition {number + 1}, at most {total}: {', '.join(rates)}")
 
 
 @contextmanager
@@ -209,5 +209,5 @@ def report_interrupt(db: str) -> "Iterator[None]":
     try:
         yield
     except KeyboardInterrupt:
-        tell(f"interrupted: {db} has the finished sessions, and marks the unfinished one")
+        print_remark(f"interrupted: {db} has the finished sessions, and marks the unfinished one")
         raise

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from harness.cli.arguments import Json
 from harness.cli.tensors import print_facts
-from harness.console import Row, answers, print_json, print_rows, progress, tell
+from harness.console import Row, answers, print_json, print_remark, print_rows, progress
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 from harness.words import pluralize
@@ -204,7 +204,7 @@ def _say(pruned: "PruneResult", *, dry_run: bool) -> None:
     for usage in pruned.removed:
         console.print(f"{usage.name}  {size_text(usage.size_bytes)}")
     for usage in pruned.in_use:
-        tell(f"{usage.name} stays: a running build uses it")
+        print_remark(f"{usage.name} stays: a running build uses it")
     if pruned.leftovers:
         console.print(f"{pluralize(len(pruned.leftovers), 'unfinished entry')} of builds that died")
     verb = "would remove" if dry_run else "removed"

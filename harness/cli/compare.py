@@ -21,7 +21,7 @@ from harness.cli.bench_options import (
     Repetitions,
     Warmup,
 )
-from harness.console import EMULATOR, Row, answers, print_json, print_rows, tell
+from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def exit_code(verdict: "Verdict") -> int:
 
 
 def _announce(pairs: int, number: int, label: str, session: "Session") -> None:
-    tell(f"pair {number + 1} of {pairs}, {label} on {session.device_label}")
+    print_remark(f"pair {number + 1} of {pairs}, {label} on {session.device_label}")
 
 
 def _show(compared: "ComparisonGroup", db: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import Json
-from harness.console import Row, answers, print_json, print_rows, tell
+from harness.console import Row, answers, print_json, print_remark, print_rows
 
 if TYPE_CHECKING:
     from harness.virtual_device.events import Event
@@ -62,11 +62,13 @@ def start(
         return
     shown = f"{virtual.name} ({virtual.soc})"
     what = f"started {shown}" if virtual.just_started else f"{shown} is already running"
-    tell(f"{what}, files in {virtual.root}")
+    print_remark(f"{what}, files in {virtual.root}")
     if address_from(os.environ) != server.address and server.address != ServerAddress():
-        tell(f"for adb itself: export ADB_SERVER_SOCKET={server.address.spec}")
+        print_remark(f"for adb itself: export ADB_SERVER_SOCKET={server.address.spec}")
     if not virtual.confined:
-        tell(f"{virtual.name} is unconfined: its shell may do on this host whatever you may")
+        print_remark(
+            f"{virtual.name} is unconfined: its shell may do on this host whatever you may"
+        )
     answers().print(virtual.serial)
 
 
@@ -113,7 +115,7 @@ def stop(name: Name, force: Force = False) -> None:
 
     _refuse_where_held(name, force=force)
     _disconnect(manager.stop(name).serial)
-    tell(f"stopped {name}")
+    print_remark(f"stopped {name}")
 
 
 @app.command("rm")
@@ -125,7 +127,7 @@ def rm(name: Name, force: Force = False) -> None:
     serial = next((d.serial for d in manager.list_devices() if d.name == name), "")
     manager.remove(name)
     _disconnect(serial)
-    tell(f"removed {name}")
+    print_remark(f"removed {name}")
 
 
 @app.command("fault")
@@ -161,7 +163,7 @@ def fault(
     elif armed:
         answers().print("\n".join(armed))
     else:
-        tell(f"no fault can still strike {name}")
+        print_remark(f"no fault can still strike {name}")
 
 
 @app.command("power")
@@ -170,7 +172,7 @@ def power(name: Name) -> None:
     from harness.virtual_device import manager
 
     manager.control(name).power_on()
-    tell(f"{name} has power")
+    print_remark(f"{name} has power")
 
 
 @app.command("heat")
@@ -198,7 +200,7 @@ def heat(
 
     if off:
         manager.control(name).heat_off()
-        tell(f"the heat model of {name} is off")
+        print_remark(f"the heat model of {name} is off")
         return
     changes = {
         "ambient_c": ambient,
@@ -213,7 +215,7 @@ def heat(
     if json:
         print_json(None if reading is None else asdict(reading))
     elif reading is None:
-        tell(f"the heat model of {name} is off; switch it on with --ambient 25")
+        print_remark(f"the heat model of {name} is off; switch it on with --ambient 25")
     else:
         answers().print(
             f"SoC {reading.soc_c:.1f} °C, body {reading.body_c:.1f} °C, clocks at"

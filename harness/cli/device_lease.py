@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.console import tell
+from harness.console import print_remark
 from harness.errors import LeaseTimeoutError, one_line
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class _Waiting:
             self.given_up = True
             return True
         reason = one_line(describe_wait(found))
-        tell(f"waiting for a device, {self._wait_s:g} s at most: {reason}")
+        print_remark(f"waiting for a device, {self._wait_s:g} s at most: {reason}")
         self._told = True
         return False
 
@@ -115,7 +115,7 @@ def device_source(
     if pool is None:
         yield lambda number: lease_device(named(number), wait_s=wait_s, purpose=purpose(number))
         return
-    with Pool.open(pool, on_progress=tell) as opened:
+    with Pool.open(pool, on_progress=print_remark) as opened:
 
         @contextmanager
         def leased(number: int) -> "Iterator[Device]":

@@ -7,7 +7,7 @@ import typer
 from rich.text import Text
 
 from harness.cli.arguments import Json
-from harness.console import Row, answers, print_json, print_rows, tell
+from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.exit_codes import BAD
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _tell_unconfined(serials: set[str]) -> None:
 
     for device in list_devices():
         if device.state == "running" and not device.confined and device.serial in serials:
-            tell(
+            print_remark(
                 f"virtual:{device.name} is unconfined: its shell may do "
                 "on this host whatever you may"
             )
@@ -94,7 +94,7 @@ def _holders(found: "list[Sighting]") -> dict[str, str]:
                 with Pool.of(specs, probe=answered) as pool:
                     holders |= {str(member.spec): member.holder for member in pool.members()}
     except HarnessError as error:
-        tell(f"who holds them cannot be told: {error}")
+        print_remark(f"who holds them cannot be told: {error}")
     return holders
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, Wait
-from harness.console import print_json, print_text, tell
+from harness.console import print_json, print_remark, print_text
 from harness.errors import WrongUseError
 
 
@@ -44,6 +44,6 @@ def generate(
         METRICS[key].label.lower() + " " + METRICS[key].show(value)
         for key, value in result.metrics.items()
     ]
-    tell(f"{session.device_label}: {', '.join(shown)}")
+    print_remark(f"{session.device_label}: {', '.join(shown)}")
     if session.properties.emulator:
-        tell("emulator speed says nothing about hardware speed")
+        print_remark("emulator speed says nothing about hardware speed")

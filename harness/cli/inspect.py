@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.cli.arguments import Json
 from harness.cli.tensors import print_facts, print_tensors
-from harness.console import answers, print_json, tell
+from harness.console import answers, print_json, print_remark
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +60,7 @@ def _inspect_container(path: Path, *, every: bool, json: bool) -> None:
     try:
         infos = {name: _read(container.files[name]) for name in names}
     except ToolchainMissingError as error:
-        tell(f"the binaries are not read: {error}")
+        print_remark(f"the binaries are not read: {error}")
     if json:
         print_json(
             {

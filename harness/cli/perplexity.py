@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, Wait, read_text
-from harness.console import answers, print_json, tell
+from harness.console import answers, print_json, print_remark
 from harness.exit_codes import BAD
 from harness.words import pluralize
 
@@ -67,7 +67,7 @@ def perplexity(
         _show(result, session, references)
     faults = find_perplexity_faults({PERPLEXITY: result.perplexity, **references})
     for fault in faults:
-        tell(fault)
+        print_remark(fault)
     if faults:
         raise typer.Exit(BAD)
 
@@ -87,7 +87,7 @@ def _references(
     container = GenAIContainer.load(container_dir)
     tokenizer = container.files["tokenizer.json"]
     windows = cut_windows(text, tokenizer, ContextLimit.of(container), most)
-    tell(f"scoring {pluralize(len(windows), 'window')} in float on this host")
+    print_remark(f"scoring {pluralize(len(windows), 'window')} in float on this host")
     return {PERPLEXITY_FLOAT: float_perplexity(checkpoint, container, windows)}
 
 

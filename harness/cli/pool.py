@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from harness.cli.arguments import Json, Wait
-from harness.console import Row, answers, print_json, print_rows, tell
+from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError, one_line
 from harness.exit_codes import BAD
 
@@ -102,7 +102,7 @@ def release(
     """Release a device's lease; its holder's next call on it fails."""
     with _opened(pool) as opened:
         done = opened.admin.release(name, token=token)
-        tell(f"released {name}" if done else f"{name} was not held, or not by that lease")
+        print_remark(f"released {name}" if done else f"{name} was not held, or not by that lease")
 
 
 @app.command("drain")
@@ -113,28 +113,28 @@ def drain(
 ) -> None:
     """Grant no new leases of a device; its current holder may finish."""
     with _opened(pool) as opened:
-        tell(f"{name} is {opened.admin.drain(name, reason)}")
+        print_remark(f"{name} is {opened.admin.drain(name, reason)}")
 
 
 @app.command("undrain")
 def undrain(name: Name, pool: PoolFile = None) -> None:
     """Grant leases of a drained device again."""
     with _opened(pool) as opened:
-        tell(f"{name} is {opened.admin.undrain(name)}")
+        print_remark(f"{name} is {opened.admin.undrain(name)}")
 
 
 @app.command("unquarantine")
 def unquarantine(name: Name, pool: PoolFile = None) -> None:
     """Try a quarantined device now; if its probation run passes it is ready again."""
     with _opened(pool) as opened:
-        _decided(opened, name, str(opened.admin.unquarantine(name, on_progress=tell)))
+        _decided(opened, name, str(opened.admin.unquarantine(name, on_progress=print_remark)))
 
 
 @app.command("recover")
 def recover(name: Name, pool: PoolFile = None) -> None:
     """Run the recovery steps on a device now."""
     with _opened(pool) as opened:
-        _decided(opened, name, str(opened.admin.recover(name, on_progress=tell)))
+        _decided(opened, name, str(opened.admin.recover(name, on_progress=print_remark)))
 
 
 @app.command("test-notifications")
@@ -146,16 +146,16 @@ def send_test(pool: PoolFile = None) -> None:
 
     _, config = find_config(pool)
     if not config.notifications:
-        tell("pool.yaml names no `notifications`")
+        print_remark("pool.yaml names no `notifications`")
     failed = False
     for receiver in config.notifications:
         try:
             send(receiver, Notification("test", "test", "a test of qnnfarm's notifications"))
         except NotificationError as error:
             failed = True
-            tell(str(error))
+            print_remark(str(error))
         else:
-            tell(f"{receiver.receiver} took it")
+            print_remark(f"{receiver.receiver} took it")
     if failed:
         raise typer.Exit(BAD)
 
@@ -189,7 +189,7 @@ def map_hub(
         raise WrongUseError("--write needs a pool.yaml: name one with --pool")
     with _opened(pool, probe=True) as opened:
         server = ensure_server()
-        found = map_hub_ports(opened, server, tell, locations=hub or (), wait_s=wait)
+        found = map_hub_ports(opened, server, print_remark, locations=hub or (), wait_s=wait)
     if write and path is not None and found:
         write_hubs(path, found)
     if json:
@@ -197,25 +197,27 @@ def map_hub(
     elif write and found:
         answers().print(f"{path} has the port of {', '.join(sorted(found))}")
     elif found:
-        tell("for pool.yaml, where --write puts it:")
+        print_remark("for pool.yaml, where --write puts it:")
         answers().print(as_yaml(found), end="")
     if not found:
-        tell("no port was found: devices whose hub cannot be switched need a `power_cycle` command")
+        print_remark(
+            "no port was found: devices whose hub cannot be switched need a `power_cycle` command"
+        )
         raise typer.Exit(BAD)
 
 
 def _opened(path: Path | None, *, probe: bool = False) -> "Pool":
     from harness.pool.pool import Pool
 
-    return Pool.open(path, probe=probe, on_progress=tell)
+    return Pool.open(path, probe=probe, on_progress=print_remark)
 
 
 def _decided(pool: "Pool", name: str, state: str) -> None:
     """Print the outcome; exit with 1 if the device is not ready."""
-    tell(f"{name} is {state}")
+    print_remark(f"{name} is {state}")
     if state != "ready":
         status = next(member for member in pool.members() if member.name == name)
-        tell(status.reason)
+        print_remark(status.reason)
         raise typer.Exit(BAD)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import Json
-from harness.console import Row, answers, print_json, print_rows, tell
+from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.words import pluralize, soc_label
 
@@ -140,7 +140,7 @@ def prune(
     elif not dry_run:
         _conclude(removed, policy, before.total_bytes - after.total_bytes, after.total_bytes)
         if left:
-            tell(f"no disk space was freed: {left}")
+            print_remark(f"no disk space was freed: {left}")
 
 
 def _moment(age: str) -> datetime:
@@ -157,12 +157,12 @@ def _announce(
 ) -> None:
     verb = "would remove" if dry_run else "removing"
     when = f"{policy.before:%Y-%m-%d %H:%M} UTC"
-    tell(f"{verb} from {location} what is older than {when}: {_in_words(planned, policy)}")
+    print_remark(f"{verb} from {location} what is older than {when}: {_in_words(planned, policy)}")
     if kept:
         stay = "stays: later benchmarks are checked against it" if kept == 1 else (
             "stay: later benchmarks are checked against them"
         )  # fmt: skip
-        tell(f"{pluralize(kept, 'perplexity')} of that age {stay}")
+        print_remark(f"{pluralize(kept, 'perplexity')} of that age {stay}")
 
 
 def _conclude(removed: "PruneCounts", policy: "PrunePolicy", freed: int, left: int) -> None:
