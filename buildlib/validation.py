@@ -10,6 +10,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, core_schema
 
+from buildlib.error_base import one_line
+
 Location = Sequence[int | str]
 
 MISSING = "missing"
@@ -99,7 +101,7 @@ class Fault:
         return ".".join(step for step in self.location if isinstance(step, str))
 
     def __str__(self) -> str:
-        return f"{self.pointer}: {self.reason}" if self.location else self.reason
+        return one_line(f"{self.pointer}: {self.reason}" if self.location else self.reason)
 
 
 def first_fault(error: ValidationError, model: type[BaseModel] | None = None) -> Fault:

@@ -173,12 +173,9 @@ class HubMapper:
         """Switch the ports that name one of the devices, or all in use of the hubs at `locations`.
 
         Raises:
-            HubError: there is no such hub, or a device did not come back.
+            HubError: a device did not come back.
         """
         hubs = self.uhubctl.list()
-        known = {hub.location for hub in hubs}
-        if strange := sorted(set(locations) - known):
-            raise HubError(f"there is no hub {strange[0]}, but {', '.join(sorted(known))}")
         for hub in hubs:
             ports = [port for port in hub.ports if self._may_switch(hub, port, locations)]
             if ports and hub.kind != _SWITCHES:
@@ -265,9 +262,12 @@ def map_hub_ports(
         wait_s: how long to wait for each device that somebody holds.
 
     Raises:
-        HubError: a hub cannot be switched, or a device is not free that might be switched.
+        HubError: there is no such hub, it cannot be switched, or a device is not free that might
+            be switched.
     """
-    Uhubctl().list()  # before anybody waits for devices
+    known = {hub.location for hub in Uhubctl().list()}  # before anybody waits for devices
+    if strange := sorted(set(locations) - known):
+        raise HubError(f"there is no hub {strange[0]}, but {', '.join(sorted(known))}")
     with _leased(pool, on_progress, wait_s) as names:
         present = {entry.serial for entry in server.devices() if entry.usable}
         if locations and (others := sorted(present - names.keys())):

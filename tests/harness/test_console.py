@@ -15,8 +15,8 @@ from harness.console import (
     answers,
     print_json,
     print_numbers,
+    print_remark,
     print_rows,
-    tell,
 )
 
 HEADINGS = ("name", "state", "load", "tags", "why")
@@ -93,7 +93,7 @@ def test_nothing_that_is_printed_is_obeyed(capsys: pytest.CaptureFixture[str]) -
     console.print(table)
     print_rows((HOSTILE, "b"), [Row([HOSTILE, Text(HOSTILE)], [HOSTILE])])
     print_numbers("name", [HOSTILE], [NumberColumn(HOSTILE, [HOSTILE], 0)], console=console)
-    tell(f"{HOSTILE}\nand more")
+    print_remark(f"{HOSTILE}\nand more")
     printed = capsys.readouterr()
     assert f"{SHOWN} on :smile: device" in printed.out
     assert printed.err == f"{SHOWN} and more\n"

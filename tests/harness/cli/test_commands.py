@@ -263,7 +263,10 @@ def test_bad_input_is_one_line(
 def test_without_any_device_the_user_is_told_how_to_get_one(
     qnnfarm: Run, tmp_path: Path, tiny_bundle: Path, free_adb_port: int
 ) -> None:
-    environment = {"ADB_SERVER_SOCKET": f"tcp:127.0.0.1:{free_adb_port}"}
+    environment = {
+        "ADB_SERVER_SOCKET": f"tcp:127.0.0.1:{free_adb_port}",
+        "QNNFARM_STATE_DIR": str(tmp_path),  # no virtual device runs there
+    }
     done = qnnfarm("generate", tiny_bundle, "--prompt", "x", **environment)
     one_line_error(done, "qnnfarm device start")
 

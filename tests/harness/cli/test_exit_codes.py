@@ -65,6 +65,7 @@ TABLE = (
     (NO_ANSWER, "inspect nothing"),
     (NO_ANSWER, "libraries fetch --no-such-option"),
     (NO_ANSWER, "perplexity nothing --text nothing"),
+    (NO_ANSWER, "pool map-hub --hub nowhere"),  # without uhubctl, or without that hub
     (NO_ANSWER, "pool recover nobody"),
     (NO_ANSWER, "pool show --pool nothing.yaml"),
     (NO_ANSWER, "pool undrain here"),

@@ -109,6 +109,9 @@ def test_an_ssh_banner_without_end_is_refused_in_time(
 def test_a_serial_that_nobody_can_ask_for_hides_no_other_device() -> None:
     listed = [DeviceEntry("a b\x1b[31m", "device"), DeviceEntry("R5CX", "device")]
     server = SimpleNamespace(devices=lambda: listed)
-    devices = cast("Devices", SimpleNamespace(adb_server=lambda: server, adb_of=lambda _: server))
+    farm = SimpleNamespace(
+        adb_server=lambda: server, adb_of=lambda _: server, connect_named=lambda: None
+    )
+    devices = cast("Devices", farm)
     assert [str(spec) for spec in AndroidType().discover(devices, None)] == ["android:R5CX"]
     assert [str(spec) for spec in AndroidType().discover(devices, "lab")] == ["android:R5CX@lab"]

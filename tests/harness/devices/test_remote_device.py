@@ -150,12 +150,12 @@ def test_a_server_that_does_not_run_is_not_started(lab: Lab, new_port: Callable[
 
 
 def test_a_virtual_device_is_opened_by_its_name(adb_server: AdbServer) -> None:
-    virtual = manager.start("latecomer", "SM8750")
+    manager.start("latecomer", "SM8750")
     spec = DeviceSpec("virtual", "latecomer")
     try:
         with Devices() as devices:
             device = devices.open(spec)
-            assert (device.type, device.serial) == ("virtual", virtual.serial)
+            assert (device.type, device.serial) == ("virtual", "virtual:latecomer")
             assert device.shell("echo here").stdout == "here\n"
             assert devices.open(spec) is device
             devices.forget(spec)
