@@ -307,6 +307,14 @@ def test_a_phone_has_no_python_to_score_with(phone: GenieRuntime) -> None:
         phone.score(windows)
 
 
+def test_a_run_leaves_no_bytecode_to_the_next(
+    runtime: GenieRuntime, virtual_device: AdbDevice
+) -> None:
+    runtime.generate(GenerationRequest(1, prompt="x"))
+    find = ["find", virtual_device.work_root, "-name", "*.pyc"]
+    assert virtual_device.shell(find).stdout == ""
+
+
 def test_nothing_of_a_run_stays_on_the_device(
     virtual_device: AdbDevice, container: GenAIContainer, tmp_path: Path
 ) -> None:
