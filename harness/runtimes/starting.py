@@ -8,7 +8,7 @@ from harness.runtimes.libraries.base import GenieLibraries
 Program = Literal["genie-t2t-run", "genie-app"]
 # Files of a run are links into the store, and Python looks for modules where a link leads. It
 # writes no bytecode: on a full disk that would be cut off, and the next start fail to read it.
-_PYTHON = ("env", "PYTHONPATH=.", "python3", "-B")
+_PYTHON = ("env", "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1", "python3")
 
 
 def runner_of(program: Program, genie: GenieLibraries) -> Runner:
