@@ -5,7 +5,7 @@ import posixpath
 import re
 import stat as stat_bits
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -214,21 +214,9 @@ class AdbDevice(ShellDevice):
     ) -> int:
         """Copy files in one go, with the present as their mtime; see `Device.push_many`."""
         batch = list(items)
-        deadline = Deadline(timeout_s)
-        opened: list[SyncSession] = []
-
-        def refused() -> str:
-            return batch[min(opened[0].answered, len(batch) - 1)].remote if opened else ""
-
-        total = 0
         now = int(time.time())
-        with (
-            self._typed(f"push of {len(batch)} files", timeout_s, path=refused),
-            self._sync(deadline) as session,
-        ):
-            opened.append(session)
-            for item in batch:
-                total += _send(session, item, on_progress, now)
+        with self._sync_many("push", batch, timeout_s) as session:
+            total = sum(_send(session, item, on_progress, now) for item in batch)
             session.finish()
         return total
 
@@ -259,17 +247,7 @@ class AdbDevice(ShellDevice):
     ) -> int:
         """Copy files from the device in one go; see `Device.pull_many`."""
         batch = list(items)
-        deadline = Deadline(timeout_s)
-        opened: list[SyncSession] = []
-
-        def refused() -> str:
-            return batch[opened[0].answered].remote if opened else ""
-
-        with (
-            self._typed(f"pull of {len(batch)} files", timeout_s, path=refused),
-            self._sync(deadline) as session,
-        ):
-            opened.append(session)
+        with self._sync_many("pull", batch, timeout_s) as session:
             sinks = (receiving(item.local, sync=False) for item in batch)
             return session.receive_many([item.remote for item in batch], sinks, on_progress)
 
@@ -341,6 +319,25 @@ class AdbDevice(ShellDevice):
     def _sync(self, deadline: Deadline) -> Iterator[SyncSession]:
         with open_service(self._server.address, self._serial, "sync:", deadline) as connection:
             yield SyncSession(connection)
+
+    @contextmanager
+    def _sync_many(
+        self, action: str, items: Sequence[PushItem] | Sequence[PullItem], timeout_s: float
+    ) -> Iterator[SyncSession]:
+        """Open a sync session for several files; its errors name the first unanswered one."""
+        opened: list[SyncSession] = []
+
+        def unanswered() -> str:
+            if not opened or not items:
+                return ""
+            return items[min(opened[0].answered, len(items) - 1)].remote
+
+        with (
+            self._typed(f"{action} of {len(items)} files", timeout_s, path=unanswered),
+            self._sync(Deadline(timeout_s)) as session,
+        ):
+            opened.append(session)
+            yield session
 
     def _all_features(self, deadline: Deadline) -> frozenset[str]:
         if self._features is None:
