@@ -17,7 +17,8 @@ from buildlib.pipeline.build import BuildOutputs
 from buildlib.pipeline.runner import StageRecord
 from buildlib.reference.perplexity import onnx_perplexity
 from harness.cli.arguments import WAIT_S
-from harness.cli.device_lease import open_session
+from harness.cli.device_lease import lease_device
+from harness.cli.progress import deploy_progress
 from harness.console import progress as progress_bar
 from harness.console import remarks
 from harness.devices.adb.client import AdbServer
@@ -32,6 +33,7 @@ from harness.virtual_device import manager
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.perplexity import score_text
+from harness.workloads.session import Session, SessionOptions
 from suites.models import tiny_llama
 
 AR, CL, SPLITS = (1, 32), 192, 2
@@ -200,7 +202,11 @@ def measure(
         rate = result.metrics["prefill_tokens_per_s"]
         progress.detail(f"repetition {number + 1}/{total}: prefill {rate:.1f} tokens/s")
 
-    with open_session(container.path, serial, wait_s=WAIT_S, on_repetition=show) as session:
+    options = SessionOptions(shown=deploy_progress, on_repetition=show)
+    with (
+        lease_device(serial, wait_s=WAIT_S, purpose="the demo") as device,
+        Session(device, container, options) as session,
+    ):
         deployment = session.runtime.prepare()
         pushed, reused = deployment.pushed_bytes / 2**20, deployment.reused_bytes / 2**20
         progress.detail(f"pushed {pushed:.1f} MiB, {reused:.1f} MiB were there already")

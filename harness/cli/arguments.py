@@ -12,8 +12,17 @@ DeviceName = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="The device: SERIAL, SERIAL@HOST, linux:HOST, virtual:NAME. By default "
-        "$ANDROID_SERIAL, or the only one.",
+        help="The device: SERIAL, SERIAL@HOST, linux:HOST, virtual:NAME, or a member of the pool. "
+        "By default $ANDROID_SERIAL, one of the pool that fits, or the only one.",
+    ),
+]
+PoolFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--pool",
+        help="Lease from this pool.yaml; by default from $QNNFARM_POOL or ./pool.yaml, if there is "
+        "one.",
+        show_default=False,
     ),
 ]
 Wait = Annotated[

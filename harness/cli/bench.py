@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import WAIT_S, ContainerDir, Json, Wait
+from harness.cli.arguments import WAIT_S, ContainerDir, Json, PoolFile, Wait
 from harness.cli.bench_options import (
     Charge,
     Devices,
@@ -14,7 +14,6 @@ from harness.cli.bench_options import (
     MaxWarmup,
     NewTokens,
     NoGate,
-    PoolFile,
     PromptTokens,
     ReferenceTokens,
     Repetitions,

@@ -25,13 +25,10 @@ Devices = Annotated[
     list[str] | None,
     typer.Option(
         "--device",
-        help="A device: SERIAL, SERIAL@HOST, linux:HOST, virtual:NAME; may be repeated, and then "
-        "they take turns. By default $ANDROID_SERIAL, or the only one; with --pool any that fits.",
+        help="A device: SERIAL, SERIAL@HOST, linux:HOST, virtual:NAME, or a member of the pool; "
+        "may be repeated, and then they take turns. By default $ANDROID_SERIAL, those of the pool "
+        "that fit, or the only one.",
     ),
-]
-PoolFile = Annotated[
-    Path | None,
-    typer.Option("--pool", help="Lease the devices from this pool.yaml; --device names members."),
 ]
 PromptTokens = Annotated[
     int, typer.Option("-p", "--prompt-tokens", help="Tokens to prefill, bos included.")

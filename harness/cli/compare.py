@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import WAIT_S, Json, Wait
+from harness.cli.arguments import WAIT_S, Json, PoolFile, Wait
 from harness.cli.bench_options import (
     Charge,
     Devices,
@@ -15,7 +15,6 @@ from harness.cli.bench_options import (
     MaxWarmup,
     NewTokens,
     NoGate,
-    PoolFile,
     PromptTokens,
     ReferenceTokens,
     Repetitions,

@@ -1,8 +1,9 @@
 """Leases of commands, so that no two measure each other on one device."""
 
+import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from harness.devices.base import Device
     from harness.pool.pool import Pool
     from harness.workloads.bench_series import DeviceSource
-    from harness.workloads.session import OnRepetition, Session
+    from harness.workloads.session import Session
 
 _AT_ONCE_S = 1.0
 
@@ -90,68 +91,108 @@ class _Waiting:
 
 @contextmanager
 def device_source(
-    names: Sequence[str] | None, pool: Path | None, soc: str, *, wait_s: float
+    names: Sequence[str] | None,
+    pool: Path | None,
+    soc: str,
+    *,
+    wait_s: float,
+    purpose: Callable[[int], str] = lambda number: f"session {number + 1}",
 ) -> "Iterator[DeviceSource]":
     """Open a source of devices for sessions, each of which leases its own.
+
+    They come from a pool: that of `pool`, of `$QNNFARM_POOL`, or of `./pool.yaml`. A name that is
+    no member of a pool which nobody asked for, and `$ANDROID_SERIAL`, name a device directly; so
+    does everything where there is no pool.
 
     Args:
         names: devices, or members of the pool, that take turns.
         pool: a pool's file.
         soc: of a device of the pool, if none is named.
         wait_s: how long to wait for each lease.
+        purpose: of the lease of a session, by its number.
 
     Raises:
         PoolError: the pool cannot be used.
     """
-    from harness.pool.pool import Pool
+    from harness.pool.pool import Pool, find_config
     from harness.pool.requirement import Requirement
 
-    def purpose(number: int) -> str:
-        return f"session {number + 1}"
+    if pool is None and not names and os.environ.get("ANDROID_SERIAL"):
+        names = [os.environ["ANDROID_SERIAL"]]
 
     def named(number: int) -> str | None:
         return names[number % len(names)] if names else None
 
-    if pool is None:
-        yield lambda number: lease_device(named(number), wait_s=wait_s, purpose=purpose(number))
+    def direct(number: int) -> AbstractContextManager["Device"]:
+        return lease_device(named(number), wait_s=wait_s, purpose=purpose(number))
+
+    path, _ = find_config(pool)
+    if path is None:
+        yield direct
         return
     with Pool.open(pool, on_progress=print_remark) as opened:
+        members = _member_names(opened)
 
         @contextmanager
         def leased(number: int) -> "Iterator[Device]":
             name = named(number)
-            requirement = Requirement(name=name) if name else Requirement(soc=soc)
+            if name is not None and name not in members and pool is None:
+                with direct(number) as device:
+                    yield device
+                return
+            member = None if name is None else members.get(name, name)
+            requirement = Requirement(name=member) if member else Requirement(soc=soc)
             with opened.acquire(requirement, timeout_s=wait_s, purpose=purpose(number)) as lease:
                 yield lease.device
 
         yield leased
 
 
+def _member_names(pool: "Pool") -> dict[str, str]:
+    """The names of a pool's members by everything that `--device` may call them."""
+    members = pool.members()
+    return {
+        **{str(member.spec): member.name for member in members},
+        **{member.spec.identifier: member.name for member in members if member.spec.identifier},
+        **{member.name: member.name for member in members},
+    }
+
+
 @contextmanager
 def open_session(
     container_dir: Path,
     name: str | None,
+    pool: Path | None = None,
     *,
     wait_s: float = 0.0,
-    on_repetition: "OnRepetition | None" = None,
 ) -> Iterator["Session"]:
     """Load a container, lease a device, and open a session that leaves nothing on it.
+
+    Args:
+        name, pool, wait_s: see `device_source`.
 
     Raises:
         BuildError: the container is incomplete.
         LeaseTimeoutError: others held the device for longer than `wait_s`.
+        PoolError: the pool cannot be used.
         HarnessError: no device, or one that cannot run the container.
     """
     from buildlib.container.container import GenAIContainer
     from harness.cli.progress import deploy_progress
+    from harness.runtimes.files import target_of
     from harness.workloads.session import Session, SessionOptions
 
     container = GenAIContainer.load(container_dir)
-    options = SessionOptions(shown=deploy_progress, on_repetition=on_repetition)
+    purpose = f"running {container.metadata.model.name}"
     with (
-        lease_device(
-            name, wait_s=wait_s, purpose=f"running {container.metadata.model.name}"
-        ) as device,
-        Session(device, container, options) as session,
+        device_source(
+            [name] if name else None,
+            pool,
+            target_of(container).soc.name,
+            wait_s=wait_s,
+            purpose=lambda _: purpose,
+        ) as source,
+        source(0) as device,
+        Session(device, container, SessionOptions(shown=deploy_progress)) as session,
     ):
         yield session

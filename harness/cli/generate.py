@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, Wait
+from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, PoolFile, Wait
 from harness.console import print_json, print_remark, print_text
 from harness.errors import WrongUseError
 
@@ -13,6 +13,7 @@ def generate(
     container_dir: ContainerDir,
     prompt: Annotated[str, typer.Option(help="The prompt.")],
     device: DeviceName = None,
+    pool: PoolFile = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Stop after that many tokens.")] = 32,
     wait: Wait = WAIT_S,
     json: Json = False,
@@ -27,7 +28,7 @@ def generate(
     except UnicodeEncodeError as error:
         raise WrongUseError("the prompt is not UTF-8: give it in that encoding") from error
     workload = Generate.of(prompt=prompt, max_tokens=max_tokens)
-    with open_session(container_dir, device, wait_s=wait) as session:
+    with open_session(container_dir, device, pool, wait_s=wait) as session:
         result = workload.run(session).output
     if json:
         print_json(

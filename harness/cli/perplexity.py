@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, Wait, read_text
+from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, PoolFile, Wait, read_text
 from harness.console import answers, print_json, print_remark
 from harness.exit_codes import BAD
 from harness.words import pluralize
@@ -21,6 +21,7 @@ def perplexity(
     container_dir: ContainerDir,
     text: Annotated[Path, typer.Option(help="The text to score.")],
     device: DeviceName = None,
+    pool: PoolFile = None,
     windows: Annotated[
         int | None,
         typer.Option(
@@ -56,7 +57,7 @@ def perplexity(
     references = _references(reference, container_dir, content, windows)
     with (
         LazyResultsStore(db) if db is not None else nullcontext() as store,
-        open_session(container_dir, device, wait_s=wait) as session,
+        open_session(container_dir, device, pool, wait_s=wait) as session,
     ):
         recording = UNRECORDED if store is None else Recording(store.open)
         scored = score_text(session, content, recording, windows=windows, references=references)

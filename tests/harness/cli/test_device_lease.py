@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.device_lease import lease_device
+from harness.cli.device_lease import device_source, lease_device
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.device import AdbDevice
 from harness.errors import (
@@ -16,6 +16,7 @@ from harness.errors import (
     DeviceSpecError,
     LeaseTimeoutError,
     NoDeviceError,
+    RequirementError,
     UnknownVirtualDeviceError,
     WrongUseError,
 )
@@ -140,3 +141,52 @@ def test_a_device_that_somebody_holds_is_not_stopped(
 @pytest.fixture
 def new_device_name() -> str:
     return f"held-{os.getpid()}"
+
+
+POOL = "devices: [{type: local, name: here}]"
+
+
+def test_a_pool_is_found_as_the_pool_commands_find_it(
+    adb_environment: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By `$QNNFARM_POOL`, or as `./pool.yaml`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pool.yaml").write_text(POOL)
+    for name in ("here", "local"):  # as the pool calls it, and as `--device` does without one
+        with device_source([name], None, "SM8750", wait_s=60) as source, source(0) as device:
+            assert device.type == "local"
+    with (
+        device_source(None, None, "SM8750", wait_s=0) as source,
+        pytest.raises(RequirementError, match="none has the SoC SM8750 \\(here: unknown\\)"),
+        source(0),
+    ):
+        pass
+    (tmp_path / "pool.yaml").rename(tmp_path / "other.yaml")
+    monkeypatch.setenv("QNNFARM_POOL", "other.yaml")
+    with device_source(["here"], None, "SM8750", wait_s=60) as source, source(0):
+        pass
+
+
+def test_a_name_outside_a_pool_that_nobody_asked_for_is_a_device(
+    adb_environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "pool.yaml"
+    path.write_text("devices: [{type: android, identifier: usb}]")
+    with device_source(["local"], None, "SM8750", wait_s=60) as source, source(0) as device:
+        assert device.type == "local"
+    with (
+        device_source(["local"], path, "SM8750", wait_s=0) as source,
+        pytest.raises(RequirementError, match="the name local"),
+        source(0),
+    ):
+        pass
+    monkeypatch.setenv("ANDROID_SERIAL", "nosuch")
+    with (
+        device_source(None, None, "SM8750", wait_s=0) as source,
+        pytest.raises(NoDeviceError, match="nosuch"),
+        source(0),
+    ):
+        pass
