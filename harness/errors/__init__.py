@@ -44,7 +44,7 @@
         LeaseLostError         another process may hold the device now
         DeviceHeldError        a holder of another ledger has it
         RecoveryStepError      skipped, or without effect
-        NotificationError      a webhook or command did not take one
+        NotificationError      a webhook, a command or mail did not take one
         HubError               a USB hub cannot be switched, or must not be
         LedgerError            the file of all leases cannot be used
           DamagedLedgerError

@@ -35,6 +35,13 @@ Name = Annotated[
 ]
 Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$", strict=True)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
+Address = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]{1,64}(@[A-Za-z0-9.-]{1,255})?$", strict=True
+    ),
+]
+"""A mail address, or the name of a user of this host."""
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 StepName = Literal["reconnect", "adb_server", "reboot", "power_cycle"]
 NoticeKind = Literal["quarantined", "absent", "plan_finished"]
@@ -193,30 +200,44 @@ class QuarantineConfig(_Model):
         return QuarantineRule(self.limit, self.window, self.backoff_s, self.max_backoff_s)
 
 
-class NotificationConfig(_Model):
-    """One receiver of notifications: a command or a webhook.
+class ReceiverConfig(_Model):
+    """One receiver of notifications: a command, a webhook or mail addresses.
 
     Attributes:
         command: program and arguments, run without a shell; the notification is on its stdin.
         webhook: URL that the notification is posted to.
-        events: kinds of events that it is told of.
+        mail: addresses that it is mailed to.
+        mail_from: sender of the mail; by default what `sendmail` fills in.
+        sendmail: program that takes the mail, as sendmail(8) does; the system's by default.
     """
 
     command: tuple[Word, ...] = ()
     webhook: HttpUrl | None = None
-    events: frozenset[NoticeKind] = frozenset({"quarantined", "absent", "plan_finished"})
+    mail: Annotated[tuple[Address, ...], Field(max_length=100)] = ()
+    mail_from: Address | None = None
+    sendmail: Word | None = None
     timeout_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 10.0
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if bool(self.command) == bool(self.webhook):
-            raise ValueError("give either `command` or `webhook`")
+        if sum(map(bool, (self.command, self.webhook, self.mail))) != 1:
+            raise ValueError("give one of `command`, `webhook` and `mail`")
+        if (self.mail_from or self.sendmail) and not self.mail:
+            raise ValueError("`mail_from` and `sendmail` go with `mail`")
         return self
 
     @property
     def receiver(self) -> str:
-        """The program, or the webhook's host: the rest of a URL may hold a secret."""
-        return str(self.webhook.host) if self.webhook else self.command[0]
+        """The program, the addresses, or the webhook's host: a whole URL may hold a secret."""
+        if self.webhook:
+            return str(self.webhook.host)
+        return ", ".join(self.mail) or self.command[0]
+
+
+class NotificationConfig(ReceiverConfig):
+    """One receiver of a pool's notifications, and the kinds of events that it is told of."""
+
+    events: frozenset[NoticeKind] = frozenset({"quarantined", "absent", "plan_finished"})
 
 
 class LeaseConfig(_Model):

@@ -1,19 +1,23 @@
-"""Notifications: commands and webhooks that are told of lost devices and of finished plans."""
+"""Notifications: commands, webhooks and mail that tell of lost devices, plans and nights."""
 
 import hashlib
 import json
 import logging
+import os
+import shutil
 import socket
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from email.message import EmailMessage
+from email.policy import SMTP
 from typing import Literal
 
 from harness.errors import LedgerError, NotificationError, RecoveryStepError, one_line
-from harness.pool.config import NoticeKind, NotificationConfig
+from harness.pool.config import NoticeKind, NotificationConfig, ReceiverConfig
 from harness.pool.context import Changes
 from harness.pool.ledger import DeviceRecords
 from harness.pool.recovery import run_command
@@ -24,33 +28,50 @@ log = logging.getLogger(__name__)
 _POLL_S = 2.0
 
 
+_SENDMAIL_FOLDERS = ("/usr/sbin", "/usr/lib")
+"""Folders of sendmail(8) that are not on the PATH of users or of cron."""
+
+
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One notification, sent as a JSON object with these keys.
+    """One notification, sent as a JSON object with these keys, or as a mail.
 
     Attributes:
         subject: name of the device in the pool, or of the plan.
-        text: one line for people. Slack, Mattermost and others show this key of a posted object.
+        text: one line for people. Slack, Mattermost and others show this key of a posted object; a
+            mail has it as its subject.
         at: seconds since 1970.
         host: of the process that sends it.
+        details: more keys of the JSON object.
+        body: text of a mail; `text` by default.
     """
 
-    event: NoticeKind | Literal["test"]
+    event: NoticeKind | Literal["nightly", "test"]
     subject: str
     text: str
     at: float = field(default_factory=time.time)
     host: str = field(default_factory=socket.gethostname)
+    details: Mapping[str, object] = field(default_factory=dict)
+    body: str = ""
+
+    def as_mapping(self) -> Mapping[str, object]:
+        """The JSON object."""
+        own = ("event", "subject", "text", "at", "host")
+        return {**{key: getattr(self, key) for key in own}, **self.details}
 
 
-def send(receiver: NotificationConfig, notification: Notification) -> None:
+def send(receiver: ReceiverConfig, notification: Notification) -> None:
     """Send a notification to one receiver.
 
     Raises:
         NotificationError: it was not taken.
     """
-    body = json.dumps(asdict(notification)).encode()
+    body = json.dumps(notification.as_mapping()).encode()
     try:
-        if receiver.webhook is None:
+        if receiver.mail:
+            command = [_sendmail(receiver), "-i", "-t"]
+            run_command(command, receiver.timeout_s, _mail(receiver, notification))
+        elif receiver.webhook is None:
             run_command(receiver.command, receiver.timeout_s, body)
         else:
             headers = {"Content-Type": "application/json", "User-Agent": "qnnfarm"}
@@ -63,6 +84,27 @@ def send(receiver: NotificationConfig, notification: Notification) -> None:
     except (RecoveryStepError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise NotificationError(receiver.receiver, one_line(str(reason))) from None
+
+
+def _sendmail(receiver: ReceiverConfig) -> str:
+    folders = os.pathsep.join((os.environ.get("PATH", os.defpath), *_SENDMAIL_FOLDERS))
+    found = receiver.sendmail or shutil.which("sendmail", path=folders)
+    if found is None:
+        reason = "this host has no sendmail: install one, such as Debian's msmtp-mta, or name it"
+        raise NotificationError(receiver.receiver, f"{reason} by `sendmail`")
+    return found
+
+
+def _mail(receiver: ReceiverConfig, notification: Notification) -> bytes:
+    """A mail with the recipients in its header, where `sendmail -t` finds them."""
+    mail = EmailMessage()
+    mail["To"] = ", ".join(receiver.mail)
+    if receiver.mail_from:
+        mail["From"] = receiver.mail_from
+    mail["Subject"] = one_line(f"[qnnfarm] {notification.text}", 200)
+    mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody's holiday answers it
+    mail.set_content(notification.body or notification.text)
+    return mail.as_bytes(policy=SMTP.clone(linesep="\n"))
 
 
 class Notifier:

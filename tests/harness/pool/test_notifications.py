@@ -1,6 +1,9 @@
 """Notifications, taken by a real command and a real HTTP server."""
 
+import email
+import email.policy
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -81,6 +84,31 @@ def test_a_receiver_that_fails_is_one_line_without_secrets(
     assert "\n" not in str(caught.value)
 
 
+MAIL = '#!/bin/sh\necho "$@" > {0}.options && cat > {0}\n'
+
+
+def test_mail_goes_through_the_users_sendmail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sendmail"
+    program.write_text(MAIL.format(tmp_path / "mail"))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    receiver = NotificationConfig(mail=("lab@example.com", "root"), mail_from="farm@example.com")
+    send(receiver, Notification("absent", "dut", "dut is\nabsent", body="It left.\n\u00e9\n"))
+    assert (tmp_path / "mail.options").read_text() == "-i -t\n"
+    mail = email.message_from_bytes((tmp_path / "mail").read_bytes(), policy=email.policy.default)
+    assert (mail["To"], mail["From"]) == ("lab@example.com, root", "farm@example.com")
+    assert mail["Subject"] == "[qnnfarm] dut is absent"
+    assert mail.get_content() == "It left.\n\u00e9\n"
+
+
+def test_a_host_without_sendmail_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(NotificationError, match="no notification to root: this host has no sendm"):
+        send(NotificationConfig(mail=("root",)), Notification("test", "t", "t"))
+
+
 def test_each_loss_is_told_once_by_one_of_several_processes(bench: Bench, tmp_path: Path) -> None:
     bench.add("a", "b")
     receivers = [to_file(tmp_path / "told")]
@@ -140,6 +168,9 @@ def test_a_receiver_hears_only_what_it_is_told_of(bench: Bench, tmp_path: Path) 
         "[{}]",
         "[{webhook: 'file:///etc/passwd'}]",
         "[{command: [a], events: [lost]}]",
+        "[{mail: ['a b@example.com']}]",
+        "[{mail: [a], command: [b]}]",
+        "[{command: [a], sendmail: /bin/b}]",
     ],
 )
 def test_a_receiver_that_cannot_be_told_is_refused(text: str) -> None:
