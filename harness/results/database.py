@@ -124,7 +124,7 @@ def open_database(
         StoreUnavailableError: the URL, its driver, the folder or the server cannot be used.
     """
     __tracebackhide__ = True  # pytest would show the location, and so its password
-    path = _file(location)
+    path = database_file(location)
     if path is None:
         return _open_server(str(location), create=create, busy_timeout_s=busy_timeout_s)
     return _open_sqlite(path, create=create, busy_timeout_s=busy_timeout_s)
@@ -136,7 +136,7 @@ def shown(location: str | Path) -> str:
     Raises:
         StoreUnavailableError: the URL cannot be used.
     """
-    path = _file(location)
+    path = database_file(location)
     return postgresql.shown(postgresql.parse(str(location))) if path is None else str(path)
 
 
@@ -147,7 +147,7 @@ def exists(location: str | Path) -> bool:
         NotAStoreError: the file is no database.
         StoreUnavailableError: there is none, and none can be created there.
     """
-    path = _file(location)
+    path = database_file(location)
     if path is None:
         return True
     _check_file(path, create=True)
@@ -156,8 +156,8 @@ def exists(location: str | Path) -> bool:
     return path.exists()
 
 
-def _file(location: str | Path) -> Path | None:
-    """The SQLite file of a location; None for a server's."""
+def database_file(location: str | Path) -> Path | None:
+    """Return the SQLite file of a location; `None` for a database on a server."""
     text = str(location)
     if "://" not in text:
         return Path(text)

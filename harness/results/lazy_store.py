@@ -5,6 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from harness.results.database import database_file
 from harness.results.store import ResultsStore
 
 
@@ -63,10 +64,3 @@ class LazyResultsStore:
         with self._lock:
             if self._store is not None:
                 self._store.close()
-
-
-def database_file(location: str) -> Path | None:
-    """The file of a SQLite database; `None` for another database."""
-    if "://" in location and not location.startswith("sqlite"):
-        return None
-    return Path(location.removeprefix("sqlite:///"))
