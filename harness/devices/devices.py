@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from harness.closeable import Closeable
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server
 from harness.devices.base import Device
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.devices.ssh.host import SshHost
 
 
-class Devices:
+class Devices(Closeable):
     """Opens devices, and owns the connections to their hosts: one a host, shared by threads.
 
     What it opened is usable until it is closed. A context manager.
@@ -49,17 +49,6 @@ class Devices:
         self._remotes: dict[tuple[object, int], RemoteAdb] = {}
         self._owned = ExitStack()
         self._lock = threading.Lock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close all connections to other hosts."""

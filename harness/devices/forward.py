@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from harness.clock import Deadline, DeadlineExceeded
+from harness.closeable import Closeable
 from harness.devices.adb.connection import FailReply, ServerUnreachable, StreamClosed
 from harness.errors import HarnessError
 
@@ -88,7 +88,7 @@ class SocketEnd:
         self._socket.shutdown(socket.SHUT_RDWR)
 
 
-class Forward:
+class Forward(Closeable):
     """Lives as a context manager, or until `close`; a connection through it ends with it.
 
     Only this user, and root, get through.
@@ -112,17 +112,6 @@ class Forward:
         except BaseException:
             self._listener.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def address(self) -> tuple[str, int]:

@@ -14,12 +14,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from filelock import FileLock, Timeout
 
 from buildlib.files import atomic_write, sync_folder
+from harness.closeable import Closeable
 from harness.errors import JournalError, PlanBusyError
 from harness.paths import state_dir
 from harness.plans.outcome import CellOutcome, CellResult, CellStatus
@@ -63,7 +63,7 @@ class _Content:
     """The newest line of each cell, and of each group, with its duration."""
 
 
-class Journal:
+class Journal(Closeable):
     """Journal of one plan, held by one process at a time; a context manager.
 
     Thread-safe. Threads that end cells at the same time share an fsync.
@@ -110,14 +110,6 @@ class Journal:
                 raise JournalError(str(self._path), error.strerror or str(error)) from error
             raise
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Release it."""

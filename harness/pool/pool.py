@@ -4,10 +4,10 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from harness.clock import Clock, SystemClock
+from harness.closeable import Closeable
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import device_types
@@ -62,7 +62,7 @@ def _known_soc(spec: DeviceSpec) -> str | None:
     return device_types()[spec.type].preview(spec).soc
 
 
-class Pool:
+class Pool(Closeable):
     """Devices, and the ledger that all pools of this user on this host share.
 
     Programs lease devices with `acquire`; people manage them through `admin`. A pool may be used by
@@ -164,17 +164,6 @@ class Pool:
         opener = DeviceOpener(config, devices)
         members = members_of_specs(specs)
         return cls(members, config, opener, probe=probe, on_progress=on_progress)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stop background work, send the notifications that are due, and close the connections."""

@@ -1,15 +1,13 @@
 """Results database that appears with its first result."""
 
 import threading
-from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from harness.closeable import Closeable
 from harness.results.database import database_file
 from harness.results.store import ResultsStore
 
 
-class LazyResultsStore:
+class LazyResultsStore(Closeable):
     """Results database that is made when it is first written to. Thread-safe.
 
     Args:
@@ -47,17 +45,6 @@ class LazyResultsStore:
             if self._store is None:
                 self._store = ResultsStore.open(self._location)
             return self._store
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close its connections."""

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from pydantic import TypeAdapter
 from sqlalchemy import Connection, RowMapping, Select, Table, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from harness.closeable import Closeable
 from harness.errors import (
     CorruptRunError,
     MissingStoreError,
@@ -78,7 +78,7 @@ class RunFilter:
 _EVERYTHING = RunFilter()
 
 
-class ResultsStore:
+class ResultsStore(Closeable):
     """Runs and measurements in one database.
 
     Several processes may write to one store at once. Each write is one transaction. A store may be
@@ -258,17 +258,6 @@ class ResultsStore:
     def close(self) -> None:
         """Close the connections."""
         self.database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _fetch(
         self, query: Select[Any]

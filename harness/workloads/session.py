@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from buildlib.container.container import GenAIContainer
+from harness.closeable import Closeable
 from harness.deploy.deploy import DEPLOY_TIMEOUT_S
 from harness.deploy.deployment import Deployment
 from harness.deploy.pipeline import Shown
@@ -70,7 +69,7 @@ class SessionOptions:
     on_repetition: OnRepetition | None = None
 
 
-class Session:
+class Session(Closeable):
     """One container on one leased device; a context manager that cleans up at the end.
 
     Nothing is asked of the device before it is needed.
@@ -95,17 +94,6 @@ class Session:
         self._container = container
         self._properties = properties
         self._runtime = runtime
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Remove the run folder; the content store on the device stays."""

@@ -4,9 +4,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
+from harness.closeable import Closeable
 from harness.devices.adb.client import AdbServer, DeviceEntry
 from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.device import AdbDevice
@@ -19,7 +18,7 @@ from harness.errors import AdbServerError
 DEFAULT_PORT = 5037
 
 
-class RemoteAdb:
+class RemoteAdb(Closeable):
     """Another host's adb server, which is used as it is: never started, never stopped.
 
     It listens on that host's loopback, as adb servers do. A context manager that ends the tunnel;
@@ -33,17 +32,6 @@ class RemoteAdb:
         self.port = port
         self._tunnel: Tunnel | None = None
         self._lock = threading.Lock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the tunnel."""

@@ -5,12 +5,12 @@ import select
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 import paramiko
 
 from harness.clock import Deadline, DeadlineExceeded
+from harness.closeable import Closeable
 from harness.devices.adb.connection import FailReply, StreamClosed
 from harness.devices.ssh.config import HostConfig, resolve_host
 from harness.devices.ssh.connection import OpenChannel, connect, hang_up
@@ -95,7 +95,7 @@ class _LostBefore(StreamClosed):
     """The connection was lost before a channel was opened over it."""
 
 
-class SshHost:
+class SshHost(Closeable):
     """A host to run commands on, exchange files with and reach ports of.
 
     It connects when first asked to, and again after the connection was lost. A context manager
@@ -113,17 +113,6 @@ class SshHost:
     def named(cls, asked: str, config_file: Path | None = None) -> Self:
         """The host of that name; see `resolve_host`."""
         return cls(resolve_host(asked, config_file))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def config(self) -> HostConfig:
