@@ -6,7 +6,7 @@ by trying: a port goes off, and the device that disappears from the adb server i
 
 import json
 import re
-import subprocess
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,6 +24,7 @@ from harness.errors import (
     one_line,
 )
 from harness.pool.config import HubPort, load_config, parse_config
+from harness.pool.programs import ProgramError, run_program
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.pool.status import OnProgress
@@ -111,24 +112,10 @@ class Uhubctl:
 
     def _run(self, *words: str, timeout_s: float = _TIMEOUT_S) -> str:
         try:
-            done = subprocess.run(
-                [_PROGRAM, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise HubError(f"uhubctl took longer than {timeout_s:g} s") from None
-        except OSError as error:
-            hint = "install it (https://github.com/mvp/uhubctl)"
-            raise HubError(f"uhubctl cannot be run: {error.strerror}: {hint}") from None
-        output = done.stdout[:_MOST_OUTPUT].decode("utf-8", "replace")
-        if done.returncode:
-            said = one_line(output[-2000:]) or "(silent)"
-            raise HubError(f"uhubctl ended with status {done.returncode}: {said}")
-        return output
+            return run_program([_PROGRAM, *words], timeout_s)
+        except ProgramError as error:
+            hint = "" if shutil.which(_PROGRAM) else ": install it (https://github.com/mvp/uhubctl)"
+            raise HubError(f"{error}{hint}") from None
 
 
 def cycle_power(port: HubPort, serial: str, others: Iterable[str], timeout_s: float) -> None:

@@ -16,11 +16,11 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from typing import Literal
 
-from harness.errors import LedgerError, NotificationError, RecoveryStepError, one_line
+from harness.errors import LedgerError, NotificationError, one_line
 from harness.pool.config import NoticeKind, NotificationConfig, ReceiverConfig
 from harness.pool.context import Changes
 from harness.pool.ledger import DeviceRecords
-from harness.pool.recovery import run_command
+from harness.pool.programs import ProgramError, run_program
 from harness.pool.states import Event
 
 log = logging.getLogger(__name__)
@@ -70,9 +70,9 @@ def send(receiver: ReceiverConfig, notification: Notification) -> None:
     try:
         if receiver.mail:
             command = [_sendmail(receiver), "-i", "-t"]
-            run_command(command, receiver.timeout_s, _mail(receiver, notification))
+            run_program(command, receiver.timeout_s, _mail(receiver, notification))
         elif receiver.webhook is None:
-            run_command(receiver.command, receiver.timeout_s, body)
+            run_program(receiver.command, receiver.timeout_s, body)
         else:
             headers = {"Content-Type": "application/json", "User-Agent": "qnnfarm"}
             # The schema allows http and https alone.
@@ -81,7 +81,7 @@ def send(receiver: ReceiverConfig, notification: Notification) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         raise NotificationError(receiver.receiver, f"it answers with status {error.code}") from None
-    except (RecoveryStepError, OSError, ValueError) as error:
+    except (ProgramError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise NotificationError(receiver.receiver, one_line(str(reason))) from None
 

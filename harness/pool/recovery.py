@@ -1,7 +1,6 @@
 """Recovery of a device: gentle steps first, each recorded with its result."""
 
 import re
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +33,7 @@ from harness.pool.fence import HigherTokenError
 from harness.pool.hubs import cycle_power
 from harness.pool.members import Member
 from harness.pool.opener import ReachedDevice, identify
+from harness.pool.programs import ProgramError, run_program
 from harness.pool.records import DeviceRow, LeaseRow
 from harness.pool.status import OnProgress
 
@@ -212,7 +212,10 @@ class Recovery:
             return
         command = member.power_cycle or self._config.power_cycle
         if command:
-            run_command(fill_placeholders(command, member, self._lease.key), timeout_s)
+            try:
+                run_program(fill_placeholders(command, member, self._lease.key), timeout_s)
+            except ProgramError as error:
+                raise RecoveryStepError(str(error)) from None
             return
         spec = member.spec
         try:
@@ -235,33 +238,6 @@ def fill_placeholders(command: Sequence[str], member: Member, key: str) -> list[
     return [
         re.sub(r"\{(name|serial|key)\}", lambda match: values[match[1]], word) for word in command
     ]
-
-
-def run_command(words: Sequence[str], timeout_s: float, stdin: bytes = b"") -> None:
-    """Run a user's command, without a shell.
-
-    Raises:
-        RecoveryStepError: it failed, or took too long.
-    """
-    program = one_line(words[0], 80)
-    try:
-        done = subprocess.run(
-            list(words),
-            input=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise RecoveryStepError(f"{program} took longer than {timeout_s:g} s") from None
-    except (OSError, ValueError) as error:
-        raise RecoveryStepError(f"{program} cannot be run: {error}") from None
-    if done.returncode:
-        output = one_line(done.stdout[-2000:].decode("utf-8", "replace"))
-        raise RecoveryStepError(
-            f"{program} ended with status {done.returncode}: {output or '(silent)'}"
-        )
 
 
 def _ask(address: ServerAddress, service: str) -> None:
