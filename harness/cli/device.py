@@ -66,10 +66,13 @@ def start(
     if address_from(os.environ) != server.address and server.address != ServerAddress():
         print_remark(f"for adb itself: export ADB_SERVER_SOCKET={server.address.spec}")
     if not virtual.confined:
-        print_remark(
-            f"{virtual.name} is unconfined: its shell may do on this host whatever you may"
-        )
+        print_unconfined(virtual.name)
     answers().print(virtual.serial)
+
+
+def print_unconfined(name: str) -> None:
+    """Warn that a virtual device is not confined."""
+    print_remark(f"virtual:{name} is unconfined: its shell may do on this host whatever you may")
 
 
 @app.command("ls")

@@ -68,14 +68,12 @@ def devices(specs: Specs = None, json: Json = False) -> None:
 
 
 def _tell_unconfined(serials: set[str]) -> None:
+    from harness.cli.device import print_unconfined
     from harness.virtual_device.manager import list_devices
 
     for device in list_devices():
         if device.state == "running" and not device.confined and device.serial in serials:
-            print_remark(
-                f"virtual:{device.name} is unconfined: its shell may do "
-                "on this host whatever you may"
-            )
+            print_unconfined(device.name)
 
 
 def _holders(found: "list[Sighting]") -> dict[str, str]:

@@ -89,8 +89,8 @@ class DeviceCellRunner:
         texts = {"failure": f"{failure}\n", **read_device_log(device, seconds)}
         with contextlib.suppress(OSError):  # such as a full disk; the failure is what counts
             folder.mkdir(parents=True, exist_ok=True)
-            for name, text in texts.items():
-                (folder / f"{name}.txt").write_text(text, encoding="utf-8", errors="replace")
+            for title, text in texts.items():
+                (folder / f"{title}.txt").write_text(text, encoding="utf-8", errors="replace")
 
     def _run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
         session = Session(

@@ -155,11 +155,12 @@ def open_plan_run(
             return
         stack.enter_context(store)
         path = journal_path(plan.name, plan_file, store.location)
+        logs = path.with_suffix(".logs")
         journal = stack.enter_context(Journal(path))
         if not dry_run:
             journal.begin(plan.name, new_run_id(), fresh=fresh)
             if fresh:
-                shutil.rmtree(path.with_suffix(".logs"), ignore_errors=True)
+                shutil.rmtree(logs, ignore_errors=True)
         runner = DeviceCellRunner(
             store,
             containers,
@@ -167,7 +168,7 @@ def open_plan_run(
             runner_timeout_s=plan.timeouts.runner_s,
             conditions=None if plan.conditions == "none" else plan.conditions.conditions(),
             telemetry_hz=DEFAULT_HZ if plan.telemetry else None,
-            logs=path.with_suffix(".logs"),
+            logs=logs,
         )
         done: dict[str, CellResult] = {}
         lost = 0

@@ -242,8 +242,7 @@ class LeasedDevice:
         """
         self._lease.check_ledger(self.key)
         try:
-            with action_named(CHECKING, failures=False):
-                result = self._device.shell(self._fence.guarded(":"), timeout_s=_ASK_S, check=False)
+            result = self._ask_fence(_ASK_S)
         except HarnessError:
             return
         self._lost_if_fenced(result)
@@ -338,9 +337,11 @@ class LeasedDevice:
     def _check_on_device(self) -> None:
         self._lease.check()
         self.used = True
+        self._lost_if_fenced(self._ask_fence(_CHECK_S))
+
+    def _ask_fence(self, timeout_s: float) -> CommandResult:
         with action_named(CHECKING, failures=False):
-            result = self._device.shell(self._fence.guarded(":"), timeout_s=_CHECK_S, check=False)
-        self._lost_if_fenced(result)
+            return self._device.shell(self._fence.guarded(":"), timeout_s=timeout_s, check=False)
 
     def _lost_if_fenced(self, result: CommandResult) -> None:
         if self._fence.was_lost(result.exit_status, result.stderr):

@@ -21,7 +21,7 @@ from harness.virtual_device.filesystem import (
     remove_partials,
 )
 from harness.virtual_device.folder import DeviceRecord
-from harness.virtual_device.forwarding import Forwarding
+from harness.virtual_device.forwards import Forwards
 from harness.virtual_device.heat.simulation import HeatSimulation
 from harness.virtual_device.heat.throttler import Throttler
 from harness.virtual_device.injection import DeviceEffects, Injector
@@ -130,7 +130,7 @@ class Device:
                 self._heat.refresh,
             ),
             SyncHost(self._filesystem, self._storage, self._faults),
-            Forwarding(self._filesystem, self._faults),
+            Forwards(self._filesystem, self._faults),
             lambda: self._power.put(PowerCommand(PowerAction.REBOOT)),
         )
 
@@ -251,7 +251,7 @@ class Device:
         return connection
 
     def _forget(self, connection: Connection) -> None:
-        self._services.forwarding.forget(connection)
+        self._services.forwards.forget(connection)
         with contextlib.suppress(ValueError):
             self._connections.remove(connection)
 

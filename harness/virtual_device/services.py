@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness.virtual_device.connection import Connection, Service
-from harness.virtual_device.forwarding import Forwarding
+from harness.virtual_device.forwards import Forwards
 from harness.virtual_device.shell import ShellHost, open_shell
 from harness.virtual_device.stream import Stream, StreamClosedError
 from harness.virtual_device.sync import SyncHost, open_sync
@@ -39,7 +39,7 @@ class Services:
 
     shell: ShellHost
     sync: SyncHost
-    forwarding: Forwarding
+    forwards: Forwards
     reboot: Callable[[], None]
 
     def open(self, connection: Connection, name: bytes) -> Service | None:
@@ -48,7 +48,7 @@ class Services:
             open_shell(self.shell, name)
             or open_sync(self.sync, name)
             or self._control(name)
-            or self.forwarding.open(connection, name)
+            or self.forwards.open(connection, name)
         )
 
     def _control(self, name: bytes) -> Service | None:

@@ -59,7 +59,7 @@ class Tunnel(Forward):
         self._port = port
         self.failure: HarnessError | None = None
         self.refusal = ""
-        super().__init__(self._channel, f"tunnel {port}")
+        super().__init__(self._open_channel, f"tunnel {port}")
 
     def open_end(self) -> End | None:
         """Connect to the host's port; if that fails, `failure` or `refusal` says why."""
@@ -67,7 +67,7 @@ class Tunnel(Forward):
         refusal = ""
         end = None
         try:
-            end = self._channel(Deadline(OPEN_TIMEOUT_S))
+            end = self._connect(Deadline(OPEN_TIMEOUT_S))
         except HarnessError as error:
             failure = error
         except FailReply as error:
@@ -78,5 +78,5 @@ class Tunnel(Forward):
         self.failure, self.refusal = failure, refusal
         return end
 
-    def _channel(self, deadline: Deadline) -> ChannelEnd:
+    def _open_channel(self, deadline: Deadline) -> ChannelEnd:
         return ChannelEnd(self._host.channel_to((LOOPBACK, self._port), deadline))

@@ -46,7 +46,7 @@ class _Listener:
             self.server.close()
 
 
-class Forwarding:
+class Forwards:
     """Forwards of one device in both directions."""
 
     def __init__(self, filesystem: DeviceFilesystem, faults: Injector) -> None:
@@ -60,7 +60,7 @@ class Forwarding:
         if kind == "reverse":
             return functools.partial(self._answer_reverse, connection, address)
         connect = self._connector(kind, address)
-        return None if connect is None else functools.partial(self._bridge, connect=connect)
+        return None if connect is None else functools.partial(self._serve, connect=connect)
 
     def forget(self, connection: Connection) -> None:
         """Close the listeners of a connection that is lost."""
@@ -83,7 +83,7 @@ class Forwarding:
             return self._filesystem.resolve(address)
         return None
 
-    async def _bridge(self, stream: Stream, *, connect: _Connect) -> None:
+    async def _serve(self, stream: Stream, *, connect: _Connect) -> None:
         with contextlib.suppress(StreamClosedError):
             async with self._faults.activity("forward") as activity:
                 await _bridge(stream, activity, connect)
@@ -155,7 +155,7 @@ class Forwarding:
 
             async def serve(stream: Stream) -> None:
                 await stream.opened()
-                await self._bridge(stream, connect=connected)
+                await self._serve(stream, connect=connected)
 
             connection.open_stream(listener.target.encode("utf-8", "surrogateescape"), serve)
 
