@@ -66,8 +66,9 @@ class Farm:
         return taken
 
     def device(self, number: int) -> AdbDevice:
-        """The device without a lease."""
+        """The device without a lease; a new adb server may not know it yet."""
         server = ensure_server()
+        server.connect(self.serials[number])
         return AdbDevice(server, self.serials[number])
 
 
