@@ -1,6 +1,6 @@
 """Root of the errors of all packages."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, dataclass_transform
 
@@ -21,7 +21,7 @@ def one_line(text: str, limit: int = 300) -> str:
     return flat if len(flat) <= limit else f"{flat[:head]} … {flat[head - limit :]}"
 
 
-@dataclass_transform(eq_default=False)
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
 class QnnfarmError(Exception):
     """Root of every error that the project raises on purpose.
 

@@ -1,6 +1,7 @@
 """Errors of devices, of the adb servers and hosts in front of them, and of virtual devices."""
 
 import shlex
+from dataclasses import field
 
 from buildlib.error_base import one_line
 from harness.errors.base import FailureClass, HarnessError
@@ -180,9 +181,16 @@ class DeviceError(HarnessError):
 
     Attributes:
         serial: the device's name on the adb server.
+        member: its name in the pool that leased it; empty without one.
     """
 
     serial: str
+    member: str = field(default="", init=False)
+
+    def _fill(self, template: str, **more: object) -> str:
+        known = self.member and self.member != self.serial
+        shown = f"{self.member} ({self.serial})" if known else self.serial
+        return super()._fill(template, serial=shown, **more)
 
 
 class DeviceConnectError(DeviceError):

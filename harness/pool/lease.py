@@ -140,7 +140,9 @@ class LeasedDevice:
         if check and result.exit_status:
             tail = (result.stderr if result.stderr.strip() else result.stdout)[-_LOG_TAIL:]
             shown = describe_command(text, self._fence.root).strip("`")
-            raise DeviceCommandError(self.serial, shown, result.exit_status, tail)
+            failure = DeviceCommandError(self.serial, shown, result.exit_status, tail)
+            self.name(failure)
+            raise failure
         return result
 
     def stream(
@@ -247,6 +249,11 @@ class LeasedDevice:
             return
         self._lost_if_fenced(result)
 
+    def name(self, failure: HarnessError) -> None:
+        """Let an error of this device say its name in the pool."""
+        if isinstance(failure, DeviceError) and failure.serial == self.serial:
+            failure.member = self.member
+
     def end_forwards(self) -> None:
         """End all forwards, with the connections through them."""
         for stack in tuple(self._forwards):
@@ -319,6 +326,7 @@ class LeasedDevice:
             yield
         except HarnessError as error:
             self.dirty = True
+            self.name(error)
             if error.is_infrastructure:  # nobody would answer
                 self._lease.check_ledger(self.key)
             else:
@@ -492,6 +500,8 @@ class Lease:
         self._reported.append(failure)
         self._failed_work = work
         blame = ""
+        for device in self._devices:
+            device.name(failure)
         for device in self._concerned(failure):
             answered = device.probe() if isinstance(failure, DeviceTimeoutError) else ""
             report = FailureReport.of(failure, work=work, answered=answered)

@@ -498,6 +498,11 @@ def test_errors_name_our_own_actions_on_a_device(open_pool: OpenPool) -> None:
         with pytest.raises(DeviceCommandError) as caught:
             lease.device.shell(f"{ours} /nowhere/at/all; exit 9")
         assert caught.value.command == "checking its files"
+        named = f"device {lease.device.member} ({lease.device.serial}): checking its files failed"
+        assert str(caught.value).startswith(named)
+        failure = RunnerError(lease.device.serial, "genie", "crashed", 139, "")
+        lease.report(failure)
+        assert str(failure).startswith(f"device {lease.device.member} ({lease.device.serial}): ")
     device.shell(f"mv {root}/fence {root}/kept; echo >{root}/fence")
     try:
         with pytest.raises(LeaseTimeoutError):
