@@ -3,9 +3,9 @@
 from dataclasses import asdict
 
 from harness.results.comparison import ComparisonGroup
-from harness.results.records import Run
+from harness.results.records import ContainerInfo, Run
 from reports.page import Page
-from reports.summary import Cell, PerplexityRow, Row
+from reports.summary import Cell, FailureGroup, PerplexityRow, Row
 
 VERSION = 1
 """Increases when a key is removed or changes its meaning; new keys may be added without."""
@@ -24,6 +24,7 @@ def to_document(page: Page, report: str) -> dict[str, object]:
         "comparisons": [
             _comparison(one) for section in page.sections for one in section.comparisons
         ],
+        "failures": [_failure(group) for group in page.failures],
         "gaps": [_gap(run) for run in page.results.gaps],
     }
 
@@ -35,10 +36,11 @@ def _row(row: Row) -> dict[str, object]:
         "target": row.subject.target,
         "emulator": row.subject.emulator,
         "container_sha256": row.subject.container_sha256,
+        **_container(row.container),
         "workload": row.label,
         "runs": [run.id for run in row.runs],
         "metrics": {key: _cell(cell) for key, cell in row.cells.items()},
-        "perplexity": dict(row.perplexity.values) if row.perplexity else None,
+        "perplexity": _values(row.perplexity) if row.perplexity else None,
         "remarks": list(row.remarks),
         "output": row.output,
         "stability": row.grade or None,
@@ -67,11 +69,40 @@ def _perplexity(row: PerplexityRow) -> dict[str, object]:
         "target": row.key.subject.target,
         "emulator": row.key.subject.emulator,
         "container_sha256": row.key.subject.container_sha256,
+        **_container(row.container),
         "dataset_sha256": row.key.dataset_sha256,
         "definition": definition.model_dump() if definition else None,
         "runs": [run.id for run in row.runs],
         **row.values,
         "remarks": list(row.remarks),
+    }
+
+
+def _container(container: ContainerInfo | None) -> dict[str, object]:
+    if container is None:
+        return {}
+    return {"precision": container.precision, "ars": list(container.ars), "cl": container.cl}
+
+
+def _values(row: PerplexityRow) -> dict[str, object]:
+    """The values, and how much text they are over."""
+    definition = row.key.definition
+    scored = {"windows": definition.windows, "tokens": definition.tokens} if definition else {}
+    return {**row.values, **scored}
+
+
+def _failure(group: FailureGroup) -> dict[str, object]:
+    newest = group.newest
+    return {
+        "kind": newest.kind,
+        "model": newest.container.model,
+        **_container(newest.container),
+        "status": newest.status,
+        "error": newest.error,
+        "devices": list(group.devices),
+        "runs": [run.id for run in group.runs],
+        "first": group.runs[0].created_at,
+        "last": newest.created_at,
     }
 
 

@@ -12,7 +12,7 @@ from harness.results.store import ResultsStore
 from harness.words import pluralize
 from reports import plots, summary, telemetry, text
 from reports.plots import Plot
-from reports.summary import SPEED_METRICS, PerplexityRow, Row
+from reports.summary import SPEED_METRICS, FailureGroup, PerplexityRow, Row
 from reports.telemetry import TelemetryFigure
 
 MOST_NAMES = 3
@@ -100,6 +100,11 @@ class Page:
     lead: str
     sections: tuple[Section, ...]
     texts: tuple[GeneratedText, ...]
+
+    @property
+    def failures(self) -> tuple[FailureGroup, ...]:
+        """The runs without a result, those that ended alike together."""
+        return summary.group_failures(self.results.gaps)
 
     @property
     def listing(self) -> Listing:

@@ -1,13 +1,23 @@
 """Summary: a row for each container x device x workload, with remarks on its numbers."""
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Literal, TypeVar
 
 from harness.results import stats
-from harness.results.identity import PerplexityKey, SpeedKey, Subject, find_differences
+from harness.results.identity import (
+    PerplexityKey,
+    SpeedKey,
+    Subject,
+    container_name,
+    describe_scored,
+    find_differences,
+)
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import (
+    MAX_DEVIATIONS,
     PERPLEXITY,
     PERPLEXITY_FLOAT,
     PERPLEXITY_QUANTIZED,
@@ -71,6 +81,18 @@ class PerplexityRow:
         """The container that was scored."""
         return self.runs[-1].container
 
+    @property
+    def scored(self) -> str:
+        """How much text it is over: `8 windows, 1,280 tokens`."""
+        return describe_scored(self.key.definition)
+
+    @property
+    def weight(self) -> tuple[bool, int, datetime]:
+        """What makes it tell more than others: a reference, more tokens, then a later time."""
+        definition = self.key.definition
+        compared = any(self.difference(reference) is not None for reference in MAX_DEVIATIONS)
+        return (compared, definition.tokens if definition else 0, self.runs[-1].created_at)
+
     def difference(self, reference: str) -> float | None:
         """Relative distance of the device from the reference."""
         return deviation(self.values, reference)
@@ -83,10 +105,11 @@ class Row:
     Attributes:
         label: the workload; empty where only perplexity was measured.
         runs: the runs behind the speeds.
+        perplexity: of all that were measured, the one with a reference and over most tokens.
         remarks: reasons not to trust the row, in words.
-        spread_remarks: those of the remarks that say no more than that its speeds vary.
         output: whether the output was found correct; rows without that are ranked below.
-        grade: of stability, the worst of its rates; empty where there is none.
+        grade: of stability, the worst of its rates; empty where there is none, and on the emulator,
+            whose speeds mean nothing.
         grade_reasons: the reasons for the grade, in words.
     """
 
@@ -96,7 +119,6 @@ class Row:
     cells: Mapping[str, Cell]
     perplexity: PerplexityRow | None
     remarks: tuple[str, ...]
-    spread_remarks: tuple[str, ...] = ()
     output: Output = "unchecked"
     grade: str = ""
     grade_reasons: tuple[str, ...] = ()
@@ -109,9 +131,48 @@ class Row:
         return self.perplexity.container if self.perplexity else None
 
     @property
+    def name(self) -> str:
+        """Model and precision, by which readers know a container."""
+        return container_name(self.container) if self.container else self.subject.model
+
+    @property
     def n(self) -> int:
         """Repetitions behind the speeds."""
         return max((cell.stats.n for cell in self.cells.values()), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """Runs without a result that ended alike: the same container, status and error.
+
+    Attributes:
+        runs: oldest first.
+    """
+
+    runs: tuple[Run, ...]
+
+    @property
+    def newest(self) -> Run:
+        """The newest of the runs, which stands for all."""
+        return self.runs[-1]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The serials of all devices, each once."""
+        return tuple(dict.fromkeys(run.device.serial for run in self.runs))
+
+
+def group_failures(runs: Iterable[Run]) -> tuple[FailureGroup, ...]:
+    """Put runs together that failed alike, wherever and whenever; the newest group is last."""
+    groups = [FailureGroup(group) for _, group in _grouped(runs, _failure)]
+    return tuple(sorted(groups, key=lambda group: (group.newest.created_at, group.newest.id)))
+
+
+def _failure(run: Run) -> tuple[object, ...]:
+    """What failures have in common: names of the device and of the run are left out."""
+    error = (run.error or "").replace(run.device.serial, "")
+    same = re.sub(r"[0-9a-f]{32}", "", error)
+    return (run.kind, run.status, run.container, run.device.emulator, same)
 
 
 def perplexities(runs: Sequence[Run]) -> tuple[PerplexityRow, ...]:
@@ -137,14 +198,12 @@ def summarise(runs: Sequence[Run]) -> tuple[Row, ...]:
     rows = []
     for key, group in groups:
         candidates = beside.get(key.subject.without_versions, ())
-        found = next((p for p in candidates if p.key.subject.matches(key.subject)), None)
-        row = _row(key, group, found)
+        row = _row(key, group, [p for p in candidates if p.key.subject.matches(key.subject)])
         rows.append(replace(row, remarks=row.remarks + _apart_remark(alike[_display_key(key)])))
-    rows += [
-        Row(subject, "", (), {}, found, found.remarks)
-        for subject, found in {p.key.subject: p for p in reversed(measured)}.items()
-        if not any(subject.matches(other) for other in timed.get(subject.without_versions, ()))
-    ]
+    for subject, scored in _grouped(measured, lambda row: row.key.subject):
+        if not any(subject.matches(other) for other in timed.get(subject.without_versions, ())):
+            best, remarks = _choose_perplexity(scored)
+            rows.append(Row(subject, "", (), {}, best, remarks))
     return tuple(sorted(rows, key=_sort_key))
 
 
@@ -163,7 +222,9 @@ def _all_values(run: Run, key: str) -> tuple[float, ...]:
     return run.values(key) + run.values(key, warmup=True)
 
 
-def _row(key: SpeedKey, runs: tuple[Run, ...], perplexity: PerplexityRow | None) -> Row:
+def _row(key: SpeedKey, runs: tuple[Run, ...], scored: Sequence[PerplexityRow]) -> Row:
+    perplexity, perplexity_remarks = _choose_perplexity(scored)
+    steady = not key.subject.emulator
     cells = {}
     by_metric: list[tuple[Metric, str]] = []
     for name in SPEED_METRICS:
@@ -174,15 +235,13 @@ def _row(key: SpeedKey, runs: tuple[Run, ...], perplexity: PerplexityRow | None)
         found = stats.summarise(sessions)
         if found is not None:
             cells[name] = Cell(metric, found, grade_runs(runs, name))
-        by_metric += [(metric, remark) for remark in stats.remarks(sessions)]
-    spread_remarks = _joined(by_metric)
-    remarks = [*spread_remarks, *_workload_remarks(key, runs)]
+        by_metric += [(metric, remark) for remark in stats.remarks(sessions, on_spread=steady)]
+    remarks = [*_joined(by_metric), *_workload_remarks(key, runs)]
     output = _output(runs, perplexity)
     if output == "unchecked":
         remarks.append(UNCHECKED)
-    if perplexity is not None:
-        remarks += perplexity.remarks
-    grade, reasons = _grade(cells)
+    remarks += perplexity_remarks
+    grade, reasons = _grade(cells) if steady else ("", ())
     return Row(
         key.subject,
         key.label,
@@ -190,11 +249,31 @@ def _row(key: SpeedKey, runs: tuple[Run, ...], perplexity: PerplexityRow | None)
         cells,
         perplexity,
         tuple(remarks),
-        tuple(spread_remarks),
         output,
         grade,
         reasons,
     )
+
+
+def _choose_perplexity(
+    scored: Sequence[PerplexityRow],
+) -> tuple[PerplexityRow | None, tuple[str, ...]]:
+    """Choose the perplexity that tells most, and remark on it and on those measured after it.
+
+    A quick one over a few windows does not replace one with a reference.
+    """
+    if not scored:
+        return None, ()
+    best = max(scored, key=lambda row: row.weight)
+    since = best.runs[-1].created_at
+    later = [row for row in scored if row.runs[-1].created_at > since and PERPLEXITY in row.values]
+    remarks = [
+        f"Perplexity is that over {best.scored}; a later one over {row.scored}"
+        f"{'' if row.key.dataset_sha256 == best.key.dataset_sha256 else ' of another text'} is "
+        f"{find_metric(PERPLEXITY).format(row.values[PERPLEXITY])}"
+        for row in later
+    ]
+    return best, (*best.remarks, *remarks)
 
 
 def _output(runs: Sequence[Run], perplexity: PerplexityRow | None) -> Output:

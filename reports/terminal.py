@@ -7,11 +7,13 @@ from rich.text import Text
 
 from harness.console import NumberColumn, print_numbers, visible
 from harness.results.comparison import Comparison, ComparisonGroup, Verdict
+from harness.results.identity import container_name, container_shape, describe_container
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT
+from harness.words import pluralize
 from reports.page import Page, Section
-from reports.summary import SPEED_METRICS, Row
-from reports.text import graphs, percent
+from reports.summary import SPEED_METRICS, FailureGroup, Row
+from reports.text import percent, short_time
 
 _NO_VALUE = "\N{EN DASH}"
 EMULATOR_NOTICE = "Emulator speed is not hardware speed."
@@ -41,40 +43,48 @@ def print_page(page: Page, console: Console) -> None:
         alike = Counter(map(_display_key, section.rows))
         for row in section.rows:
             apart = alike[_display_key(row)] > 1
-            for line in _remarks(row, brief=section.emulator, apart=apart):
+            for line in _remarks(row, apart=apart):
                 _print_line(console, line)
         for group in section.comparisons:
             for line in _comparison(group):
                 _print_line(console, line)
-    for run in page.results.gaps:
-        what = f"{run.kind} of {run.container.model} on {run.device.serial}"
-        error = f": {run.error}" if run.error else ""
-        _print_line(console, Text(_single_line(f"x {what}: {run.status}{error}"), "red"))
+    for failed in page.failures:
+        _print_line(console, Text(_single_line(f"x {_failure(failed)}"), "red"))
 
 
 def _print_line(console: Console, line: Text) -> None:
     console.print(line, soft_wrap=not console.is_terminal)
 
 
+def _failure(group: FailureGroup) -> str:
+    """The runs of a group, and how they ended."""
+    newest, count = group.newest, len(group.runs)
+    devices = group.devices
+    where = devices[0] if len(devices) == 1 else pluralize(len(devices), "device")
+    times = ""
+    if count > 1:
+        first, last = (short_time(run.created_at) for run in (group.runs[0], newest))
+        times = f", {count} times from {first} to {last}"
+    ended = f"{newest.status}: {newest.error}" if newest.error else newest.status
+    return f"{newest.kind} of {container_name(newest.container)} on {where}{times}: {ended}"
+
+
 def _display_key(row: Row) -> tuple[str, ...]:
     """The name of a row; several containers may share it."""
-    return (row.subject.model, row.subject.target, row.label)
+    shape = container_shape(row.container) if row.container else ""
+    return (row.name, row.subject.target, row.label, shape)
 
 
-def _remarks(row: Row, *, brief: bool, apart: bool) -> list[Text]:
-    """Remarks on a row; in brief, only the first of those on varying speeds."""
-    left_out = row.spread_remarks[1:] if brief else ()
-    container = f", {row.subject.container_sha256[:12]}" if apart else ""
-    subject = f"{_single_line(row.subject.model)}, {_single_line(row.subject.target)}{container}"
-    lines = []
-    for remark in row.remarks:
-        if remark in left_out:
-            continue
-        line = Text(f"! {subject}: ", "yellow").append(_single_line(remark), "default")
-        if left_out and remark == row.spread_remarks[0]:
-            line.append(f" (and {len(left_out)} more like it in the report)", "dim")
-        lines.append(line)
-    if row.grade and not brief:
+def _remarks(row: Row, *, apart: bool) -> list[Text]:
+    parts = [row.name, row.subject.target, row.label]
+    if apart:
+        parts.append(row.subject.container_sha256[:12])
+    subject = ", ".join(_single_line(part) for part in parts if part)
+    lines = [
+        Text(f"! {subject}: ", "yellow").append(_single_line(remark), "default")
+        for remark in row.remarks
+    ]
+    if row.grade:
         reasons = _single_line("; ".join(row.grade_reasons))
         lines.append(Text(f"· {subject}: stability {row.grade}, {reasons}", "dim"))
     return lines
@@ -83,7 +93,7 @@ def _remarks(row: Row, *, brief: bool, apart: bool) -> list[Text]:
 def _comparison(group: ComparisonGroup) -> list[Text]:
     """The two sides, and a line for each metric."""
     a, b = (
-        f"{_single_line(run.container.model)} {run.container.sha256[:12]} ({graphs(run.container)})"
+        f"{_single_line(describe_container(run.container))} ({run.container.sha256[:12]})"
         for run in (group.a, group.b)
     )
     workload = f", {_single_line(group.workload)}" if group.workload else ""
@@ -135,11 +145,12 @@ def _column(key: str, heading: str, cells: list[str]) -> NumberColumn:
 
 
 def _name(row: Row, *, apart: bool) -> str:
-    """The name of a row, with its container if others share the name."""
+    """The name of a row, with the container's hash if others share the name."""
     workload = f" {_single_line(row.label)}" if row.label else ""
-    lines = [_single_line(row.subject.model), f"{_single_line(row.subject.target)}{workload}"]
-    if apart and row.container is not None:
-        lines.append(f"{graphs(row.container)}, {row.container.sha256[:12]}")
+    lines = [_single_line(row.name), f"{_single_line(row.subject.target)}{workload}"]
+    if row.container is not None:
+        sha256 = f", {row.container.sha256[:12]}" if apart else ""
+        lines.append(f"{container_shape(row.container)}{sha256}")
     if row.cells and row.output != "checked":
         lines.append(f"output {row.output}")
     return "\n".join(lines)
@@ -163,7 +174,9 @@ def _perplexity(row: Row) -> tuple[str, str]:
         for key in (PERPLEXITY, PERPLEXITY_FLOAT)
     )
     difference = found.difference(PERPLEXITY_FLOAT)
-    return device if difference is None else f"{device}\n{percent(difference)}", reference
+    lines = [device, "" if difference is None else percent(difference)]
+    lines += found.scored.split(", ") if found.key.definition else []
+    return "\n".join(line for line in lines if line), reference
 
 
 def _single_line(value: str) -> str:

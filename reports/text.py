@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 
+from harness.results.identity import container_shape
 from harness.results.records import Condition, ContainerInfo, JsonScalar, Positions
 
 POSITIONS: Mapping[Positions, str] = MappingProxyType(
@@ -47,8 +48,8 @@ def percent(value: float) -> str:
 
 def graphs(container: ContainerInfo) -> str:
     """Describe a container's graphs: `W4A16, AR 1, 32, CL 192`."""
-    shapes = f"AR {', '.join(map(str, container.ars))}, CL {container.cl}"
-    return f"{container.precision}, {shapes}" if container.precision else shapes
+    shape = container_shape(container)
+    return f"{container.precision}, {shape}" if container.precision else shape
 
 
 def condition(record: Condition) -> str:

@@ -97,6 +97,7 @@ def _document(runs: "Sequence[Run]") -> dict[str, object]:
 
 
 def _show(runs: "Sequence[Run]", db: str) -> None:
+    from harness.results.identity import describe_container
     from harness.results.metrics import find_metric
     from harness.results.stability import grade_runs
     from harness.workloads.bench import STEADY_METRICS
@@ -105,9 +106,9 @@ def _show(runs: "Sequence[Run]", db: str) -> None:
     first = runs[0]
     serials = ", ".join(dict.fromkeys(run.device.serial for run in runs))
     where = f"{first.device.soc} ({serials})" if first.device.soc else serials
-    console.print(f"{first.container.model} on {where}")
+    console.print(f"{describe_container(first.container)} on {where}")
     _print_means(runs)
-    if len(runs) > 1:
+    if len(runs) > 1 and not first.device.emulator:
         for key in STEADY_METRICS:
             stability = grade_runs(runs, key)
             reasons = "; ".join(stability.reasons)

@@ -116,7 +116,12 @@ def _announce(pairs: int, number: int, label: str, session: "Session") -> None:
 
 def _show(compared: "ComparisonGroup", db: str) -> None:
     from harness.results.comparison import Verdict
+    from harness.results.identity import describe_container
 
+    console = answers()
+    for side, run in (("A", compared.a), ("B", compared.b)):
+        name = f"{describe_container(run.container)} ({run.container.sha256[:12]})"
+        console.print(f"{side} is {name}")
     rows = []
     for metric, comparison in compared.metrics:
         ratio = _NOTHING if comparison.ratio is None else f"{comparison.ratio:.3f}"
@@ -129,7 +134,6 @@ def _show(compared: "ComparisonGroup", db: str) -> None:
         ]
         rows.append(Row(cells))
     print_rows(("metric", "B / A", "interval", "pairs", "verdict"), rows)
-    console = answers()
     for metric, comparison in compared.metrics:
         console.print(f"{metric.label}: {comparison.reason}")
     unchecked = compared.unchecked

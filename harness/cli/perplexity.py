@@ -103,9 +103,12 @@ def _document(result: "PerplexityResult") -> dict[str, object]:
 
 
 def _show(result: "PerplexityResult", session: "Session", references: Mapping[str, float]) -> None:
+    from harness.results.identity import describe_container
+
     answers().print(
         f"perplexity {result.perplexity:.3f} over {pluralize(result.tokens, 'token')} in "
-        f"{pluralize(len(result.windows), 'window')}, on {session.device_label}",
+        f"{pluralize(len(result.windows), 'window')}, {describe_container(session.container_info)} "
+        f"on {session.device_label}",
     )
     for value in references.values():
         away = result.perplexity / value - 1

@@ -48,7 +48,7 @@ def ls(db: Database = "results.db", json: Json = False) -> None:
         Row(
             [
                 str(one.day),
-                one.model,
+                f"{one.model} {one.precision or ''}".rstrip(),
                 one.container_sha256[:12],
                 one.device_serial,
                 f"{one.sessions:,}",
@@ -56,6 +56,7 @@ def ls(db: Database = "results.db", json: Json = False) -> None:
                 f"{one.runs - one.done:,}" if one.runs > one.done else "",
                 size_text(one.telemetry_bytes) if one.telemetry_bytes else "",
                 soc_label(one.soc, emulator=one.emulator),
+                f"AR {', '.join(map(str, one.ars))}, CL {one.cl}",
             ]
         )
         for one in inventory
@@ -63,7 +64,7 @@ def ls(db: Database = "results.db", json: Json = False) -> None:
     numbers = {"sessions", "runs", "no result", "telemetry"}
     headings = (
         "day (UTC)", "model", "container", "device", "sessions", "runs", "no result", "telemetry",
-        "SoC",
+        "SoC", "graphs",
     )  # fmt: skip
     if rows:
         print_rows(headings, rows, right=numbers)

@@ -8,7 +8,8 @@ two sessions.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from harness.results.records import PerplexityDefinition, Run
+from harness.results.records import ContainerInfo, PerplexityDefinition, Run
+from harness.words import pluralize
 
 Pairs = tuple[tuple[str, str], ...]
 UNKNOWN = "an unknown device"
@@ -139,6 +140,28 @@ def find_differences(keys: Sequence[SpeedKey]) -> tuple[str, ...]:
     versions = [frozenset(key.subject.versions) for key in keys]
     apart = frozenset[tuple[str, str]]().union(*versions) - versions[0].intersection(*versions)
     return (*found, *sorted({f"{name} version" for name, _ in apart}))
+
+
+def container_name(container: ContainerInfo) -> str:
+    """Name a container by its model and precision: `my-llama W4A16`."""
+    return f"{container.model} {container.precision or ''}".rstrip()
+
+
+def container_shape(container: ContainerInfo) -> str:
+    """Describe the shapes of a container's graphs: `AR 1, 32, CL 192`."""
+    return f"AR {', '.join(map(str, container.ars))}, CL {container.cl}"
+
+
+def describe_container(container: ContainerInfo) -> str:
+    """Name a container with the shapes of its graphs: `my-llama W4A16, AR 1, 32, CL 192`."""
+    return f"{container_name(container)}, {container_shape(container)}"
+
+
+def describe_scored(definition: PerplexityDefinition | None) -> str:
+    """Describe how much text a perplexity is over: `8 windows, 1,280 tokens`."""
+    if definition is None:
+        return "an unknown number of windows"
+    return f"{pluralize(definition.windows, 'window')}, {pluralize(definition.tokens, 'token')}"
 
 
 def place(run: Run) -> str:

@@ -48,6 +48,9 @@ class InventoryRow:
 
     day: date
     model: str
+    precision: str | None
+    ars: tuple[int, ...]
+    cl: int
     container_sha256: str
     device_serial: str
     soc: str
@@ -110,16 +113,17 @@ def list_inventory(database: Database) -> tuple[InventoryRow, ...]:
     """
     runs, telemetry = schema.runs.c, schema.telemetry.c
     columns = (
-        runs.created_at, runs.model, runs.container_sha256, runs.device_serial, runs.soc,
-        runs.emulator,
+        runs.created_at, runs.model, runs.precision, runs.ars, runs.cl, runs.container_sha256,
+        runs.device_serial, runs.soc, runs.emulator,
     )  # fmt: skip
     query = select(*columns, runs.id, runs.group_id, runs.session, runs.status)
     packed = select(telemetry.run_id, func.sum(func.length(telemetry.samples)))
-    sums: dict[tuple[date, str, str, str, str, bool], _Sum] = defaultdict(_Sum)
+    sums: dict[_InventoryKey, _Sum] = defaultdict(_Sum)
     with database.reading() as connection, refuse_unreadable_rows(database.location):
         sizes = {row[0]: row[1] for row in connection.execute(packed.group_by(telemetry.run_id))}
-        for created_at, *key, run_id, group_id, session, status in connection.execute(query):
-            entry = sums[created_at.astimezone(UTC).date(), *key]
+        for row in connection.execute(query):
+            created_at, model, precision, ars, *key, run_id, group_id, session, status = row
+            entry = sums[created_at.astimezone(UTC).date(), model, precision, tuple(ars), *key]
             entry.sessions.add((group_id, session))
             entry.runs += 1
             entry.done += status == "done"
@@ -128,6 +132,9 @@ def list_inventory(database: Database) -> tuple[InventoryRow, ...]:
         InventoryRow(*key, len(entry.sessions), entry.runs, entry.done, entry.telemetry_bytes)
         for key, entry in sorted(sums.items(), key=lambda item: tuple(map(str, item[0])))
     )
+
+
+_InventoryKey = tuple[date, str, str | None, tuple[int, ...], int, str, str, str, bool]
 
 
 @dataclass(slots=True)

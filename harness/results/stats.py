@@ -80,8 +80,12 @@ def summarise(sessions: Sequence[Sequence[float]]) -> Stats | None:
     )
 
 
-def remarks(sessions: Sequence[Sequence[float]]) -> tuple[str, ...]:
-    """Say in words what makes the numbers untrustworthy; empty if nothing does."""
+def remarks(sessions: Sequence[Sequence[float]], *, on_spread: bool = True) -> tuple[str, ...]:
+    """Say in words what makes the numbers untrustworthy; empty if nothing does.
+
+    Args:
+        on_spread: also what their spread says; no on the emulator, where speeds mean nothing.
+    """
     stats = summarise(sessions)
     if stats is None:
         return ("only warm-ups, no measured repetition",)
@@ -90,7 +94,7 @@ def remarks(sessions: Sequence[Sequence[float]]) -> tuple[str, ...]:
     found = []
     if stats.n < MIN_REPETITIONS:
         found.append(f"{stats.n} repetitions only")
-    if stats.mean > 0:
+    if stats.mean > 0 and on_spread:
         found += _spread(stats)
         found += _first(sessions)
     return tuple(found)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from buildlib.container.container import GenAIContainer
 from buildlib.validation import first_fault
 from harness.errors import OutputCheckError, WrongUseError, one_line
+from harness.results.identity import describe_scored
 from harness.results.metrics import METRICS
 from harness.results.records import OutputCheck, Run, RunKind, new_run_id
 from harness.results.records import Workload as WorkloadRecord
@@ -180,7 +181,10 @@ def stored_result(run: Run) -> WorkloadResult[Run]:
         key: stats.mean for key in METRICS if (stats := summarise([run.values(key)])) is not None
     }
     text = run.generated_text if run.kind == "generate" else None
-    return WorkloadResult(run, values, summarize(values, text), run)
+    summary = summarize(values, text)
+    if run.kind == "perplexity":
+        summary += f" over {describe_scored(run.workload.perplexity)}"
+    return WorkloadResult(run, values, summary, run)
 
 
 def summarize(values: Mapping[str, float], text: str | None = None) -> str:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from buildlib.container.container import GenAIContainer
 from harness.errors import HostFileError
+from harness.results.identity import describe_scored
 from harness.results.records import PerplexityDefinition
 from harness.results.records import Workload as WorkloadRecord
 from harness.runtimes.base import PerplexityResult, Window
@@ -93,7 +94,9 @@ def score_text(
         if bound is not None:
             check = bounded_quality(result.perplexity, bound).check
             require_passed(check, recorder, session.device.serial)
-    return WorkloadResult(result, values, summarize(values), recording.stored_run(recorder))
+    run = recording.stored_run(recorder)
+    summary = f"{summarize(values)} over {describe_scored(record.perplexity)}"
+    return WorkloadResult(result, values, summary, run)
 
 
 def float_perplexity(

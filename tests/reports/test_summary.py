@@ -1,6 +1,7 @@
 """Which runs are put together, and what the rows say."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 
 import pytest
 
@@ -124,6 +125,24 @@ def test_perplexity_joins_its_container(samples: Samples) -> None:
     }
     assert row.perplexity.difference(PERPLEXITY_FLOAT) == pytest.approx(25.565 / 25.48 - 1)
     assert row.remarks == ()
+
+
+def test_a_quick_perplexity_does_not_replace_a_thorough_one(samples: Samples) -> None:
+    bench, thorough = samples["emulator"][:2]
+    definition = thorough.workload.perplexity
+    assert definition is not None
+    few = definition.model_copy(update={"windows": 2, "tokens": 320})
+    only_device = tuple(m for m in thorough.measurements if m.metric == PERPLEXITY)
+    quick = changed(thorough, id="f" * 32, workload__perplexity=few, measurements=only_device)
+    quick = quick.model_copy(update={"created_at": thorough.created_at + timedelta(days=1)})
+    for runs in ([bench, thorough, quick], [thorough, quick]):
+        (row,) = rows(runs)
+        assert row.perplexity is not None
+        assert row.perplexity.scored == "8 windows, 1,280 tokens"
+        assert PERPLEXITY_FLOAT in row.perplexity.values
+        told = "Perplexity is that over 8 windows, 1,280 tokens; a later one over 2 windows, 320 "
+        assert f"{told}tokens is 25.565" in row.remarks
+    assert row.name == "tiny_llama W8A16"
 
 
 def test_a_perplexity_alone_has_a_row_too(samples: Samples) -> None:

@@ -110,18 +110,52 @@ def test_rows_that_look_alike_name_their_containers() -> None:
     text = _shown(runs, None)
     table = "\n".join(_table(text))
     a = runs[0].container.sha256[:12]
-    assert f"W8A16, AR 1, 128, CL 4096, {a}" in table
-    assert f"W4A16, AR 1, 128, CL 512, {'b' * 12}" in table
+    assert "Llama-3.2-1B W8A16" in table
+    assert "AR 1, 128, CL 4096" in table
+    assert "Llama-3.2-1B W4A16" in table
+    assert "AR 1, 128, CL 512" in table
     told = (
-        f"A is Llama-3.2-1B {a} (W8A16, AR 1, 128, CL 4096), "
-        f"B is Llama-3.2-1B {'b' * 12} (W4A16, AR 1, 128, CL 512), pp64+tg16"
+        f"A is Llama-3.2-1B W8A16, AR 1, 128, CL 4096 ({a}), "
+        f"B is Llama-3.2-1B W4A16, AR 1, 128, CL 512 ({'b' * 12}), pp64+tg16"
     )
     assert told in text
     assert re.search(
         r"^  Decode B/A 0\.800 \(0\.\d+ to 0\.\d+ at 97%\): regressed", text, re.MULTILINE
     )
-    assert re.search(rf"^! Llama-3\.2-1B, SM8750, {a}: Unchecked", text, re.MULTILINE)
+    assert re.search(r"^! Llama-3\.2-1B W8A16, SM8750, pp64\+tg16: Unchecked", text, re.MULTILINE)
+    assert a not in table
 
 
-def test_a_row_of_its_own_is_not_crowded_by_its_container() -> None:
-    assert "CL 192" not in _shown(_emulated(), None)
+def test_rows_that_look_alike_name_the_hashes_of_their_containers() -> None:
+    runs = lab.comparison(0.2)
+    shown = _shown(runs, None)
+    for sha256 in {run.container.sha256[:12] for run in runs}:
+        assert f"AR 1, 128, CL 4096, {sha256}" in "\n".join(_table(shown))
+        assert f"! Llama-3.2-1B W8A16, SM8750, pp64+tg16, {sha256}: Unchecked" in shown
+
+
+def test_windows_and_tokens_stand_with_a_perplexity() -> None:
+    table = "\n".join(_table(_shown(_emulated(), None)))
+    assert "8 windows" in table
+    assert "1,280 tokens" in table
+
+
+def test_identical_failures_are_one_line() -> None:
+    phones = [Sample("SM8650", emulator=False) for _ in range(3)]
+    serials = ["R1", "R2", "R2"]
+    runs = []
+    for number, (phone, serial) in enumerate(zip(phones, serials, strict=True)):
+        error = f"device {serial}: `sh run.sh` in run {number:032x} exited with 134"
+        failed = phone.run(number, "bench", {}, status="failed", error=error)
+        device = failed.device.model_copy(update={"serial": serial})
+        runs.append(failed.model_copy(update={"device": device}))
+    runs.append(phones[0].run(4, "bench", {}, status="failed", error="the runner hung"))
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    terminal.print_page(page.compose(Results("results.db", (), tuple(runs))), console)
+    assert isinstance(console.file, io.StringIO)
+    first, second = console.file.getvalue().splitlines()
+    assert first.startswith(
+        "x bench of tiny_llama W8A16 on 2 devices, 3 times from 20 Nov 09:30 to 20 Nov 11:30: "
+        "failed: device R2: `sh run.sh`"
+    )
+    assert second == "x bench of tiny_llama W8A16 on R3CX8650A: failed: the runner hung"
