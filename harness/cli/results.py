@@ -86,8 +86,8 @@ def prune(
         bool,
         typer.Option(
             "--keep-measurements",
-            help="Remove only the telemetry, which is most of the bytes; reports lose nothing but "
-            "its plots.",
+            help="Remove only the telemetry, which is most of the bytes, and the logs and profiles "
+            "that are kept with runs; reports lose nothing but its plots.",
         ),
     ] = False,
     dry_run: Annotated[
@@ -121,6 +121,7 @@ def prune(
         with ResultsStore.open(db) as store:
             # What Ctrl-C leaves goes with the next call.
             removed = sum(maintenance.prune(store.database, policy), PruneCounts())
+            maintenance.sweep_artifacts(store.database)
             left = maintenance.free_disk_space(store.database)
             after = maintenance.disk_usage(store.database)
     if json:
@@ -180,6 +181,8 @@ def _in_words(amount: "PruneCounts", policy: "PrunePolicy") -> str:
         f"telemetry of {pluralize(amount.telemetry, 'repetition')}, "
         f"{size_text(amount.telemetry_bytes)}"
     )
+    if amount.artifacts:
+        telemetry += f" and {pluralize(amount.artifacts, 'file')}"
     if policy.only_telemetry:
         return telemetry
     return (

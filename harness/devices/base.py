@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -49,6 +49,11 @@ class DeviceProperties:
             or the machine is not of ARM's kind.
         free_bytes: what may still be written under the work root.
         system: the operating system in its own words, e.g. `Android 15`, `Debian GNU/Linux 12`.
+        build: the build's name, `ro.build.display.id`.
+        fingerprint: `ro.build.fingerprint`; of a Linux machine, its kernel.
+        ram_bytes: memory that the kernel manages, which is less than what the maker states.
+        clocks: limits of the processor clocks in Hz, by `cpu_cap_hz:CPU` (allowed now) and
+            `cpu_max_hz:CPU` (of the hardware); the lowest CPU of those that share a clock names it.
     """
 
     serial: str
@@ -64,6 +69,10 @@ class DeviceProperties:
     free_bytes: int | None
     battery: Battery | None
     system: str = ""
+    build: str = ""
+    fingerprint: str = ""
+    ram_bytes: int | None = None
+    clocks: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ pattern is bounded, or followed by what it cannot match itself.
 import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from types import MappingProxyType
 
 from harness.devices.base import Battery, DeviceProperties
 
@@ -26,9 +27,23 @@ _FILES = (
     "/etc/machine-id",
     "/etc/os-release",
 )
+HARDWARE = """\
+printf '\\n@@memory\\n'; grep MemTotal /proc/meminfo 2>/dev/null
+printf '\\n@@clocks\\n'
+(cd "${QNNFARM_SYS_ROOT:-/sys}/devices/system/cpu" && for cpu in cpu[0-9]*; do
+  cap= max= first=
+  read -r cap <"$cpu/cpufreq/scaling_max_freq" || continue
+  read -r max <"$cpu/cpufreq/cpuinfo_max_freq"
+  read -r first rest <"$cpu/cpufreq/related_cpus"
+  echo "$cpu=$cap/$max/$first"
+done) 2>/dev/null
+"""
+"""Prints memory and clock limits, for `parse` and `hardware_of`."""
 SCRIPT = f"""\
 printf '@@machine\\n'; uname -m
 printf '@@host\\n'; uname -n
+printf '@@kernel\\n'; uname -r
+{HARDWARE}
 for f in {" ".join(_FILES)}; do
   [ -r "$f" ] && {{ printf '\\n@@%s\\n' "$f"; head -c 4096 "$f" | tr '\\000' '\\n'; }}
 done 2>/dev/null
@@ -36,6 +51,7 @@ exit 0
 """
 _ARM = ("aarch64", "arm64", "armv8l")
 _MOST_NAMES = 64
+_MOST_CPUS = 256
 
 
 def parse(output: str) -> dict[str, str]:
@@ -76,7 +92,42 @@ def linux_properties(
         free_bytes=free_bytes,
         battery=None,
         system=_system(said.get("/etc/os-release", "")),
+        build=_system(said.get("/etc/os-release", "")),
+        fingerprint=" ".join(filter(None, ("Linux", text("kernel"), machine))),
+        ram_bytes=ram_of(said),
+        clocks=clocks_of(said),
     )
+
+
+_CLOCK = re.compile(
+    r"^cpu(?P<cpu>[0-9]{1,3})=(?P<cap>[0-9]{1,8})/(?P<max>[0-9]{0,8})/(?P<first>[0-9]{0,3})$",
+    re.MULTILINE,
+)
+
+
+def ram_of(said: Mapping[str, str]) -> int | None:
+    """The memory in what `HARDWARE` printed.
+
+    >>> ram_of({"memory": "MemTotal:       11534336 kB"})
+    11811160064
+    """
+    match = re.match(r"MemTotal:\s{1,40}([0-9]{1,12}) kB", said.get("memory", ""))
+    return int(match[1]) * 1024 if match else None
+
+
+def clocks_of(said: Mapping[str, str]) -> dict[str, float]:
+    r"""The limits of the clocks in what `HARDWARE` printed, which is in kHz.
+
+    >>> clocks_of({"clocks": "cpu0=2000000/2200000/0\ncpu1=2000000/2200000/0"})
+    {'cpu_cap_hz:0': 2000000000.0, 'cpu_max_hz:0': 2200000000.0}
+    """
+    found: dict[str, float] = {}
+    for match in islice(_CLOCK.finditer(said.get("clocks", "")), _MOST_CPUS):
+        if match["first"] in {"", match["cpu"]}:
+            for name in ("cap", "max"):
+                if match[name]:
+                    found[f"cpu_{name}_hz:{match['cpu']}"] = int(match[name]) * 1000.0
+    return found
 
 
 def soc_name(said: Mapping[str, str]) -> str:
@@ -184,9 +235,17 @@ _CHARGING = {"2": True, "3": False, "4": False, "5": False}
 
 
 def properties_from(
-    serial: str, props: Mapping[str, str], free_bytes: int | None, battery: Battery | None
+    serial: str,
+    props: Mapping[str, str],
+    free_bytes: int | None,
+    battery: Battery | None,
+    said: Mapping[str, str] = MappingProxyType({}),
 ) -> DeviceProperties:
-    """The properties that the harness knows by name."""
+    """The properties that the harness knows by name.
+
+    Args:
+        said: what `HARDWARE` printed.
+    """
 
     def text(name: str) -> str:
         return printable(props.get(name, ""))
@@ -208,6 +267,10 @@ def properties_from(
         free_bytes=free_bytes,
         battery=battery,
         system=f"Android {version}".strip(),
+        build=text("ro.build.display.id") or text("ro.build.id"),
+        fingerprint=text("ro.build.fingerprint"),
+        ram_bytes=ram_of(said),
+        clocks=clocks_of(said),
     )
 
 

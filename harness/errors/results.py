@@ -122,6 +122,15 @@ class TelemetryRecordError(StoreError):
     template = "telemetry channel {channel!r} is not usable: {reason}"
 
 
+class ArtifactError(StoreError):
+    """A file that is kept with a run cannot be kept or read."""
+
+    ends_plan = True
+    location: str
+    reason: str
+    template = "cannot use the artifact {location}: {reason}"
+
+
 class OutputCheckError(HarnessError):
     """The output is wrong, so its speed says nothing."""
 

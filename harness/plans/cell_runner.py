@@ -4,7 +4,8 @@ import contextlib
 import hashlib
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +54,8 @@ class DeviceCellRunner:
 
     Attributes:
         plan_run_id: the journal's; the group of a cell's sessions in the store derives from it.
+        plan: its name.
+        labels: the user's own keys and values.
         runner_timeout_s: for one process of the runner on a device.
         conditions: that benchmarks wait for; `None` measures devices as they are.
         telemetry_hz: samples a second while a device generates; `None` for no telemetry.
@@ -66,6 +69,8 @@ class DeviceCellRunner:
     conditions: Conditions | None = None
     telemetry_hz: float | None = None
     logs: Path | None = None
+    plan: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
         """See `CellRunner`."""
@@ -141,7 +146,15 @@ class DeviceCellRunner:
             if (run.device.soc, run.device.emulator) == (device.soc, device.emulator):
                 first = run
                 break
-        return Recording(self.store.open, self.group_id(cell), cell.session, cell.label, first)
+        return Recording(
+            self.store.open,
+            self.group_id(cell),
+            cell.session,
+            cell.label,
+            first,
+            labels=self.labels,
+            plan=self.plan,
+        )
 
     def _stored_runs(self, cell: Cell) -> tuple[Run, ...]:
         store = self.store.existing

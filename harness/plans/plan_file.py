@@ -1,5 +1,6 @@
 """`PLAN.yaml`: what to run where, checked before anything runs (docs/plans.md)."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -7,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from harness.devices.types import check_type_name
 from harness.errors import ConditionsError, FailureClass, PlanFileError
+from harness.results.records import MAX_LABELS
 from harness.telemetry.charge import ChargeWindow
 from harness.telemetry.conditions import Conditions
 from harness.workloads.base import NonEmpty
@@ -14,6 +16,7 @@ from harness.workloads.registry import AnyWorkload
 from harness.yaml_files import YamlFile, read_yaml
 
 Label = Annotated[str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,63}\Z")]
+LabelValue = Annotated[str, Field(pattern=r"\A[^\x00-\x1f\x7f]{1,200}\Z")]
 Word = Annotated[str, Field(min_length=1, max_length=128, pattern=r"\A[^\x00-\x20\x7f]+\Z")]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
 _LOST_LEASES = 10
@@ -168,6 +171,7 @@ class Plan(_Part):
     Attributes:
         conditions: that benchmarks wait for; `none` measures devices as they are.
         telemetry: whether devices are sampled while they generate.
+        labels: the user's own keys and values, which every run of the plan is stored with.
     """
 
     name: Label
@@ -184,6 +188,9 @@ class Plan(_Part):
     timeouts: Timeouts = Timeouts()
     conditions: ConditionsEntry | Literal["none"] = ConditionsEntry()
     telemetry: bool = True
+    labels: Annotated[Mapping[Label, LabelValue], Field(max_length=MAX_LABELS)] = Field(
+        default_factory=dict
+    )
 
 
 def load_plan(path: Path) -> Plan:

@@ -169,6 +169,8 @@ def open_plan_run(
             conditions=None if plan.conditions == "none" else plan.conditions.conditions(),
             telemetry_hz=DEFAULT_HZ if plan.telemetry else None,
             logs=logs,
+            plan=plan.name,
+            labels=plan.labels,
         )
         done: dict[str, CellResult] = {}
         lost = 0

@@ -213,7 +213,7 @@ class ContainerRunner:
         """Remove this test's run folder; the content store on the device stays."""
         self.deployment = None
         with contextlib.suppress(HarnessError):
-            self.runtime.clean()
+            self.target.close()
 
     def _deploy(self) -> Deployment:
         self.deployment = self.runtime.prepare()

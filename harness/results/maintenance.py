@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, not_, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, not_, select, union
 from sqlalchemy.engine.interfaces import DBAPICursor
 
 from harness.errors import StoreError
 from harness.results import schema
+from harness.results.artifacts import ArtifactFolder
 from harness.results.database import Database, refuse_unreadable_rows
 from harness.results.provenance import has_ended
 
@@ -89,12 +90,17 @@ class PrunePolicy:
 
 @dataclass(frozen=True, slots=True)
 class PruneCounts:
-    """Amount that was removed, or would be."""
+    """Amount that was removed, or would be.
+
+    Attributes:
+        artifacts: files that were kept with runs.
+    """
 
     runs: int = 0
     measurements: int = 0
     telemetry: int = 0
     telemetry_bytes: int = 0
+    artifacts: int = 0
 
     def __add__(self, other: "PruneCounts") -> "PruneCounts":
         return PruneCounts(
@@ -102,6 +108,7 @@ class PruneCounts:
             self.measurements + other.measurements,
             self.telemetry + other.telemetry,
             self.telemetry_bytes + other.telemetry_bytes,
+            self.artifacts + other.artifacts,
         )
 
 
@@ -175,12 +182,19 @@ def prune(database: Database, policy: PrunePolicy) -> Generator[PruneCounts, Non
             groups = _old_groups(connection, policy, batch)
             removed = _count(connection, groups, policy)
             if policy.only_telemetry:
-                table = schema.telemetry
                 ids = select(schema.runs.c.id).where(schema.runs.c.group_id.in_(groups))
-                connection.execute(delete(table).where(table.c.run_id.in_(ids)))
-            else:  # measurements and telemetry go with their runs
+                for table in (schema.telemetry, schema.artifacts):
+                    connection.execute(delete(table).where(table.c.run_id.in_(ids)))
+            else:  # measurements, telemetry and artifacts go with their runs
                 connection.execute(delete(schema.runs).where(_is_removed(groups)))
         yield removed
+
+
+def sweep_artifacts(database: Database) -> int:
+    """Remove the contents of artifacts that no run names any more; return the bytes."""
+    with database.reading() as connection:
+        named = frozenset(connection.scalars(select(schema.artifacts.c.sha256).distinct()))
+    return ArtifactFolder.of(database.location).sweep(named)
 
 
 def disk_usage(database: Database) -> DiskUsage:
@@ -265,7 +279,8 @@ def _old_groups(
     newest = func.max(table.c.created_at)
     holds = select(table.c.group_id)
     if policy.only_telemetry:
-        holds = holds.join(schema.telemetry, schema.telemetry.c.run_id == table.c.id)
+        kept = union(select(schema.telemetry.c.run_id), select(schema.artifacts.c.run_id))
+        holds = holds.where(table.c.id.in_(kept))
     else:
         holds = holds.where(not_(_is_kept()))
     query: Select[Any] = select(table.c.group_id).where(table.c.group_id.in_(holds))
@@ -295,7 +310,13 @@ def _count(connection: Connection, groups: Sequence[str], policy: PrunePolicy) -
         telemetry.c.run_id.in_(ids)
     )
     repetitions, size = connection.execute(packed).one()
-    counts = PruneCounts(telemetry=repetitions, telemetry_bytes=int(size or 0))
+    kept = schema.artifacts
+    files = select(func.count()).select_from(kept).where(kept.c.run_id.in_(ids))
+    counts = PruneCounts(
+        telemetry=repetitions,
+        telemetry_bytes=int(size or 0),
+        artifacts=connection.scalar(files) or 0,
+    )
     if policy.only_telemetry:
         return counts
     values = select(func.count()).select_from(measured).where(measured.c.run_id.in_(ids))

@@ -6,10 +6,19 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.results.records import Provenance
 
 _GIT_TIMEOUT_S = 10.0
+_CI_BRANCHES = (
+    "GITHUB_HEAD_REF",  # of a pull request
+    "GITHUB_REF_NAME",
+    "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME",
+    "CI_COMMIT_BRANCH",
+    "BUILDKITE_BRANCH",
+    "GIT_BRANCH",  # Jenkins
+)
 HOST_LIBRARIES = (
     "onnxruntime",
     "onnxruntime-qnn",
@@ -39,7 +48,7 @@ def capture(
         folder: whose git commit counts; the working folder by default.
         libraries: distributions on the host; those not installed are left out.
     """
-    commit, dirty = git_state(folder or Path.cwd())
+    state = git_state(folder or Path.cwd())
     return Provenance(
         toolchain=toolchain,
         toolchain_versions=dict(toolchain_versions),
@@ -50,18 +59,36 @@ def capture(
         },
         qnnfarm_version=importlib.metadata.version("qnnfarm"),
         host=f"{platform.node()} ({platform.system()} {platform.machine()})",
-        git_commit=commit,
-        git_dirty=dirty,
+        git_commit=state.commit,
+        git_dirty=state.dirty,
+        git_branch=state.branch,
     )
 
 
-def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """Read commit and dirty flag of the repository around a folder; None without one, or git."""
+class GitState(NamedTuple):
+    """State of the repository around a folder; None without one, or without git.
+
+    Attributes:
+        dirty: whether there are uncommitted changes to files that git knows.
+        branch: what is checked out; for a detached commit, what the CI job says it builds.
+    """
+
+    commit: str | None = None
+    dirty: bool | None = None
+    branch: str | None = None
+
+
+def git_state(folder: Path, environ: Mapping[str, str] | None = None) -> GitState:
+    """Read the state of the repository around a folder."""
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     if not commit:
-        return None, None
+        return GitState()
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return commit, None if changes is None else bool(changes)
+    # CI jobs check out a commit, not a branch, and name the branch in their environment.
+    environ = os.environ if environ is None else environ
+    named = (value for name in _CI_BRANCHES if (value := environ.get(name)))
+    branch = _git(folder, "symbolic-ref", "--quiet", "--short", "HEAD") or next(named, None)
+    return GitState(commit, None if changes is None else bool(changes), branch)
 
 
 def this_writer() -> str:

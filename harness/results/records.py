@@ -32,8 +32,10 @@ MAX_SAMPLES = 4_000_000
 MAX_SERIES = 1024
 MAX_CHANNEL_LENGTH = 200
 MAX_CONDITIONS = 64
+MAX_LABELS = 64
 MAX_COUNT = 2**31 - 1
 """PostgreSQL's INTEGER has no more."""
+MAX_SIZE = 2**63 - 1
 
 _LONGEST_RUN_S = 1e7
 _UNSTORABLE = {0: "\N{REPLACEMENT CHARACTER}"} | dict.fromkeys(
@@ -72,7 +74,14 @@ Condition = Mapping[StorableText, StorableScalar]
 Sha256 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\Z")]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 AtLeastOne = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Size = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 Versions = Mapping[StorableText, StorableText]
+Labels = Annotated[Mapping[StorableText, StorableText], Field(max_length=MAX_LABELS)]
+"""The user's own keys and values of a run: `{"team": "camera"}`."""
+Clocks = Annotated[
+    Mapping[StorableText, Annotated[float, Field(ge=0, le=1e12)]], Field(max_length=MAX_SERIES)
+]
+ArtifactKind = Literal["log", "profile", "trace", "other"]
 
 
 def now() -> datetime:
@@ -120,20 +129,26 @@ class ContainerInfo(Record):
 
     Attributes:
         model: the model's name.
-        sha256: the container's content hash.
-        target: what it was compiled for: `SM8750`, `SM8750:emulator`.
+        sha256: the container's content hash; of an imported run, a hash of what its file tells of
+            the model.
+        target: what it was compiled for: `SM8750`, `SM8750:emulator`; empty for imported runs.
         ars: autoregression lengths of its graphs.
-        cl: context length in tokens.
+        cl: context length in tokens; 0 where an imported run does not tell.
+        n_splits: number of parts; likewise.
         precision: bits of the linear layers, `W4A16`; `None` where the container does not tell.
+        size_bytes: of all its files.
+        parameters: number of weights of the model.
     """
 
     model: StorableText
     sha256: Sha256
     target: StorableText
     ars: tuple[Annotated[int, Field(ge=1)], ...]
-    cl: AtLeastOne
-    n_splits: AtLeastOne
+    cl: Count
+    n_splits: Count
     precision: StorableText | None = None
+    size_bytes: Size | None = None
+    parameters: Size | None = None
 
 
 class DeviceInfo(Record):
@@ -143,6 +158,10 @@ class DeviceInfo(Record):
         soc: the SoC that the device reports, e.g. `SM8750`.
         dsp_arch: Hexagon architecture, e.g. `v79`.
         emulator: whether the HTP emulator stood in for the NPU; its speed is not hardware speed.
+        os_build: the build's name as the phone shows it, or the name of a Linux distribution.
+        build_fingerprint: Android's own identity of a build; of a Linux machine, its kernel.
+        clocks: limits of the processor clocks in Hz when the run began, by `cpu_cap_hz:CPU` (what
+            is allowed) and `cpu_max_hz:CPU` (what the hardware can).
     """
 
     serial: StorableText
@@ -153,6 +172,10 @@ class DeviceInfo(Record):
     dsp_arch: StorableText | None = None
     abi: StorableText | None = None
     android_version: StorableText | None = None
+    ram_bytes: Size | None = None
+    os_build: StorableText | None = None
+    build_fingerprint: StorableText | None = None
+    clocks: Clocks = Field(default_factory=dict)
 
 
 class PerplexityDefinition(Record):
@@ -175,14 +198,18 @@ class Workload(Record):
 
     Attributes:
         runner: the program on the device.
+        runner_sha256: hash of that program's file.
         prompt_tokens: requested prompt length; the metric of the same name has the actual one.
+        depth_tokens: tokens in the context before the prompt, llama-bench's `-d`.
         repetitions: requested number of measured repetitions, without warm-ups.
         prompt: the prompt's text; its hash is enough for long ones.
         dataset_sha256: hash of the text behind a perplexity.
     """
 
-    runner: Runner
+    runner: Annotated[StorableText, Field(min_length=1)]
+    runner_sha256: Sha256 | None = None
     prompt_tokens: Count | None = None
+    depth_tokens: Count | None = None
     max_new_tokens: Count | None = None
     repetitions: Count = 1
     warmup: Count = 0
@@ -202,6 +229,7 @@ class Provenance(Record):
         library_versions: versions of the libraries on the device and on the host.
         git_commit: commit of the user's working folder, if that is a repository.
         git_dirty: whether that folder held uncommitted changes.
+        git_branch: its branch.
     """
 
     toolchain: StorableText
@@ -211,6 +239,35 @@ class Provenance(Record):
     host: StorableText
     git_commit: StorableText | None = None
     git_dirty: bool | None = None
+    git_branch: StorableText | None = None
+
+
+class Origin(Record):
+    """Origin of an imported run: another tool's file.
+
+    Attributes:
+        tool: that wrote the file, e.g. `llama-bench`.
+        file: its name, without folders.
+        sha256: hash of its content.
+    """
+
+    tool: Annotated[StorableText, Field(min_length=1)]
+    file: StorableText
+    sha256: Sha256
+
+
+class Artifact(Record):
+    """A file that is kept with a run; `harness.results.artifacts` has its content.
+
+    Attributes:
+        name: unique in the run.
+        sha256: hash of its content.
+    """
+
+    name: Annotated[StorableText, Field(min_length=1, max_length=200)]
+    kind: ArtifactKind
+    sha256: Sha256
+    size_bytes: Size
 
 
 class OutputCheck(Record):
@@ -287,6 +344,11 @@ class Run(Record):
             comparison.
         session: number of the session in its group, from 0.
         label: distinguishes the members of a group: `A`, `B`, a cell's name.
+        labels: the user's own keys and values.
+        plan: name of the plan that it is a cell of.
+        concurrent_sessions: most sessions that ran at once on its host meanwhile, itself included;
+            1 ran alone, None is unknown.
+        origin: the file that it was imported from; None for what qnnfarm measured.
         conditions: what was done to the device, or waited for, before the run.
         check: whether its output was found correct.
         warmup_detected: whether warm-up ended; None if its length was given.
@@ -296,6 +358,10 @@ class Run(Record):
     group_id: RunId = Field(default_factory=new_run_id)
     session: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     label: StorableText = ""
+    labels: Labels = Field(default_factory=dict)
+    plan: StorableText | None = None
+    concurrent_sessions: AtLeastOne | None = None
+    origin: Origin | None = None
     created_at: UtcMoment = Field(default_factory=now)
     finished_at: UtcMoment | None = None
     kind: RunKind

@@ -18,9 +18,11 @@ from harness.errors import (
 )
 from harness.results.provenance import has_ended
 from harness.results.records import (
+    Artifact,
     ContainerInfo,
     DeviceInfo,
     Measurement,
+    Origin,
     OutputCheck,
     PerplexityDefinition,
     Provenance,
@@ -43,15 +45,24 @@ def row_of(run: Run) -> dict[str, Any]:
     return {
         **run.model_dump(
             include={"id", "created_at", "finished_at", "kind", "status", "error", "generated_text"}
-            | {"group_id", "session", "label", "warmup_detected"}
+            | {"group_id", "session", "label", "warmup_detected", "plan", "concurrent_sessions"}
         ),
+        "labels": dict(run.labels),
+        **{f"origin_{name}": getattr(run.origin, name, None) for name in Origin.model_fields},
         "conditions": [dict(condition) for condition in run.conditions],
         "check_outcome": run.check.outcome,
         "check_reason": run.check.reason,
-        **container.model_dump(include={"model", "target", "cl", "n_splits", "precision"}),
+        **container.model_dump(
+            include={"model", "target", "cl", "n_splits", "precision", "parameters"}
+        ),
         "container_sha256": container.sha256,
+        "container_bytes": container.size_bytes,
         "ars": list(container.ars),
-        **device.model_dump(include={"soc", "emulator", "dsp_arch", "abi", "android_version"}),
+        **device.model_dump(
+            include={"soc", "emulator", "dsp_arch", "abi", "android_version"}
+            | {"ram_bytes", "os_build", "build_fingerprint"}
+        ),
+        "clocks": dict(device.clocks),
         "device_serial": device.serial,
         "device_model": device.model,
         "device_manufacturer": device.manufacturer,
@@ -94,6 +105,20 @@ def parse_telemetry(row: RowMapping) -> RepetitionTelemetry:
     return RepetitionTelemetry(row["repetition"], row["is_warmup"], unpack(samples))
 
 
+def parse_artifact(location: str, row: RowMapping) -> Artifact:
+    """Convert a row of an artifact.
+
+    Raises:
+        CorruptRunError: qnnfarm cannot have written it.
+    """
+    try:
+        return Artifact(**{name: row[name] for name in Artifact.model_fields})
+    except ValidationError as error:
+        fault = first_fault(error, Artifact)
+        said = f"artifact {fault.key}: {fault.reason}"
+        raise CorruptRunError(location, str(row["run_id"]), said) from error
+
+
 def _parse(row: RowMapping, measured: Sequence[RowMapping]) -> Run:
     status = row["status"]
     if status == "running" and has_ended(row["writer"]):
@@ -113,6 +138,8 @@ def _parse(row: RowMapping, measured: Sequence[RowMapping]) -> Run:
             cl=row["cl"],
             n_splits=row["n_splits"],
             precision=row["precision"],
+            size_bytes=row["container_bytes"],
+            parameters=row["parameters"],
         ),
         device=DeviceInfo(
             serial=row["device_serial"],
@@ -123,6 +150,10 @@ def _parse(row: RowMapping, measured: Sequence[RowMapping]) -> Run:
             dsp_arch=row["dsp_arch"],
             abi=row["abi"],
             android_version=row["android_version"],
+            ram_bytes=row["ram_bytes"],
+            os_build=row["os_build"],
+            build_fingerprint=row["build_fingerprint"],
+            clocks=row["clocks"],
         ),
         workload=_workload(row),
         provenance=Provenance(**{name: row[name] for name in Provenance.model_fields}),
@@ -130,6 +161,10 @@ def _parse(row: RowMapping, measured: Sequence[RowMapping]) -> Run:
         group_id=row["group_id"],
         session=row["session"],
         label=row["label"],
+        labels=row["labels"],
+        plan=row["plan"],
+        concurrent_sessions=row["concurrent_sessions"],
+        origin=_origin(row),
         conditions=row["conditions"],
         check=OutputCheck(outcome=row["check_outcome"], reason=row["check_reason"]),
         warmup_detected=row["warmup_detected"],
@@ -137,6 +172,12 @@ def _parse(row: RowMapping, measured: Sequence[RowMapping]) -> Run:
             Measurement(**{name: m[name] for name in Measurement.model_fields}) for m in measured
         ),
     )
+
+
+def _origin(row: RowMapping) -> Origin | None:
+    if row["origin_tool"] is None:
+        return None
+    return Origin(**{name: row[f"origin_{name}"] for name in Origin.model_fields})
 
 
 def _workload(row: RowMapping) -> Workload:

@@ -8,6 +8,8 @@ History of `SCHEMA_VERSION`:
     2  groups of runs (sessions, comparisons), conditions, output checks, warm-up detection;
        telemetry.
     3  precision of containers.
+    4  labels, plan, branch, size and parameters of containers; memory, build and clocks of devices;
+       the program's hash, the depth of a prompt, sessions at once; origin of imports; artifacts.
 
 To change the tables: change them here, raise `SCHEMA_VERSION`, add a line above and a migration
 from the last version to `MIGRATIONS`.
@@ -20,6 +22,7 @@ from types import MappingProxyType
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     CheckConstraint,
     Column,
@@ -46,7 +49,7 @@ from sqlalchemy import (
 from harness.errors import NewerSchemaError, NotAStoreError
 from harness.results import postgresql, records
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -101,6 +104,8 @@ runs = Table(
     Column("cl", Integer, nullable=False),
     Column("n_splits", Integer, nullable=False),
     Column("precision", Text),
+    Column("container_bytes", BigInteger),
+    Column("parameters", BigInteger),
     # The device.
     Column("device_serial", Text, nullable=False),
     Column("soc", Text, nullable=False),
@@ -110,9 +115,15 @@ runs = Table(
     Column("dsp_arch", Text),
     Column("abi", Text),
     Column("android_version", Text),
+    Column("ram_bytes", BigInteger),
+    Column("os_build", Text),
+    Column("build_fingerprint", Text),
+    Column("clocks", JSON, nullable=False),
     # The workload.
     Column("runner", Text, nullable=False),
+    Column("runner_sha256", String(64)),
     Column("prompt_tokens", Integer),
+    Column("depth_tokens", Integer),
     Column("max_new_tokens", Integer),
     Column("repetitions", Integer, nullable=False),
     Column("warmup", Integer, nullable=False),
@@ -131,12 +142,19 @@ runs = Table(
     Column("host", Text, nullable=False),
     Column("git_commit", Text),
     Column("git_dirty", Boolean),
+    Column("git_branch", Text),
+    Column("origin_tool", Text),
+    Column("origin_file", Text),
+    Column("origin_sha256", String(64)),
     # What it gave, beside its measurements.
     Column("generated_text", Text),
     # How it was measured.
     Column("group_id", String(32), nullable=False),
     Column("session", Integer, nullable=False),
     Column("label", Text, nullable=False),
+    Column("labels", JSON, nullable=False),
+    Column("plan", Text),
+    Column("concurrent_sessions", Integer),
     Column("conditions", JSON, nullable=False),
     Column("check_outcome", String(32), nullable=False),
     Column("check_reason", Text, nullable=False),
@@ -144,6 +162,7 @@ runs = Table(
     CheckConstraint("status <> 'failed' OR error IS NOT NULL", name="failed_runs_have_an_error"),
     Index("runs_by_subject", "model", "target", "created_at"),
     Index("runs_by_group", "group_id", "session"),
+    Index("runs_by_time", "created_at"),
 )
 
 measurements = Table(
@@ -163,6 +182,17 @@ telemetry = Table(
     Column("is_warmup", Boolean, primary_key=True),
     Column("repetition", Integer, primary_key=True, autoincrement=False),
     Column("samples", LargeBinary, nullable=False),  # see harness/results/telemetry.py
+)
+
+artifacts = Table(
+    "artifacts",
+    metadata,
+    Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
+    Column("name", String(200), primary_key=True),
+    Column("kind", String(32), nullable=False),
+    Column("sha256", String(64), nullable=False),  # the content: harness/results/artifacts.py
+    Column("size_bytes", BigInteger, nullable=False),
+    Index("artifacts_by_content", "sha256"),
 )
 
 Migration = Callable[[Connection], None]
@@ -192,7 +222,34 @@ def _to_3(connection: Connection) -> None:
     connection.execute(text('ALTER TABLE runs ADD COLUMN "precision" TEXT'))
 
 
-MIGRATIONS: Mapping[int, Migration] = MappingProxyType({2: _to_2, 3: _to_3})
+_ORIGINS_AND_BUILDS = (
+    "ALTER TABLE runs ADD COLUMN container_bytes BIGINT",
+    "ALTER TABLE runs ADD COLUMN parameters BIGINT",
+    "ALTER TABLE runs ADD COLUMN ram_bytes BIGINT",
+    "ALTER TABLE runs ADD COLUMN os_build TEXT",
+    "ALTER TABLE runs ADD COLUMN build_fingerprint TEXT",
+    "ALTER TABLE runs ADD COLUMN clocks JSON NOT NULL DEFAULT '{}'",
+    "ALTER TABLE runs ADD COLUMN runner_sha256 VARCHAR(64)",
+    "ALTER TABLE runs ADD COLUMN depth_tokens INTEGER",
+    "ALTER TABLE runs ADD COLUMN git_branch TEXT",
+    "ALTER TABLE runs ADD COLUMN origin_tool TEXT",
+    "ALTER TABLE runs ADD COLUMN origin_file TEXT",
+    "ALTER TABLE runs ADD COLUMN origin_sha256 VARCHAR(64)",
+    "ALTER TABLE runs ADD COLUMN labels JSON NOT NULL DEFAULT '{}'",
+    "ALTER TABLE runs ADD COLUMN plan TEXT",
+    "ALTER TABLE runs ADD COLUMN concurrent_sessions INTEGER",
+    "CREATE INDEX runs_by_time ON runs (created_at)",
+)
+
+
+def _to_4(connection: Connection) -> None:
+    """Of older runs none of this is known."""
+    for statement in _ORIGINS_AND_BUILDS:
+        connection.execute(text(statement))
+    artifacts.create(connection)
+
+
+MIGRATIONS: Mapping[int, Migration] = MappingProxyType({2: _to_2, 3: _to_3, 4: _to_4})
 """Migrations from schema n-1 to schema n, by n."""
 
 

@@ -25,6 +25,7 @@ from harness.errors import (
     UnknownRunError,
 )
 from harness.results import schema
+from harness.results.artifacts import ArtifactFolder
 from harness.results.database import (
     BUSY_TIMEOUT_S,
     Database,
@@ -35,6 +36,8 @@ from harness.results.database import (
 from harness.results.provenance import has_ended, this_writer
 from harness.results.records import (
     MAX_CONDITIONS,
+    Artifact,
+    ArtifactKind,
     CheckOutcome,
     Condition,
     Measurement,
@@ -47,7 +50,7 @@ from harness.results.records import (
     now,
     to_storable,
 )
-from harness.results.rows import parse_run, parse_telemetry, row_of
+from harness.results.rows import parse_artifact, parse_run, parse_telemetry, row_of
 from harness.results.telemetry import pack
 
 _CONDITIONS: TypeAdapter[tuple[Condition, ...]] = TypeAdapter(tuple[Condition, ...])
@@ -247,6 +250,30 @@ class ResultsStore(Closeable):
             except TelemetryRecordError as error:
                 raise CorruptRunError(self.location, run_id, str(error)) from error
 
+    def artifacts(self, run_id: str) -> tuple[Artifact, ...]:
+        """List the files that are kept with a run, by name; `read_artifact` reads one.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            CorruptRunError: qnnfarm cannot have written it.
+        """
+        table = schema.artifacts
+        this_run = schema.runs.c.id == to_storable(run_id)
+        with self.database.reading() as connection, refuse_unreadable_rows(self.location):
+            if connection.scalar(select(schema.runs.c.id).where(this_run)) is None:
+                raise UnknownRunError(self.location, run_id)
+            query = select(table).where(table.c.run_id == run_id).order_by(table.c.name)
+            rows = connection.execute(query).mappings().all()
+        return tuple(parse_artifact(self.location, row) for row in rows)
+
+    def read_artifact(self, artifact: Artifact) -> bytes:
+        """Read the content of a file that is kept with a run.
+
+        Raises:
+            ArtifactError: it is not there, or altered.
+        """
+        return ArtifactFolder.of(self.location).read(artifact.sha256)
+
     def newest_with_telemetry(self, newest: int) -> frozenset[str]:
         """Find the newest runs that have telemetry, at most `newest` of them."""
         table, runs = schema.telemetry, schema.runs
@@ -327,6 +354,32 @@ class RunRecorder:
             reason = "telemetry of that repetition exists already"
             with _conflicts(self._database.location, self.run.id, reason):
                 connection.execute(insert(schema.telemetry).values(**row, samples=samples))
+
+    def add_artifact(self, name: str, content: bytes, kind: ArtifactKind = "other") -> Artifact:
+        """Keep a file with the run: its content beside the database, its name in it.
+
+        Raises:
+            ArtifactError: it is too large, or cannot be written.
+        """
+        location = self._database.location
+        sha256 = ArtifactFolder.of(location).put(content)
+        artifact = Artifact(name=name, kind=kind, sha256=sha256, size_bytes=len(content))
+        with self._writing() as connection:
+            reason = f"an artifact {artifact.name!r} exists already"
+            with _conflicts(location, self.run.id, reason):
+                row = {"run_id": self.run.id, **artifact.model_dump()}
+                connection.execute(insert(schema.artifacts).values(row))
+        return artifact
+
+    def set_runner_sha256(self, sha256: str) -> None:
+        """Record the hash of the program that runs on the device."""
+        with self._writing() as connection:
+            self._update(connection, runner_sha256=sha256)
+
+    def set_concurrency(self, sessions: int) -> None:
+        """Record the most sessions that ran at once on the host, this one included."""
+        with self._writing() as connection:
+            self._update(connection, concurrent_sessions=sessions)
 
     def add_conditions(self, conditions: Iterable[Condition]) -> None:
         """Add what was done to the device, or waited for, before the run.

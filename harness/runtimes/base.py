@@ -33,11 +33,13 @@ class GenerationResult:
         metrics: by key of `harness.results.metrics`, in that metric's unit.
         text: what was generated, without the prompt.
         telemetry: what was sampled on the device meanwhile, if that was asked for.
+        profile: the runtime's own record of the query, as JSON; empty if it keeps none.
     """
 
     text: str
     metrics: Mapping[str, float]
     telemetry: tuple[TelemetrySeries, ...] = ()
+    profile: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,10 @@ class Runtime(Protocol):
         """Identity of what runs on the device; deploys first if needed."""
         ...
 
+    def sha256_of(self, file: str) -> str | None:
+        """Hash of a deployed file, such as the runner's; deploys first if needed."""
+        ...
+
     def generate(self, request: GenerationRequest) -> GenerationResult:
         """Run one query in a process of its own on the device."""
         ...
@@ -106,6 +112,10 @@ class Runtime(Protocol):
 
     def score(self, windows: Sequence[Window]) -> PerplexityResult:
         """Score windows with the accuracy API of the runtime on the device."""
+        ...
+
+    def read_log(self) -> str:
+        """Read the end of what the last process on the device logged; empty if there was none."""
         ...
 
     def clean(self) -> None:

@@ -144,6 +144,10 @@ class GenieRuntime:
             if file.name in {"libGenie.so", "libQnnHtp.so"}
         }
 
+    def sha256_of(self, file: str) -> str | None:
+        """Hash of a deployed file, such as the runner's; deploys first if needed."""
+        return next((each.sha256 for each in self.prepare().files if each.name == file), None)
+
     def generate(self, request: GenerationRequest) -> GenerationResult:
         """Run one query.
 
@@ -173,12 +177,19 @@ class GenieRuntime:
                 command, name=self.runner, timeout_s=self._timeout_s, stdout=_OUTPUT
             )
         text = generated_text(folder.read(_OUTPUT), self._device.serial)
-        metrics = parse_profile(folder.read(profile), self._device.serial)
+        profiled = folder.read(profile)
+        metrics = parse_profile(profiled, self._device.serial)
         if outcome.peak_rss_bytes is not None:
             metrics["peak_rss_bytes"] = float(outcome.peak_rss_bytes)
         if request.token_ids is not None:
             text = self._decode(text)
-        return GenerationResult(text, metrics, samples.series)
+        return GenerationResult(text, metrics, samples.series, profiled)
+
+    def read_log(self) -> str:
+        """Read the end of what the last process on the device logged; empty if there was none."""
+        if self._deployment is None:
+            return ""
+        return RunFolder(self._device, self._deployment).read_log()
 
     def windows(self, text: str, most: int | None = None) -> list[Window]:
         """Cut a text into windows of the container's context length.

@@ -82,6 +82,7 @@ _SEND_TIMEOUT_S = 60.0
 _MARGIN_S = 30.0  # for adb and run.sh around the runner's own time limit
 _LOG_TAIL = 4000
 _LARGEST_OUTPUT = 8 << 20
+_LARGEST_LOG = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +134,14 @@ class RunFolder:
             reason = "could not be started"
             raise RunnerError(device.serial, name, reason, result.exit_status, tail)
         if not outcome.succeeded:
-            read_log = ["tail", "-c", str(_LOG_TAIL), f"{run_dir}/run.log"]
-            tail = device.shell(read_log, check=False).stdout
+            tail = self.read_log(_LOG_TAIL)
             raise RunnerError(device.serial, name, outcome.in_words(), outcome.exit_status, tail)
         return outcome
+
+    def read_log(self, most: int = _LARGEST_LOG) -> str:
+        """Read the end of what the last command logged; empty if there is no log."""
+        command = ["tail", "-c", str(most), f"{self.deployment.run_dir}/run.log"]
+        return self.device.shell(command, check=False).stdout
 
     def read(self, name: str) -> str:
         """Read a file of the folder, of bounded size; what is not UTF-8 is replaced.

@@ -67,6 +67,7 @@ def device_properties(*, name: str, soc: str, serial_number: str, abi: str) -> d
         "ro.boot.qemu": "1",
         "ro.boot.serialno": serial_number,
         "ro.build.characteristics": "emulator",
+        "ro.build.display.id": f"{product}-userdebug 15 virtual",
         "ro.build.fingerprint": build,
         "ro.build.type": "userdebug",
         "ro.build.version.release": "15",

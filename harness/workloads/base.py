@@ -1,15 +1,16 @@
 """The `Workload` protocol, and what its variants share."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Generic, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.container.container import GenAIContainer
 from buildlib.validation import first_fault
-from harness.errors import OutputCheckError, WrongUseError, one_line
+from harness.errors import DeviceError, HarnessError, OutputCheckError, WrongUseError, one_line
 from harness.results.identity import describe_scored
 from harness.results.metrics import METRICS
 from harness.results.records import OutputCheck, Run, RunKind, new_run_id
@@ -51,6 +52,8 @@ class Recording:
         session: number of the session in its group, from 0.
         label: what tells the members of a group apart.
         first: the group's first session of the same container, whose text a benchmark must repeat.
+        labels: the user's own keys and values.
+        plan: name of the plan.
     """
 
     open_store: Callable[[], ResultsStore] | None = None
@@ -58,6 +61,8 @@ class Recording:
     session: int = 0
     label: str = ""
     first: Run | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    plan: str | None = None
 
     @property
     def store(self) -> ResultsStore:
@@ -77,6 +82,8 @@ class Recording:
             group_id=self.group_id or new_run_id(),
             session=self.session,
             label=self.label,
+            labels=self.labels,
+            plan=self.plan,
             container=container,
             device=device,
             provenance=provenance,
@@ -84,7 +91,20 @@ class Recording:
         )
         with self.store.recording(run) as recorder:
             recorder.add_library_versions(session.runtime.versions())
-            yield recorder
+            sha256 = session.runtime.sha256_of(workload.runner)
+            if sha256 is not None:
+                recorder.set_runner_sha256(sha256)
+            try:
+                yield recorder
+            except HarnessError as error:
+                if not error.loses_device:
+                    with suppress(HarnessError):  # the failure is what counts
+                        _keep_log(session, recorder)
+                raise
+            sessions = session.count.highest
+            if sessions is not None:
+                recorder.set_concurrency(sessions)
+            _keep_log(session, recorder)
 
     def start_if_stored(
         self, session: Session, kind: RunKind, workload: WorkloadRecord
@@ -95,6 +115,23 @@ class Recording:
     def stored_run(self, recorder: RunRecorder | None) -> Run | None:
         """Read back the run of an ended recording."""
         return None if recorder is None else self.store.get_run(recorder.run.id)
+
+
+def _keep_log(session: Session, recorder: RunRecorder) -> None:
+    log = ""
+    with suppress(DeviceError):  # all that counts was measured before
+        log = session.runtime.read_log()
+    if log:
+        recorder.add_artifact("run.log", log.encode(), "log")
+
+
+def keep_profiles(recorder: RunRecorder, profiles: Sequence[str]) -> None:
+    """Keep the runtime's profiles of a session's queries in their order, one on a line."""
+    lines = [json.dumps(json.loads(profile), separators=(",", ":")) for profile in profiles]
+    if lines:
+        recorder.add_artifact(
+            "profiles.jsonl", "".join(f"{line}\n" for line in lines).encode(), "profile"
+        )
 
 
 UNRECORDED = Recording()

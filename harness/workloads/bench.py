@@ -22,6 +22,7 @@ from harness.workloads.base import (
     Recording,
     WorkloadModel,
     WorkloadResult,
+    keep_profiles,
     require_passed,
     stored_result,
 )
@@ -153,6 +154,7 @@ class Bench(WorkloadModel):
     ) -> None:
         request = GenerationRequest(self.new_tokens, token_ids=prompt.token_ids)
         steadiness, throttled = _Steadiness(self), False
+        profiles: list[str] = []
         while not steadiness.is_enough:
             number = steadiness.count
             is_warmup = self.warmup == "auto" or number < self.warmup
@@ -164,9 +166,11 @@ class Bench(WorkloadModel):
             if not throttled:
                 throttled = _record_throttling(recorder, number, result.telemetry)
             steadiness.add(result.metrics)
+            profiles += [result.profile] if result.profile else []
             if session.options.on_repetition is not None:
                 session.options.on_repetition(number, self.most_repetitions, result)
         steadiness.settle(recorder)
+        keep_profiles(recorder, profiles)
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from harness.workloads.base import (
     Recording,
     WorkloadModel,
     WorkloadResult,
+    keep_profiles,
     require_passed,
     summarize,
 )
@@ -61,6 +62,7 @@ class Generate(WorkloadModel):
             if recorder is not None:
                 recorder.add_values(result.metrics)
                 recorder.add_telemetry(result.telemetry, repetition=0)
+                keep_profiles(recorder, [result.profile] if result.profile else [])
         run = recording.stored_run(recorder)
         return WorkloadResult(result, result.metrics, summarize(result.metrics, result.text), run)
 

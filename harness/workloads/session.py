@@ -22,6 +22,7 @@ from harness.runtimes.genie import GenieRuntime
 from harness.telemetry.conditions import Conditions, prepared
 from harness.telemetry.gate import OnWait
 from harness.words import soc_label
+from harness.workloads.concurrency import SessionCount
 
 OnRepetition = Callable[[int, int, GenerationResult], None]
 """Called with the repetition's number from 0, the highest possible count, and its result."""
@@ -74,6 +75,9 @@ class Session(Closeable):
 
     Nothing is asked of the device before it is needed.
 
+    Attributes:
+        count: of the sessions at once on this host, from its first use of the runtime on.
+
     Args:
         container: None for a plain command.
         properties: of the device, if they are known.
@@ -94,9 +98,11 @@ class Session(Closeable):
         self._container = container
         self._properties = properties
         self._runtime = runtime
+        self.count = SessionCount()
 
     def close(self) -> None:
         """Remove the run folder; the content store on the device stays."""
+        self.count.leave()
         if self._runtime is not None:
             self._runtime.clean()
 
@@ -123,6 +129,7 @@ class Session(Closeable):
             GenieMissingError: this machine has no Genie for it.
         """
         if self._runtime is None:
+            self.count.join()
             self._runtime = GenieRuntime(
                 self.device,
                 self.properties,
@@ -174,6 +181,8 @@ class Session(Closeable):
             cl=metadata.graphs.context_length,
             n_splits=metadata.graphs.splits,
             precision=self.container.precision,
+            size_bytes=metadata.size_bytes,
+            parameters=metadata.model.parameters,
         )
 
     @property
@@ -189,4 +198,8 @@ class Session(Closeable):
             dsp_arch=device.hexagon,
             abi=device.abi,
             android_version=device.android_version,
+            ram_bytes=device.ram_bytes,
+            os_build=device.build,
+            build_fingerprint=device.fingerprint,
+            clocks=device.clocks,
         )

@@ -169,13 +169,13 @@ class AdbDevice(ShellDevice):
         props = properties.parse_getprop(self.shell("getprop", timeout_s=timeout_s).stdout)
         with self._typed("properties", timeout_s):
             left = deadline.remaining()
-        battery = self.shell("dumpsys battery 2>/dev/null", timeout_s=left, check=False).stdout
+        script = f"printf '@@battery\\n'; dumpsys battery 2>/dev/null\n{properties.HARDWARE}"
+        said = properties.parse(self.shell(script, timeout_s=left, check=False).stdout)
         with self._typed("properties", timeout_s):
             left = deadline.remaining()
         free = self.free_bytes(timeout_s=left)
-        return properties.properties_from(
-            self.serial, props, free, properties.parse_battery(battery)
-        )
+        battery = properties.parse_battery(said.get("battery", ""))
+        return properties.properties_from(self.serial, props, free, battery, said)
 
     def push(
         self,

@@ -1,15 +1,21 @@
 """Reading what a device prints about itself, also when it prints nonsense."""
 
+import subprocess
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.devices.base import Battery
 from harness.devices.properties import (
+    HARDWARE,
+    clocks_of,
+    parse,
     parse_battery,
     parse_df,
     parse_getprop,
     properties_from,
+    ram_of,
 )
 
 _BATTERY = """\
@@ -67,3 +73,22 @@ def test_free_space() -> None:
 @given(st.text(max_size=300))
 def test_any_output_is_survived(output: str) -> None:
     properties_from("s", parse_getprop(output), parse_df(output), parse_battery(output))
+
+
+def test_memory_and_the_limits_of_clocks() -> None:
+    said = parse(
+        "@@battery\n  level: 3\n\n@@memory\nMemTotal:   15728640 kB\n\n@@clocks\n"
+        "cpu0=3532800/3532800/0\ncpu1=3532800/3532800/0\ncpu6=2000000//\ncpu7=x/1/7\n"
+    )
+    found = properties_from("s", {"ro.build.id": "AP3A"}, None, None, said)
+    assert (found.ram_bytes, found.build) == (15 << 30, "AP3A")
+    assert found.clocks == {
+        "cpu_cap_hz:0": 3.5328e9, "cpu_max_hz:0": 3.5328e9, "cpu_cap_hz:6": 2e9,
+    }  # fmt: skip
+
+
+def test_this_machine_tells_its_memory() -> None:
+    shown = subprocess.run(["sh", "-c", HARDWARE], capture_output=True, text=True, check=True)
+    said = parse(shown.stdout)
+    assert (ram_of(said) or 0) > 1 << 28
+    assert all(value > 0 for value in clocks_of(said).values())

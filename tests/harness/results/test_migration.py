@@ -17,56 +17,50 @@ from tests.harness.results.places import Place, SqlitePlace
 pytestmark = pytest.mark.timeout(900)
 
 RUN = "0123456789abcdef" * 2
-SCHEMA_1 = """
-CREATE TABLE qnnfarm_schema (
-    version INTEGER NOT NULL, applied_at {moment} NOT NULL, qnnfarm_version VARCHAR(64) NOT NULL,
-    PRIMARY KEY (version)
-);
-CREATE TABLE runs (
-    id VARCHAR(32) NOT NULL, created_at {moment} NOT NULL, finished_at {moment},
-    kind VARCHAR(32) NOT NULL, status VARCHAR(32) NOT NULL, error TEXT, writer TEXT NOT NULL,
-    model TEXT NOT NULL, container_sha256 VARCHAR(64) NOT NULL, target TEXT NOT NULL,
-    ars JSON NOT NULL, cl INTEGER NOT NULL, n_splits INTEGER NOT NULL,
-    device_serial TEXT NOT NULL, soc TEXT NOT NULL, emulator BOOLEAN NOT NULL, device_model TEXT,
-    device_manufacturer TEXT, dsp_arch TEXT, abi TEXT, android_version TEXT,
-    runner TEXT NOT NULL, prompt_tokens INTEGER, max_new_tokens INTEGER,
-    repetitions INTEGER NOT NULL, warmup INTEGER NOT NULL, sampler JSON NOT NULL, prompt TEXT,
-    prompt_sha256 VARCHAR(64), dataset_sha256 VARCHAR(64), perplexity_positions VARCHAR(32),
-    perplexity_windows INTEGER, perplexity_tokens INTEGER,
-    toolchain TEXT NOT NULL, toolchain_versions JSON NOT NULL, library_versions JSON NOT NULL,
-    qnnfarm_version TEXT NOT NULL, host TEXT NOT NULL, git_commit TEXT, git_dirty BOOLEAN,
-    generated_text TEXT,
-    PRIMARY KEY (id),
-    CONSTRAINT failed_runs_have_an_error CHECK (status <> 'failed' OR error IS NOT NULL)
-);
-CREATE INDEX runs_by_subject ON runs (model, target, created_at);
-CREATE TABLE measurements (
-    run_id VARCHAR(32) NOT NULL, metric VARCHAR(64) NOT NULL, is_warmup BOOLEAN NOT NULL,
-    repetition INTEGER NOT NULL, value {double} NOT NULL,
-    PRIMARY KEY (run_id, metric, is_warmup, repetition),
-    FOREIGN KEY(run_id) REFERENCES runs (id) ON DELETE CASCADE
-);
-INSERT INTO qnnfarm_schema VALUES (1, '2026-01-01 00:00:00.000000', '0.1.0');
-INSERT INTO runs VALUES (
+RUN_COLUMNS = """
+    id, created_at, finished_at, kind, status, error, writer, model, container_sha256, target,
+    ars, cl, n_splits, device_serial, soc, emulator, dsp_arch, abi, android_version, runner,
+    prompt_tokens, max_new_tokens, repetitions, warmup, sampler, prompt, toolchain,
+    toolchain_versions, library_versions, qnnfarm_version, host, generated_text
+"""
+RUN_VALUES = """
     '0123456789abcdef0123456789abcdef', '2026-01-01 00:00:00.000000',
     '2026-01-01 00:01:00.000000', 'bench', 'done', NULL, '', 'tiny_llama',
     'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', 'SM8750', '[1, 32]', 192, 2,
-    'phone', 'SM8750', {no}, NULL, NULL, 'v79', 'arm64-v8a', '15',
-    'genie_t2t_run.py', 64, 16, 1, 1, '{{"greedy": true}}', 'In the', NULL, NULL, NULL, NULL, NULL,
-    'ort_qnn', '{{}}', '{{}}', '0.1.0', 'host', NULL, NULL, 'beginning'
-);
+    'phone', 'SM8750', {no}, 'v79', 'arm64-v8a', '15', 'genie_t2t_run.py', 64, 16, 1, 1,
+    '{{"greedy": true}}', 'In the', 'ort_qnn', '{{}}', '{{}}', '0.1.0', 'host', 'beginning'
+"""
+SINCE_2 = ", group_id, session, label, conditions, check_outcome, check_reason"
+VALUES_SINCE_2 = ", '0123456789abcdef0123456789abcdef', 0, '', '[]', 'none', ''"
+MEASURED = """
 INSERT INTO measurements VALUES
     ('0123456789abcdef0123456789abcdef', 'decode_tokens_per_s', {yes}, 0, 16.0);
 INSERT INTO measurements VALUES
     ('0123456789abcdef0123456789abcdef', 'decode_tokens_per_s', {no}, 0, 17.5);
 """
+VERSIONS = tuple(range(1, schema.SCHEMA_VERSION))
+
+
+def make_old(place: Place, version: int) -> None:
+    """Make the database that qnnfarm with an older schema left behind."""
+    tables = (Path(__file__).parent / "schemas" / f"schema_{version}.sql").read_text()
+    columns, values = RUN_COLUMNS, RUN_VALUES
+    if version >= 2:
+        columns, values = columns + SINCE_2, values + VALUES_SINCE_2
+    script = f"""{tables}
+        INSERT INTO qnnfarm_schema VALUES ({version}, '2026-01-01 00:00:00.000000', '0.1.0');
+        INSERT INTO runs ({columns}) VALUES ({values});
+        {MEASURED}"""  # noqa: S608  our own words
+    place.run(script.format(**_WORDS[place.engine]))
 
 
 _WORDS = {
-    "sqlite": {"moment": "DATETIME", "double": "DOUBLE", "yes": "1", "no": "0"},
+    "sqlite": {
+        "moment": "DATETIME", "double": "DOUBLE", "bytes": "BLOB", "yes": "1", "no": "0",
+    },
     "postgresql": {
-        "moment": "TIMESTAMP WITH TIME ZONE", "double": "DOUBLE PRECISION", "yes": "true",
-        "no": "false",
+        "moment": "TIMESTAMP WITH TIME ZONE", "double": "DOUBLE PRECISION", "bytes": "BYTEA",
+        "yes": "true", "no": "false",
     },
 }  # fmt: skip
 _OPEN = """
@@ -79,20 +73,27 @@ ResultsStore.open(sys.argv[1]).close()
 @pytest.fixture
 def old(place: Place) -> Place:
     """What qnnfarm with schema 1 left behind."""
-    place.run(SCHEMA_1.format(**_WORDS[place.engine]))
+    make_old(place, 1)
     return place
 
 
 @pytest.mark.parametrize("create", [True, False])
-def test_what_was_measured_before_is_still_there(old: Place, *, create: bool) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_was_measured_before_is_still_there(
+    place: Place, version: int, *, create: bool
+) -> None:
+    make_old(place, version)
     for _ in range(2):
-        with ResultsStore.open(old.location, create=create) as store:
+        with ResultsStore.open(place.location, create=create) as store:
             run = store.get_run(RUN)
             assert store.telemetry(RUN) == ()
+            assert store.artifacts(RUN) == ()
     assert run.values("decode_tokens_per_s") == (17.5,)
     assert (run.group_id, run.session, run.label, run.conditions) == (RUN, 0, "", ())
     assert (run.check.outcome, run.warmup_detected) == ("none", None)
     assert run.container.precision is None
+    assert (run.labels, run.device.clocks, run.origin) == ({}, {}, None)
+    assert (run.concurrent_sessions, run.provenance.git_branch) == (None, None)
 
 
 def test_processes_migrate_at_once(old: Place) -> None:
@@ -105,13 +106,15 @@ def test_processes_migrate_at_once(old: Place) -> None:
     ]
 
 
-def test_a_migrated_database_has_the_tables_of_a_new_one(old: Place) -> None:
-    ResultsStore.open(old.location).close()
-    migrated = _shape(old.location)
-    old.run("DROP TABLE telemetry; DROP TABLE measurements; DROP TABLE runs;")
-    old.run("DROP TABLE qnnfarm_schema")
-    ResultsStore.open(old.location).close()
-    assert _shape(old.location) == migrated
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_migrated_database_has_the_tables_of_a_new_one(place: Place, version: int) -> None:
+    make_old(place, version)
+    ResultsStore.open(place.location).close()
+    migrated = _shape(place.location)
+    for table in reversed(schema.metadata.sorted_tables):
+        place.run(f"DROP TABLE {table.name}")
+    ResultsStore.open(place.location).close()
+    assert _shape(place.location) == migrated
 
 
 def _shape(location: str) -> dict[str, object]:
@@ -132,7 +135,7 @@ def _shape(location: str) -> dict[str, object]:
             for table in inspector.get_table_names()
         }
     opened.close()
-    assert len(found) == 4
+    assert len(found) == len(schema.metadata.tables)
     return dict(found)
 
 
@@ -162,7 +165,7 @@ def test_an_old_database_that_cannot_be_written_says_so(
 ) -> None:
     """As root writes everything, the folder's answer and SQLite's are arranged."""
     old = SqlitePlace(tmp_path / "old.db")
-    old.run(SCHEMA_1.format(**_WORDS[old.engine]))
+    make_old(old, 1)
     monkeypatch.setattr(os, "access", lambda *_: False)
     original = database._sqlite_uri
 

@@ -17,23 +17,33 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def test_the_commit_and_whether_it_is_all(tmp_path: Path) -> None:
-    git(tmp_path, "init", "-q")
-    assert provenance.git_state(tmp_path) == (None, None)
+    git(tmp_path, "init", "-q", "-b", "faster-rope")
+    assert provenance.git_state(tmp_path) == (None, None, None)
     (tmp_path / "file").write_text("one")
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-qm", "one")
-    commit, dirty = provenance.git_state(tmp_path)
+    commit, dirty, branch = provenance.git_state(tmp_path)
     assert commit is not None
     assert len(commit) == 40
     assert dirty is False
+    assert branch == "faster-rope"
     (tmp_path / "file").write_text("two")
-    assert provenance.git_state(tmp_path) == (commit, True)
+    assert provenance.git_state(tmp_path) == (commit, True, "faster-rope")
+
+
+def test_a_job_that_checks_out_a_commit_names_its_branch(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "commit", "-qm", "one", "--allow-empty")
+    git(tmp_path, "checkout", "-q", "--detach")
+    assert provenance.git_state(tmp_path, {}).branch is None
+    named = {"GITHUB_HEAD_REF": "", "GITHUB_REF_NAME": "main"}
+    assert provenance.git_state(tmp_path, named).branch == "main"
 
 
 def test_no_repository_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert provenance.git_state(tmp_path / "missing") == (None, None)
+    assert provenance.git_state(tmp_path / "missing") == (None, None, None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert provenance.git_state(tmp_path) == (None, None)
+    assert provenance.git_state(tmp_path) == (None, None, None)
 
 
 def test_versions_of_what_is_installed(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ class Scripted:
         self.versions = session.runtime.versions
         self.windows = session.runtime.windows
         self.score = session.runtime.score
+        self.sha256_of = session.runtime.sha256_of
+        self.read_log = session.runtime.read_log
         self.clean = session.runtime.clean
 
     def generate(self, request: GenerationRequest) -> GenerationResult:

@@ -9,6 +9,7 @@ from buildlib.container.container import GenAIContainer
 from harness.devices.adb.device import AdbDevice
 from harness.errors import DeviceCommandError, OutputCheckError, PromptTooLongError
 from harness.results.store import ResultsStore
+from harness.runtimes.genie_profile import parse_profile
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.command import Command
@@ -50,7 +51,9 @@ def session(virtual_device: AdbDevice, tiny_bundle: Path, tmp_path: Path) -> Ite
 def test_a_workload_gives_its_values_and_stores_its_run(
     session: Session, store: ResultsStore, workload: AnyWorkload, kind: str, metric: str
 ) -> None:
-    recording = Recording(lambda: store, GROUP, session=2, label="x")
+    recording = Recording(
+        lambda: store, GROUP, session=2, label="x", labels={"team": "camera"}, plan="nightly"
+    )
     result = workload.run(session, recording)
     (run,) = store.list_runs()
     assert result.run == run
@@ -59,6 +62,36 @@ def test_a_workload_gives_its_values_and_stores_its_run(
     )  # fmt: skip
     assert run.values(metric) == pytest.approx((result.values[metric],))
     assert result.summary
+    assert (run.labels, run.plan, run.origin) == ({"team": "camera"}, "nightly", None)
+    assert run.concurrent_sessions is not None
+    assert run.workload.runner_sha256 == session.runtime.sha256_of(run.workload.runner)
+    assert run.container.size_bytes == session.container.metadata.size_bytes
+    device = run.device
+    assert None not in {device.ram_bytes, device.os_build, device.build_fingerprint}
+
+
+def test_profiles_and_log_are_kept_with_a_run(session: Session, store: ResultsStore) -> None:
+    bench = Bench(prompt_tokens=4, new_tokens=2, repetitions=1, warmup=1)
+    run = bench.run(session, Recording(lambda: store)).output
+    kept = {artifact.name: artifact for artifact in store.artifacts(run.id)}
+    profiles = store.read_artifact(kept["profiles.jsonl"]).splitlines()
+    assert [parse_profile(line.decode(), "") for line in profiles] != []
+    assert len(profiles) == 2
+    assert set(kept) <= {"profiles.jsonl", "run.log"}
+
+
+def test_a_failed_run_keeps_its_log(
+    session: Session, store: ResultsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session.runtime, "read_log", lambda: "what went wrong")
+    with pytest.raises(OutputCheckError):
+        Generate(prompt="Moses", max_tokens=2, expect="Klaatu").run(
+            session, Recording(lambda: store)
+        )
+    (run,) = store.list_runs()
+    (log,) = store.artifacts(run.id)
+    assert (log.name, log.kind, run.status) == ("run.log", "log", "failed")
+    assert store.read_artifact(log) == b"what went wrong"
 
 
 def test_what_is_not_recorded_leaves_no_run(session: Session, store: ResultsStore) -> None:
