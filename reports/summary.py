@@ -17,10 +17,10 @@ from harness.results.identity import (
 )
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import (
-    MAX_DEVIATIONS,
     PERPLEXITY,
     PERPLEXITY_FLOAT,
     PERPLEXITY_QUANTIZED,
+    REFERENCES,
     deviation,
     find_perplexity_faults,
     matches_references,
@@ -90,7 +90,7 @@ class PerplexityRow:
     def weight(self) -> tuple[bool, int, datetime]:
         """What makes it tell more than others: a reference, more tokens, then a later time."""
         definition = self.key.definition
-        compared = any(self.difference(reference) is not None for reference in MAX_DEVIATIONS)
+        compared = any(self.difference(reference) is not None for reference in REFERENCES)
         return (compared, definition.tokens if definition else 0, self.runs[-1].created_at)
 
     def difference(self, reference: str) -> float | None:
@@ -277,12 +277,15 @@ def _choose_perplexity(
 
 
 def _output(runs: Sequence[Run], perplexity: PerplexityRow | None) -> Output:
-    """Checked run by run, or by a perplexity near its host references."""
-    values = {} if perplexity is None else perplexity.values
-    if find_perplexity_faults(values):
+    """Judged as the runs were when they ran; else by a perplexity beside its host references."""
+    if all(run.check.outcome == "passed" for run in runs):
+        return "checked"
+    if perplexity is None:
+        return "unchecked"
+    precision = perplexity.container.precision
+    if find_perplexity_faults(perplexity.values, precision):
         return "doubtful"
-    checked = all(run.check.outcome == "passed" for run in runs) or matches_references(values)
-    return "checked" if checked else "unchecked"
+    return "checked" if matches_references(perplexity.values, precision) else "unchecked"
 
 
 def _grade(cells: Mapping[str, Cell]) -> tuple[str, tuple[str, ...]]:
@@ -352,7 +355,8 @@ def _perplexity(key: PerplexityKey, runs: tuple[Run, ...]) -> PerplexityRow:
             if found.maximum > found.minimum * 1.001:
                 spread = f"{find_metric(name).format(found.minimum)} to {found.maximum:.3f}"
                 remarks.append(f"{find_metric(name).label}: runs differ, {spread}")
-    remarks += find_perplexity_faults(values)
+    if runs[-1].check.outcome != "passed":  # by a bound that the user gave
+        remarks += find_perplexity_faults(values, runs[-1].container.precision)
     return PerplexityRow(key, runs, values, tuple(remarks))
 
 

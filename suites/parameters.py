@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from harness.errors import WrongUseError
 from harness.pytest_plugin.options import read_settings
+from harness.results.perplexity import PerplexityBound
 
 _MOST = 1_000_000
 
@@ -47,7 +49,7 @@ class SuiteParameters:
         windows: at most so many windows of it.
         checkpoint: folder of the model that the container was built from; perplexity is compared
             with that model's, in float on this host.
-        max_perplexity: bound where there is no checkpoint.
+        max_perplexity: bound of the perplexity; by default what the bits of the container allow.
         turns: the most turns of a conversation.
         soak_s: how long soak goes on.
         soak_dialogs: dialogs that one process of soak holds.
@@ -63,7 +65,7 @@ class SuiteParameters:
     text: Path | None = None
     windows: int = 8
     checkpoint: Path | None = None
-    max_perplexity: float | None = None
+    max_perplexity: PerplexityBound | None = None
     turns: int = 4
     soak_s: float = 60.0
     soak_dialogs: int = 8
@@ -143,6 +145,13 @@ def _number(text: str) -> float:
     return number
 
 
+def _bound(text: str) -> PerplexityBound:
+    try:
+        return PerplexityBound.parse(text)
+    except WrongUseError as error:
+        raise ValueError(str(error)) from error
+
+
 def _path(text: str) -> Path:
     path = Path(text)
     if not path.exists():
@@ -158,7 +167,7 @@ _READERS: Mapping[str, Callable[[str], object]] = {
     "text": _path,
     "windows": _positive,
     "checkpoint": _path,
-    "max_perplexity": _number,
+    "max_perplexity": _bound,
     "turns": _several,
     "soak_s": _number,
     "soak_dialogs": _positive,

@@ -39,11 +39,19 @@ def test_perplexity(
     )
     for metric, value in {PERPLEXITY: result.perplexity, **references}.items():
         record_measurement.note(metric, value)
-    if suite_parameters.max_perplexity is not None:
-        assert result.perplexity <= suite_parameters.max_perplexity
-    faults = find_perplexity_faults({PERPLEXITY: result.perplexity, **references})
+    bound = suite_parameters.max_perplexity
+    if bound is not None:
+        if bound.relative and not references:
+            pytest.fail(f"max_perplexity={bound} needs --suite-param checkpoint=DIR", pytrace=False)
+        values = {PERPLEXITY: result.perplexity, **references}
+        check = bound.check(values, f"{len(result.windows)} windows")
+        assert check.outcome == "passed", check.reason
+        return
+    faults = find_perplexity_faults(
+        {PERPLEXITY: result.perplexity, **references}, container.precision
+    )
     assert not faults, "; ".join(faults)
-    if not references and suite_parameters.max_perplexity is None:
+    if not references:
         pytest.skip(
             f"perplexity is {result.perplexity:.3f}, and nothing to compare it with: give "
             "--suite-param checkpoint=DIR or max_perplexity=N"

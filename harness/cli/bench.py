@@ -14,7 +14,11 @@ from harness.cli.bench_options import (
     MaxWarmup,
     NewTokens,
     NoGate,
+    PerplexityText,
+    PerplexityWindows,
     PromptTokens,
+    QualityOptions,
+    Reference,
     ReferenceTokens,
     Repetitions,
     Warmup,
@@ -44,6 +48,9 @@ def bench(
     ] = 1,
     reference_tokens: ReferenceTokens = None,
     max_perplexity: MaxPerplexity = None,
+    perplexity_text: PerplexityText = None,
+    perplexity_windows: PerplexityWindows = None,
+    reference: Reference = None,
     max_temp: MaxTemp = None,
     charge: Charge = None,
     no_gate: NoGate = False,
@@ -58,8 +65,9 @@ def bench(
     from buildlib.container.container import GenAIContainer
     from harness.cli.bench_options import bench_workload, conditioning, open_series
 
+    quality = QualityOptions(max_perplexity, perplexity_text, perplexity_windows, reference)
     workload = bench_workload(
-        prompt_tokens, new_tokens, repetitions, warmup, max_warmup, reference_tokens, max_perplexity
+        prompt_tokens, new_tokens, repetitions, warmup, max_warmup, reference_tokens, quality
     )
     prepare = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
     container = GenAIContainer.load(container_dir)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from harness.errors import WrongUseError
 
 if TYPE_CHECKING:
     from buildlib.container.container import GenAIContainer
+    from harness.results.perplexity import PerplexityBound
     from harness.runtimes.base import GenerationResult
     from harness.workloads.bench import Bench
     from harness.workloads.bench_series import BenchSeries, OnSession
@@ -52,11 +54,30 @@ ReferenceTokens = Annotated[
     typer.Option(help="File of the token ids that the output must begin with."),
 ]
 MaxPerplexity = Annotated[
-    float | None,
+    str | None,
     typer.Option(
-        min=1,
-        help="Fail if the container's perplexity on the device is higher. It is taken from the "
-        "database, or measured first.",
+        metavar="N|P%",
+        help="Fail if the container's perplexity on the device is above N, or more than P percent "
+        "away from the model in float. It is measured before the speed, over --perplexity-text, "
+        "unless the database has just that.",
+    ),
+]
+PerplexityText = Annotated[
+    Path | None,
+    typer.Option(
+        help="The text that --max-perplexity is measured over; by default a built-in passage."
+    ),
+]
+PerplexityWindows = Annotated[
+    int | None,
+    typer.Option(min=1, help="Windows of the context length that are scored of it; by default 1."),
+]
+Reference = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="CHECKPOINT_DIR",
+        help="The checkpoint that the container was built from, to score in float on this host for "
+        "--max-perplexity P%; by default what `qnnfarm perplexity --reference` stored.",
     ),
 ]
 MaxTemp = Annotated[
@@ -72,6 +93,57 @@ Charge = Annotated[
 NoGate = Annotated[bool, typer.Option("--no-gate", help="Measure the device as it is.")]
 
 
+@dataclass(frozen=True, slots=True)
+class QualityOptions:
+    """The options of the perplexity that a container must have."""
+
+    max_perplexity: str | None
+    text: Path | None
+    windows: int | None
+    reference: Path | None
+
+    def fields(self) -> dict[str, object]:
+        """Those that were given, as fields of the workload.
+
+        Raises:
+            WrongUseError: one cannot be used.
+        """
+        if self.max_perplexity is None:
+            given = {
+                "--perplexity-text": self.text,
+                "--perplexity-windows": self.windows,
+                "--reference": self.reference,
+            }
+            lone = next((name for name, value in given.items() if value is not None), None)
+            if lone is not None:
+                raise WrongUseError(f"{lone} goes with --max-perplexity, which is missing")
+            return {}
+        bound = parse_bound(self.max_perplexity)
+        if self.reference is not None and not self.reference.is_dir():
+            raise WrongUseError(f"--reference: {self.reference} is no folder of a checkpoint")
+        found = {
+            "max_perplexity": str(bound) if bound.relative else bound.limit,
+            "perplexity_text": None if self.text is None else str(self.text.absolute()),
+            "perplexity_windows": self.windows,
+            "reference": None if self.reference is None else str(self.reference.absolute()),
+        }
+        return {key: value for key, value in found.items() if value is not None}
+
+
+def parse_bound(text: str) -> "PerplexityBound":
+    """Read `--max-perplexity`.
+
+    Raises:
+        WrongUseError: it is no bound.
+    """
+    from harness.results.perplexity import PerplexityBound
+
+    try:
+        return PerplexityBound.parse(text)
+    except WrongUseError as error:
+        raise WrongUseError(f"--max-perplexity: {error}") from error
+
+
 def bench_workload(
     prompt_tokens: int,
     new_tokens: int,
@@ -79,7 +151,7 @@ def bench_workload(
     warmup: int | None,
     max_warmup: int,
     reference_tokens: Path | None,
-    max_perplexity: float | None,
+    quality: QualityOptions,
 ) -> "Bench":
     """Make the workload from the options.
 
@@ -98,7 +170,7 @@ def bench_workload(
         warmup="auto" if warmup is None else warmup,
         most_warmups=max_warmup,
         reference_tokens=None if reference_tokens is None else str(reference_tokens),
-        max_perplexity=max_perplexity,
+        **quality.fields(),
     )
 
 

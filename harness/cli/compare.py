@@ -15,7 +15,11 @@ from harness.cli.bench_options import (
     MaxWarmup,
     NewTokens,
     NoGate,
+    PerplexityText,
+    PerplexityWindows,
     PromptTokens,
+    QualityOptions,
+    Reference,
     ReferenceTokens,
     Repetitions,
     Warmup,
@@ -60,6 +64,9 @@ def compare(
     ] = None,
     reference_tokens: ReferenceTokens = None,
     max_perplexity: MaxPerplexity = None,
+    perplexity_text: PerplexityText = None,
+    perplexity_windows: PerplexityWindows = None,
+    reference: Reference = None,
     max_temp: MaxTemp = None,
     charge: Charge = None,
     no_gate: NoGate = False,
@@ -80,8 +87,9 @@ def compare(
         min_pairs,
     )
 
+    quality = QualityOptions(max_perplexity, perplexity_text, perplexity_windows, reference)
     workload = bench_workload(
-        prompt_tokens, new_tokens, repetitions, warmup, max_warmup, reference_tokens, max_perplexity
+        prompt_tokens, new_tokens, repetitions, warmup, max_warmup, reference_tokens, quality
     )
     metrics = check_metrics(metric or DEFAULT_METRICS)
     pairs = max(_PAIRS, min_pairs(len(metrics))) if sessions is None else sessions

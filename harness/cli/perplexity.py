@@ -9,12 +9,22 @@ import typer
 
 from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, PoolFile, Wait, read_text
 from harness.console import answers, print_json, print_remark
+from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 from harness.words import pluralize
 
 if TYPE_CHECKING:
     from harness.runtimes.base import PerplexityResult
     from harness.workloads.session import Session
+
+
+MaxPerplexity = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|P%",
+        help="Fail if the perplexity is above N, or more than P percent away from --reference.",
+    ),
+]
 
 
 def perplexity(
@@ -37,6 +47,7 @@ def perplexity(
             "`bench` and `compare` check outputs against.",
         ),
     ] = None,
+    max_perplexity: MaxPerplexity = None,
     db: Annotated[
         str | None, typer.Option(help="Results database to keep the result in, for the report.")
     ] = None,
@@ -45,14 +56,23 @@ def perplexity(
 ) -> None:
     """Score a text on a device: the first CL - AR positions of windows of the context length.
 
-    Exits 1 where the perplexity is too far from that of `--reference`.
+    Exits 1 where the perplexity is above `--max-perplexity`; without it, where it is too far from
+    that of `--reference`: by more than 3 %, or 10 % with weights or activations of fewer bits than
+    W8A16.
     """
+    from harness.cli.bench_options import parse_bound
     from harness.cli.device_lease import open_session
     from harness.results.lazy_store import LazyResultsStore
     from harness.results.perplexity import PERPLEXITY, find_perplexity_faults
     from harness.workloads.base import UNRECORDED, Recording
     from harness.workloads.perplexity import score_text
 
+    bound = None if max_perplexity is None else parse_bound(max_perplexity)
+    if bound is not None and bound.relative and reference is None:
+        raise WrongUseError(
+            f"--max-perplexity {bound} is relative to the model in float: give --reference "
+            "CHECKPOINT_DIR"
+        )
     content = read_text(text)
     references = _references(reference, container_dir, content, windows)
     with (
@@ -60,13 +80,18 @@ def perplexity(
         open_session(container_dir, device, pool, wait_s=wait) as session,
     ):
         recording = UNRECORDED if store is None else Recording(store.open)
-        scored = score_text(session, content, recording, windows=windows, references=references)
+        scored = score_text(
+            session, content, recording, windows=windows, bound=bound, references=references
+        )
+        precision = session.container.precision
     result = scored.output
     if json:
         print_json({**session.device_fields, **_document(result), **references})
     else:
         _show(result, session, references)
-    faults = find_perplexity_faults({PERPLEXITY: result.perplexity, **references})
+    faults: tuple[str, ...] = ()
+    if bound is None:
+        faults = find_perplexity_faults({PERPLEXITY: result.perplexity, **references}, precision)
     for fault in faults:
         print_remark(fault)
     if faults:

@@ -87,9 +87,10 @@ def make_cell(
         replica: which of several devices of the same requirement.
         spread: whether its replicas go onto different devices.
     """
+    fields = workload.model_dump(mode="json")
     work = {
         "container": container_sha256,
-        "work": workload.model_dump(mode="json"),
+        "work": {k: v for k, v in fields.items() if k not in workload.later_keys or v is not None},
         "content": content,
     }
     identity = work | {

@@ -231,12 +231,16 @@ class _Expansion:
         ]
 
     def _content(self, number: int, workload: AnyWorkload) -> str:
-        """Hash of the file that a workload reads; empty if it reads none."""
-        key = workload.input_key
-        name = getattr(workload, key) if key else None
-        if name is None:
-            return ""
-        where = f"workloads[{number}].{key}"
+        """Hash of the files that a workload reads; empty if it reads none."""
+        named = ((key, getattr(workload, key)) for key in workload.input_keys)
+        hashes = [
+            self._hash(f"workloads[{number}].{key}", name)
+            for key, name in named
+            if name is not None
+        ]
+        return "+".join(hashes)
+
+    def _hash(self, where: str, name: str) -> str:
         try:
             with self._resolve(name).open("rb") as source:
                 content = source.read(_LARGEST_TEXT + 1)

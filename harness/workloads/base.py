@@ -144,13 +144,15 @@ class Workload(Protocol[Output]):
         kind: its type tag in plans, journals and JSON.
         needs_container: False for a plain command.
         length_key: field that sets how much context is needed; empty if none does.
-        input_key: field that names a file on this host; empty if none does.
+        input_keys: fields that name files on this host.
+        later_keys: fields that older journals of plans do not know; None means nothing there.
         under_conditions: whether its values depend on the conditions that it begins under.
     """
 
     needs_container: ClassVar[bool]
     length_key: ClassVar[str]
-    input_key: ClassVar[str]
+    input_keys: ClassVar[tuple[str, ...]]
+    later_keys: ClassVar[frozenset[str]]
     under_conditions: ClassVar[bool]
 
     @property
@@ -183,7 +185,8 @@ class WorkloadModel(BaseModel):
 
     needs_container: ClassVar[bool] = True
     length_key: ClassVar[str] = ""
-    input_key: ClassVar[str] = ""
+    input_keys: ClassVar[tuple[str, ...]] = ()
+    later_keys: ClassVar[frozenset[str]] = frozenset()
     under_conditions: ClassVar[bool] = False
 
     @classmethod

@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from buildlib.container.container import GenAIContainer
+from harness.results.perplexity import PerplexityBound
 from harness.results.records import OutputCheck, Run, TelemetrySeries
 from harness.results.records import Workload as WorkloadRecord
 from harness.results.stability import THROTTLING
@@ -26,24 +28,26 @@ from harness.workloads.base import (
     require_passed,
     stored_result,
 )
-from harness.workloads.bench_prompt import BenchPrompt, bench_text, cut_prompt
+from harness.workloads.bench_prompt import BenchPrompt, cut_prompt
 from harness.workloads.output_check import (
-    ContainerQuality,
     Expectation,
     ReferenceText,
     ReferenceTokens,
-    bounded_quality,
     check_text,
     read_tokens,
+)
+from harness.workloads.perplexity import MaxPerplexity
+from harness.workloads.quality import (
+    DEFAULT_WINDOWS,
+    ContainerQuality,
+    QualityCheck,
     stored_quality,
 )
-from harness.workloads.perplexity import score_text
 from harness.workloads.session import Session
 
 STEADY_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s")
 """Warm-up ends when these are steady."""
-_CHARACTERS_PER_TOKEN = 2
-"""Fewer than any tokenizer takes of English text, so that a text is never too short."""
+_QUALITY_KEYS = frozenset({"perplexity_text", "perplexity_windows", "reference"})
 
 
 class Bench(WorkloadModel):
@@ -57,8 +61,12 @@ class Bench(WorkloadModel):
         warmup: number of repetitions before the measured ones, kept but left out of every mean;
             `auto`: until the values are steady, at most `most_warmups`.
         reference_tokens: a file of the token ids that a right output begins with.
-        max_perplexity: a container of a higher perplexity has no speed. It is taken from the
-            results store, or measured first.
+        max_perplexity: a container of a higher perplexity has no speed: a number, or a tolerance
+            relative to the model in float, as `5%`. It is taken from the results store if the same
+            is stored there, else measured first.
+        perplexity_text: what it is measured over: a file; None for a built-in passage.
+        perplexity_windows: of the context length, from the text's start; None for one.
+        reference: folder of the checkpoint that the host scores in float for a relative bound.
     """
 
     kind: Literal["bench"] = "bench"
@@ -68,10 +76,14 @@ class Bench(WorkloadModel):
     warmup: Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] = "auto"
     most_warmups: Annotated[int, Field(ge=0, le=10_000)] = 3
     reference_tokens: NonEmpty | None = None
-    max_perplexity: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_perplexity: MaxPerplexity | None = None
+    perplexity_text: NonEmpty | None = None
+    perplexity_windows: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    reference: NonEmpty | None = None
 
     length_key: ClassVar[str] = "prompt_tokens"
-    input_key: ClassVar[str] = "reference_tokens"
+    input_keys: ClassVar[tuple[str, ...]] = ("reference_tokens", "perplexity_text")
+    later_keys: ClassVar[frozenset[str]] = _QUALITY_KEYS
     under_conditions: ClassVar[bool] = True
 
     @property
@@ -84,6 +96,13 @@ class Bench(WorkloadModel):
         """Most repetitions, warm-ups and measured ones together."""
         return self.warmup_limit + self.repetitions
 
+    @model_validator(mode="after")
+    def _measured_for_a_bound(self) -> Self:
+        given = sorted(key for key in _QUALITY_KEYS if getattr(self, key) is not None)
+        if self.max_perplexity is None and given:
+            raise ValueError(f"{given[0]}: it belongs to max_perplexity, which is missing")
+        return self
+
     def check(self, container: GenAIContainer) -> None:
         """See `Workload.check`."""
         ContextLimit.of(container).check(self.prompt_tokens, self.new_tokens)
@@ -93,7 +112,8 @@ class Bench(WorkloadModel):
         self.check(session.container)
         runtime = session.runtime
         prompt = cut_prompt(session.tokenizer, self.prompt_tokens - 1)
-        expectations = tuple(self._expectations(session, recording))
+        quality = self.judge_container(session, recording.store)
+        expectations = tuple(self._expectations(session, recording, quality))
         record = WorkloadRecord(
             runner=runtime.runner,
             prompt_tokens=self.prompt_tokens,
@@ -104,6 +124,8 @@ class Bench(WorkloadModel):
             prompt=prompt.text,
         )
         with recording.start(session, "bench", record) as recorder, ExitStack() as stack:
+            if quality is not None and quality.outcome == "failed":
+                require_passed(quality, recorder, session.device.serial)
             deployment = runtime.prepare()
             recorder.add_values(
                 {
@@ -118,32 +140,37 @@ class Bench(WorkloadModel):
             self._repeat(session, recorder, prompt, expectations)
         return stored_result(recording.store.get_run(recorder.run.id))
 
-    def _expectations(self, session: Session, recording: Recording) -> Iterator[Expectation]:
-        """Expectation of the output.
+    def judge_container(self, session: Session, store: ResultsStore) -> OutputCheck | None:
+        """Judge the container before anything runs; None if there is nothing to judge it by.
 
-        A stored perplexity counts without being asked for. If there is a bound and nothing is
-        stored, the device scores one window of the benchmark's text first.
+        A stored perplexity beside its references counts without being asked for.
+
+        Raises:
+            HarnessError: see `QualityCheck.judge`.
         """
+        if self.max_perplexity is None:
+            return stored_quality(store, session.container_info, session.device_info)
+        text, reference = self.perplexity_text, self.reference
+        quality = QualityCheck(
+            PerplexityBound.parse(self.max_perplexity),
+            None if text is None else Path(text),
+            self.perplexity_windows or DEFAULT_WINDOWS,
+            None if reference is None else Path(reference),
+        )
+        return quality.judge(session, store)
+
+    def _expectations(
+        self, session: Session, recording: Recording, quality: OutputCheck | None
+    ) -> Iterator[Expectation]:
+        """Expectation of the output."""
         if self.reference_tokens is not None:
             token_ids = read_tokens(session.resolve(self.reference_tokens))[: self.new_tokens]
             yield ReferenceTokens.of(token_ids, session.tokenizer, self.reference_tokens)
-        quality = self._quality(session, recording.store)
         if quality is not None:
-            yield quality
+            yield ContainerQuality(quality)
         first = recording.first
         if first is not None and first.generated_text is not None:
             yield ReferenceText(first.generated_text, first.check)
-
-    def _quality(self, session: Session, store: ResultsStore) -> ContainerQuality | None:
-        bound = self.max_perplexity
-        container, device = session.container_info, session.device_info
-        quality = stored_quality(store, container, device, max_perplexity=bound)
-        if quality is not None or bound is None:
-            return quality
-        characters = container.cl * 2 * _CHARACTERS_PER_TOKEN * 4
-        text = bench_text() * (characters // len(bench_text()) + 1)
-        scored = score_text(session, text, Recording(lambda: store), windows=1)
-        return bounded_quality(scored.output.perplexity, bound)
 
     def _repeat(
         self,

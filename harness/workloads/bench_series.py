@@ -4,7 +4,7 @@ For a comparison, each pair of sessions runs on one device, one after the other:
 so that slow drift (heat, charge, background work) favours neither.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -71,11 +71,13 @@ class BenchSeries:
         first: dict[Label, Run] = {}
         runs = []
         for number in range(sessions):
-            order: tuple[Label, Label] = ("B", "A") if number % 2 else ("A", "B")
+            order: tuple[Label, ...] = ("B", "A") if number % 2 else ("A", "B")
             with self.devices(number) as device:
                 properties = device.properties()
                 for container in (a, b):
                     check_fit(container, properties)  # before the other is measured for nothing
+                if number == 0:
+                    order = self._failed_first(device, containers) or order
                 for label in order:
                     recording = Recording(
                         self.store.open, group_id, number, label, first.get(label)
@@ -84,6 +86,17 @@ class BenchSeries:
                     first.setdefault(label, run)
                     runs.append(run)
         return tuple(runs)
+
+    def _failed_first(
+        self, device: Device, containers: Mapping[Label, GenAIContainer]
+    ) -> tuple[Label, ...]:
+        """The side that its perplexity fails, so that nothing is measured in vain before it."""
+        for label, container in containers.items():
+            with Session(device, container, self.options) as session:
+                quality = self.bench.judge_container(session, self.store.open())
+            if quality is not None and quality.outcome == "failed":
+                return (label,)
+        return ()
 
     def _run(self, device: Device, container: GenAIContainer, recording: Recording) -> Run:
         with Session(device, container, self.options) as session:

@@ -7,14 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.errors import WrongUseError
-from harness.results.perplexity import (
-    MAX_DEVIATIONS,
-    PERPLEXITY,
-    find_perplexity_faults,
-    matches_references,
-)
-from harness.results.records import ContainerInfo, DeviceInfo, OutputCheck, Run
-from harness.results.store import ResultsStore, RunFilter
+from harness.results.records import OutputCheck
 from harness.runtimes.tokenizer import load_tokenizer
 
 _LARGEST_FILE = 4 << 20
@@ -104,19 +97,6 @@ class ReferenceText:
         return OutputCheck(outcome="failed", reason=reason)
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerQuality:
-    """A check of the container from before the run: its perplexity."""
-
-    check: OutputCheck
-
-    def evaluate(self, text: str) -> OutputCheck:
-        """Give the perplexity's check for every text but an empty one."""
-        if not text:
-            return OutputCheck(outcome="failed", reason="it is empty")
-        return self.check
-
-
 def check_text(expectations: Sequence[Expectation], text: str) -> OutputCheck:
     """Check a text against all expectations: one failure fails; name those that passed."""
     checks = [expectation.evaluate(text) for expectation in expectations]
@@ -147,58 +127,6 @@ def read_tokens(path: Path) -> tuple[int, ...]:
     if strange is not None:
         raise WrongUseError(f"{path} holds {strange[:20]!r}, which is no token id")
     return tuple(int(word) for word in words)
-
-
-def stored_quality(
-    store: ResultsStore,
-    container: ContainerInfo,
-    device: DeviceInfo,
-    *,
-    max_perplexity: float | None = None,
-) -> ContainerQuality | None:
-    """Check a container by its newest stored perplexity on this kind of device.
-
-    Without a bound, it counts only beside the host's references; None if nothing counts.
-    """
-    runs_filter = RunFilter(
-        kind="perplexity",
-        status="done",
-        container_sha256=container.sha256,
-        soc=device.soc,
-        emulator=device.emulator,
-    )
-    for run in reversed(store.list_runs(runs_filter)):
-        values = _last_values(run)
-        if PERPLEXITY not in values:
-            continue
-        if max_perplexity is not None:
-            return ContainerQuality(_bounded(values[PERPLEXITY], max_perplexity))
-        faults = find_perplexity_faults(values)
-        if faults:
-            return ContainerQuality(OutputCheck(outcome="failed", reason="; ".join(faults)))
-        if matches_references(values):
-            reason = f"perplexity {values[PERPLEXITY]:.3f} is near its host reference"
-            return ContainerQuality(OutputCheck(outcome="passed", reason=reason))
-    return None
-
-
-def bounded_quality(perplexity: float, max_perplexity: float) -> ContainerQuality:
-    """Check a container by a perplexity that was just measured, against a bound."""
-    return ContainerQuality(_bounded(perplexity, max_perplexity))
-
-
-def _bounded(perplexity: float, bound: float) -> OutputCheck:
-    if perplexity <= bound:
-        reason = f"perplexity {perplexity:.3f} is at most {bound:g}"
-        return OutputCheck(outcome="passed", reason=reason)
-    reason = f"its perplexity is {perplexity:.3f}, above the bound of {bound:g}"
-    return OutputCheck(outcome="failed", reason=reason)
-
-
-def _last_values(run: Run) -> dict[str, float]:
-    keys = (PERPLEXITY, *MAX_DEVIATIONS)
-    values = {key: run.values(key) for key in keys}
-    return {key: series[-1] for key, series in values.items() if series}
 
 
 def _agree(text: str, prefix: str) -> bool:

@@ -4,13 +4,14 @@ import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
 from buildlib.container.container import GenAIContainer
-from harness.errors import HostFileError
+from harness.errors import HostFileError, WrongUseError
 from harness.results.identity import describe_scored
+from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PerplexityBound
 from harness.results.records import PerplexityDefinition
 from harness.results.records import Workload as WorkloadRecord
 from harness.runtimes.base import PerplexityResult, Window
@@ -23,8 +24,19 @@ from harness.workloads.base import (
     require_passed,
     summarize,
 )
-from harness.workloads.output_check import bounded_quality
 from harness.workloads.session import Session
+
+
+def _readable_bound(value: float | str) -> float | str:
+    try:
+        PerplexityBound.parse(value)
+    except WrongUseError as error:
+        raise ValueError(error.reason) from error
+    return value
+
+
+MaxPerplexity = Annotated[float | str, AfterValidator(_readable_bound)]
+"""A bound of a workload: 20, or `5%` of the model in float."""
 
 
 class Perplexity(WorkloadModel):
@@ -33,25 +45,60 @@ class Perplexity(WorkloadModel):
     Attributes:
         windows: score only the first windows of the context length; None scores all.
         max: the bound above which the container counts as broken.
+        reference: folder of the checkpoint that the host scores in float over the same positions.
     """
 
     kind: Literal["perplexity"] = "perplexity"
     text: NonEmpty
     windows: Annotated[int, Field(ge=1)] | None = None
-    max: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max: MaxPerplexity | None = None
+    reference: NonEmpty | None = None
 
-    input_key: ClassVar[str] = "text"
+    input_keys: ClassVar[tuple[str, ...]] = ("text",)
+    later_keys: ClassVar[frozenset[str]] = frozenset({"reference"})
+
+    @model_validator(mode="after")
+    def _relative_to_a_reference(self) -> Self:
+        bound = self.bound
+        if bound is not None and bound.relative and self.reference is None:
+            raise ValueError(f"max: {bound} is relative to the model in float: give its reference")
+        return self
+
+    @property
+    def bound(self) -> PerplexityBound | None:
+        """The bound, read."""
+        return None if self.max is None else PerplexityBound.parse(self.max)
 
     def run(
         self, session: Session, recording: Recording = UNRECORDED
     ) -> WorkloadResult[PerplexityResult]:
-        """Score the file."""
-        path = session.resolve(self.text)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise HostFileError(str(path), str(error)) from error
-        return score_text(session, text, recording, windows=self.windows, bound=self.max)
+        """Score the file, on the host in float first."""
+        text = read_text(session.resolve(self.text))
+        references = {}
+        if self.reference is not None:
+            cut = session.runtime.windows(text, self.windows)
+            value = float_perplexity(session.resolve(self.reference), session.container, cut)
+            references[PERPLEXITY_FLOAT] = value
+        return score_text(
+            session,
+            text,
+            recording,
+            windows=self.windows,
+            bound=self.bound,
+            references=references,
+        )
+
+
+def read_text(path: Path) -> str:
+    """Read a text to score.
+
+    Raises:
+        HostFileError: it is no readable UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HostFileError(str(path), str(error)) from error
 
 
 def score_text(
@@ -60,16 +107,18 @@ def score_text(
     recording: Recording = UNRECORDED,
     *,
     windows: int | None = None,
-    bound: float | None = None,
+    bound: PerplexityBound | None = None,
     references: Mapping[str, float] | None = None,
+    dataset_sha256: str | None = None,
 ) -> WorkloadResult[PerplexityResult]:
     """Score a text on the session's device.
 
     Args:
         windows: score only the first windows; None scores all.
-        bound: the highest perplexity that counts as right.
+        bound: what counts as right; a relative one needs the float reference.
         references: by metric, e.g. `perplexity_float`: what the host computed over the same
             positions.
+        dataset_sha256: hash of the text that this one repeats; by default of this one.
 
     Raises:
         OutputCheckError: the perplexity is above the bound.
@@ -77,26 +126,26 @@ def score_text(
     """
     runtime = session.runtime
     cut = runtime.windows(text, windows)
+    definition = PerplexityDefinition(
+        positions=runtime.positions,
+        windows=len(cut),
+        tokens=sum(len(window.scored) for window in cut),
+    )
     record = WorkloadRecord(
         runner=runtime.perplexity_runner,
-        dataset_sha256=hashlib.sha256(text.encode()).hexdigest(),
-        perplexity=PerplexityDefinition(
-            positions=runtime.positions,
-            windows=len(cut),
-            tokens=sum(len(window.scored) for window in cut),
-        ),
+        dataset_sha256=dataset_sha256 or hashlib.sha256(text.encode()).hexdigest(),
+        perplexity=definition,
     )
     with recording.start_if_stored(session, "perplexity", record) as recorder:
         result = runtime.score(cut)
-        values = {"perplexity": result.perplexity, **(references or {})}
+        values = {PERPLEXITY: result.perplexity, **(references or {})}
         if recorder is not None:
             recorder.add_values(values)
         if bound is not None:
-            check = bounded_quality(result.perplexity, bound).check
+            check = bound.check(values, describe_scored(definition))
             require_passed(check, recorder, session.device.serial)
-    run = recording.stored_run(recorder)
-    summary = f"{summarize(values)} over {describe_scored(record.perplexity)}"
-    return WorkloadResult(result, values, summary, run)
+    summary = f"{summarize(values)} over {describe_scored(definition)}"
+    return WorkloadResult(result, values, summary, recording.stored_run(recorder))
 
 
 def float_perplexity(

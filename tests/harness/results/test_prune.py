@@ -20,7 +20,7 @@ from harness.results.maintenance import (
     free_disk_space,
     list_inventory,
 )
-from harness.results.perplexity import MAX_DEVIATIONS, PERPLEXITY
+from harness.results.perplexity import PERPLEXITY, REFERENCES
 from harness.results.provenance import this_writer
 from harness.results.records import (
     Measurement,
@@ -31,7 +31,7 @@ from harness.results.records import (
     now,
 )
 from harness.results.store import ResultsStore, RunRecorder
-from harness.workloads.output_check import stored_quality
+from harness.workloads.quality import stored_quality
 from reports import document, page
 from tests.harness.results.places import Place, PostgresqlPlace, SqlitePlace
 
@@ -124,22 +124,19 @@ def test_what_is_under_way_stays_and_what_died_goes(
     assert {run.id for run in store.list_runs()} == {here.id, elsewhere.id}
 
 
-@pytest.mark.parametrize("bound", [None, 20.0])
-def test_what_benchmarks_are_checked_against_stays(
-    store: ResultsStore, make_run: MakeRun, bound: float | None
-) -> None:
+def test_what_benchmarks_are_checked_against_stays(store: ResultsStore, make_run: MakeRun) -> None:
     workload = Workload(runner="genie_t2t_run.py", perplexity=DEFINED)
     run = made(make_run, 300, kind="perplexity", workload=workload)
     lost = made(make_run, 300, kind="perplexity", workload=workload, status="failed", error="away")
     add(store, lost)
     recorder = store.begin_run(run.model_copy(update={"status": "running"}))
-    values = {PERPLEXITY: 9.0, **dict.fromkeys(MAX_DEVIATIONS, 9.0)}
+    values = {PERPLEXITY: 9.0, **dict.fromkeys(REFERENCES, 9.0)}
     recorder.add_values(values)
     recorder.finish()
     add(store, made(make_run, 250))
 
     def known() -> object:
-        return stored_quality(store, run.container, run.device, max_perplexity=bound)
+        return stored_quality(store, run.container, run.device)
 
     before = known()
     assert before is not None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.bench_options import bench_workload, conditioning
+from harness.cli.bench_options import QualityOptions, bench_workload, conditioning
 from harness.cli.device_lease import device_source
 from harness.errors import HarnessError, WrongUseError
 from harness.workloads.bench import Bench
@@ -54,12 +54,12 @@ def test_a_temperature_that_no_device_has_is_refused() -> None:
 def test_reference_tokens_come_from_their_file(tmp_path: Path) -> None:
     path = tmp_path / "reference.json"
     path.write_text("[5, 6]")
-    bench = bench_workload(64, 16, 3, None, 3, path, 20.0)
+    bench = bench_workload(64, 16, 3, None, 3, path, QualityOptions("20", None, None, None))
     assert (bench.reference_tokens, bench.max_perplexity) == (str(path), 20.0)
     assert bench.warmup == "auto"
     path.write_text("[5, x]")
     with pytest.raises(WrongUseError, match="no token id"):
-        bench_workload(64, 16, 3, None, 3, path, None)
+        bench_workload(64, 16, 3, None, 3, path, QualityOptions(None, None, None, None))
 
 
 def test_named_devices_take_turns() -> None:

@@ -1,5 +1,6 @@
 """A against B on a real virtual device: in turns, on one device a pair, under one group."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from harness.devices.adb.device import AdbDevice
-from harness.errors import UnknownMetricError, WrongUseError
+from harness.errors import OutputCheckError, UnknownMetricError, WrongUseError
 from harness.results.comparison import (
     COMPARABLE_METRICS,
     Verdict,
@@ -17,9 +18,12 @@ from harness.results.comparison import (
     compare_runs,
 )
 from harness.results.lazy_store import LazyResultsStore
+from harness.results.records import Measurement
 from harness.results.store import RunFilter
 from harness.workloads.bench import Bench
 from harness.workloads.bench_series import BenchSeries
+from harness.workloads.session import Session
+from tests.harness.results.conftest import _make_run
 
 
 def test_sides_take_turns_on_the_same_device(
@@ -50,6 +54,37 @@ def test_sides_take_turns_on_the_same_device(
     for _, found in compared.metrics:
         assert found.pairs == 2
         assert found.ratio is not None
+
+
+def test_a_side_that_its_perplexity_fails_is_refused_before_the_other_runs(
+    virtual_device: AdbDevice, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    a = GenAIContainer.load(tiny_bundle)
+    b = copy.copy(a)
+    other = a.metadata.model_copy(update={"container_sha256": "b" * 64})
+    object.__setattr__(b, "metadata", other)
+
+    @contextmanager
+    def devices(_number: int) -> Iterator[AdbDevice]:
+        yield virtual_device
+
+    bench = Bench(prompt_tokens=4, new_tokens=2, repetitions=1, warmup=0)
+    with LazyResultsStore(str(tmp_path / "results.db")) as store:
+        known = _make_run(
+            kind="perplexity",
+            status="done",
+            container=Session(virtual_device, b).container_info,
+            device=Session(virtual_device, b).device_info,
+            measurements=[
+                Measurement(metric="perplexity", value=20.0),
+                Measurement(metric="perplexity_float", value=10.0),
+            ],
+        )
+        store.open().write_run(known)
+        with pytest.raises(OutputCheckError, match=r"\+100.0% .* --max-perplexity 100% accepts it"):
+            BenchSeries(bench, devices, store).compare(a, b, sessions=2)
+        (run,) = store.open().list_runs(RunFilter(kind="bench"))
+    assert (run.label, run.status, run.check.outcome) == ("B", "failed", "failed")
 
 
 def test_only_what_has_a_better_side_can_be_judged() -> None:

@@ -1,6 +1,5 @@
 """What counts as a right output, and where a wrong one first differs."""
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,18 +7,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import WrongUseError
-from harness.results.records import Measurement, OutputCheck, Run
-from harness.results.store import ResultsStore
+from harness.results.records import OutputCheck
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.workloads.output_check import (
     ReferenceText,
     ReferenceTokens,
     check_text,
     read_tokens,
-    stored_quality,
 )
 from suites.models import tiny_llama
-from tests.harness.results.conftest import _make_run
 
 TOKENIZER = tiny_llama.folder() / "tokenizer.json"
 SENTENCE = "And the LORD said unto Moses, Go, and say unto the children of Israel"
@@ -28,12 +24,6 @@ PASSED = OutputCheck(outcome="passed", reason="the tokens of x")
 
 def reference(text: str) -> ReferenceTokens:
     return ReferenceTokens.of(encode(load_tokenizer(TOKENIZER), text), TOKENIZER, "x")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[ResultsStore]:
-    with ResultsStore.open(tmp_path / "results.db") as opened:
-        yield opened
 
 
 def test_the_right_text_passes_and_may_go_on() -> None:
@@ -98,63 +88,3 @@ def test_files_of_something_else(tmp_path: Path, content: bytes) -> None:
         read_tokens(path)
     with pytest.raises(WrongUseError):
         read_tokens(tmp_path)
-
-
-def perplexity(*values: float, **changes: object) -> Run:
-    keys = ("perplexity", "perplexity_float", "perplexity_quantized_cpu")
-    measured = [
-        Measurement(metric=key, value=value) for key, value in zip(keys, values, strict=False)
-    ]
-    return _make_run(kind="perplexity", status="done", measurements=measured, **changes)
-
-
-Write = Callable[[Run], None]
-
-
-@pytest.mark.parametrize(
-    ("values", "bound", "outcome"),
-    [
-        ((25.5, 25.4), None, "passed"),
-        ((30.0, 25.4), None, "failed"),
-        ((25.5, 25.4, 28.0), None, "failed"),
-        ((25.5,), None, None),
-        ((25.5,), 26.0, "passed"),
-        ((25.5,), 25.0, "failed"),
-    ],
-)
-def test_a_stored_perplexity_vouches_for_its_container(
-    store: ResultsStore, values: tuple[float, ...], bound: float | None, outcome: str | None
-) -> None:
-    run = perplexity(*values)
-    store.write_run(run)
-    found = stored_quality(store, run.container, run.device, max_perplexity=bound)
-    assert (None if found is None else found.evaluate("text").outcome) == outcome
-    if outcome == "passed":
-        assert found is not None
-        assert found.evaluate("").outcome == "failed"
-
-
-@pytest.mark.parametrize(
-    ("part", "change"),
-    [
-        ("container", {"sha256": "0" * 64}),
-        ("device", {"soc": "SM8650"}),
-        ("device", {"emulator": False}),
-    ],
-)
-def test_the_perplexity_of_something_else_says_nothing(
-    store: ResultsStore, part: str, change: dict[str, object]
-) -> None:
-    run = perplexity(25.5, 25.4)
-    store.write_run(run)
-    other = run.model_copy(update={part: getattr(run, part).model_copy(update=change)})
-    assert stored_quality(store, other.container, other.device) is None
-
-
-def test_the_newest_perplexity_counts(store: ResultsStore) -> None:
-    older, newer = perplexity(25.5, 25.4), perplexity(90.0, 25.4)
-    store.write_run(older)
-    store.write_run(newer)
-    found = stored_quality(store, newer.container, newer.device)
-    assert found is not None
-    assert found.evaluate("text").outcome == "failed"
