@@ -14,6 +14,10 @@ from harness.errors import WrongUseError, one_line
 from harness.exit_codes import BAD
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.pool.config import ReceiverConfig
+    from harness.pool.notifications import Notification
     from harness.pool.pool import Pool
     from harness.pool.status import MemberStatus
 
@@ -32,6 +36,7 @@ Name = Annotated[str, typer.Argument(help="Name of the device in the pool.")]
 
 _HEADINGS = ("name", "state", "since", "SoC", "against it", "token", "tags", "held by, or why")
 _MOST_FAILURES = 3
+_TEST = "a test of qnnfarm's notifications"
 _LONGEST_FAILURE = 120
 _COLOURS = {
     "ready": "green",
@@ -140,24 +145,31 @@ def recover(name: Name, pool: PoolFile = None) -> None:
 @app.command("test-notifications")
 def send_test(pool: PoolFile = None) -> None:
     """Send a test to every receiver of `notifications` in pool.yaml; exits 1 if one fails."""
-    from harness.errors import NotificationError
-    from harness.pool.notifications import Notification, send
+    from harness.pool.notifications import Notification
     from harness.pool.pool import find_config
 
     _, config = find_config(pool)
     if not config.notifications:
         print_remark("pool.yaml names no `notifications`")
+    if not send_tests(config.notifications, Notification("test", "test", _TEST)):
+        raise typer.Exit(BAD)
+
+
+def send_tests(receivers: "Sequence[ReceiverConfig]", test: "Notification") -> bool:
+    """Send a test to each receiver, and print which took it; return whether all did."""
+    from harness.errors import NotificationError
+    from harness.pool.notifications import send
+
     failed = False
-    for receiver in config.notifications:
+    for receiver in receivers:
         try:
-            send(receiver, Notification("test", "test", "a test of qnnfarm's notifications"))
+            send(receiver, test)
         except NotificationError as error:
             failed = True
             print_remark(str(error))
         else:
             print_remark(f"{receiver.receiver} took it")
-    if failed:
-        raise typer.Exit(BAD)
+    return not failed
 
 
 @app.command("map-hub")

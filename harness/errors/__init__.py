@@ -67,6 +67,8 @@
       PlanError                root of what is wrong with a plan or its run
         PlanFileError          a plan that cannot be used
         PlanBusyError          another process runs it
+        NightlyBusyError       another process works on its night
+        NightlyFolderError     the folder of its nights cannot be used
         JournalError           its journal cannot be read or written
         NoDeviceForCellError   no device was free in time
       VirtualDeviceError       root of what virtual devices raise

@@ -181,6 +181,21 @@ class PlanBusyError(PlanError):
     )
 
 
+class NightlyBusyError(PlanError):
+    """Another process works on a night of the same plan."""
+
+    folder: str
+    template = "another `qnnfarm nightly` works on the nights in {folder}: wait for it, or stop it"
+
+
+class NightlyFolderError(PlanError):
+    """The folder of a plan's nights, or a file in it, cannot be used."""
+
+    path: str
+    reason: str
+    template = "cannot use the nights' {path}: {reason}"
+
+
 class JournalError(PlanError):
     """The journal of a plan cannot be read or written."""
 

@@ -12,7 +12,7 @@ from buildlib.errors import BuildError
 from harness.errors import PlanFileError, PromptTooLongError
 from harness.plans.cells import Cell, duplicate, make_cell
 from harness.plans.lease_requests import meets
-from harness.plans.plan_file import DeviceEntry, Plan, WorkloadEntry
+from harness.plans.plan_file import ContainerEntry, DeviceEntry, Plan, WorkloadEntry
 from harness.pool.requirement import Requirement
 from harness.pool.status import MemberStatus
 from harness.workloads.registry import AnyWorkload
@@ -95,7 +95,7 @@ class _Expansion:
         paths = [self._resolve(c.path) for c in plan.containers]
         containers = self._labelled(
             "containers",
-            [c.label or p.name for c, p in zip(plan.containers, paths, strict=True)],
+            [container_label(self._path, entry) for entry in plan.containers],
         )
         runs_model = any(workload.needs_container for workload in workloads)
         if not paths and runs_model:
@@ -275,6 +275,11 @@ def resolve_path(plan_file: Path, path: str) -> Path:
     if absolute.name == "..":
         return absolute.resolve()
     return absolute.parent.resolve() / absolute.name
+
+
+def container_label(plan_file: Path, entry: ContainerEntry) -> str:
+    """Label of a container of a plan."""
+    return entry.label or resolve_path(plan_file, entry.path).name
 
 
 def cell_as_mapping(cell: Cell) -> Mapping[str, object]:

@@ -4,10 +4,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from harness.devices.types import check_type_name
 from harness.errors import ConditionsError, FailureClass, PlanFileError
+from harness.pool.config import ReceiverConfig
 from harness.results.records import MAX_LABELS
 from harness.telemetry.charge import ChargeWindow
 from harness.telemetry.conditions import Conditions
@@ -28,11 +36,41 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, regex_engine="python-re")
 
 
+Lengths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1, strict=False)]
+
+
+def _several(value: object) -> object:
+    return [value] if isinstance(value, int) else value
+
+
+class BuildEntry(_Part):
+    """How `qnnfarm nightly` builds a container: the options of `qnnfarm build`.
+
+    Attributes:
+        model: an ONNX export, or the folder of a checkpoint.
+        options: any options of the builder by their dotted keys.
+        verify: run the model before and after each stage, and refuse stages that changed it.
+    """
+
+    model: NonEmpty
+    target: NonEmpty
+    ar: Annotated[Lengths, BeforeValidator(_several)] = (1, 128)
+    cl: Annotated[Lengths, BeforeValidator(_several)] = (4096,)
+    splits: Annotated[int, Field(ge=1)] | None = None
+    encodings: NonEmpty | None = None
+    calibration: NonEmpty | None = None
+    lora: NonEmpty | None = None
+    embedding_lut: bool = False
+    options: Mapping[str, object] = Field(default_factory=dict)
+    verify: bool = False
+
+
 class ContainerEntry(_Part):
     """A container of the matrix; without a label, its folder's name is the label."""
 
     path: NonEmpty
     label: Label | None = None
+    build: BuildEntry | None = None
 
 
 class DeviceEntry(_Part):
@@ -146,6 +184,24 @@ class ConditionsEntry(_Part):
         return Conditions(**plain, charge=charge)
 
 
+class NightlyEntry(_Part):
+    """What `qnnfarm nightly` does besides running the plan.
+
+    Attributes:
+        reports: folder of the reports; by default the plan's name with `-reports`.
+        keep: number of nights whose reports are kept.
+        url: where people reach that folder, for links in messages.
+        tell: receivers of its messages.
+        when: `news` tells of what was not there the night before; `always` tells of each night.
+    """
+
+    reports: NonEmpty | None = None
+    keep: Annotated[int, Field(ge=1, le=10_000)] = 30
+    url: Annotated[str, Field(pattern=r"\Ahttps?://[^\s\x00-\x1f\x7f]+\Z")] | None = None
+    tell: Annotated[tuple[ReceiverConfig, ...], Field(max_length=20, strict=False)] = ()
+    when: Literal["news", "always"] = "news"
+
+
 class Match(_Part):
     """Combinations, by the labels of their parts; a part that is left out matches all."""
 
@@ -172,6 +228,7 @@ class Plan(_Part):
         conditions: that benchmarks wait for; `none` measures devices as they are.
         telemetry: whether devices are sampled while they generate.
         labels: the user's own keys and values, which every run of the plan is stored with.
+        nightly: what `qnnfarm nightly` does besides; `qnnfarm run` ignores it.
     """
 
     name: Label
@@ -191,6 +248,7 @@ class Plan(_Part):
     labels: Annotated[Mapping[Label, LabelValue], Field(max_length=MAX_LABELS)] = Field(
         default_factory=dict
     )
+    nightly: NightlyEntry = NightlyEntry()
 
 
 def load_plan(path: Path) -> Plan:

@@ -106,6 +106,7 @@ def open_plan_run(
     fresh: bool = False,
     dry_run: bool = False,
     on_progress: OnProgress = ignore_progress,
+    plan: Plan | None = None,
 ) -> Iterator[PlanRun]:
     """Open a plan with what earlier runs of it did.
 
@@ -116,6 +117,7 @@ def open_plan_run(
         fresh: forget what was done.
         dry_run: write nothing.
         on_progress: called with notices of the pool, while it looks for devices.
+        plan: what the file says; read from it by default.
 
     Raises:
         PlanFileError: the plan cannot be used.
@@ -123,9 +125,8 @@ def open_plan_run(
         WrongUseError: no cell matches `only`.
         PlanBusyError: another process runs the plan.
     """
-    plan = load_plan(plan_file)
-    location = db if db is not None else _database_of(plan, plan_file)
-    _check_folder(location, plan_file, by_option=db is not None)
+    plan = plan or load_plan(plan_file)
+    location = find_database(plan, plan_file, db)
     if pool_file is None and plan.pool is not None:
         pool_file = resolve_path(plan_file, plan.pool)
         if not pool_file.is_file():
@@ -193,6 +194,26 @@ def _earlier_result(cell: Cell, journal: Journal, runner: DeviceCellRunner) -> C
     return entry.result if entry.status == "done" else None
 
 
+def find_database(plan: Plan, plan_file: Path, db: str | None = None) -> str:
+    """Return the location of a plan's results, or of those that override it.
+
+    Args:
+        db: overrides the plan's; relative to the working folder.
+
+    Raises:
+        PlanFileError: the plan names none, or one in a folder that does not exist.
+        WrongUseError: `db` is in a folder that does not exist.
+    """
+    if db is not None:
+        _check_folder(db, plan_file, by_option=True)
+        return db
+    if plan.db is None:
+        raise PlanFileError(str(plan_file), "db", "name a results database here, or by --db")
+    location = plan.db if "://" in plan.db else str(resolve_path(plan_file, plan.db))
+    _check_folder(location, plan_file, by_option=False)
+    return location
+
+
 def _check_folder(location: str, plan_file: Path, *, by_option: bool) -> None:
     """Refuse a database in a missing folder before anything is measured."""
     path = database_file(location)
@@ -202,9 +223,3 @@ def _check_folder(location: str, plan_file: Path, *, by_option: bool) -> None:
     if by_option:
         raise WrongUseError(f"--db: {reason}")
     raise PlanFileError(str(plan_file), "db", reason)
-
-
-def _database_of(plan: Plan, plan_file: Path) -> str:
-    if plan.db is None:
-        raise PlanFileError(str(plan_file), "db", "name a results database here, or by --db")
-    return plan.db if "://" in plan.db else str(resolve_path(plan_file, plan.db))

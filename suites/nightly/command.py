@@ -1,0 +1,114 @@
+"""The command `qnnfarm nightly`. Heavy imports wait until it runs, so that `--help` stays quick."""
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.console import answers, print_json, print_remark, remarks
+
+if TYPE_CHECKING:
+    from harness.plans.plan_file import Plan
+    from suites.nightly.archive import Archive
+    from suites.nightly.night import Night
+
+
+def nightly(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN.yaml", help="The plan.")],
+    db: Annotated[
+        str | None,
+        typer.Option(help="Results database, instead of the plan's: a SQLite file, or a URL."),
+    ] = None,
+    pool: Annotated[
+        Path | None, typer.Option(help="Pool configuration, instead of the plan's.")
+    ] = None,
+    max_parallel: Annotated[
+        int | None, typer.Option(min=1, help="Most devices to use at once.")
+    ] = None,
+    again: Annotated[  # noqa: FBT002  typer passes it by name
+        bool, typer.Option("--again", help="Measure once more, though tonight is over.")
+    ] = False,
+    quiet: Annotated[  # noqa: FBT002
+        bool, typer.Option("--quiet", "-q", help="Print nothing unless there is news: for cron.")
+    ] = False,
+    test_notifications: Annotated[  # noqa: FBT002
+        bool, typer.Option("--test-notifications", help="Only send a test to each receiver.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False,  # noqa: FBT002
+) -> None:
+    """Build what changed, run a plan, judge it against its history, report, and tell news.
+
+    One night lasts from noon to noon: the command goes on with one that was cut off, and does
+    nothing if it is over. Exits 1 if a regression is open or something was not measured, 2 if there
+    is no answer.
+    """
+    from harness.plans.plan_file import load_plan
+    from harness.plans.plan_run import find_database
+    from harness.pool.notifications import send
+    from suites.nightly.archive import Archive
+    from suites.nightly.job import NightlyJob
+    from suites.nightly.steps import PlanSteps, local_now, start_night
+
+    plan = load_plan(plan_file)
+    if test_notifications:
+        raise typer.Exit(_send_test(plan))
+    archive = Archive(_folder(plan, plan_file), plan.name)
+    steps = PlanSteps(
+        plan, plan_file, find_database(plan, plan_file, db), pool, max_parallel,
+        None if quiet else remarks(),
+    )  # fmt: skip
+    job = NightlyJob(
+        archive,
+        plan.nightly,
+        steps,
+        lambda name: start_night(plan.name, name, local_now()),
+        local_now,
+        send,
+    )
+    with warnings.catch_warnings():
+        if quiet:
+            warnings.simplefilter("ignore")
+        night = job.run(again=again)
+    _show(archive, night, quiet=quiet, as_json=as_json)
+    raise typer.Exit(night.exit_code)
+
+
+def _folder(plan: "Plan", plan_file: Path) -> Path:
+    from harness.plans.matrix import resolve_path
+
+    return resolve_path(plan_file, plan.nightly.reports or f"{plan.name}-reports")
+
+
+def _show(archive: "Archive", night: "Night", *, quiet: bool, as_json: bool) -> None:
+    from suites.nightly.archive import INDEX, REPORT
+
+    if as_json:
+        folder = archive.path(night)
+        report = str(folder / REPORT) if night.report else None
+        print_json(
+            {**night.model_dump(mode="json"), "exit_code": night.exit_code} | {"report": report}
+        )
+        return
+    if quiet and not night.has_news:
+        return
+    console = answers()
+    console.print(f"night {night.name}: {night.verdict}: {night.text}")
+    for each in night.regressions:
+        console.print(f"  {'new regression' if each.is_new else 'still open'}: {each}")
+    for failure in night.failures:
+        console.print(f"  {'not measured' if failure.is_new else 'again'}: {failure}")
+    if night.report:
+        console.print(f"report: {archive.path(night) / REPORT}")
+    console.print(f"all nights: {archive.folder / INDEX}")
+
+
+def _send_test(plan: "Plan") -> int:
+    from harness.cli.pool import send_tests
+    from harness.exit_codes import BAD, GOOD
+    from harness.pool.notifications import Notification
+
+    if not plan.nightly.tell:
+        print_remark(f"the plan {plan.name} names no receivers in `nightly.tell`")
+    words = f"a test of the messages of {plan.name}"
+    return GOOD if send_tests(plan.nightly.tell, Notification("test", plan.name, words)) else BAD

@@ -1,0 +1,111 @@
+"""Messages about a night: to whom they go, and the words and the JSON object that they are."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+
+from harness.console import print_remark, visible
+from harness.errors import NotificationError
+from harness.plans.plan_file import NightlyEntry
+from harness.pool.config import ReceiverConfig
+from harness.pool.notifications import Notification, send
+from suites.nightly.archive import REPORT
+from suites.nightly.night import Night
+
+Send = Callable[[ReceiverConfig, Notification], None]
+
+
+def tell(
+    night: Night, settings: NightlyEntry, save: Callable[[Night], None], send: Send = send
+) -> Night:
+    """Send the message of a night to those who have not got it yet, if there is any.
+
+    A receiver that does not take it is tried again by the next call of `qnnfarm nightly`.
+
+    Args:
+        save: keeps the night after each receiver, so that nobody is told twice.
+    """
+    if settings.when == "news" and not night.has_news:
+        return night
+    notification = compose(night, settings)
+    for receiver in settings.tell:
+        key = _key(receiver)
+        if key in night.told:
+            continue
+        told, untold = set(night.told), set(night.untold)
+        try:
+            send(receiver, notification)
+            told, untold = told | {key}, untold - {key}
+        except NotificationError as error:
+            print_remark(f"{error}; the next `qnnfarm nightly` tries again")
+            untold |= {key}
+        night = night.model_copy(
+            update={"told": tuple(sorted(told)), "untold": tuple(sorted(untold))}
+        )
+        save(night)
+    return night
+
+
+def tell_late(
+    night: Night, settings: NightlyEntry, save: Callable[[Night], None], send: Send = send
+) -> None:
+    """Send the message of an earlier night to those who did not take it then."""
+    late = [receiver for receiver in settings.tell if _key(receiver) in night.untold]
+    if late:
+        tell(night, settings.model_copy(update={"tell": tuple(late)}), save, send)
+
+
+def compose(night: Night, settings: NightlyEntry) -> Notification:
+    """Write the message of a night; docs/nightly.md describes its JSON."""
+    report = _report(night, settings)
+    return Notification(
+        "nightly",
+        night.plan,
+        visible(f"{night.plan} {night.name}: {night.text}"),
+        host=night.host,
+        details={
+            "night": night.name,
+            "verdict": night.verdict,
+            "error": night.error or None,
+            "commit": night.commit,
+            "branch": night.branch,
+            "cells": night.cells.model_dump(),
+            "containers": [each.model_dump() for each in night.containers],
+            "regressions": [each.model_dump(mode="json") for each in night.regressions],
+            "failures": [each.model_dump() for each in night.failures],
+            "report": report or None,
+        },
+        body=visible("\n".join(_body(night, report))) + "\n",
+    )
+
+
+def _report(night: Night, settings: NightlyEntry) -> str:
+    """Address of the report; without the address of the folder, its path in that."""
+    if not night.report:
+        return ""
+    path = f"{night.name}/{REPORT}"
+    return f"{settings.url.rstrip('/')}/{path}" if settings.url else path
+
+
+def _body(night: Night, report: str) -> Iterator[str]:
+    yield f"{night.plan}, night of {night.name} on {night.host}: {night.verdict}"
+    if night.error:
+        yield f"no answer: {night.error}"
+    for heading, found in (("Regressions", night.regressions), ("Not measured", night.failures)):
+        if found:
+            yield f"\n{heading}:"
+        for each in found:
+            yield f"  {'new: ' if each.is_new else ''}{each}"
+    yield ""
+    changed = [each.label for each in night.containers if each.changed]
+    yield f"Changed containers: {', '.join(changed) or 'none'}"
+    if night.commit:
+        yield f"Commit: {night.commit}{f' ({night.branch})' if night.branch else ''}"
+    done, cells = night.cells.done, night.cells
+    yield f"Cells: {done} of {done + cells.failed + cells.left} done"
+    if report:
+        yield f"Report: {report}"
+
+
+def _key(receiver: ReceiverConfig) -> str:
+    """Tell receivers apart without keeping their secrets."""
+    return hashlib.sha256(receiver.model_dump_json().encode()).hexdigest()[:16]

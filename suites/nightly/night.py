@@ -1,0 +1,184 @@
+"""Records of nights: what a night was, how it ended, and what it tells."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from harness.exit_codes import BAD, GOOD, NO_ANSWER
+from harness.words import pluralize
+
+FORMAT = 1
+NIGHT = r"\d{4}-\d{2}-\d{2}(\.[1-9]\d{0,3})?"
+Verdict = Literal["good", "bad", "no answer"]
+Share = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", regex_engine="python-re")
+
+
+class Container(_Part):
+    """A container of the plan.
+
+    Attributes:
+        changed: whether the night before measured another content, or none.
+    """
+
+    label: str
+    sha256: str
+    changed: bool = False
+
+
+class Cells(_Part):
+    """Number of the plan's cells by how they ended."""
+
+    done: int = 0
+    failed: int = 0
+    left: int = 0
+
+
+class Failure(_Part):
+    """A cell that was not measured, or a container that could not be built.
+
+    Attributes:
+        cell: its label; `build LABEL` for a container.
+        error: name of the error's class.
+        is_new: whether it did not fail so the night before.
+    """
+
+    cell: str
+    error: str
+    reason: str
+    is_new: bool = True
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Equal for a failure that lasts: its words may differ from night to night."""
+        return self.cell, self.error
+
+    def __str__(self) -> str:
+        return f"{self.cell}: {self.reason}"
+
+
+class Regression(_Part):
+    """An open alert: a metric of a series that became worse, and stayed so.
+
+    Attributes:
+        id: of the alert; the same every night.
+        series: the container, device and workload, in words.
+        change: relative; -0.08 is 8 % less.
+        since: name of the night with the first result after the change.
+        commits: last before and first after the change; empty where unknown.
+        is_new: whether no earlier night told it.
+    """
+
+    id: str
+    metric: str
+    series: str
+    change: Share
+    since: str
+    commits: tuple[str, ...] = ()
+    is_new: bool = True
+
+    def __str__(self) -> str:
+        words = f"{self.metric} of {self.series} {self.change:+.1%} since {self.since}"
+        commits = "..".join(commit[:10] for commit in self.commits)
+        return f"{words} ({commits})" if commits else words
+
+
+class Night(_Part):
+    """One night of a plan.
+
+    Attributes:
+        name: the date of its evening, `.2` and so on after it for those that were asked for.
+        commit: of the working folder's repository.
+        plan_run_id: of the plan's journal; `None` before the plan began.
+        verdict: `None` while it is not over.
+        error: why there is no answer.
+        report: whether there is a report.
+        told: receivers that took its message, by a hash.
+        untold: those that did not.
+    """
+
+    format: int = FORMAT
+    plan: str
+    name: Annotated[str, Field(pattern=rf"\A{NIGHT}\Z")]
+    began_at: datetime
+    finished_at: datetime | None = None
+    host: str = ""
+    commit: str | None = None
+    branch: str | None = None
+    plan_run_id: str | None = None
+    containers: tuple[Container, ...] = ()
+    cells: Cells = Cells()
+    failures: tuple[Failure, ...] = ()
+    regressions: tuple[Regression, ...] = ()
+    verdict: Verdict | None = None
+    error: str = ""
+    report: bool = False
+    told: tuple[str, ...] = ()
+    untold: tuple[str, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to measure."""
+        return self.verdict in {"good", "bad"}
+
+    @property
+    def exit_code(self) -> int:
+        """0: all is well; 1: a regression is open, or something was not measured; 2: no answer."""
+        return {"good": GOOD, "bad": BAD}.get(self.verdict or "", NO_ANSWER)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything is wrong that was not the night before, or there is no answer."""
+        new = any(each.is_new for each in self.regressions)
+        return new or self.verdict == "no answer" or any(each.is_new for each in self.failures)
+
+    @property
+    def text(self) -> str:
+        """What is wrong, in one line; `all is well` if nothing is."""
+        return "; ".join(self._parts()) or f"all is well, {self.cells.done} cells done"
+
+    def _parts(self) -> Iterator[str]:
+        if self.error:
+            yield f"no answer: {self.error}"
+        new = [each for each in self.regressions if each.is_new]
+        if new:
+            yield f"{pluralize(len(new), 'new regression')}: {_first(list(map(str, new)))}"
+        if old := len(self.regressions) - len(new):
+            yield f"{pluralize(old, 'regression')} still open"
+        if self.failures:
+            yield f"{len(self.failures)} not measured: {_first(list(map(str, self.failures)))}"
+
+
+def judge_night(night: Night, before: Night | None) -> Night:
+    """Set the verdict, and what is new compared with the night before."""
+    known = {each.id for each in before.regressions} if before else set()
+    lasting = {each.key for each in before.failures} if before else set()
+    contents = {each.label: each.sha256 for each in before.containers} if before else {}
+    problems = night.failures or night.regressions
+    verdict: Verdict = "no answer" if night.error else "bad" if problems else "good"
+    return night.model_copy(
+        update={
+            "verdict": verdict,
+            "regressions": tuple(
+                each.model_copy(update={"is_new": each.id not in known})
+                for each in night.regressions
+            ),
+            "failures": tuple(
+                each.model_copy(update={"is_new": each.key not in lasting})
+                for each in night.failures
+            ),
+            "containers": tuple(
+                each.model_copy(update={"changed": contents.get(each.label) != each.sha256})
+                for each in night.containers
+            ),
+        }
+    )
+
+
+def _first(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{words[0]} and {len(words) - 1} more"

@@ -1,0 +1,131 @@
+"""The steps of a night, each through the public surface of the package that does it."""
+
+import socket
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from harness.cli.run_progress import RunProgress
+from harness.errors import MissingStoreError
+from harness.exit_codes import NO_ANSWER
+from harness.plans.builds import ContainerBuild, build_containers, without_containers
+from harness.plans.plan_file import Plan
+from harness.plans.plan_run import open_plan_run
+from harness.results.provenance import git_state
+from suites.nightly.job import Measured
+from suites.nightly.night import Cells, Failure, Night, Regression
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from buildlib.pipeline.runner import StageRecord
+    from harness.plans.outcome import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSteps:
+    """The steps of a plan's night; a `Steps`.
+
+    Attributes:
+        db: overrides the plan's; relative to the working folder.
+        pool_file: overrides the plan's.
+        console: for progress; `None` shows none.
+    """
+
+    plan: Plan
+    plan_file: Path
+    db: str
+    pool_file: Path | None = None
+    max_parallel: int | None = None
+    console: "Console | None" = None
+
+    def build(self) -> Sequence[ContainerBuild]:
+        """See `Steps`."""
+        return build_containers(self.plan, self.plan_file, self._show_stage)
+
+    def measure(
+        self, *, fresh: bool, skipped: Collection[str], on_begin: Callable[[str], None]
+    ) -> Measured:
+        """See `Steps`."""
+        plan = without_containers(self.plan, self.plan_file, skipped)
+        if self.plan.containers and not plan.containers:
+            return Measured(Cells(), no_answer="none of the plan's containers could be built")
+        with open_plan_run(
+            self.plan_file, db=self.db, pool_file=self.pool_file, fresh=fresh, plan=plan,
+            on_progress=self._show,
+        ) as plan_run:  # fmt: skip
+            on_begin(plan_run.journal.plan_run_id)
+            observer = live = None
+            if self.console is not None:
+                observer = RunProgress(self.console, plan_run.cells, plan_run.done_before)
+                live = observer.live()
+            with live or nullcontext():
+                summary = plan_run.run(max_parallel=self.max_parallel, observer=observer)
+        if summary.interrupted:
+            raise KeyboardInterrupt
+        return measured(summary)
+
+    def judge(self) -> tuple[Regression, ...]:
+        """See `Steps`."""
+        return ()
+
+    def write_report(self, path: Path) -> bool:
+        """See `Steps`; plain commands leave no results."""
+        from reports import html_file, page
+
+        try:
+            composed = page.compose(page.load(self.db))
+        except MissingStoreError:
+            return False
+        html_file.write(html_file.render(composed, datetime.now(UTC)), path)
+        return True
+
+    def _show_stage(self, label: str, record: "StageRecord") -> None:
+        how = "cached" if record.reused else f"{record.seconds:.1f} s"
+        if not record.reused:
+            self._show(f"build {label}: {record.operation} {record.subject} ({how})")
+
+    def _show(self, words: str) -> None:
+        if self.console is not None:
+            self.console.print(Text(words), soft_wrap=True)
+
+
+def measured(summary: "Summary") -> Measured:
+    """Say how the cells of a run ended."""
+    failures = tuple(
+        Failure(cell=outcome.cell.label, error=failure.error, reason=failure.reason)
+        for outcome in summary.outcomes
+        if (failure := outcome.failure) is not None
+    )
+    cells = Cells(
+        done=summary.count("done"),
+        failed=summary.count("failed"),
+        left=summary.count("left") + summary.count("interrupted"),
+    )
+    if summary.exit_code != NO_ANSWER:
+        return Measured(cells, failures)
+    reason = failures[0].reason if failures else "no cell ran"
+    return Measured(cells, failures, f"no device measured anything: {reason}")
+
+
+def local_now() -> datetime:
+    """Return the time in this host's zone."""
+    return datetime.now().astimezone()
+
+
+def start_night(plan: str, name: str, now: datetime) -> Night:
+    """Make the record of a night that begins now, at the working folder's commit."""
+    state = git_state(Path.cwd())
+    return Night(
+        plan=plan,
+        name=name,
+        began_at=now,
+        host=socket.gethostname(),
+        commit=state.commit,
+        branch=state.branch,
+    )

@@ -1,0 +1,306 @@
+"""The nightly job with steps by hand: which night it is, what is told, and what stays."""
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from harness.errors import (
+    NightlyBusyError,
+    NightlyFolderError,
+    NotificationError,
+    StoreUnavailableError,
+)
+from harness.plans.builds import ContainerBuild
+from harness.plans.plan_file import NightlyEntry
+from harness.pool.config import ReceiverConfig
+from harness.pool.notifications import Notification
+from suites.nightly.archive import INDEX, RECORD, Archive, night_name
+from suites.nightly.job import Measured, NightlyJob
+from suites.nightly.night import Cells, Failure, Night, Regression
+
+EVENING = datetime(2026, 11, 22, 22, 30, tzinfo=UTC)
+WELL = Measured(Cells(done=3))
+SLOWER = Regression(
+    id="17",
+    metric="decode_tokens_per_s",
+    series="my-llama W4A16 on SM8750",
+    change=-0.082,
+    since="2026-11-22",
+    commits=("a" * 40, "b" * 40),
+)
+LOST = Failure(cell="head/phone/bench", error="DeviceGoneError", reason="it went away")
+
+
+class Lab:
+    """A job whose steps give what a test says; it keeps what was done, and what was sent."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        self.folder = folder
+        self.time = EVENING
+        self.builds: Sequence[ContainerBuild] = [ContainerBuild("head", "c" * 64)]
+        self.measured: Measured | BaseException = WELL
+        self.regressions: tuple[Regression, ...] = ()
+        self.done: list[str] = []
+        self.sent: list[Notification] = []
+        self.deaf = False
+        settings.setdefault("tell", [{"webhook": "https://chat.example.com/KEY"}])
+        self.settings = NightlyEntry.model_validate(settings)
+
+    def run(self, *, again: bool = False) -> Night:
+        archive = Archive(self.folder, "lab")
+        job = NightlyJob(archive, self.settings, self, self.start, lambda: self.time, self.send)
+        return job.run(again=again)
+
+    def next_day(self, days: int = 1) -> None:
+        self.time += timedelta(days=days)
+
+    def start(self, name: str) -> Night:
+        return Night(plan="lab", name=name, began_at=self.time, host="lab1", commit="d" * 40)
+
+    def build(self) -> Sequence[ContainerBuild]:
+        return self.builds
+
+    def measure(
+        self, *, fresh: bool, skipped: Collection[str], on_begin: Callable[[str], None]
+    ) -> Measured:
+        self.done.append("fresh" if fresh else "resumed")
+        self.done += [f"without {label}" for label in skipped]
+        on_begin("e" * 32)
+        if isinstance(self.measured, BaseException):
+            raise self.measured
+        return self.measured
+
+    def judge(self) -> tuple[Regression, ...]:
+        return self.regressions
+
+    def write_report(self, path: Path) -> bool:
+        path.write_text("report")
+        return True
+
+    def send(self, receiver: ReceiverConfig, notification: Notification) -> None:
+        if self.deaf:
+            raise NotificationError(receiver.receiver, "it is down")
+        self.sent.append(notification)
+
+    @property
+    def texts(self) -> list[str]:
+        return [notification.text for notification in self.sent]
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path / "nights")
+
+
+@pytest.mark.parametrize(
+    ("moment", "name"),
+    [
+        ("2026-11-22T12:00", "2026-11-22"),
+        ("2026-11-22T22:30", "2026-11-22"),
+        ("2026-11-23T03:00", "2026-11-22"),
+        ("2026-11-23T11:59", "2026-11-22"),
+        ("2027-01-01T00:10", "2026-12-31"),
+    ],
+)
+def test_a_night_lasts_from_noon_to_noon(moment: str, name: str) -> None:
+    assert night_name(datetime.fromisoformat(moment)) == name
+
+
+def test_a_night_that_is_well_leaves_a_report_and_says_nothing(lab: Lab) -> None:
+    night = lab.run()
+    assert (night.verdict, night.exit_code, night.text) == ("good", 0, "all is well, 3 cells done")
+    assert (lab.folder / "2026-11-22" / "report.html").read_text() == "report"
+    page = (lab.folder / INDEX).read_text()
+    assert '<a href="2026-11-22/report.html">' in page
+    assert "dddddddddd" in page
+    assert lab.sent == []
+
+
+def test_a_night_that_is_over_is_not_repeated_unless_asked_for(lab: Lab) -> None:
+    lab.run()
+    lab.time += timedelta(hours=3)
+    assert lab.run().began_at == EVENING
+    assert lab.done == ["fresh"]
+    assert lab.run(again=True).name == "2026-11-22.2"
+    assert lab.run(again=True).name == "2026-11-22.3"
+    assert lab.run().name == "2026-11-22.3"
+    lab.next_day()
+    assert lab.run().name == "2026-11-23"
+    assert lab.done == ["fresh"] * 4
+
+
+def test_a_night_that_was_cut_off_goes_on(lab: Lab) -> None:
+    lab.measured = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        lab.run()
+    lab.measured = WELL
+    assert lab.run(again=True).name == "2026-11-22", "it is not over, so there is none to repeat"
+    assert lab.done == ["fresh", "resumed"]
+
+
+def test_one_process_at_a_time_works_on_a_night(lab: Lab) -> None:
+    lab.run()
+    with FileLock(lab.folder / ".lock"), pytest.raises(NightlyBusyError, match="wait for it"):
+        lab.run()
+    assert lab.run().verdict == "good"
+
+
+def test_a_regression_is_told_once_while_it_lasts(lab: Lab) -> None:
+    codes = []
+    for number in range(6):
+        lab.regressions = (SLOWER,) if 2 <= number < 5 else ()
+        codes.append(lab.run().exit_code)
+        lab.next_day()
+    assert codes == [0, 0, 1, 1, 1, 0]
+    (told,) = lab.texts
+    assert told == (
+        "lab 2026-11-24: 1 new regression: decode_tokens_per_s of my-llama W4A16 on SM8750 -8.2% "
+        "since 2026-11-22 (aaaaaaaaaa..bbbbbbbbbb)"
+    )
+
+
+def test_a_failure_is_told_once_while_it_lasts(lab: Lab) -> None:
+    for number in range(5):
+        failures = (LOST.model_copy(update={"reason": f"for the {number}. time"}),)
+        lab.measured = WELL if number == 3 else Measured(Cells(done=2, failed=1), failures)
+        lab.run()
+        lab.next_day()
+    assert [text.partition(":")[0] for text in lab.texts] == ["lab 2026-11-22", "lab 2026-11-26"]
+
+
+def test_a_night_without_an_answer_is_told_and_tried_again(lab: Lab) -> None:
+    lab.regressions = (SLOWER,)
+    lab.run()
+    lab.next_day()
+    lab.measured = StoreUnavailableError("results.db", "the disk is full")
+    assert [lab.run().exit_code for _ in range(2)] == [2, 2]
+    assert [text for text in lab.texts if "no answer" in text] == [lab.texts[1]], "same reason"
+    lab.measured = WELL
+    assert lab.run().verdict == "bad"
+    assert lab.done[-2:] == ["resumed", "resumed"]
+    assert len(lab.sent) == 2, "the regression was told the night before the last"
+
+
+def test_what_cannot_be_built_is_told_and_left_out(lab: Lab) -> None:
+    lab.builds = [
+        ContainerBuild("base", "c" * 64, built=True),
+        ContainerBuild("head", "c" * 64, built=True, error="no such checkpoint"),
+    ]
+    night = lab.run()
+    assert lab.done == ["fresh", "without head"]
+    assert night.verdict == "bad"
+    assert lab.texts == ["lab 2026-11-22: 1 not measured: build head: no such checkpoint"]
+    assert [container.label for container in night.containers] == ["base"]
+
+
+def test_a_bug_is_told_before_it_shows(lab: Lab) -> None:
+    lab.measured = ZeroDivisionError("by us")
+    with pytest.raises(ZeroDivisionError):
+        lab.run()
+    assert lab.texts == ["lab 2026-11-22: no answer: ZeroDivisionError: by us"]
+
+
+def test_a_receiver_that_was_down_is_told_later(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.regressions, lab.deaf = (SLOWER,), True
+    lab.run()
+    assert "chat.example.com: it is down; the next `qnnfarm nightly` tries again" in (
+        capsys.readouterr().err
+    )
+    lab.deaf = False
+    lab.next_day()
+    for _ in range(2):
+        lab.run()
+    assert [text.partition(":")[0] for text in lab.texts] == ["lab 2026-11-22"]
+
+
+def test_who_wants_it_is_told_of_each_night(tmp_path: Path) -> None:
+    lab = Lab(tmp_path / "nights", when="always", tell=[{"mail": ["root"]}, {"command": ["a"]}])
+    for _ in range(2):
+        lab.run()
+    assert lab.texts == ["lab 2026-11-22: all is well, 3 cells done"] * 2, "one for each receiver"
+
+
+def test_a_message_has_all_that_a_program_or_a_reader_of_mail_needs(tmp_path: Path) -> None:
+    lab = Lab(tmp_path / "nights", url="https://lab.example.com/nightly/")
+    lab.regressions = (SLOWER,)
+    lab.measured = Measured(Cells(done=2, failed=1), (LOST,))
+    lab.run()
+    (notification,) = lab.sent
+    message = json.loads(json.dumps(notification.as_mapping()))
+    assert message.pop("at") > 0
+    assert message == {
+        "event": "nightly",
+        "subject": "lab",
+        "text": "lab 2026-11-22: 1 new regression: decode_tokens_per_s of my-llama W4A16 on SM8750 "
+        "-8.2% since 2026-11-22 (aaaaaaaaaa..bbbbbbbbbb); 1 not measured: "
+        "head/phone/bench: it went away",
+        "host": "lab1",
+        "night": "2026-11-22",
+        "verdict": "bad",
+        "error": None,
+        "commit": "d" * 40,
+        "branch": None,
+        "cells": {"done": 2, "failed": 1, "left": 0},
+        "containers": [{"label": "head", "sha256": "c" * 64, "changed": True}],
+        "regressions": [{**SLOWER.model_dump(mode="json")}],
+        "failures": [LOST.model_dump()],
+        "report": "https://lab.example.com/nightly/2026-11-22/report.html",
+    }
+    assert "  new: head/phone/bench: it went away\n" in notification.body
+    assert "Changed containers: head\n" in notification.body
+
+
+def test_the_newest_nights_stay_and_so_does_what_others_put_there(tmp_path: Path) -> None:
+    lab = Lab(tmp_path / "nights", keep=2)
+    (lab.folder / "2026-01-01").mkdir(parents=True)
+    (lab.folder / "notes").mkdir()
+    lab.measured = Measured(Cells(left=1), no_answer="no device")
+    for number in range(5):
+        if number == 1:
+            lab.regressions = (SLOWER,)
+            lab.measured = WELL
+        if number == 2:
+            lab.measured = Measured(Cells(left=1), no_answer="no device")
+        lab.run()
+        lab.next_day()
+    kept = sorted(path.name for path in lab.folder.iterdir() if path.is_dir())
+    assert kept == ["2026-01-01", "2026-11-23", "2026-11-25", "2026-11-26", "notes"]
+
+
+def test_the_nights_of_another_plan_are_not_touched(lab: Lab) -> None:
+    lab.run()
+    record = lab.folder / "2026-11-22" / RECORD
+    record.write_text(record.read_text().replace('"lab"', '"other"'))
+    with pytest.raises(NightlyFolderError, match="nights of the plan other: give each plan its"):
+        lab.run()
+
+
+def test_a_damaged_record_is_left_out_and_a_newer_one_refused(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.run()
+    record = lab.folder / "2026-11-22" / RECORD
+    text = record.read_text()
+    record.write_text(text[:40])
+    lab.next_day()
+    assert lab.run().verdict == "good"
+    assert "is no record of a night" in capsys.readouterr().err
+    record.write_text(text.replace('"format": 1', '"format": 2'))
+    with pytest.raises(NightlyFolderError, match="a newer qnnfarm wrote it"):
+        lab.run()
+
+
+def test_the_page_shows_hostile_text_as_text(lab: Lab) -> None:
+    reason = "<script>alert(1)</script>\x1b[2J"
+    lab.measured = Measured(Cells(), (LOST.model_copy(update={"reason": reason}),))
+    lab.run()
+    page = (lab.folder / INDEX).read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\u241b[2J" in page
+    assert "\x1b" not in lab.texts[0]
