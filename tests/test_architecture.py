@@ -29,7 +29,7 @@ def test_the_import_contracts_hold() -> None:
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import harness.results.store", {"adbutils", "onnxruntime", "onnx", "typer"}),
+        ("import harness.results.store", {"adbutils", "onnxruntime", "onnx", "typer", "pandas"}),
         ("import harness.devices.adb.device", {"onnxruntime", "onnx", "sqlalchemy"}),
         ("import buildlib.genai", {"adbutils", "sqlalchemy", "onnxruntime_qnn"}),
         ("import harness.cli.app", {"onnxruntime", "onnx", "sqlalchemy", "numpy"}),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import Json
+from harness.cli.results_export import export
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.words import pluralize, soc_label
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     from harness.results.maintenance import PruneCounts, PrunePolicy
 
 app = typer.Typer(
-    help="List what a results database holds, and remove old results.",
+    help="List, export, import and remove what a results database holds.",
     no_args_is_help=True,
 )
+app.command("export")(export)
 
 Database = Annotated[
     str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")

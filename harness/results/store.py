@@ -210,7 +210,7 @@ class ResultsStore(Closeable):
         Raises:
             CorruptRunError: qnnfarm cannot have written one of them.
         """
-        rows, measured = self._fetch(_select(wanted))
+        rows, measured = self._fetch(select_runs(wanted))
         runs = (parse_run(self.location, row, measured.get(row["id"], ())) for row in rows)
         fitting = [run for run in runs if wanted.status in {None, run.status}]
         return tuple(reversed(fitting[: wanted.newest]))
@@ -458,7 +458,7 @@ class RunRecorder:
 _NEWEST_FIRST = (schema.runs.c.created_at.desc(), schema.runs.c.id.desc())
 
 
-def _select(wanted: RunFilter) -> Select[Any]:
+def select_runs(wanted: RunFilter) -> Select[Any]:
     """The query of a filter, newest first."""
     table = schema.runs
     query = select(table).order_by(*_NEWEST_FIRST)

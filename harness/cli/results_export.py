@@ -1,0 +1,158 @@
+"""`qnnfarm results export`: results as a table for other tools."""
+
+import io
+import sys
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from harness.console import print_remark
+from harness.errors import HostFileError, WrongUseError
+from harness.words import pluralize
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from harness.results.store import RunFilter
+
+_STDOUT = "-"
+
+
+class Format(StrEnum):
+    """File formats, named by their suffix."""
+
+    PARQUET = "parquet"
+    CSV = "csv"
+    JSONL = "jsonl"
+
+
+class Rows(StrEnum):
+    """What a row of the table is."""
+
+    REPETITIONS = "repetitions"
+    RUNS = "runs"
+    TELEMETRY = "telemetry"
+
+
+Kind = Literal["bench", "generate", "perplexity"]
+Status = Literal["running", "done", "failed", "interrupted"]
+
+
+def export(
+    file: Annotated[
+        str, typer.Argument(help="File to write: .parquet, .csv or .jsonl; - is stdout.")
+    ],
+    db: Annotated[
+        str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")
+    ] = "results.db",
+    rows: Annotated[
+        Rows,
+        typer.Option(
+            help="A row for each repetition with its run, for each run, or for each sample."
+        ),
+    ] = Rows.REPETITIONS,
+    format_: Annotated[
+        Format | None, typer.Option("--format", help="By default, by the file's suffix.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(help="Only runs since then: 7d, 12h, or a date such as 2026-05-31 (UTC)."),
+    ] = None,
+    newest: Annotated[int | None, typer.Option(min=1, help="At most the newest N runs.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
+    soc: Annotated[str | None, typer.Option(help="Only this SoC.")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="Only runs of this kind.")] = None,
+    status: Annotated[Status | None, typer.Option(help="Only runs that ended so.")] = None,
+) -> None:
+    """Write results as Parquet, CSV or JSON lines.
+
+    The columns and their units are those of `harness.results.frames`: see docs/analysis.md.
+    """
+    chosen = _format_of(file, format_)
+    frame = _read(db, rows, _filter(since, newest, model, soc, kind, status))
+    content = _encode(frame, chosen)
+    if file == _STDOUT:
+        sys.stdout.buffer.write(content)
+        return
+    from buildlib.files import atomic_write_bytes
+
+    try:
+        atomic_write_bytes(Path(file), content)
+    except OSError as error:
+        raise HostFileError(file, error.strerror or str(error)) from error
+    print_remark(f"{pluralize(len(frame), 'row')} in {file}")
+
+
+def _filter(
+    since: str | None,
+    newest: int | None,
+    model: str | None,
+    soc: str | None,
+    kind: Kind | None,
+    status: Status | None,
+) -> "RunFilter":
+    from harness.results.store import RunFilter
+
+    return RunFilter(
+        kind=kind,
+        status=status,
+        model=model,
+        soc=soc,
+        since=None if since is None else _moment(since),
+        newest=newest,
+    )
+
+
+def _moment(text: str) -> datetime:
+    """A date and time, in UTC unless it says otherwise, or an age."""
+    from buildlib.cache.sizes import parse_age
+    from buildlib.errors import InvalidOptionError
+
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            return datetime.now(UTC) - parse_age(text, "--since")
+        except (InvalidOptionError, OverflowError):
+            reason = f"{text!r} is neither an age such as 7d nor a date such as 2026-05-31"
+            raise WrongUseError(f"--since: {reason}") from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _format_of(file: str, given: Format | None) -> Format:
+    if given is not None:
+        return given
+    suffix = Path(file).suffix.removeprefix(".").lower()
+    if suffix not in set(Format):
+        known = ", ".join(f".{each}" for each in Format)
+        problem = "stdout has no suffix" if file == _STDOUT else f"{file} has no suffix of {known}"
+        raise WrongUseError(f"{problem}: give --format {'|'.join(Format)}")
+    return Format(suffix)
+
+
+def _read(db: str, rows: Rows, wanted: "RunFilter") -> "pd.DataFrame":
+    from harness.results import frames
+
+    found = frames(db, wanted, telemetry=rows is Rows.TELEMETRY)
+    frame: pd.DataFrame = getattr(found, rows)
+    return frame
+
+
+def _encode(frame: "pd.DataFrame", chosen: Format) -> bytes:
+    if chosen is Format.PARQUET:
+        buffer = io.BytesIO()
+        try:
+            frame.to_parquet(buffer, engine="pyarrow", index=False)
+        except ImportError as error:
+            reason = "Parquet needs pyarrow, which is not installed"
+            raise WrongUseError(f"{reason}: pip install 'qnnfarm[parquet]'") from error
+        return buffer.getvalue()
+    if chosen is Format.CSV:
+        return frame.to_csv(index=False, date_format="%Y-%m-%dT%H:%M:%S.%fZ").encode()
+    if frame.empty:
+        return b""  # pandas would write a blank line
+    lines = frame.to_json(orient="records", lines=True, date_format="iso", date_unit="us")
+    return lines.encode()

@@ -1,0 +1,184 @@
+"""Results as pandas frames, for notebooks, statistics and exports.
+
+`harness.results.frames("results.db")` reads three tidy frames. Their columns are those of the
+database, under the same names and in the same units, so that a column which is added to the schema
+appears here too; docs/analysis.md lists them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Connection,
+    Double,
+    Integer,
+    Select,
+    Table,
+    select,
+)
+
+from harness.errors import CorruptRunError, TelemetryRecordError, UnknownMetricError
+from harness.results import schema
+from harness.results.database import refuse_unreadable_rows
+from harness.results.metrics import METRICS
+from harness.results.provenance import has_ended
+from harness.results.rows import parse_telemetry
+from harness.results.store import ResultsStore, RunFilter, select_runs
+
+_HIDDEN = frozenset({"writer"})
+_LABELS = "labels"
+_REPETITION = ["run_id", "is_warmup", "repetition"]
+_EVERY_RUN = RunFilter()
+_SAMPLE = ["run_id", "is_warmup", "repetition", "channel", "unit", "t_s", "value"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frames:
+    """Results of the runs that match a filter, oldest first.
+
+    Attributes:
+        repetitions: a row for each repetition of a run, warm-ups too, with a column for each metric
+            that occurs, in its unit, and all columns of its run. What is measured once a session
+            (a perplexity, a push) stands in the row of its first repetition. The requested number
+            of prompt tokens is `prompt_tokens_requested`, the measured one `prompt_tokens`.
+        runs: a row for each run, failed ones too. `labels` are columns `labels.KEY`; other mappings
+            are JSON text.
+        telemetry: a row for each sample: channel, unit, seconds since the runner began, value.
+            Empty unless asked for.
+    """
+
+    repetitions: pd.DataFrame
+    runs: pd.DataFrame
+    telemetry: pd.DataFrame
+
+
+def frames(db: str | Path, wanted: RunFilter = _EVERY_RUN, *, telemetry: bool = False) -> Frames:
+    """Read results as pandas frames.
+
+    Args:
+        db: a SQLite file, or the URL of a database on a server; it is only read.
+        wanted: which runs; by default all.
+        telemetry: whether to read samples too, which are most of the bytes.
+
+    Raises:
+        StoreError: the database cannot be read, or qnnfarm cannot have written it.
+    """
+    __tracebackhide__ = True  # pytest would show the location, and so its password
+    with ResultsStore.open(db, create=False) as store:
+        location = store.location
+        # A filter by status or number depends on which writers live, which SQL cannot tell.
+        query = select_runs(wanted)
+        with store.database.reading() as connection, refuse_unreadable_rows(location):
+            runs = _read_runs(connection, query, wanted)
+            ids = runs["id"].tolist()
+            measured = _read_measurements(connection, query, ids, location)
+            samples = _read_telemetry(connection, location, query, ids) if telemetry else []
+    return Frames(_join(measured, runs), runs, pd.DataFrame(samples, columns=_SAMPLE))
+
+
+def _join(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Repetitions with the columns of their runs, in the order of the runs."""
+    named = {"id": "run_id", "prompt_tokens": "prompt_tokens_requested"}
+    ordered = runs.rename(columns=named).assign(_order=range(len(runs)))
+    joined = measured.merge(ordered, on="run_id")
+    by, ascending = ["_order", "is_warmup", "repetition"], [True, False, True]
+    joined = joined.sort_values(by, ascending=ascending, ignore_index=True)
+    return joined.drop(columns="_order")
+
+
+def _read_runs(connection: Connection, query: Select[Any], wanted: RunFilter) -> pd.DataFrame:
+    listed = [dict(row) for row in connection.execute(query).mappings()]
+    for row in listed:
+        if row["status"] == "running" and has_ended(row["writer"]):
+            row["status"] = "interrupted"
+    listed = [row for row in listed if wanted.status in {None, row["status"]}]
+    listed = listed[: wanted.newest][::-1]
+    columns = [column for column in schema.runs.columns if column.name not in _HIDDEN]
+    found = {
+        column.name: _series(schema.runs, column.name, [row[column.name] for row in listed])
+        for column in columns
+        if column.name != _LABELS
+    }
+    return pd.DataFrame({**found, **_label_columns([row[_LABELS] for row in listed])})
+
+
+def _label_columns(labels: Sequence[Mapping[str, str]]) -> "dict[str, pd.Series[str]]":
+    keys = sorted({key for each in labels for key in each})
+    return {
+        f"{_LABELS}.{key}": pd.Series([each.get(key) for each in labels], dtype="string")
+        for key in keys
+    }
+
+
+def _series(table: Table, name: str, values: Sequence[Any]) -> "pd.Series[Any]":
+    """A column in pandas' type for what the database has; missing values stay missing."""
+    kind = table.c[name].type
+    if isinstance(kind, JSON):
+        texts = [
+            None if value is None else json.dumps(value, sort_keys=True, ensure_ascii=False)
+            for value in values
+        ]
+        return pd.Series(texts, dtype="string")
+    if isinstance(kind, schema.UtcDateTime):
+        return pd.Series(pd.to_datetime(list(values), utc=True), dtype="datetime64[us, UTC]")
+    types = ((Boolean, "boolean"), (Double, "float64"), (Integer, "Int64"))
+    dtype = next((dtype for sql, dtype in types if isinstance(kind, sql)), "string")
+    return pd.Series(list(values), dtype=dtype)
+
+
+def _read_measurements(
+    connection: Connection, query: Select[Any], ids: Sequence[str], location: str
+) -> pd.DataFrame:
+    """One row a repetition, a column for each metric that occurs, in the registry's order."""
+    table = schema.measurements
+    chosen = query.with_only_columns(schema.runs.c.id).subquery()
+    rows = connection.execute(select(table).join(chosen, table.c.run_id == chosen.c.id)).all()
+    long = pd.DataFrame(rows, columns=[column.name for column in table.columns])
+    unknown = set(long["metric"].unique()) - METRICS.keys()
+    if unknown:
+        known = tuple(METRICS)
+        cause = UnknownMetricError(str(min(unknown)), known)
+        run_id = str(long.loc[long["metric"].isin(unknown), "run_id"].iloc[0])
+        raise CorruptRunError(location, run_id, str(cause))
+    long = long[long["run_id"].isin(ids)]
+    long["value"] = pd.to_numeric(long["value"])
+    wide = long.set_index([*_REPETITION, "metric"])["value"].unstack("metric")
+    wide = wide.reindex(columns=[key for key in METRICS if key in wide.columns])
+    wide.columns.name = None
+    wide = wide.reset_index()
+    types = {"run_id": "string", "is_warmup": "boolean", "repetition": "Int64"}
+    return wide.astype(types)
+
+
+def _read_telemetry(
+    connection: Connection, location: str, query: Select[Any], ids: Sequence[str]
+) -> list[tuple[object, ...]]:
+    table = schema.telemetry
+    chosen = query.with_only_columns(schema.runs.c.id).subquery()
+    ordered = (
+        select(table)
+        .join(chosen, table.c.run_id == chosen.c.id)
+        .order_by(table.c.run_id, table.c.is_warmup.desc(), table.c.repetition)
+    )
+    wanted = set(ids)
+    found: list[tuple[object, ...]] = []
+    for row in connection.execute(ordered).mappings():
+        if row["run_id"] not in wanted:
+            continue
+        try:
+            repetition = parse_telemetry(row)
+        except TelemetryRecordError as error:
+            raise CorruptRunError(location, row["run_id"], str(error)) from error
+        for series in repetition.series:
+            where = (row["run_id"], repetition.is_warmup, repetition.repetition)
+            found += [
+                (*where, series.channel, series.unit, moment, value)
+                for moment, value in zip(series.t_s, series.values, strict=True)
+            ]
+    return found

@@ -1,0 +1,80 @@
+"""`qnnfarm results export` writes tables that other tools read."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli.results import app
+from harness.errors import WrongUseError
+from harness.results.store import ResultsStore
+from tests.harness.results.conftest import _make_run
+from tests.harness.results.test_data_frames import measured
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> str:
+    location = str(tmp_path / "results.db")
+    with ResultsStore.open(location) as store:
+        run = _make_run(status="done", measurements=measured(16.0, 17.5), labels={"a": "1"})
+        store.write_run(run)
+    return location
+
+
+def export(*arguments: str) -> bytes:
+    result = CliRunner().invoke(app, ["export", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout_bytes
+
+
+READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
+    "parquet": pd.read_parquet,
+    "csv": pd.read_csv,
+    "jsonl": lambda path: pd.read_json(path, lines=True),
+}
+
+
+@pytest.mark.parametrize("suffix", READERS)
+def test_other_tools_read_it(db: str, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"out.{suffix}"
+    export(str(path), "--db", db)
+    rows = READERS[suffix](path)
+    assert rows["decode_tokens_per_s"].tolist() == [16.0, 17.5]
+    assert pd.to_datetime(rows["created_at"]).dt.tz is not None
+    assert rows["emulator"].tolist() == [True, True]
+
+
+def test_stdout_and_filters(db: str) -> None:
+    shown = export("-", "--format", "jsonl", "--rows", "runs", "--since", "1d", "--db", db)
+    (line,) = shown.splitlines()
+    assert json.loads(line)["labels.a"] == "1"
+    assert export("-", "--format", "jsonl", "--model", "no such", "--db", db) == b""
+    header = export("-", "--format", "csv", "--kind", "perplexity", "--db", db)
+    assert len(pd.read_csv(io.BytesIO(header))) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-"], "stdout has no suffix"),
+        (["out.xlsx"], r"out\.xlsx has no suffix of \.parquet, \.csv, \.jsonl: give --format"),
+        (["out.csv", "--since", "yesterday"], "--since"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(db: str, arguments: list[str], said: str) -> None:
+    with pytest.raises(WrongUseError, match=said) as caught:
+        export(*arguments, "--db", db)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_pyarrow_it_says_what_to_install(
+    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(WrongUseError, match=r"pip install 'qnnfarm\[parquet\]'"):
+        export(str(tmp_path / "out.parquet"), "--db", db)
