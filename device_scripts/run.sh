@@ -67,6 +67,26 @@ sample() { # PID
   } 2>/dev/null
 }
 
+# Raises anon_kb to the anonymous memory of PID, swapped or not, and file_kb to its pages of mapped
+# files and shared memory. The kernel walks all its pages for this, so not at every tick.
+sample_memory() { # PID
+  rss=0 anonymous=0 swap=0
+  {
+    while read -r key value rest; do
+      case $key in
+        Rss:) rss=$value ;;
+        Anonymous:) anonymous=$value ;;
+        Swap:)
+          swap=$value
+          break
+          ;;
+      esac
+    done <"/proc/$1/smaps_rollup"
+  } 2>/dev/null
+  [ $((anonymous + swap)) -le "$anon_kb" ] || anon_kb=$((anonymous + swap))
+  [ $((rss - anonymous)) -le "$file_kb" ] || file_kb=$((rss - anonymous))
+}
+
 signal_run() { # SIGNAL
   kill -s "$1" "$pid" 2>/dev/null # it has no mark yet while the shell forks it
   signal_marked "$1" "run:$marker"
@@ -139,9 +159,10 @@ finish() {
   elapsed_ms=$(((now_s - began_s) * 1000 + (now_cs - began_cs) * 10))
   # Seen once, or last long before its end, it may have been the shell that it began as.
   if [ "$seen" -lt 2 ] || [ "$seen_ms" -lt $((elapsed_ms / 3)) ]; then
-    peak_kb=0
+    peak_kb=0 anon_kb=0 file_kb=0
   fi
   result="qnnfarm-run exit=$status signal=$signal timed_out=$timed_out peak_rss_kb=$peak_kb"
+  result="$result peak_anon_kb=$anon_kb peak_file_kb=$file_kb"
   result="$result elapsed_ms=$elapsed_ms reason=$reason leftover=$leftover"
   echo "$result" >.qnnfarm/result
   echo "$result"
@@ -156,6 +177,8 @@ finish() {
 pid=''
 sampler=''
 peak_kb=0
+anon_kb=0
+file_kb=0
 seen=0 # how often the command was found alive, and how long after its begin the last time
 seen_ms=0
 reason=exited
@@ -201,6 +224,10 @@ while :; do
     members=$(marked_pids "run:$marker")
     # shellcheck disable=SC2086
     [ -z "$sampler" ] || echo $members >.qnnfarm/members
+    sample_memory "$pid"
+    for member in $members; do
+      case $member in "$pid" | "$sampler") ;; *) sample_memory "$member" ;; esac
+    done
     # What is written on into a deleted file has no size to look at.
     if ! [ -e "$log" ] || ! [ -e "$out" ]; then
       reason=log-gone

@@ -35,6 +35,7 @@ SPEED_METRICS = (
     "ttft_s",
     "init_s",
     "peak_rss_bytes",
+    "peak_anonymous_bytes",
 )
 GRADED = ("prefill_tokens_per_s", "decode_tokens_per_s")
 """The metrics whose stability grades the row."""

@@ -17,8 +17,13 @@ from reports.text import percent, short_time
 
 _NO_VALUE = "\N{EN DASH}"
 EMULATOR_NOTICE = "Emulator speed is not hardware speed."
-SHORT_LABELS = {"ttft_s": "TTFT", "peak_rss_bytes": "Memory"}
+SHORT_LABELS = {
+    "ttft_s": "TTFT",
+    "peak_rss_bytes": "Memory",
+    "peak_anonymous_bytes": "Anonymous",
+}
 RANKS = {
+    "peak_anonymous_bytes": 7,
     "peak_rss_bytes": 6,
     "init_s": 5,
     PERPLEXITY_FLOAT: 4,

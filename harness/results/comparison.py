@@ -35,7 +35,13 @@ SIDES = frozenset({"A", "B"})
 """The labels of runs that are compared."""
 DEFAULT_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s")
 """The metrics that are compared by default."""
-COMPARABLE_METRICS = (*DEFAULT_METRICS, "ttft_s", "init_s", "peak_rss_bytes")
+COMPARABLE_METRICS = (
+    *DEFAULT_METRICS,
+    "ttft_s",
+    "init_s",
+    "peak_rss_bytes",
+    "peak_anonymous_bytes",
+)
 """The metrics that can be compared: speeds, latencies and memory of the runtime."""
 
 Pair = tuple[Sequence[float], Sequence[float]]

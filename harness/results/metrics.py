@@ -164,6 +164,8 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             _count("prompt_tokens", "Prompt", "tokens"),
             _count("generated_tokens", "Generated", "tokens"),
             _bytes("peak_rss_bytes", "Peak memory", positive=True),
+            _bytes("peak_anonymous_bytes", "Peak anonymous memory", positive=True),
+            _bytes("peak_file_bytes", "Peak file pages", positive=True),
             _perplexity("perplexity", "Perplexity on device"),
             _perplexity("perplexity_float", "Perplexity, float on host"),
             _perplexity("perplexity_quantized_cpu", "Perplexity, quantized on CPU"),

@@ -14,7 +14,8 @@ from harness.errors import DeploymentCorruptError, RunnerError, RuntimeOutputErr
 
 _LINE = re.compile(
     r"^qnnfarm-run exit=(?P<exit>\d{1,3}) signal=(?P<signal>\d{1,3}) timed_out=(?P<timed_out>[01])"
-    r" peak_rss_kb=(?P<peak>\d{1,12}) elapsed_ms=(?P<elapsed>-?\d{1,12})"
+    r" peak_rss_kb=(?P<peak>\d{1,12}) peak_anon_kb=(?P<anonymous>\d{1,12})"
+    r" peak_file_kb=(?P<file>\d{1,12}) elapsed_ms=(?P<elapsed>-?\d{1,12})"
     r" reason=(?P<reason>[A-Za-z-]{1,32}) leftover=(?P<leftover>\d{1,9})$"
 )
 
@@ -29,6 +30,8 @@ class RunOutcome:
             `run.sh`.
         peak_rss_bytes: highest resident set of its largest process, as the kernel saw it; None
             where it was looked at too seldom to know.
+        peak_anonymous_bytes: of the process that had most, what belongs to it alone.
+        peak_file_bytes: of the process that had most, pages of mapped files and shared memory.
         leftover: processes of the run that not even SIGKILL ended.
     """
 
@@ -37,6 +40,8 @@ class RunOutcome:
     timed_out: bool
     reason: str
     peak_rss_bytes: int | None
+    peak_anonymous_bytes: int | None
+    peak_file_bytes: int | None
     elapsed_s: float
     leftover: int
 
@@ -44,6 +49,16 @@ class RunOutcome:
     def succeeded(self) -> bool:
         """Whether it left by itself with status 0."""
         return self.reason == "exited" and self.exit_status == 0
+
+    @property
+    def memory(self) -> dict[str, float]:
+        """The peaks that are known, by metric."""
+        peaks = {
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "peak_anonymous_bytes": self.peak_anonymous_bytes,
+            "peak_file_bytes": self.peak_file_bytes,
+        }
+        return {key: float(peak) for key, peak in peaks.items() if peak is not None}
 
     def in_words(self) -> str:
         """Description of the end, to stand after the command's name."""
@@ -73,6 +88,8 @@ def parse_run_line(output: str) -> RunOutcome | None:
         timed_out=match["timed_out"] == "1",
         reason=match["reason"],
         peak_rss_bytes=int(match["peak"]) * 1024 or None,
+        peak_anonymous_bytes=int(match["anonymous"]) * 1024 or None,
+        peak_file_bytes=int(match["file"]) * 1024 or None,
         elapsed_s=max(0, int(match["elapsed"])) / 1000,
         leftover=int(match["leftover"]),
     )

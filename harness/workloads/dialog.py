@@ -2,6 +2,7 @@
 
 import contextlib
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -42,11 +43,11 @@ class DialogResult:
 
     Attributes:
         answers: of each dialog, turn by turn.
-        peak_rss_bytes: of the one process that held them all; 0 if it is not known.
+        memory: peaks of the one process that held them all, by metric, as far as they are known.
     """
 
     answers: tuple[tuple[str, ...], ...]
-    peak_rss_bytes: int
+    memory: Mapping[str, float]
 
 
 class Dialog(WorkloadModel):
@@ -87,8 +88,7 @@ class Dialog(WorkloadModel):
         )
         with recording.start_if_stored(session, "generate", record) as recorder:
             result = self._converse(session, genie, runner)
-            peak = result.peak_rss_bytes
-            values = {"peak_rss_bytes": float(peak)} if peak else {}
+            values = dict(result.memory)
             last = result.answers[-1][-1]
             if recorder is not None:
                 recorder.generated_text = last
@@ -125,7 +125,7 @@ class Dialog(WorkloadModel):
                 tuple(folder.read(f"answer_{d}_{t}.txt") for t, _ in enumerate(turns))
                 for d, turns in enumerate(self.dialogs)
             )
-            return DialogResult(answers, outcome.peak_rss_bytes or 0)
+            return DialogResult(answers, outcome.memory)
         finally:
             with contextlib.suppress(HarnessError):
                 remove_run(device, run_id)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 Marked = Callable[[Path], list[int]]
 _LINE = re.compile(
-    r"qnnfarm-run exit=(\d+) signal=(\d+) timed_out=([01]) peak_rss_kb=(\d+) elapsed_ms=(\d+)"
-    r" reason=([A-Za-z-]+) leftover=(\d+)"
+    r"qnnfarm-run exit=(\d+) signal=(\d+) timed_out=([01]) peak_rss_kb=(\d+)"
+    r" peak_anon_kb=\d+ peak_file_kb=\d+ elapsed_ms=(\d+) reason=([A-Za-z-]+) leftover=(\d+)"
 )
 
 
@@ -156,6 +156,24 @@ def test_the_run_ends_when_run_sh_is_hung_up(
     assert process.returncode == 129
     assert outcome(stdout)[5] == number.name.removeprefix("SIG")
     assert marked(run_dir) == []
+
+
+def test_own_memory_stands_apart_from_pages_of_mapped_files(device: "DeviceShell") -> None:
+    run_dir = device.make_run()
+    (run_dir / "weights").write_bytes(b"w" * (48 << 20))
+    code = (
+        "import mmap, time; f = open('weights', 'rb');"
+        " m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); sum(m[::4096]);"
+        " own = bytearray(b'x') * (24 << 20); time.sleep(4)"
+    )
+    done = device.run("run.sh", run_dir, "60", "log", "--", sys.executable, "-S", "-c", code)
+    assert outcome(done.stdout)[0] == "0", (run_dir / "log").read_text()
+    peaks = r"peak_rss_kb=(\d+) peak_anon_kb=(\d+) peak_file_kb=(\d+)"
+    (line,) = re.findall(peaks, done.stdout)
+    peak, anonymous, files = (int(kb) >> 10 for kb in line)
+    assert 24 <= anonymous < 46
+    assert 48 <= files < 75
+    assert peak >= anonymous + 46
 
 
 def test_peak_memory_is_that_of_the_largest_process(device: "DeviceShell") -> None:

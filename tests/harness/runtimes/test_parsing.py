@@ -13,8 +13,8 @@ from harness.runtimes.genie_profile import parse_profile
 from harness.runtimes.run_folder import parse_run_line
 
 LINE = (
-    "qnnfarm-run exit=137 signal=9 timed_out=1 peak_rss_kb=2048 elapsed_ms=1500 "
-    "reason=timeout leftover=0"
+    "qnnfarm-run exit=137 signal=9 timed_out=1 peak_rss_kb=2048 peak_anon_kb=512 "
+    "peak_file_kb=1536 elapsed_ms=1500 reason=timeout leftover=0"
 )
 
 
@@ -36,6 +36,7 @@ def test_a_run_line_is_read_from_the_end_of_the_output() -> None:
     assert outcome is not None
     assert (outcome.exit_status, outcome.signal, outcome.timed_out) == (137, 9, True)
     assert outcome.peak_rss_bytes == 2048 * 1024
+    assert (outcome.peak_anonymous_bytes, outcome.peak_file_bytes) == (512 * 1024, 1536 * 1024)
     assert outcome.elapsed_s == 1.5
     assert not outcome.succeeded
 
@@ -44,6 +45,7 @@ def test_a_peak_that_is_not_known_is_none() -> None:
     outcome = parse_run_line(LINE.replace("peak_rss_kb=2048", "peak_rss_kb=0"))
     assert outcome is not None
     assert outcome.peak_rss_bytes is None
+    assert outcome.memory == {"peak_anonymous_bytes": 2.0**19, "peak_file_bytes": 1.5 * 2**20}
 
 
 @pytest.mark.parametrize("output", ["", "\n", f"{LINE}\nmore", LINE.replace("exit", "exec")])

@@ -44,7 +44,7 @@ def session(virtual_device: AdbDevice, tiny_bundle: Path, tmp_path: Path) -> Ite
         (Bench(prompt_tokens=4, new_tokens=2, repetitions=1, warmup=0), "bench", "ttft_s"),
         (Perplexity(text="text.txt", windows=1), "perplexity", "perplexity"),
         (Generate(prompt="In the beginning", max_tokens=4), "generate", "ttft_s"),
-        (Dialog(dialogs=TALK, max_tokens=3), "generate", "peak_rss_bytes"),
+        (Dialog(dialogs=TALK, max_tokens=3), "generate", "peak_anonymous_bytes"),
     ],
     ids=lambda value: value.kind if hasattr(value, "kind") else "",
 )
