@@ -1,0 +1,130 @@
+"""Changes of level are found in time, and noise is not taken for one."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from harness.results.changes import History, detect, detect_all
+
+SESSIONS = 2
+
+
+def noisy(
+    levels: Sequence[float], *, seed: int = 0, noise: float = 0.02, sessions: int = SESSIONS
+) -> list[list[float]]:
+    """Values of each night about its level."""
+    random = np.random.default_rng(seed)
+    return [[level * float(np.exp(random.normal(0, noise))) for _ in range(sessions)]
+            for level in levels]  # fmt: skip
+
+
+def history(nights: list[list[float]], *, higher_is_better: bool = True) -> History:
+    return History(
+        values=[value for night in nights for value in night],
+        nights=[number for number, night in enumerate(nights) for _ in night],
+        devices=["phone" for night in nights for _ in night],
+        higher_is_better=higher_is_better,
+    )
+
+
+def test_noise_is_no_change() -> None:
+    steady = [history(noisy([50.0] * 120, seed=seed)) for seed in range(8)]
+    assert sum(len(changes) for changes in detect_all(steady)) <= 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_of_5_percent_is_told_within_three_nights(seed: int) -> None:
+    nights = noisy([50.0] * 60 + [47.5] * 10, seed=seed)
+    (change,) = detect(history(nights))
+    assert change.found <= 62
+    assert abs(change.night - 60) <= 1
+    assert change.is_loss
+    assert change.ratio == pytest.approx(0.95, abs=0.03)
+
+
+def test_a_night_is_judged_by_the_past_alone() -> None:
+    whole = noisy([50.0] * 40 + [45.0] * 20 + [51.0] * 20, seed=3)
+    told = detect(history(whole))
+    for end in (30, 41, 43, 59, 65):
+        assert detect(history(whole[:end])) == tuple(c for c in told if c.found < end)
+
+
+def test_a_recovery_is_a_gain() -> None:
+    loss, gain = detect(history(noisy([50.0] * 30 + [42.0] * 20 + [50.0] * 20)))
+    assert (loss.is_loss, gain.is_loss) == (True, False)
+    assert loss.ratio == pytest.approx(0.84, abs=0.03)
+    assert (loss.night, gain.night) == (30, 50)
+
+
+def test_where_lower_is_better_a_rise_is_the_loss() -> None:
+    times = noisy([0.2] * 30 + [0.25] * 6)
+    (change,) = detect(history(times, higher_is_better=False))
+    assert change.is_loss
+    assert change.ratio == pytest.approx(1.25, abs=0.05)
+
+
+def test_one_bad_night_is_no_change() -> None:
+    nights = noisy([50.0] * 40)
+    nights[30] = [35.0, 35.5]
+    assert detect(history(nights)) == ()
+
+
+def test_the_offset_of_a_new_device_is_no_change() -> None:
+    nights = noisy([50.0] * 60, sessions=1, seed=2)
+    values = [night[0] for night in nights]
+    devices = ["old"] * 30 + ["new", "old"] * 15
+    for number, device in enumerate(devices):
+        values[number] *= 0.92 if device == "new" else 1.0
+    assert detect(History(values, range(60), devices)) == ()
+
+
+def test_a_step_is_found_across_devices() -> None:
+    nights = noisy([50.0] * 60 + [46.0] * 8, sessions=1, seed=1)
+    devices = ["a", "b", "c", "b"] * 17
+    offsets = {"a": 1.0, "b": 0.93, "c": 1.06}
+    values = [night[0] * offsets[device] for night, device in zip(nights, devices, strict=True)]
+    (change,) = detect(History(values, range(68), devices))
+    assert 59 <= change.night <= 61
+
+
+def test_values_without_noise_are_watched_for_small_changes() -> None:
+    values = [15.7] * 30 + [15.9] * 2
+    (change,) = detect(
+        History(values, range(32), ["x"] * 32, higher_is_better=False, smallest=0.005)
+    )
+    assert (change.night, change.found, change.is_loss) == (30, 31, True)
+    assert change.ratio == pytest.approx(15.9 / 15.7, abs=1e-3)
+
+
+def test_series_of_any_length_are_judged_together_as_alone() -> None:
+    several = [
+        history(noisy([50.0] * 25 + [40.0] * 10)),
+        history([]),
+        history(noisy([50.0] * 5)),
+        history(noisy([9.0] * 50 + [8.0] * 5, sessions=3)),
+    ]
+    assert detect_all(several) == tuple(detect(one) for one in several)
+
+
+def test_nights_keep_their_numbers() -> None:
+    nights = noisy([50.0] * 30 + [40.0] * 5, sessions=1)
+    numbers = [7 * number + 3 for number in range(35)]
+    (change,) = detect(History([v for (v,) in nights], numbers, ["x"] * 35))
+    assert (change.night, change.found) == (numbers[30], numbers[31])
+
+
+@pytest.mark.parametrize(
+    ("values", "nights", "reason"),
+    [
+        ([1.0, 0.0], [0, 1], "above 0"),
+        ([1.0, float("nan")], [0, 1], "above 0"),
+        ([1.0, 2.0], [1, 0], "ascend"),
+        ([1.0, 2.0], [1], "length"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(
+    values: list[float], nights: list[int], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        detect(History(values, nights, ["x"] * len(values)))
