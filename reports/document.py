@@ -114,6 +114,7 @@ def _comparison(group: ComparisonGroup) -> dict[str, object]:
         "devices": list(group.devices),
         "emulator": group.a.device.emulator,
         "verdict": group.verdict.value,
+        "threshold": group.threshold,
         "metrics": {metric.key: asdict(found) for metric, found in group.metrics},
         "unchecked": group.unchecked,
     }

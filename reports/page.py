@@ -7,7 +7,7 @@ from harness.results import stats
 from harness.results.comparison import ComparisonGroup, find_comparisons
 from harness.results.identity import place
 from harness.results.metrics import Metric, find_metric
-from harness.results.records import RepetitionTelemetry, Run
+from harness.results.records import ComparisonRecord, RepetitionTelemetry, Run
 from harness.results.store import ResultsStore
 from harness.words import pluralize
 from reports import plots, summary, telemetry, text
@@ -32,12 +32,14 @@ class Results:
         done: runs with a result, oldest first.
         gaps: runs without a result: failed, interrupted, or still running.
         telemetry: by run, of the newest runs that have any.
+        comparisons: their terms and verdicts, by group.
     """
 
     name: str
     done: tuple[Run, ...]
     gaps: tuple[Run, ...]
     telemetry: Mapping[str, tuple[RepetitionTelemetry, ...]] = field(default_factory=dict)
+    comparisons: Mapping[str, ComparisonRecord] = field(default_factory=dict)
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -132,11 +134,13 @@ def load(location: str) -> Results:
         runs = store.list_runs()
         name = store.location.rstrip("/").rpartition("/")[2]
         telemetry = _telemetry(store, runs)
+        comparisons = store.comparisons()
     return Results(
         name=name,
         done=tuple(run for run in runs if run.status == "done"),
         gaps=tuple(run for run in runs if run.status != "done"),
         telemetry=telemetry,
+        comparisons=comparisons,
     )
 
 
@@ -205,7 +209,7 @@ def _section(results: Results, *, emulator: bool) -> Section:
         summary.summarise(runs),
         summary.perplexities(runs),
         plots.plots(summary.speed_runs(runs)),
-        find_comparisons(runs),
+        find_comparisons(runs, results.comparisons),
         tuple(figure for figure in figures if figure is not None),
     )
 

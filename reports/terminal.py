@@ -104,7 +104,10 @@ def _comparison(group: ComparisonGroup) -> list[Text]:
     workload = f", {_single_line(group.workload)}" if group.workload else ""
     style = "red" if group.verdict is Verdict.REGRESSED else "default"
     return [
-        Text(f"A is {a}, B is {b}{workload}"),
+        Text(
+            f"A is {a}, B is {b}{workload}: {group.verdict.value}, losses up to "
+            f"{group.threshold:.1%} allowed"
+        ),
         *(
             Text(
                 f"  {_ratio(metric, found)}: {found.verdict.value}, {_single_line(found.reason)}",

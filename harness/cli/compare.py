@@ -83,7 +83,6 @@ def compare(
         DEFAULT_METRICS,
         check_metrics,
         check_pairs,
-        compare_runs,
         min_pairs,
     )
 
@@ -102,8 +101,7 @@ def compare(
         workload, device, pool, containers[0], db, wait_s=wait, prepare=prepare,
         on_session=partial(_announce, pairs),
     ) as series:  # fmt: skip
-        runs = series.compare(*containers, sessions=pairs)
-    compared = compare_runs(runs, metrics=metrics, threshold=threshold)
+        compared = series.compare(*containers, sessions=pairs, metrics=metrics, threshold=threshold)
     if json:
         print_json(_document(compared))
     else:
@@ -167,6 +165,7 @@ def _document(compared: "ComparisonGroup") -> dict[str, object]:
     return {
         "group_id": compared.group_id,
         "verdict": compared.verdict.value,
+        "threshold": compared.threshold,
         "metrics": {metric.key: asdict(comparison) for metric, comparison in compared.metrics},
         "sessions": [
             {

@@ -12,9 +12,10 @@ at random, always the same ones.
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from harness.errors import UnknownMetricError, WrongUseError
 from harness.results.identity import SpeedKey
 from harness.results.metrics import METRICS, Direction, Metric, find_metric
-from harness.results.records import Run
+from harness.results.records import ComparisonRecord, MetricVerdict, Run
 from harness.words import pluralize
 
 THRESHOLD = 0.05
@@ -127,10 +128,12 @@ class ComparisonGroup:
 
     Attributes:
         runs: both sides' sessions, in the order in which they ran; of both sides at least one.
+        threshold: the part of A that B may lose without being a regression.
     """
 
     runs: tuple[Run, ...]
     metrics: tuple[tuple[Metric, Comparison], ...]
+    threshold: float = THRESHOLD
 
     @property
     def group_id(self) -> str:
@@ -166,6 +169,18 @@ class ComparisonGroup:
     def unchecked(self) -> int:
         """Sessions whose output was not checked."""
         return sum(run.check.outcome != "passed" for run in self.runs)
+
+    @property
+    def record(self) -> ComparisonRecord:
+        """Its terms, and what it found, for the store."""
+        return ComparisonRecord(
+            group_id=self.group_id,
+            metrics=tuple(metric.key for metric, _ in self.metrics),
+            threshold=self.threshold,
+            verdicts=tuple(
+                MetricVerdict(metric=metric.key, **asdict(found)) for metric, found in self.metrics
+            ),
+        )
 
     @property
     def verdict(self) -> Verdict:
@@ -228,21 +243,50 @@ def compare_runs(
     found = tuple(
         (metric, _compare_metric(runs, metric, threshold, len(chosen))) for metric in chosen
     )
-    return ComparisonGroup(tuple(runs), found)
+    return ComparisonGroup(tuple(runs), found, threshold)
 
 
-def find_comparisons(runs: Sequence[Run]) -> tuple[ComparisonGroup, ...]:
-    """Compare both sides of every comparison among the runs, newest first.
+def find_comparisons(
+    runs: Sequence[Run], stored: Mapping[str, ComparisonRecord] = MappingProxyType({})
+) -> tuple[ComparisonGroup, ...]:
+    """Give every comparison among the runs, newest first.
+
+    The verdict is the one that `qnnfarm compare` gave. A comparison that did not end is judged by
+    its terms, an old one without any by the default ones.
 
     Args:
         runs: oldest first, all on hardware or all on the emulator.
+        stored: by group, see `ResultsStore.comparisons`.
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
         if run.label in SIDES:
             groups.setdefault(run.group_id, []).append(run)
     whole = [group for group in groups.values() if {run.label for run in group} == SIDES]
-    return tuple(compare_runs(group) for group in reversed(whole))
+    return tuple(_as_stored(group, stored.get(group[0].group_id)) for group in reversed(whole))
+
+
+def _as_stored(runs: Sequence[Run], stored: ComparisonRecord | None) -> ComparisonGroup:
+    if stored is None:
+        return compare_runs(runs)
+    if not stored.verdicts:
+        return compare_runs(runs, metrics=stored.metrics, threshold=stored.threshold)
+    found = tuple(
+        (
+            find_metric(one.metric),
+            Comparison(
+                Verdict(one.verdict),
+                one.ratio,
+                one.low,
+                one.high,
+                one.confidence,
+                one.pairs,
+                one.reason,
+            ),
+        )
+        for one in stored.verdicts
+    )
+    return ComparisonGroup(tuple(runs), found, stored.threshold)
 
 
 def _compare_metric(

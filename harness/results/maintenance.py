@@ -187,6 +187,8 @@ def prune(database: Database, policy: PrunePolicy) -> Generator[PruneCounts, Non
                     connection.execute(delete(table).where(table.c.run_id.in_(ids)))
             else:  # measurements, telemetry and artifacts go with their runs
                 connection.execute(delete(schema.runs).where(_is_removed(groups)))
+                compared = schema.comparisons
+                connection.execute(delete(compared).where(compared.c.group_id.in_(groups)))
         yield removed
 
 

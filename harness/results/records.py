@@ -333,6 +333,47 @@ class RepetitionTelemetry:
     series: tuple[TelemetrySeries, ...]
 
 
+class MetricVerdict(Record):
+    """What a comparison found for one metric; see `harness.results.comparison.Comparison`."""
+
+    metric: str
+    verdict: Literal["regressed", "improved", "no difference seen", "not enough data"]
+    ratio: float | None
+    low: float | None
+    high: float | None
+    confidence: float
+    pairs: Count
+    reason: StorableText
+
+    @model_validator(mode="after")
+    def _is_known(self) -> "MetricVerdict":
+        find_metric(self.metric)
+        return self
+
+
+class ComparisonRecord(Record):
+    """A comparison of A with B: its terms, and what it found.
+
+    Attributes:
+        group_id: of the runs of both sides.
+        metrics: those that are judged, together.
+        threshold: the part of A that B may lose without being a regression.
+        verdicts: by metric; empty where the comparison did not end.
+    """
+
+    group_id: RunId
+    created_at: UtcMoment = Field(default_factory=now)
+    metrics: Annotated[tuple[str, ...], Field(min_length=1, max_length=64)]
+    threshold: Annotated[float, Field(ge=0, le=1)]
+    verdicts: tuple[MetricVerdict, ...] = ()
+
+    @model_validator(mode="after")
+    def _are_known(self) -> "ComparisonRecord":
+        for key in self.metrics:
+            find_metric(key)
+        return self
+
+
 class Run(Record):
     """One container x device x workload.
 

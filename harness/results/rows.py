@@ -19,6 +19,7 @@ from harness.errors import (
 from harness.results.provenance import has_ended
 from harness.results.records import (
     Artifact,
+    ComparisonRecord,
     ContainerInfo,
     DeviceInfo,
     Measurement,
@@ -91,6 +92,21 @@ def parse_run(location: str, row: RowMapping, measured: Sequence[RowMapping]) ->
         raise CorruptRunError(location, str(row["id"]), said) from error
     except (UnknownMetricError, MetricValueError) as error:
         raise CorruptRunError(location, str(row["id"]), str(error)) from error
+
+
+def parse_comparison(location: str, row: RowMapping) -> ComparisonRecord:
+    """Convert a row to a comparison.
+
+    Raises:
+        CorruptRunError: qnnfarm cannot have written it.
+    """
+    try:
+        return ComparisonRecord.model_validate(dict(row))
+    except ValidationError as error:
+        fault = first_fault(error, ComparisonRecord)
+        raise CorruptRunError(location, str(row["group_id"]), str(fault)) from error
+    except UnknownMetricError as error:
+        raise CorruptRunError(location, str(row["group_id"]), str(error)) from error
 
 
 def parse_telemetry(row: RowMapping) -> RepetitionTelemetry:

@@ -10,6 +10,7 @@ History of `SCHEMA_VERSION`:
     3  precision of containers.
     4  labels, plan, branch, size and parameters of containers; memory, build and clocks of devices;
        the program's hash, the depth of a prompt, sessions at once; origin of imports; artifacts.
+    5  terms and verdicts of comparisons.
 
 To change the tables: change them here, raise `SCHEMA_VERSION`, add a line above and a migration
 from the last version to `MIGRATIONS`.
@@ -49,7 +50,7 @@ from sqlalchemy import (
 from harness.errors import NewerSchemaError, NotAStoreError
 from harness.results import postgresql, records
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -195,6 +196,16 @@ artifacts = Table(
     Index("artifacts_by_content", "sha256"),
 )
 
+comparisons = Table(
+    "comparisons",
+    metadata,
+    Column("group_id", String(32), primary_key=True),  # of both sides' runs
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("metrics", JSON, nullable=False),
+    Column("threshold", Double, nullable=False),
+    Column("verdicts", JSON, nullable=False),
+)
+
 Migration = Callable[[Connection], None]
 
 _GROUPS_AND_CONDITIONS = (
@@ -249,7 +260,12 @@ def _to_4(connection: Connection) -> None:
     artifacts.create(connection)
 
 
-MIGRATIONS: Mapping[int, Migration] = MappingProxyType({2: _to_2, 3: _to_3, 4: _to_4})
+def _to_5(connection: Connection) -> None:
+    """Older comparisons are judged by the default terms."""
+    comparisons.create(connection)
+
+
+MIGRATIONS: Mapping[int, Migration] = MappingProxyType({2: _to_2, 3: _to_3, 4: _to_4, 5: _to_5})
 """Migrations from schema n-1 to schema n, by n."""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import TypeAdapter
-from sqlalchemy import Connection, RowMapping, Select, Table, insert, select, update
+from sqlalchemy import Connection, RowMapping, Select, Table, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from harness.closeable import Closeable
@@ -39,6 +39,7 @@ from harness.results.records import (
     Artifact,
     ArtifactKind,
     CheckOutcome,
+    ComparisonRecord,
     Condition,
     Measurement,
     OutputCheck,
@@ -50,7 +51,13 @@ from harness.results.records import (
     now,
     to_storable,
 )
-from harness.results.rows import parse_artifact, parse_run, parse_telemetry, row_of
+from harness.results.rows import (
+    parse_artifact,
+    parse_comparison,
+    parse_run,
+    parse_telemetry,
+    row_of,
+)
 from harness.results.telemetry import pack
 
 _CONDITIONS: TypeAdapter[tuple[Condition, ...]] = TypeAdapter(tuple[Condition, ...])
@@ -227,6 +234,27 @@ class ResultsStore(Closeable):
         if not rows:
             raise UnknownRunError(self.location, run_id)
         return parse_run(self.location, rows[0], measured.get(run_id, ()))
+
+    def write_comparison(self, comparison: ComparisonRecord) -> None:
+        """Write the terms of a comparison, or what it found in the place of its terms."""
+        table = schema.comparisons
+        row = comparison.model_dump(exclude={"metrics", "verdicts"}) | {
+            "metrics": list(comparison.metrics),
+            "verdicts": [found.model_dump() for found in comparison.verdicts],
+        }
+        with self.database.writing() as connection:
+            connection.execute(delete(table).where(table.c.group_id == comparison.group_id))
+            connection.execute(insert(table).values(row))
+
+    def comparisons(self) -> dict[str, ComparisonRecord]:
+        """Read the comparisons with their terms, by the group of their runs.
+
+        Raises:
+            CorruptRunError: qnnfarm cannot have written one of them.
+        """
+        with self.database.reading() as connection, refuse_unreadable_rows(self.location):
+            rows = connection.execute(select(schema.comparisons)).mappings().all()
+        return {row["group_id"]: parse_comparison(self.location, row) for row in rows}
 
     def telemetry(self, run_id: str) -> tuple[RepetitionTelemetry, ...]:
         """Read a run's telemetry, warm-ups first, then by repetition.

@@ -4,7 +4,7 @@ For a comparison, each pair of sessions runs on one device, one after the other:
 so that slow drift (heat, charge, background work) favours neither.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -12,8 +12,9 @@ from typing import Literal
 from buildlib.container.container import GenAIContainer
 from harness.devices.base import Device
 from harness.errors import WrongUseError
+from harness.results.comparison import DEFAULT_METRICS, THRESHOLD, ComparisonGroup, compare_runs
 from harness.results.lazy_store import LazyResultsStore
-from harness.results.records import Run, new_run_id
+from harness.results.records import ComparisonRecord, Run, new_run_id
 from harness.runtimes.files import check_fit
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
@@ -57,8 +58,22 @@ class BenchSeries:
             recording = replace(recording, first=runs[0])
         return tuple(runs)
 
-    def compare(self, a: GenAIContainer, b: GenAIContainer, *, sessions: int) -> tuple[Run, ...]:
-        """Run sessions of two containers in turns, labelled A and B.
+    def compare(
+        self,
+        a: GenAIContainer,
+        b: GenAIContainer,
+        *,
+        sessions: int,
+        metrics: Sequence[str] = DEFAULT_METRICS,
+        threshold: float = THRESHOLD,
+    ) -> ComparisonGroup:
+        """Run sessions of two containers in turns, labelled A and B, and compare them.
+
+        The terms are stored before anything runs, and the verdict after it, so that all that read
+        the store tell the same.
+
+        Args:
+            metrics, threshold: see `compare_runs`.
 
         Raises:
             WrongUseError: fewer than one session.
@@ -67,6 +82,7 @@ class BenchSeries:
         """
         _require_one(sessions)
         group_id = new_run_id()
+        terms = ComparisonRecord(group_id=group_id, metrics=tuple(metrics), threshold=threshold)
         containers: dict[Label, GenAIContainer] = {"A": a, "B": b}
         first: dict[Label, Run] = {}
         runs = []
@@ -78,6 +94,7 @@ class BenchSeries:
                     check_fit(container, properties)  # before the other is measured for nothing
                 if number == 0:
                     order = self._failed_first(device, containers) or order
+                    self.store.open().write_comparison(terms)
                 for label in order:
                     recording = Recording(
                         self.store.open, group_id, number, label, first.get(label)
@@ -85,7 +102,9 @@ class BenchSeries:
                     run = self._run(device, containers[label], recording)
                     first.setdefault(label, run)
                     runs.append(run)
-        return tuple(runs)
+        compared = compare_runs(runs, metrics=metrics, threshold=threshold)
+        self.store.open().write_comparison(compared.record)
+        return compared
 
     def _failed_first(
         self, device: Device, containers: Mapping[Label, GenAIContainer]

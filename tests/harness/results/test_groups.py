@@ -1,17 +1,23 @@
 """Verdicts over stored runs: only what ran side by side is compared."""
 
-import pytest
+from pathlib import Path
 
-from harness.errors import WrongUseError
+import pytest
+from sqlalchemy import update
+
+from harness.errors import CorruptRunError, WrongUseError
+from harness.results import schema
 from harness.results.comparison import (
     COMPARABLE_METRICS,
     DEFAULT_METRICS,
     Verdict,
     check_metrics,
     compare_runs,
+    find_comparisons,
 )
 from harness.results.metrics import METRICS, Direction, find_metric
-from harness.results.records import Run
+from harness.results.records import ComparisonRecord, Run
+from harness.results.store import ResultsStore
 from tests.reports.conftest import Sample
 
 _PHONE = Sample("SM8750", emulator=False)
@@ -29,6 +35,10 @@ def sessions(metric: str, a: float, b: float, pairs: int = 6) -> list[Run]:
     ]  # fmt: skip
 
 
+def together(runs: list[Run]) -> list[Run]:
+    return [run.model_copy(update={"group_id": runs[0].group_id}) for run in runs]
+
+
 def on(run: Run, **changes: object) -> Run:
     return run.model_copy(update={"device": run.device.model_copy(update=changes)})
 
@@ -36,6 +46,45 @@ def on(run: Run, **changes: object) -> Run:
 def test_the_worst_metric_decides() -> None:
     compared = compare_runs(sessions("ttft_s", 0.5, 0.6), metrics=("ttft_s",))
     assert compared.verdict is Verdict.REGRESSED
+
+
+def test_the_verdict_is_the_one_that_was_given(tmp_path: Path) -> None:
+    """A loss of 8 % that `compare --metric ttft_s --threshold 0.1` allowed is none in reports."""
+    runs = together(sessions("ttft_s", 0.5, 0.54))
+    terms = ComparisonRecord(group_id=runs[0].group_id, metrics=("ttft_s",), threshold=0.1)
+    given = compare_runs(runs, metrics=terms.metrics, threshold=terms.threshold)
+    assert given.verdict is Verdict.NO_DIFFERENCE
+    assert compare_runs(runs, metrics=("ttft_s",)).verdict is Verdict.REGRESSED
+    with ResultsStore.open(tmp_path / "r.db") as store:
+        for run in runs:
+            store.write_run(run)
+        store.write_comparison(terms)  # and Ctrl-C
+        (unfinished,) = find_comparisons(store.list_runs(), store.comparisons())
+        store.write_comparison(given.record)
+        (finished,) = find_comparisons(store.list_runs(), store.comparisons())
+    assert [m.key for m, _ in unfinished.metrics] == ["ttft_s"]
+    assert (unfinished.verdict, finished.verdict) == (given.verdict, given.verdict)
+    assert (finished.metrics, finished.threshold) == (given.metrics, 0.1)
+
+
+def test_a_stored_verdict_stays_what_it_was() -> None:
+    """Even where this version would judge otherwise."""
+    runs = together(sessions("ttft_s", 0.5, 0.6))
+    record = compare_runs(runs, metrics=("ttft_s",)).record
+    other = record.verdicts[0].model_copy(update={"verdict": "improved"})
+    stored = {record.group_id: record.model_copy(update={"verdicts": (other,)})}
+    (group,) = find_comparisons(runs, stored)
+    assert group.verdict is Verdict.IMPROVED
+
+
+def test_a_damaged_comparison_is_refused(tmp_path: Path) -> None:
+    record = compare_runs(sessions("ttft_s", 0.5, 0.6), metrics=("ttft_s",)).record
+    with ResultsStore.open(tmp_path / "r.db") as store:
+        store.write_comparison(record)
+        with store.database.writing() as connection:
+            connection.execute(update(schema.comparisons).values(metrics=["nothing"]))
+        with pytest.raises(CorruptRunError, match="nothing"):
+            store.comparisons()
 
 
 def test_emulator_and_hardware_are_never_compared() -> None:

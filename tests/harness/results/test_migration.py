@@ -32,6 +32,8 @@ RUN_VALUES = """
 """
 SINCE_2 = ", group_id, session, label, conditions, check_outcome, check_reason"
 VALUES_SINCE_2 = ", '0123456789abcdef0123456789abcdef', 0, '', '[]', 'none', ''"
+SINCE_4 = ", clocks, labels"
+VALUES_SINCE_4 = ", '{{}}', '{{}}'"
 MEASURED = """
 INSERT INTO measurements VALUES
     ('0123456789abcdef0123456789abcdef', 'decode_tokens_per_s', {yes}, 0, 16.0);
@@ -47,6 +49,8 @@ def make_old(place: Place, version: int) -> None:
     columns, values = RUN_COLUMNS, RUN_VALUES
     if version >= 2:
         columns, values = columns + SINCE_2, values + VALUES_SINCE_2
+    if version >= 4:
+        columns, values = columns + SINCE_4, values + VALUES_SINCE_4
     script = f"""{tables}
         INSERT INTO qnnfarm_schema VALUES ({version}, '2026-01-01 00:00:00.000000', '0.1.0');
         INSERT INTO runs ({columns}) VALUES ({values});

@@ -15,7 +15,6 @@ from harness.results.comparison import (
     Verdict,
     check_metrics,
     check_pairs,
-    compare_runs,
 )
 from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import Measurement
@@ -43,14 +42,19 @@ def test_sides_take_turns_on_the_same_device(
         with pytest.raises(WrongUseError, match="at least 1"):
             series.compare(container, container, sessions=0)
         assert store.existing is None
-        runs = series.compare(container, container, sessions=2)
+        compared = series.compare(
+            container, container, sessions=2, metrics=("init_s",), threshold=0.5
+        )
+        runs = compared.runs
         assert store.existing is not None
         stored = store.existing.list_runs(RunFilter(group_id=runs[0].group_id))
+        (kept,) = store.existing.comparisons().values()
+    assert kept.verdicts == compared.record.verdicts
+    assert (kept.group_id, kept.metrics, kept.threshold) == (runs[0].group_id, ("init_s",), 0.5)
     assert held == [0, 1]
     assert [(run.session, run.label) for run in runs] == [(0, "A"), (0, "B"), (1, "B"), (1, "A")]
     assert {run.id for run in stored} == {run.id for run in runs}
-    compared = compare_runs(runs)
-    assert compared.verdict is Verdict.NOT_ENOUGH_DATA
+    assert (compared.verdict, compared.threshold) == (Verdict.NOT_ENOUGH_DATA, 0.5)
     for _, found in compared.metrics:
         assert found.pairs == 2
         assert found.ratio is not None
