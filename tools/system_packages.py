@@ -20,6 +20,7 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "openssh-server": ("sshd",),
         "postgresql": ("initdb", "postgres"),
         "procps": ("ps",),
+        "systemd": ("systemd-analyze",),
         "toybox": ("toybox",),
         "util-linux": ("setpriv", "unshare"),
     }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.console import answers, print_json, print_remark, remarks
+from harness.errors import NightlyBusyError
 
 if TYPE_CHECKING:
     from harness.plans.plan_file import Plan
@@ -69,7 +70,12 @@ def nightly(
     with warnings.catch_warnings():
         if quiet:
             warnings.simplefilter("ignore")
-        night = job.run(again=again)
+        try:
+            night = job.run(again=again)
+        except NightlyBusyError:
+            if quiet:  # a timer that starts it every hour is no news
+                raise typer.Exit(NightlyBusyError.exit_code) from None
+            raise
     _show(archive, night, quiet=quiet, as_json=as_json)
     raise typer.Exit(night.exit_code)
 
