@@ -38,6 +38,7 @@ def _row(row: Row) -> dict[str, object]:
         "container_sha256": row.subject.container_sha256,
         **_container(row.container),
         "workload": row.label,
+        "notes": list(row.notes),
         "runs": [run.id for run in row.runs],
         "metrics": {key: _cell(cell) for key, cell in row.cells.items()},
         "perplexity": _values(row.perplexity) if row.perplexity else None,

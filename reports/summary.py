@@ -40,6 +40,9 @@ SPEED_METRICS = (
 GRADED = ("prefill_tokens_per_s", "decode_tokens_per_s")
 """The metrics whose stability grades the row."""
 
+MOST_LABELS = 3
+"""Labels of cells that a row shows."""
+
 Output = Literal["checked", "unchecked", "doubtful"]
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
@@ -137,6 +140,22 @@ class Row:
         return container_name(self.container) if self.container else self.subject.model
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What else tells the row from others: labels, and sessions that ran at once."""
+        if not self.runs:
+            return ()
+        found = [f"{key}={value}" for key, value in self.runs[0].labels.items()]
+        names = dict.fromkeys(run.label.partition("#")[0] for run in self.runs if run.label)
+        found += list(names)[:MOST_LABELS]
+        if len(names) > MOST_LABELS:
+            found.append(f"and {len(names) - MOST_LABELS} more")
+        counts = [run.concurrent_sessions or 1 for run in self.runs]
+        if max(counts) > 1:
+            few = f"{min(counts)} to " if min(counts) < max(counts) else ""
+            found.append(f"{few}{max(counts)} sessions at once")
+        return tuple(found)
+
+    @property
     def n(self) -> int:
         """Repetitions behind the speeds."""
         return max((cell.stats.n for cell in self.cells.values()), default=0)
@@ -231,6 +250,8 @@ def _row(key: SpeedKey, runs: tuple[Run, ...], scored: Sequence[PerplexityRow]) 
     for name in SPEED_METRICS:
         if not any(_all_values(run, name) for run in runs):
             continue
+        if name == "prefill_tokens_per_s" and not key.measures_prompt:
+            continue
         metric = find_metric(name)
         sessions = [run.values(name) for run in runs]
         found = stats.summarise(sessions)
@@ -306,7 +327,7 @@ def _grade(cells: Mapping[str, Cell]) -> tuple[str, tuple[str, ...]]:
 
 def _display_key(key: SpeedKey) -> tuple[object, ...]:
     """Labels that distinguish rows for the reader."""
-    return (key.label, _subject_key(key.subject))
+    return (key.label, key.at_once, key.labels, _subject_key(key.subject))
 
 
 def _apart_remark(alike: Sequence[SpeedKey]) -> tuple[str, ...]:
@@ -373,7 +394,7 @@ def _grouped(
 def _sort_key(row: Row) -> tuple[object, ...]:
     """Sort by model and SoC; unchecked outputs come after checked ones."""
     model, soc, *rest = _subject_key(row.subject)
-    return (model, soc, row.output != "checked", *rest, row.label)
+    return (model, soc, row.output != "checked", *rest, row.label, row.notes)
 
 
 def _subject_key(subject: Subject) -> tuple[str, str, str, str]:

@@ -81,7 +81,7 @@ def _display_key(row: Row) -> tuple[str, ...]:
 
 
 def _remarks(row: Row, *, apart: bool) -> list[Text]:
-    parts = [row.name, row.subject.target, row.label]
+    parts = [row.name, row.subject.target, row.label, *row.notes]
     if apart:
         parts.append(row.subject.container_sha256[:12])
     subject = ", ".join(_single_line(part) for part in parts if part)
@@ -159,6 +159,7 @@ def _name(row: Row, *, apart: bool) -> str:
     if row.container is not None:
         sha256 = f", {row.container.sha256[:12]}" if apart else ""
         lines.append(f"{container_shape(row.container)}{sha256}")
+    lines += map(_single_line, row.notes)
     if row.cells and row.output != "checked":
         lines.append(f"output {row.output}")
     return "\n".join(lines)

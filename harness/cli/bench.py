@@ -1,111 +1,211 @@
-"""`qnnfarm bench`: measures a container in one session or several."""
+"""`qnnfarm bench`: measures containers in one session or several."""
 
-from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.arguments import WAIT_S, ContainerDir, Json, PoolFile, Wait
+from harness.cli.arguments import WAIT_S, Json, PoolFile, Wait
 from harness.cli.bench_options import (
     Charge,
     Devices,
+    Label,
     MaxPerplexity,
     MaxTemp,
     MaxWarmup,
-    NewTokens,
     NoGate,
     PerplexityText,
     PerplexityWindows,
-    PromptTokens,
     QualityOptions,
     Reference,
     ReferenceTokens,
     Repetitions,
     Warmup,
 )
-from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows
+from harness.cli.bench_tests import BenchTest, Both, Depths, Generated, Prompts, bench_tests
+from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows, print_text
+from harness.errors import HarnessError, WrongUseError
 from harness.words import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from harness.results.llama_bench import OutputFormat
     from harness.results.records import Run
     from harness.workloads.session import Session
 
+ContainerDirs = Annotated[
+    list[Path],
+    typer.Argument(help="Folders of containers; several take turns.", metavar="CONTAINER_DIR..."),
+]
+Output = Annotated[
+    Literal["md", "csv", "json", "jsonl"] | None,
+    typer.Option("-o", "--output", help="Print a table as llama-bench does, in this format."),
+]
+
 
 def bench(
-    container_dir: ContainerDir,
+    container_dirs: ContainerDirs,
     db: Annotated[str, typer.Option(help="Results database: a SQLite file, or a database URL.")],
     device: Devices = None,
     pool: PoolFile = None,
-    prompt_tokens: PromptTokens = 64,
-    new_tokens: NewTokens = 16,
+    prompt_tokens: Prompts = None,
+    new_tokens: Generated = None,
+    both: Both = None,
+    depth: Depths = None,
     repetitions: Repetitions = 3,
     warmup: Warmup = None,
     max_warmup: MaxWarmup = 3,
     sessions: Annotated[
-        int, typer.Option(min=1, help="Sessions, spread over the devices in turn.")
+        int, typer.Option(min=1, help="Sessions of each, spread over the devices in turn.")
     ] = 1,
     reference_tokens: ReferenceTokens = None,
     max_perplexity: MaxPerplexity = None,
     perplexity_text: PerplexityText = None,
     perplexity_windows: PerplexityWindows = None,
     reference: Reference = None,
+    label: Label = None,
     max_temp: MaxTemp = None,
     charge: Charge = None,
     no_gate: NoGate = False,
     wait: Wait = WAIT_S,
+    output: Output = None,
     json: Json = False,
 ) -> None:
     """Measure prefill, decode, time to first token, init and memory; store every repetition.
 
-    Each session begins with a device prepared afresh. The output is checked: a speed with a wrong
-    output is a failed run.
+    Lists of tokens and several containers give every combination. Each session begins with a device
+    prepared afresh. The output is checked: a speed with a wrong output is a failed run.
     """
     from buildlib.container.container import GenAIContainer
-    from harness.cli.bench_options import bench_workload, conditioning, open_series
-
-    quality = QualityOptions(max_perplexity, perplexity_text, perplexity_windows, reference)
-    workload = bench_workload(
-        prompt_tokens, new_tokens, repetitions, warmup, max_warmup, reference_tokens, quality
+    from harness.cli.bench_options import (
+        bench_workload,
+        conditioning,
+        open_series,
+        parse_labels,
     )
+
+    if json and output is not None:
+        raise WrongUseError("--json goes without -o: `-o json` is llama-bench's")
+    quality = QualityOptions(max_perplexity, perplexity_text, perplexity_windows, reference)
+    tests = bench_tests(prompt_tokens, new_tokens, both, depth)
+    workloads = [
+        bench_workload(
+            test.prompt_tokens, test.new_tokens, repetitions, warmup, max_warmup,
+            reference_tokens, quality,
+        )
+        for test in tests
+    ]  # fmt: skip
+    labels = parse_labels(label)
     prepare = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
-    container = GenAIContainer.load(container_dir)
-    workload.check(container)
+    containers = [GenAIContainer.load(folder) for folder in container_dirs]
+    for container in containers:
+        for workload in workloads:
+            workload.check(container)
+    benchmarks = [(container, workload) for container in containers for workload in workloads]
+    results = [Result(test) for _ in containers for test in tests]
+    counting = _Counting(sessions * len(benchmarks))
     with open_series(
-        workload, device, pool, container, db, wait_s=wait, prepare=prepare,
-        on_session=partial(_announce, sessions) if sessions > 1 else _nothing,
+        device, pool, db, wait_s=wait, prepare=prepare, labels=labels,
+        on_session=counting.announce if counting.total > 1 else _nothing,
     ) as series:  # fmt: skip
-        runs = series.run(container, sessions=sessions)
+        try:
+            for index, run in series.run(benchmarks, sessions=sessions):
+                results[index].runs.append(run)
+        except HarnessError:
+            done = [result for result in results if result.runs]
+            if done and not json:  # what was measured is not lost on the reader
+                _print(done, series.store.location, output)
+            raise
     if json:
-        print_json(_document(runs))
+        print_json({"benchmarks": [_document(result) for result in results]})
+    else:
+        _print(results, series.store.location, output)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A test of one container, with the runs of its sessions."""
+
+    test: BenchTest
+    runs: "list[Run]" = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Counting:
+    """Announces sessions, all benchmarks' together."""
+
+    total: int
+    begun: int = 0
+
+    def announce(self, _number: int, _label: str, session: "Session") -> None:
+        from harness.results.identity import container_name
+
+        self.begun += 1
+        name = container_name(session.container_info)
+        print_remark(f"session {self.begun} of {self.total}: {name} on {session.device_label}")
+
+
+def _print(results: Sequence[Result], db: str, output: "OutputFormat | None") -> None:
+    if output is None:
+        for number, result in enumerate(results):
+            if number:
+                answers().print()
+            _show(result.runs, db)
         return
-    _show(runs, series.store.location)
+    _print_table(results, output)
+
+
+def _print_table(results: Sequence[Result], output: "OutputFormat") -> None:
+    """Print the table of `-o`; what is not part of it goes to stderr."""
+    from harness.results.llama_bench import format_records, list_tests, to_record
+
+    records = [
+        to_record(test, result.runs)
+        for result in results
+        for test in list_tests(result.runs, together=result.test.together)
+    ]
+    print_text(format_records(records, output))
+    runs = [run for result in results for run in result.runs]
+    if any(run.device.emulator for run in runs):
+        print_remark(EMULATOR)
+    unchecked = sum(run.check.outcome != "passed" for run in runs)
+    if unchecked:
+        print_remark(f"the output of {pluralize(unchecked, 'session')} was compared with nothing")
 
 
 def _nothing(_number: int, _label: str, _session: "Session") -> None:
     return
 
 
-def _announce(sessions: int, number: int, _label: str, session: "Session") -> None:
-    print_remark(f"session {number + 1} of {sessions} on {session.device_label}")
-
-
-def _document(runs: "Sequence[Run]") -> dict[str, object]:
+def _document(result: Result) -> dict[str, object]:
+    """A benchmark with the means of its metrics, and its sessions with every repetition."""
     from dataclasses import asdict
 
+    from harness.results.identity import SpeedKey
+    from harness.results.llama_bench import list_tests
+    from harness.results.metrics import METRICS
     from harness.results.stability import grade_runs
+    from harness.results.stats import summarise
     from harness.workloads.bench import STEADY_METRICS
 
+    runs = result.runs
+    container = runs[0].container
+    means = {key: summarise([run.values(key) for run in runs]) for key in METRICS}
+    tests = list_tests(runs, together=result.test.together)
     return {
         "group_id": runs[0].group_id,
-        "sessions": [run.model_dump(mode="json") for run in runs],
+        "container": container.model_dump(mode="json"),
+        "workload": SpeedKey.of(runs[0]).label,
+        "metrics": {key: asdict(found) for key, found in means.items() if found is not None},
+        "tests": {test.name: asdict(test.stats) for test in tests if test.stats is not None},
         "stability": {key: asdict(grade_runs(runs, key)) for key in STEADY_METRICS},
+        "sessions": [run.model_dump(mode="json") for run in runs],
     }
 
 
 def _show(runs: "Sequence[Run]", db: str) -> None:
-    from harness.results.identity import describe_container
+    from harness.results.identity import SpeedKey, describe_container
     from harness.results.metrics import find_metric
     from harness.results.stability import grade_runs
     from harness.workloads.bench import STEADY_METRICS
@@ -114,7 +214,8 @@ def _show(runs: "Sequence[Run]", db: str) -> None:
     first = runs[0]
     serials = ", ".join(dict.fromkeys(run.device.serial for run in runs))
     where = f"{first.device.soc} ({serials})" if first.device.soc else serials
-    console.print(f"{describe_container(first.container)} on {where}")
+    name = f"{describe_container(first.container)}, {SpeedKey.of(first).label}"
+    console.print(f"{name} on {where}")
     _print_means(runs)
     if len(runs) > 1 and not first.device.emulator:
         for key in STEADY_METRICS:

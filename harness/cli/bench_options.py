@@ -1,7 +1,7 @@
 """Options of `bench` and `compare`."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,6 @@ from harness.console import print_remark
 from harness.errors import WrongUseError
 
 if TYPE_CHECKING:
-    from buildlib.container.container import GenAIContainer
     from harness.results.perplexity import PerplexityBound
     from harness.runtimes.base import GenerationResult
     from harness.workloads.bench import Bench
@@ -78,6 +77,15 @@ Reference = Annotated[
         metavar="CHECKPOINT_DIR",
         help="The checkpoint that the container was built from, to score in float on this host for "
         "--max-perplexity P%; by default what `qnnfarm perplexity --reference` stored.",
+    ),
+]
+Label = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        metavar="KEY=VALUE",
+        help="Store the runs with a label of your own, which names them in reports; may be "
+        "repeated.",
     ),
 ]
 MaxTemp = Annotated[
@@ -174,6 +182,29 @@ def bench_workload(
     )
 
 
+def parse_labels(texts: Sequence[str] | None) -> dict[str, str]:
+    """Read `--label` options.
+
+    Raises:
+        WrongUseError: one is no KEY=VALUE, a key occurs twice, or there are too many.
+    """
+    from harness.results.records import MAX_LABELS
+
+    found: dict[str, str] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not (equals and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", key)):
+            raise WrongUseError(f"--label {text[:40]!r} is no KEY=VALUE, as in team=camera")
+        if not re.fullmatch(r"[^\x00-\x1f\x7f]{1,200}", value):
+            raise WrongUseError(f"--label {key}: the value is 1 to 200 printable characters")
+        if key in found:
+            raise WrongUseError(f"--label {key} is given twice")
+        found[key] = value
+    if len(found) > MAX_LABELS:
+        raise WrongUseError(f"{len(found)} labels are too many: at most {MAX_LABELS}")
+    return found
+
+
 def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -> "Prepare | None":
     """Make what brings a device into its measuring conditions, from the options.
 
@@ -214,22 +245,21 @@ def _window(text: str) -> tuple[float, float]:
 
 @contextmanager
 def open_series(
-    workload: "Bench",
     names: Sequence[str] | None,
     pool: Path | None,
-    container: "GenAIContainer",
     db: str,
     *,
     wait_s: float,
     prepare: "Prepare | None",
     on_session: "OnSession",
+    labels: Mapping[str, str],
 ) -> "Iterator[BenchSeries]":
     """Open the store and the source of devices for a series of sessions.
 
     Args:
         names, pool, wait_s: see `device_source`.
-        container: a device of the pool must have its SoC.
         prepare: see `conditioning`.
+        labels: of all runs.
 
     Raises:
         StoreError: the database cannot be used.
@@ -239,12 +269,10 @@ def open_series(
     from harness.cli.progress import deploy_progress
     from harness.results.database import shown
     from harness.results.lazy_store import LazyResultsStore
-    from harness.runtimes.files import target_of
     from harness.telemetry.sampler import DEFAULT_HZ
     from harness.workloads.bench_series import BenchSeries
     from harness.workloads.session import SessionOptions
 
-    soc = target_of(container).soc.name
     options = SessionOptions(
         telemetry_hz=DEFAULT_HZ,
         prepare=prepare,
@@ -254,9 +282,9 @@ def open_series(
     with (
         report_interrupt(shown(db)),
         LazyResultsStore(db) as store,
-        device_source(names, pool, soc, wait_s=wait_s) as source,
+        device_source(names, pool, wait_s=wait_s) as source,
     ):
-        yield BenchSeries(workload, source, store, options, on_session)
+        yield BenchSeries(source, store, options, on_session, labels)
 
 
 def _tell_repetition(number: int, total: int, result: "GenerationResult") -> None:

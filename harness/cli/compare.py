@@ -10,6 +10,7 @@ from harness.cli.arguments import WAIT_S, Json, PoolFile, Wait
 from harness.cli.bench_options import (
     Charge,
     Devices,
+    Label,
     MaxPerplexity,
     MaxTemp,
     MaxWarmup,
@@ -67,6 +68,7 @@ def compare(
     perplexity_text: PerplexityText = None,
     perplexity_windows: PerplexityWindows = None,
     reference: Reference = None,
+    label: Label = None,
     max_temp: MaxTemp = None,
     charge: Charge = None,
     no_gate: NoGate = False,
@@ -78,7 +80,12 @@ def compare(
     Exits 1 where B is slower, or where a container answers wrongly; 2 where there is no verdict.
     """
     from buildlib.container.container import GenAIContainer
-    from harness.cli.bench_options import bench_workload, conditioning, open_series
+    from harness.cli.bench_options import (
+        bench_workload,
+        conditioning,
+        open_series,
+        parse_labels,
+    )
     from harness.results.comparison import (
         DEFAULT_METRICS,
         check_metrics,
@@ -93,15 +100,18 @@ def compare(
     metrics = check_metrics(metric or DEFAULT_METRICS)
     pairs = max(_PAIRS, min_pairs(len(metrics))) if sessions is None else sessions
     check_pairs(pairs, len(metrics))
+    labels = parse_labels(label)
     prepare = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
     containers = GenAIContainer.load(a), GenAIContainer.load(b)
     for container in containers:
         workload.check(container)
     with open_series(
-        workload, device, pool, containers[0], db, wait_s=wait, prepare=prepare,
-        on_session=partial(_announce, pairs),
+        device, pool, db, wait_s=wait, prepare=prepare, on_session=partial(_announce, pairs),
+        labels=labels,
     ) as series:  # fmt: skip
-        compared = series.compare(*containers, sessions=pairs, metrics=metrics, threshold=threshold)
+        compared = series.compare(
+            workload, *containers, sessions=pairs, metrics=metrics, threshold=threshold
+        )
     if json:
         print_json(_document(compared))
     else:

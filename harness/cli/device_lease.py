@@ -93,12 +93,13 @@ class _Waiting:
 def device_source(
     names: Sequence[str] | None,
     pool: Path | None,
-    soc: str,
     *,
     wait_s: float,
     purpose: Callable[[int], str] = lambda number: f"session {number + 1}",
 ) -> "Iterator[DeviceSource]":
     """Open a source of devices for sessions, each of which leases its own.
+
+    Of a pool it is one with the SoC of the session's container, if none is named.
 
     They come from a pool: that of `pool`, of `$QNNFARM_POOL`, or of `./pool.yaml`. A name that is
     no member of a pool which nobody asked for, and `$ANDROID_SERIAL`, name a device directly; so
@@ -107,7 +108,6 @@ def device_source(
     Args:
         names: devices, or members of the pool, that take turns.
         pool: a pool's file.
-        soc: of a device of the pool, if none is named.
         wait_s: how long to wait for each lease.
         purpose: of the lease of a session, by its number.
 
@@ -123,7 +123,7 @@ def device_source(
     def named(number: int) -> str | None:
         return names[number % len(names)] if names else None
 
-    def direct(number: int) -> AbstractContextManager["Device"]:
+    def direct(number: int, _soc: str) -> AbstractContextManager["Device"]:
         return lease_device(named(number), wait_s=wait_s, purpose=purpose(number))
 
     path, _ = find_config(pool)
@@ -134,10 +134,10 @@ def device_source(
         members = _member_names(opened)
 
         @contextmanager
-        def leased(number: int) -> "Iterator[Device]":
+        def leased(number: int, soc: str) -> "Iterator[Device]":
             name = named(number)
             if name is not None and name not in members and pool is None:
-                with direct(number) as device:
+                with direct(number, soc) as device:
                     yield device
                 return
             member = None if name is None else members.get(name, name)
@@ -186,13 +186,9 @@ def open_session(
     purpose = f"running {container.metadata.model.name}"
     with (
         device_source(
-            [name] if name else None,
-            pool,
-            target_of(container).soc.name,
-            wait_s=wait_s,
-            purpose=lambda _: purpose,
+            [name] if name else None, pool, wait_s=wait_s, purpose=lambda _: purpose
         ) as source,
-        source(0) as device,
+        source(0, target_of(container).soc.name) as device,
         Session(device, container, SessionOptions(shown=deploy_progress)) as session,
     ):
         yield session

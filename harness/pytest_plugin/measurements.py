@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from harness.results.identity import container_name
+from harness.results.llama_bench import format_parameters, format_size, markdown
 from harness.results.metrics import find_metric
 from harness.results.records import Measurement, Run, Workload, new_run_id, now
 from harness.results.stats import summarise
@@ -14,9 +16,7 @@ if TYPE_CHECKING:
     from harness.results.records import RunStatus
     from harness.results.store import ResultsStore
 
-_GIB, _MIB, _GIGA = 2.0**30, 2.0**20, 1e9
 _COLUMNS = ("model", "size", "params", "backend", "device", "test")
-_LEFT = {"model", "backend", "device"}
 
 Row = Mapping[str, object]
 """A test's values of one metric, in plain types that xdist can send."""
@@ -107,7 +107,7 @@ class MeasurementRecorder:
         metadata = self._runner.container.metadata
         self._add_row(
             {
-                "model": container.model,
+                "model": container_name(container),
                 "container": container.sha256,
                 "size": sum(record.size_bytes for record in metadata.files.values()),
                 "params": metadata.model.parameters,
@@ -168,7 +168,7 @@ def format_table(rows: Sequence[Row]) -> list[str]:
     several = _ambiguous(rows)
     if rates:
         cells = [(*_cells(row, several), _spread(sessions)) for row, sessions in _merge(rates)]
-        lines += _markdown(cells)
+        lines += markdown((*_COLUMNS, "t/s"), cells)
     if any(row.get("emulator") for row in rates):
         lines.append("measured on the HTP emulator: its speed says nothing about hardware speed")
     for row, sessions in _merge(others):
@@ -212,24 +212,12 @@ def _cells(row: Row, several: frozenset[object]) -> tuple[str, ...]:
     device = " ".join(str(row.get(key) or "") for key in ("soc", "device")).strip()
     return (
         _model(row, several),
-        _bytes(row.get("size")),
-        _count(row.get("params")),
+        format_size(row.get("size")),
+        format_parameters(row.get("params")),
         str(row.get("backend") or ""),
         device,
         str(row["test"]),
     )
-
-
-def _bytes(size: object) -> str:
-    if not isinstance(size, int):
-        return "?"
-    return f"{size / _GIB:.2f} GiB" if size >= _GIB else f"{size / _MIB:.2f} MiB"
-
-
-def _count(params: object) -> str:
-    if not isinstance(params, int):
-        return "?"
-    return f"{params / _GIGA:.2f} B" if params >= _GIGA else f"{params / 1e6:.2f} M"
 
 
 def _spread(sessions: Sequence[Sequence[float]], scale: float = 1.0, decimals: int = 2) -> str:
@@ -239,23 +227,3 @@ def _spread(sessions: Sequence[Sequence[float]], scale: float = 1.0, decimals: i
         return ""
     mean = f"{stats.mean * scale:.{decimals}f}"
     return mean if stats.sd is None else f"{mean} ± {stats.sd * scale:.{decimals}f}"
-
-
-def _markdown(cells: Sequence[tuple[str, ...]]) -> list[str]:
-    names = (*_COLUMNS, "t/s")
-    clean = [tuple(cell.replace("|", "/") for cell in row) for row in cells]
-    widths = [max(map(len, column)) for column in zip(names, *clean, strict=True)]
-    left = [name in _LEFT for name in names]
-
-    def line(row: Sequence[str]) -> str:
-        padded = [
-            cell.ljust(width) if is_left else cell.rjust(width)
-            for cell, width, is_left in zip(row, widths, left, strict=True)
-        ]
-        return f"| {' | '.join(padded)} |"
-
-    rule = [
-        "-" * (width + 2) if is_left else "-" * (width + 1) + ":"
-        for width, is_left in zip(widths, left, strict=True)
-    ]
-    return [line(names), f"|{'|'.join(rule)}|", *map(line, clean)]

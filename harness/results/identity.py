@@ -13,6 +13,8 @@ from harness.words import pluralize
 
 Pairs = tuple[tuple[str, str], ...]
 UNKNOWN = "an unknown device"
+SHORTEST_PROMPT = 2
+"""Tokens of the shortest prompt, bos and one more: what is left of a prompt with `-p 0`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +79,23 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class SpeedKey:
-    """A subject and its workload: runs with equal keys measure the same speed."""
+    """A subject and its workload: runs with equal keys measure the same speed.
+
+    Attributes:
+        at_once: whether other sessions ran on the host meanwhile; None if that is unknown.
+        labels: the user's own.
+    """
 
     subject: Subject
     kind: str
     runner: str
     prompt_tokens: int | None
+    depth_tokens: int | None
     prompt: str | None
     max_new_tokens: int | None
     sampler: Pairs
+    at_once: bool | None
+    labels: Pairs
 
     @classmethod
     def of(cls, run: Run) -> "SpeedKey":
@@ -96,21 +106,34 @@ class SpeedKey:
             kind=run.kind,
             runner=work.runner,
             prompt_tokens=work.prompt_tokens,
+            depth_tokens=work.depth_tokens or None,
             prompt=work.prompt_sha256 or work.prompt,
             max_new_tokens=work.max_new_tokens,
             sampler=_pairs(work.sampler),
+            at_once=None if run.concurrent_sessions is None else run.concurrent_sessions > 1,
+            labels=_pairs(run.labels),
         )
 
     @property
     def label(self) -> str:
-        """The workload in llama-bench's words: prompt processing and text generation."""
+        """The workload in llama-bench's words: prompt processing and text generation.
+
+        A benchmark without more than the token that comes with the prompt is `pp64`, and one after
+        the shortest prompt is `tg16`.
+        """
         parts = []
-        if self.prompt_tokens is not None:
+        bench = self.kind == "bench"
+        if self.prompt_tokens is not None and (self.measures_prompt or not bench):
             parts.append(f"pp{self.prompt_tokens}")
-        if self.max_new_tokens is not None:
+        if self.max_new_tokens is not None and (self.max_new_tokens > 1 or not bench):
             parts.append(f"tg{self.max_new_tokens}")
-        label = "+".join(parts)
-        return label if self.kind == "bench" and label else f"{self.kind} {label}".strip()
+        label = "+".join(parts) + (f" @ d{self.depth_tokens}" if self.depth_tokens else "")
+        return label if bench and label else f"{self.kind} {label}".strip()
+
+    @property
+    def measures_prompt(self) -> bool:
+        """Whether it is about its prompt, rather than a generation after the shortest one."""
+        return self.prompt_tokens is None or self.prompt_tokens > SHORTEST_PROMPT
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from buildlib.container.container import GenAIContainer
+from harness.results.identity import SHORTEST_PROMPT
 from harness.results.perplexity import PerplexityBound
 from harness.results.records import OutputCheck, Run, TelemetrySeries
 from harness.results.records import Workload as WorkloadRecord
@@ -45,7 +46,8 @@ from harness.workloads.quality import (
 )
 from harness.workloads.session import Session
 
-STEADY_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s")
+PREFILL = "prefill_tokens_per_s"
+STEADY_METRICS = (PREFILL, "decode_tokens_per_s")
 """Warm-up ends when these are steady."""
 _QUALITY_KEYS = frozenset({"perplexity_text", "perplexity_windows", "reference"})
 
@@ -85,6 +87,11 @@ class Bench(WorkloadModel):
     input_keys: ClassVar[tuple[str, ...]] = ("reference_tokens", "perplexity_text")
     later_keys: ClassVar[frozenset[str]] = _QUALITY_KEYS
     under_conditions: ClassVar[bool] = True
+
+    @property
+    def measures_prompt(self) -> bool:
+        """Whether its prompt is longer than the shortest one, whose speed says nothing."""
+        return self.prompt_tokens > SHORTEST_PROMPT
 
     @property
     def warmup_limit(self) -> int:
@@ -211,7 +218,7 @@ class _Steadiness:
     def add(self, metrics: Mapping[str, float]) -> None:
         self.count += 1
         for key in STEADY_METRICS:
-            if key in metrics:
+            if key in metrics and (key != PREFILL or self.bench.measures_prompt):
                 self.values.setdefault(key, []).append(metrics[key])
 
     @property

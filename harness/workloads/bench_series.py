@@ -1,10 +1,11 @@
-"""Sessions of a benchmark in a series: of one container, or of two that take turns.
+"""Sessions of benchmarks in a series, which take turns, and of two containers that are compared.
 
-For a comparison, each pair of sessions runs on one device, one after the other: A B, B A, A B, ...
-so that slow drift (heat, charge, background work) favours neither.
+Of several benchmarks, the first session of each comes before the second of any. For a comparison,
+each pair of sessions runs on one device, one after the other: A B, B A, A B, ... so that slow drift
+(heat, charge, background work) favours neither.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -15,34 +16,36 @@ from harness.errors import WrongUseError
 from harness.results.comparison import DEFAULT_METRICS, THRESHOLD, ComparisonGroup, compare_runs
 from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import ComparisonRecord, Run, new_run_id
-from harness.runtimes.files import check_fit
+from harness.runtimes.files import check_fit, target_of
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.session import Session, SessionOptions
 
-DeviceSource = Callable[[int], AbstractContextManager[Device]]
-"""Leases the device of a session, by the session's number, for a block."""
+DeviceSource = Callable[[int, str], AbstractContextManager[Device]]
+"""Leases the device of a session for a block, by the session's number and its container's SoC."""
 OnSession = Callable[[int, str, Session], None]
 """Called when a session begins, with its number from 0 and its label."""
 Label = Literal["A", "B"]
+Benchmark = tuple[GenAIContainer, Bench]
 
 
 @dataclass(frozen=True, slots=True)
 class BenchSeries:
-    """Runs a benchmark in several sessions, all stored under one group.
+    """Runs benchmarks in several sessions.
 
     Attributes:
         devices: leases the device of each session, or pair of sessions.
+        labels: the user's own keys and values, which every run is stored with.
     """
 
-    bench: Bench
     devices: DeviceSource
     store: LazyResultsStore
     options: SessionOptions = field(default_factory=SessionOptions)
     on_session: OnSession = lambda _number, _label, _session: None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
-    def run(self, container: GenAIContainer, *, sessions: int) -> tuple[Run, ...]:
-        """Run sessions of one container.
+    def run(self, benchmarks: Sequence[Benchmark], *, sessions: int) -> Iterator[tuple[int, Run]]:
+        """Run sessions of benchmarks, each of which is a group; with a run comes its benchmark.
 
         Raises:
             WrongUseError: fewer than one session.
@@ -50,16 +53,20 @@ class BenchSeries:
                 had begun.
         """
         _require_one(sessions)
-        recording = Recording(self.store.open, new_run_id())
-        runs: list[Run] = []
+        first = Recording(self.store.open, labels=self.labels)
+        recordings = [replace(first, group_id=new_run_id()) for _ in benchmarks]
         for number in range(sessions):
-            with self.devices(number) as device:
-                runs.append(self._run(device, container, replace(recording, session=number)))
-            recording = replace(recording, first=runs[0])
-        return tuple(runs)
+            for index, (container, bench) in enumerate(benchmarks):
+                recording = replace(recordings[index], session=number)
+                with self.devices(number, _soc(container)) as device:
+                    run = self._run(device, container, bench, recording)
+                if number == 0:
+                    recordings[index] = replace(recording, first=run)
+                yield index, run
 
     def compare(
         self,
+        bench: Bench,
         a: GenAIContainer,
         b: GenAIContainer,
         *,
@@ -88,18 +95,19 @@ class BenchSeries:
         runs = []
         for number in range(sessions):
             order: tuple[Label, ...] = ("B", "A") if number % 2 else ("A", "B")
-            with self.devices(number) as device:
+            with self.devices(number, _soc(a)) as device:
                 properties = device.properties()
                 for container in (a, b):
                     check_fit(container, properties)  # before the other is measured for nothing
                 if number == 0:
-                    order = self._failed_first(device, containers) or order
+                    order = self._failed_first(device, bench, containers) or order
                     self.store.open().write_comparison(terms)
                 for label in order:
                     recording = Recording(
-                        self.store.open, group_id, number, label, first.get(label)
-                    )
-                    run = self._run(device, containers[label], recording)
+                        self.store.open, group_id, number, label, first.get(label),
+                        labels=self.labels,
+                    )  # fmt: skip
+                    run = self._run(device, containers[label], bench, recording)
                     first.setdefault(label, run)
                     runs.append(run)
         compared = compare_runs(runs, metrics=metrics, threshold=threshold)
@@ -107,21 +115,27 @@ class BenchSeries:
         return compared
 
     def _failed_first(
-        self, device: Device, containers: Mapping[Label, GenAIContainer]
+        self, device: Device, bench: Bench, containers: Mapping[Label, GenAIContainer]
     ) -> tuple[Label, ...]:
         """The side that its perplexity fails, so that nothing is measured in vain before it."""
         for label, container in containers.items():
             with Session(device, container, self.options) as session:
-                quality = self.bench.judge_container(session, self.store.open())
+                quality = bench.judge_container(session, self.store.open())
             if quality is not None and quality.outcome == "failed":
                 return (label,)
         return ()
 
-    def _run(self, device: Device, container: GenAIContainer, recording: Recording) -> Run:
+    def _run(
+        self, device: Device, container: GenAIContainer, bench: Bench, recording: Recording
+    ) -> Run:
         with Session(device, container, self.options) as session:
-            self.bench.check(container)
+            bench.check(container)
             self.on_session(recording.session, recording.label, session)
-            return self.bench.run(session, recording).output
+            return bench.run(session, recording).output
+
+
+def _soc(container: GenAIContainer) -> str:
+    return target_of(container).soc.name
 
 
 def _require_one(sessions: int) -> None:

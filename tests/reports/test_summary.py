@@ -62,6 +62,9 @@ def test_the_same_container_on_emulator_and_hardware_gives_two_rows(samples: Sam
         {"workload__max_new_tokens": 128},
         {"workload__runner": "genie-t2t-run"},
         {"workload__sampler": {"greedy": False}},
+        {"workload__depth_tokens": 128},
+        {"concurrent_sessions": 1},
+        {"labels": {"team": "camera"}},
     ],
     ids=str,
 )
@@ -89,6 +92,39 @@ def test_a_version_that_only_one_run_knows_keeps_perplexity_and_speed_together(
     assert len(rows([changed(bench, provenance__library_versions=unaware), perplexity])) == 1
     contrary = {**known, "genie": "1.22"}
     assert len(rows([changed(bench, provenance__library_versions=contrary), perplexity])) == 2
+
+
+def test_sessions_alone_and_those_that_shared_the_host_are_kept_apart(samples: Samples) -> None:
+    bench = samples["emulator"][0]
+    counts = [1, 1, 3, 2]
+    runs = [
+        changed(bench, id=f"{number:032x}", concurrent_sessions=count)
+        for number, count in enumerate(counts)
+    ]
+    alone, several = sorted(rows(runs), key=lambda row: row.notes)
+    assert [len(row.runs) for row in (alone, several)] == [2, 2]
+    assert (alone.notes, several.notes) == ((), ("2 to 3 sessions at once",))
+    assert not any("Separate from" in remark for row in (alone, several) for remark in row.remarks)
+
+
+def test_labels_name_a_row(samples: Samples) -> None:
+    bench = changed(samples["emulator"][0], labels={"team": "camera"}, label="a/phones/bench#2")
+    (row,) = rows([bench])
+    assert row.notes == ("team=camera", "a/phones/bench")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "generated", "label"),
+    [(64, 16, "pp64+tg16"), (64, 1, "pp64"), (2, 16, "tg16"), (None, None, "bench")],
+)
+def test_a_benchmark_is_named_by_what_it_measures(
+    samples: Samples, prompt: int | None, generated: int | None, label: str
+) -> None:
+    bench = samples["emulator"][0]
+    run = changed(bench, workload__prompt_tokens=prompt, workload__max_new_tokens=generated)
+    (row,) = rows([run])
+    assert row.label == label
+    assert ("prefill_tokens_per_s" in row.cells) is (prompt != 2)
 
 
 def test_warmups_are_in_no_mean(samples: Samples) -> None:

@@ -111,7 +111,11 @@ def test_the_path_of_a_user(
     assert answer["metrics"]["generated_tokens"] == 6
 
     short = ("-p", "40", "-n", "4", "-r", "2", "-w", "1", "--db", str(db))
-    (run,) = json.loads(qnnfarm("bench", *on_device, *short, "--json").stdout)["sessions"]
+    (bench,) = json.loads(qnnfarm("bench", *on_device, *short, "--json").stdout)["benchmarks"]
+    (run,) = bench["sessions"]
+    assert bench["workload"] == "pp40+tg4"
+    assert bench["metrics"]["prompt_tokens"]["mean"] == 40
+    assert bench["metrics"]["decode_tokens_per_s"]["n"] == 2
     measured = [m for m in run["measurements"] if m["metric"] == "prefill_tokens_per_s"]
     assert [m["is_warmup"] for m in measured] == [True, False, False]
     prompts = {m["value"] for m in run["measurements"] if m["metric"] == "prompt_tokens"}

@@ -97,7 +97,7 @@ def test_what_is_benched_is_kept_there(
 ) -> None:
     bench = measuring("bench", tiny_bundle, *SHORT, "--json")
     assert bench.returncode == 0, bench.stderr
-    (first,) = json.loads(bench.stdout)["sessions"]
+    (first,) = json.loads(bench.stdout)["benchmarks"][0]["sessions"]
     assert postgresql.server.password not in bench.stdout + bench.stderr
     with ResultsStore.open(postgresql.location, create=False) as store:
         kept = store.get_run(first["id"])

@@ -31,19 +31,19 @@ def test_sides_take_turns_on_the_same_device(
     held: list[int] = []
 
     @contextmanager
-    def devices(number: int) -> Iterator[AdbDevice]:
+    def devices(number: int, _soc: str) -> Iterator[AdbDevice]:
         held.append(number)
         yield virtual_device
 
     container = GenAIContainer.load(tiny_bundle)
     bench = Bench(prompt_tokens=4, new_tokens=2, repetitions=1, warmup=0)
     with LazyResultsStore(str(tmp_path / "results.db")) as store:
-        series = BenchSeries(bench, devices, store)
+        series = BenchSeries(devices, store)
         with pytest.raises(WrongUseError, match="at least 1"):
-            series.compare(container, container, sessions=0)
+            series.compare(bench, container, container, sessions=0)
         assert store.existing is None
         compared = series.compare(
-            container, container, sessions=2, metrics=("init_s",), threshold=0.5
+            bench, container, container, sessions=2, metrics=("init_s",), threshold=0.5
         )
         runs = compared.runs
         assert store.existing is not None
@@ -69,7 +69,7 @@ def test_a_side_that_its_perplexity_fails_is_refused_before_the_other_runs(
     object.__setattr__(b, "metadata", other)
 
     @contextmanager
-    def devices(_number: int) -> Iterator[AdbDevice]:
+    def devices(_number: int, _soc: str) -> Iterator[AdbDevice]:
         yield virtual_device
 
     bench = Bench(prompt_tokens=4, new_tokens=2, repetitions=1, warmup=0)
@@ -86,7 +86,7 @@ def test_a_side_that_its_perplexity_fails_is_refused_before_the_other_runs(
         )
         store.open().write_run(known)
         with pytest.raises(OutputCheckError, match=r"\+100.0% .* --max-perplexity 100% accepts it"):
-            BenchSeries(bench, devices, store).compare(a, b, sessions=2)
+            BenchSeries(devices, store).compare(bench, a, b, sessions=2)
         (run,) = store.open().list_runs(RunFilter(kind="bench"))
     assert (run.label, run.status, run.check.outcome) == ("B", "failed", "failed")
 

@@ -204,7 +204,8 @@ def test_sessions_are_prepared_anew_and_agree(
     numbers: list[int] = []
 
     @contextmanager
-    def devices(number: int) -> Iterator[AdbDevice]:
+    def devices(number: int, soc: str) -> Iterator[AdbDevice]:
+        assert soc == "SM8750"
         numbers.append(number)
         yield virtual_device
 
@@ -215,10 +216,18 @@ def test_sessions_are_prepared_anew_and_agree(
 
     bench = Bench(prompt_tokens=8, new_tokens=2, repetitions=1, warmup=0)
     options = SessionOptions(telemetry_hz=DEFAULT_HZ, prepare=prepare)
-    series = BenchSeries(bench, devices, LazyResultsStore(store.location), options)
-    runs = series.run(GenAIContainer.load(tiny_bundle), sessions=2)
-    assert numbers == [0, 1]
-    assert len(set(folders)) == 2
+    store_of_series = LazyResultsStore(store.location)
+    series = BenchSeries(devices, store_of_series, options, labels={"team": "camera"})
+    longer = bench.model_copy(update={"prompt_tokens": 12})
+    container = GenAIContainer.load(tiny_bundle)
+    measured = list(series.run([(container, bench), (container, longer)], sessions=2))
+    assert numbers == [0, 0, 1, 1]
+    assert [index for index, _ in measured] == [0, 1, 0, 1]  # they take turns
+    assert [run.workload.prompt_tokens for _, run in measured] == [8, 12, 8, 12]
+    assert len({run.group_id for _, run in measured}) == 2
+    assert {tuple(run.labels.items()) for _, run in measured} == {(("team", "camera"),)}
+    runs = [run for index, run in measured if index == 0]
+    assert len(set(folders)) == 4
     assert [(run.session, run.group_id) for run in runs] == [
         (0, runs[0].group_id),
         (1, runs[0].group_id),

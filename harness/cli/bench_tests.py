@@ -1,0 +1,131 @@
+"""Tests of `qnnfarm bench`, by llama-bench's options `-p`, `-n`, `-pg` and `-d`.
+
+One run of ours measures a prompt and the generation after it, so `-p 64 -n 16` is one test here
+(`pp64` and `tg16 @ d64` at once), and lists of both give every pair. Genie always takes a prompt
+and gives the first token with it; so the nearest to `-n 0` is a prompt with just that token, whose
+decode rate does not exist, and the nearest to `-p 0` a generation after the shortest prompt.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from harness.errors import WrongUseError
+
+_PROMPT, _GENERATED = 64, 16
+_FIRST_TOKEN = 1
+_MOST_TESTS = 1000
+
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-p",
+        "--prompt-tokens",
+        metavar="N[,N...]",
+        help="Tokens to prefill, bos included; 0 for the shortest prompt, whose speed is not told. "
+        "By default 64.",
+    ),
+]
+Generated = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-n",
+        "--new-tokens",
+        metavar="N[,N...]",
+        help="Tokens to generate; 0 for just the one that Genie gives with the prompt. By default "
+        "16.",
+    ),
+]
+Both = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-pg",
+        metavar="P,N",
+        help="A prompt of P tokens with N generated ones, and the speed of both together; may be "
+        "repeated.",
+    ),
+]
+Depths = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-d",
+        "--depth",
+        metavar="N[,N...]",
+        help="Tokens in the context before those that are generated: `tg16 @ d64`.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTest:
+    """A test as it is run.
+
+    Attributes:
+        together: whether the speed of prompt and generation together is asked for.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    together: bool = False
+
+
+def bench_tests(
+    prompts: Sequence[str] | None,
+    generated: Sequence[str] | None,
+    both: Sequence[str] | None,
+    depths: Sequence[str] | None,
+) -> tuple[BenchTest, ...]:
+    """Return the tests of llama-bench's options, each once.
+
+    Raises:
+        WrongUseError: a number cannot be read, nothing would be measured, or Genie cannot do it.
+    """
+    found = [replace(_test(*_pair(text)), together=True) for text in both or ()]
+    at_depth = [depth for depth in _numbers("-d", depths) if depth]
+    wanted = _numbers("-p", prompts)
+    if at_depth and any(wanted):
+        raise WrongUseError(
+            f"-p {max(wanted)} -d {at_depth[0]}: Genie takes context and prompt as one, and tells "
+            f"one speed of both; -p {at_depth[0] + max(wanted)} measures that, and -d without -p a "
+            "generation at that depth"
+        )
+    counts = _numbers("-n", generated) or (_GENERATED,)
+    if depths is not None:
+        wanted = _numbers("-d", depths)
+    elif not wanted:
+        wanted = () if both and generated is None else (_PROMPT,)
+    pairs = [(prompt, count) for prompt in wanted for count in counts if prompt or count]
+    if not pairs and not found:
+        raise WrongUseError("-p 0 -n 0 measures nothing: give one of them")
+    found += [_test(*pair) for pair in pairs]
+    asked: dict[tuple[int, int], BenchTest] = {}
+    for test in found:  # those of -pg come first
+        asked.setdefault((test.prompt_tokens, test.new_tokens), test)
+    tests = tuple(asked.values())
+    if len(tests) > _MOST_TESTS:
+        raise WrongUseError(f"{len(tests):,} tests are too many: at most {_MOST_TESTS:,}")
+    return tests
+
+
+def _test(prompt: int, generated: int) -> BenchTest:
+    from harness.results.identity import SHORTEST_PROMPT
+
+    return BenchTest(prompt or SHORTEST_PROMPT, generated or _FIRST_TOKEN)
+
+
+def _numbers(option: str, texts: Sequence[str] | None) -> tuple[int, ...]:
+    words = [word for text in texts or () for word in text.split(",")]
+    strange = next((word for word in words if not re.fullmatch(r"[0-9]{1,7}", word.strip())), None)
+    if strange is not None:
+        raise WrongUseError(f"{option}: {strange[:20]!r} is no number of tokens: as in 64,128")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def _pair(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"\s*([1-9][0-9]{0,6})\s*,\s*([1-9][0-9]{0,6})\s*", text)
+    if match is None:
+        raise WrongUseError(f"-pg: {text[:20]!r} is no pair of prompt and generation: as in 64,16")
+    return int(match[1]), int(match[2])

@@ -1,0 +1,64 @@
+"""llama-bench's options, and what they become."""
+
+import pytest
+
+from harness.cli.bench_options import parse_labels
+from harness.cli.bench_tests import BenchTest, bench_tests
+from harness.errors import WrongUseError
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [(64, 16)]),
+        ({"p": ["64,128"]}, [(64, 16), (128, 16)]),
+        ({"p": ["64", "128"], "n": ["8,16"]}, [(64, 8), (64, 16), (128, 8), (128, 16)]),
+        ({"n": ["32"]}, [(64, 32)]),
+        ({"n": ["0"]}, [(64, 1)]),
+        ({"p": ["0"]}, [(2, 16)]),
+        ({"p": ["0,64"], "n": ["0,16"]}, [(2, 16), (64, 1), (64, 16)]),
+        ({"d": ["64"]}, [(64, 16)]),
+        ({"d": ["0,64"], "n": ["8"]}, [(2, 8), (64, 8)]),
+        ({"p": ["0"], "d": ["32"]}, [(32, 16)]),
+        ({"pg": ["64,16", "32,8"]}, [(64, 16), (32, 8)]),
+        ({"pg": ["64,16"], "p": ["128"]}, [(64, 16), (128, 16)]),
+        ({"pg": ["64,16"], "p": ["64,32"]}, [(64, 16), (32, 16)]),
+    ],
+    ids=str,
+)
+def test_lists_give_every_pair_once(
+    options: dict[str, list[str]], expected: list[tuple[int, int]]
+) -> None:
+    found = bench_tests(*(options.get(key) for key in ("p", "n", "pg", "d")))
+    assert [(test.prompt_tokens, test.new_tokens) for test in found] == expected
+
+
+def test_only_a_pair_asks_for_the_speed_of_both_together() -> None:
+    assert bench_tests(["64"], None, ["64,16"], None) == (BenchTest(64, 16, together=True),)
+    assert bench_tests(["64"], None, None, None) == (BenchTest(64, 16),)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"p": ["0"], "n": ["0"]}, "-p 0 -n 0 measures nothing"),
+        ({"p": ["64"], "d": ["128"]}, "-p 64 -d 128: Genie takes context and prompt as one"),
+        ({"p": ["64;128"]}, "-p: '64;128' is no number of tokens"),
+        ({"n": ["-1"]}, "-n: '-1' is no number"),
+        ({"pg": ["64"]}, "-pg: '64' is no pair"),
+        ({"pg": ["0,16"]}, "-pg: '0,16' is no pair"),
+        ({"p": [",".join(map(str, range(2, 1500)))]}, "1,498 tests are too many"),
+    ],
+    ids=str,
+)
+def test_what_genie_cannot_do_is_refused(options: dict[str, list[str]], said: str) -> None:
+    with pytest.raises(WrongUseError) as caught:
+        bench_tests(*(options.get(key) for key in ("p", "n", "pg", "d")))
+    assert str(caught.value).startswith(said)
+
+
+def test_labels_are_pairs() -> None:
+    assert parse_labels(["team=camera", "build=a=b"]) == {"team": "camera", "build": "a=b"}
+    for texts in (["team"], ["=x"], ["a b=x"], ["team="], ["team=x\ny"], ["team=a", "team=b"]):
+        with pytest.raises(WrongUseError, match="--label"):
+            parse_labels(texts)
