@@ -8,7 +8,7 @@ from harness.results.comparison import ComparisonGroup, find_comparisons
 from harness.results.identity import place
 from harness.results.metrics import Metric, find_metric
 from harness.results.records import ComparisonRecord, RepetitionTelemetry, Run
-from harness.results.store import ResultsStore
+from harness.results.store import EVERYTHING, ResultsStore, RunFilter
 from harness.words import pluralize
 from reports import plots, summary, telemetry, text
 from reports.plots import Plot
@@ -124,14 +124,14 @@ class Page:
         return any(not run.device.emulator for run in self.results.runs)
 
 
-def load(location: str) -> Results:
-    """Read all runs of a store.
+def load(location: str, wanted: RunFilter = EVERYTHING) -> Results:
+    """Read the runs of a store.
 
     Raises:
         StoreError: there is no such store, or it cannot be read.
     """
     with ResultsStore.open(location, create=False) as store:
-        runs = store.list_runs()
+        runs = store.list_runs(wanted)
         name = store.location.rstrip("/").rpartition("/")[2]
         telemetry = _telemetry(store, runs)
         comparisons = store.comparisons()

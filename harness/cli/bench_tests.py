@@ -93,6 +93,8 @@ def bench_tests(
             "generation at that depth"
         )
     counts = _numbers("-n", generated) or (_GENERATED,)
+    if at_depth and not any(counts):
+        raise WrongUseError(f"-d {at_depth[0]} -n 0 measures nothing: a depth is that of -n")
     if depths is not None:
         wanted = _numbers("-d", depths)
     elif not wanted:

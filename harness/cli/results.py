@@ -8,6 +8,7 @@ import typer
 
 from harness.cli.arguments import Json
 from harness.cli.results_export import export
+from harness.cli.results_show import show
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.words import pluralize, soc_label
@@ -20,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command("export")(export)
+app.command("show")(show)
 
 Database = Annotated[
     str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")

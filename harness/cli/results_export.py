@@ -2,7 +2,6 @@
 
 import io
 import sys
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +10,7 @@ import typer
 
 from harness.console import print_remark
 from harness.errors import HostFileError, WrongUseError
+from harness.moments import parse_moment
 from harness.words import pluralize
 
 if TYPE_CHECKING:
@@ -101,25 +101,9 @@ def _filter(
         status=status,
         model=model,
         soc=soc,
-        since=None if since is None else _moment(since),
+        since=None if since is None else parse_moment(since, "--since"),
         newest=newest,
     )
-
-
-def _moment(text: str) -> datetime:
-    """A date and time, in UTC unless it says otherwise, or an age."""
-    from buildlib.cache.sizes import parse_age
-    from buildlib.errors import InvalidOptionError
-
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        try:
-            return datetime.now(UTC) - parse_age(text, "--since")
-        except (InvalidOptionError, OverflowError):
-            reason = f"{text!r} is neither an age such as 7d nor a date such as 2026-05-31"
-            raise WrongUseError(f"--since: {reason}") from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _format_of(file: str, given: Format | None) -> Format:

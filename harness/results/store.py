@@ -1,5 +1,6 @@
 """Results store: runs with their measurements and telemetry in one database."""
 
+import fnmatch
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from harness.errors import (
     StoreUnavailableError,
     TelemetryRecordError,
     UnknownRunError,
+    WrongUseError,
 )
 from harness.results import schema
 from harness.results.artifacts import ArtifactFolder
@@ -33,6 +35,7 @@ from harness.results.database import (
     open_database,
     refuse_unreadable_rows,
 )
+from harness.results.identity import container_name
 from harness.results.provenance import has_ended, this_writer
 from harness.results.records import (
     MAX_CONDITIONS,
@@ -41,6 +44,7 @@ from harness.results.records import (
     CheckOutcome,
     ComparisonRecord,
     Condition,
+    ContainerInfo,
     Measurement,
     OutputCheck,
     RepetitionTelemetry,
@@ -62,6 +66,9 @@ from harness.results.telemetry import pack
 
 _CONDITIONS: TypeAdapter[tuple[Condition, ...]] = TypeAdapter(tuple[Condition, ...])
 _UNFINISHED = ("running", "interrupted")
+_SHORTEST_ID = 4
+"""Digits of the beginning of an id or a hash that may stand for it."""
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,9 @@ class RunFilter:
     Attributes:
         since: created then or later; with its time zone.
         newest: at most this many, the newest ones.
+        plan: name of the plan that they are cells of.
+        container: a model, as `my-llama` or `my-llama W4A16`, or the start of a container's hash.
+        labels: all of them: `KEY=VALUE`, a key, or a pattern of a cell's label, as `tiny/*`.
     """
 
     kind: RunKind | None = None
@@ -83,9 +93,46 @@ class RunFilter:
     group_id: str | None = None
     since: datetime | None = None
     newest: int | None = None
+    plan: str | None = None
+    container: str | None = None
+    labels: Sequence[str] = ()
+
+    def matches(self, run: Run) -> bool:
+        """Whether a run is one of those that are asked for, but for `newest`."""
+        container, device = run.container, run.device
+        pairs = (
+            (self.kind, run.kind),
+            (self.status, run.status),
+            (self.model, container.model),
+            (self.target, container.target),
+            (self.soc, device.soc),
+            (self.emulator, device.emulator),
+            (self.container_sha256, container.sha256),
+            (self.group_id, run.group_id),
+            (self.plan, run.plan),
+        )
+        return (
+            all(wanted in {None, found} for wanted, found in pairs)
+            and (self.since is None or run.created_at >= self.since)
+            and self._has_container(container)
+            and all(_has_label(run, label) for label in self.labels)
+        )
+
+    def _has_container(self, container: ContainerInfo) -> bool:
+        wanted = self.container
+        if wanted is None or wanted in {container.model, container_name(container)}:
+            return True
+        return len(wanted) >= _SHORTEST_ID and container.sha256.startswith(wanted.lower())
 
 
-_EVERYTHING = RunFilter()
+def _has_label(run: Run, wanted: str) -> bool:
+    key, equals, value = wanted.partition("=")
+    if equals and run.labels.get(key) == value:
+        return True
+    return wanted in run.labels or fnmatch.fnmatchcase(run.label.partition("#")[0], wanted)
+
+
+EVERYTHING = RunFilter()
 
 
 class ResultsStore(Closeable):
@@ -211,7 +258,7 @@ class ResultsStore(Closeable):
             raise
         recorder.finish()
 
-    def list_runs(self, wanted: RunFilter = _EVERYTHING) -> tuple[Run, ...]:
+    def list_runs(self, wanted: RunFilter = EVERYTHING) -> tuple[Run, ...]:
         """List the runs that match, oldest first.
 
         Raises:
@@ -219,7 +266,7 @@ class ResultsStore(Closeable):
         """
         rows, measured = self._fetch(select_runs(wanted))
         runs = (parse_run(self.location, row, measured.get(row["id"], ())) for row in rows)
-        fitting = [run for run in runs if wanted.status in {None, run.status}]
+        fitting = [run for run in runs if wanted.matches(run)]
         return tuple(reversed(fitting[: wanted.newest]))
 
     def get_run(self, run_id: str) -> Run:
@@ -255,6 +302,33 @@ class ResultsStore(Closeable):
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
             rows = connection.execute(select(schema.comparisons)).mappings().all()
         return {row["group_id"]: parse_comparison(self.location, row) for row in rows}
+
+    def find_runs(self, identifier: str) -> tuple[Run, ...]:
+        """Find the run, or the runs of the group, with an id or the beginning of one.
+
+        Raises:
+            UnknownRunError: there is none.
+            WrongUseError: several could be meant.
+            CorruptRunError: qnnfarm cannot have written one of them.
+        """
+        wanted = identifier.lower()
+        if len(wanted) < _SHORTEST_ID or not set(wanted) <= set("0123456789abcdef"):
+            raise UnknownRunError(self.location, identifier)
+        table = schema.runs.c
+        ids, groups = (
+            select(column).distinct().where(column.startswith(wanted)).limit(_MOST_NAMED)
+            for column in (table.id, table.group_id)
+        )
+        with self.database.reading() as connection:
+            runs, found = connection.scalars(ids).all(), connection.scalars(groups).all()
+        if len(found) == 1 and (len(runs) != 1 or runs == found):
+            return self.list_runs(RunFilter(group_id=found[0]))
+        if len(runs) == 1 and not found:
+            return (self.get_run(runs[0]),)
+        if not runs and not found:
+            raise UnknownRunError(self.location, identifier)
+        names = ", ".join(name[:12] for name in (*runs, *found))
+        raise WrongUseError(f"{identifier} is the beginning of several ids: {names}")
 
     def telemetry(self, run_id: str) -> tuple[RepetitionTelemetry, ...]:
         """Read a run's telemetry, warm-ups first, then by repetition.
@@ -490,7 +564,9 @@ def select_runs(wanted: RunFilter) -> Select[Any]:
     """The query of a filter, newest first."""
     table = schema.runs
     query = select(table).order_by(*_NEWEST_FIRST)
-    for column in ("kind", "model", "target", "soc", "emulator", "container_sha256", "group_id"):
+    for column in (
+        "kind", "model", "target", "soc", "emulator", "container_sha256", "group_id", "plan",
+    ):  # fmt: skip
         value = getattr(wanted, column)
         if value is not None:
             query = query.where(table.c[column] == to_storable(value))
@@ -501,6 +577,7 @@ def select_runs(wanted: RunFilter) -> Select[Any]:
         query = query.where(table.c.status.in_(sorted(stored)))
     if wanted.since is not None:
         query = query.where(table.c.created_at >= wanted.since)
+    unsure = unsure or wanted.container is not None or bool(wanted.labels)
     return query if unsure or wanted.newest is None else query.limit(wanted.newest)
 
 

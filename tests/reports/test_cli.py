@@ -70,6 +70,36 @@ def test_an_empty_store_is_no_error(
     assert out.exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ((), 3),
+        (("--since", "2026-11-20T10:00"), 2),
+        (("--since", "36500d"), 3),
+        (("--label", "team=camera"), 1),
+        (("--plan", "nightly"), 1),
+        (("--container", "tiny_llama W8A16"), 3),
+        (("--container", "tiny_llama W8A16", "--plan", "nightly"), 1),
+        (("--container", "other"), 0),
+    ],
+)
+def test_a_report_of_some_runs(
+    app: typer.Typer,
+    make_store: MakeStore,
+    samples: Samples,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    count: int,
+) -> None:
+    first, second, third = samples["emulator"][:3]
+    second = second.model_copy(update={"labels": {"team": "camera"}})
+    db = make_store([first, second, third.model_copy(update={"plan": "nightly"})])
+    arguments = ["--db", str(db), "--out", str(tmp_path / "r.html"), "--json", *options]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["runs"] == count
+
+
 def test_hostile_names_do_not_speak_to_the_terminal(
     app: typer.Typer, make_store: MakeStore, samples: Samples, tmp_path: Path
 ) -> None:

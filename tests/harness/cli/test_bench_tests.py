@@ -43,6 +43,7 @@ def test_only_a_pair_asks_for_the_speed_of_both_together() -> None:
     [
         ({"p": ["0"], "n": ["0"]}, "-p 0 -n 0 measures nothing"),
         ({"p": ["64"], "d": ["128"]}, "-p 64 -d 128: Genie takes context and prompt as one"),
+        ({"n": ["0"], "d": ["32"]}, "-d 32 -n 0 measures nothing"),
         ({"p": ["64;128"]}, "-p: '64;128' is no number of tokens"),
         ({"n": ["-1"]}, "-n: '-1' is no number"),
         ({"pg": ["64"]}, "-pg: '64' is no pair"),

@@ -133,3 +133,30 @@ def test_names_are_shown_and_never_obeyed(fill: Callable[[], Path], tmp_path: Pa
     listed = results(tmp_path, "ls", "--json").stdout
     assert listed.replace("\n", "").isprintable()
     assert "evil\x1b[2J\x9b31m\u202e" in {one["model"] for one in json.loads(listed)["holdings"]}
+
+
+def test_show_opens_what_a_command_prints(fill: Callable[[], Path], tmp_path: Path) -> None:
+    with ResultsStore.open(fill()) as store:
+        old, young = store.list_runs()
+    for identifier in (young.id, young.id[:12], young.group_id, young.group_id[:12].upper()):
+        done = results(tmp_path, "show", identifier)
+        assert (done.returncode, done.stderr) == (0, "")
+        lines = done.stdout.splitlines()
+        assert lines[0] == f"bench {young.id}: done"
+        assert any(line.split()[:2] == ["device", "R5CX,"] for line in lines)
+        assert any(line.startswith("Time to first token  500 ms") for line in lines)
+        assert old.id not in done.stdout
+    (shown,) = json.loads(results(tmp_path, "show", young.id, "--json").stdout)
+    assert shown["id"] == young.id
+    assert shown["measurements"][0]["value"] == 0.5
+
+
+@pytest.mark.parametrize("identifier", ["f" * 32, "fff", "../x", "%%%%", "f" * 100, ""])
+def test_show_of_what_is_not_there_is_one_line(
+    fill: Callable[[], Path], tmp_path: Path, identifier: str
+) -> None:
+    fill()
+    done = results(tmp_path, "show", identifier)
+    assert (done.returncode, done.stdout) == (NO_ANSWER, "")
+    (line,) = done.stderr.splitlines()
+    assert "no run" in line

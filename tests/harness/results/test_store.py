@@ -19,6 +19,7 @@ from harness.errors import (
     NotAStoreError,
     RunConflictError,
     UnknownRunError,
+    WrongUseError,
 )
 from harness.results.records import (
     ContainerInfo,
@@ -392,3 +393,64 @@ def test_a_store_that_fails_hides_no_other_error(
         raise error
     assert caught.value is error
     assert any("stayed locked" in note for note in error.__notes__)
+
+
+def test_runs_are_found_by_the_beginning_of_an_id_or_a_group(
+    store: ResultsStore, make_run: MakeRun
+) -> None:
+    group = "abcd" + "0" * 28
+    sessions = [make_run(id=f"{n:032x}", group_id=group, session=n) for n in (1, 2)]
+    alone = make_run(id="abce" + "1" * 28, group_id="9" * 32)
+    for run in (*sessions, alone):
+        store.write_run(run)
+    assert [run.id for run in store.find_runs("abcd")] == [run.id for run in sessions]
+    assert [run.id for run in store.find_runs(sessions[1].id)] == [sessions[1].id]
+    assert [run.id for run in store.find_runs("ABCE1")] == [alone.id]
+    with pytest.raises(WrongUseError, match="the beginning of several ids: 000000000000"):
+        store.find_runs("0000")
+    for unknown in ("abc", "ffff", "%%%%", "zzzz"):
+        with pytest.raises(UnknownRunError):
+            store.find_runs(unknown)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "numbers"),
+    [
+        ({"plan": "nightly"}, [1]),
+        ({"plan": "night"}, []),
+        ({"container": "aaaa"}, [0, 1]),
+        ({"container": "aaa"}, []),
+        ({"container": "my-llama"}, [2]),
+        ({"container": "my-llama W4A16"}, [2]),
+        ({"container": "my-llama W8A16"}, []),
+        ({"labels": ["team=camera"]}, [0, 2]),
+        ({"labels": ["team"]}, [0, 2]),
+        ({"labels": ["team=camera", "phones/*"]}, [2]),
+        ({"labels": ["team=audio"]}, []),
+        ({"container": "my-llama", "newest": 1}, [2]),
+        ({"labels": ["team"], "newest": 1}, [2]),
+    ],
+    ids=str,
+)
+def test_runs_are_selected_by_plan_container_and_label(
+    store: ResultsStore, make_run: MakeRun, wanted: dict[str, Any], numbers: list[int]
+) -> None:
+    first = make_run(labels={"team": "camera"})
+    other = {"model": "my-llama", "sha256": "b" * 64, "precision": "W4A16"}
+    runs = [
+        first,
+        make_run(plan="nightly"),
+        make_run(
+            labels={"team": "camera"},
+            label="phones/bench#2",
+            container=first.container.model_copy(update=other),
+        ),
+    ]
+    for run in runs:
+        store.write_run(run)
+    found = {run.id for run in store.list_runs(RunFilter(**wanted))}
+    assert found == {runs[number].id for number in numbers}
+    if "newest" not in wanted:
+        assert [RunFilter(**wanted).matches(run) for run in runs] == [
+            number in numbers for number in range(len(runs))
+        ]

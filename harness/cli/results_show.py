@@ -1,0 +1,143 @@
+"""`qnnfarm results show`: one stored run, or all runs of a group."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.arguments import Json
+from harness.console import EMULATOR, Row, answers, print_json, print_rows, print_text
+from harness.words import pluralize, soc_label
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from harness.results.records import Artifact, Run
+
+RunId = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Id of a run or a group, as `bench` prints it, or the beginning of one.",
+    ),
+]
+
+
+def show(
+    run: RunId,
+    db: Annotated[
+        str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")
+    ] = "results.db",
+    json: Json = False,
+) -> None:
+    """Show a run: what ran where, every repetition, conditions, output check, kept files.
+
+    Of a group, as the sessions of a benchmark or both sides of a comparison, it shows all runs.
+    """
+    from harness.results.store import ResultsStore
+
+    with ResultsStore.open(db, create=False) as store:
+        runs = store.find_runs(run)
+        artifacts = {one.id: store.artifacts(one.id) for one in runs}
+    if json:
+        print_json(
+            [
+                {
+                    **one.model_dump(mode="json"),
+                    "artifacts": [each.model_dump(mode="json") for each in artifacts[one.id]],
+                }
+                for one in runs
+            ]
+        )
+        return
+    console = answers()
+    for number, one in enumerate(runs):
+        if number:
+            console.print()
+        _show(one, artifacts[one.id])
+    if any(one.device.emulator for one in runs):
+        console.print()
+        console.print(EMULATOR)
+
+
+def _show(run: "Run", artifacts: "Sequence[Artifact]") -> None:
+    console = answers()
+    console.print(f"{run.kind} {run.id}: {run.status}")
+    if run.error:
+        console.print(f"  error: {run.error}")
+    width = max(len(name) for name, _ in _facts(run))
+    for name, value in _facts(run):
+        if value:
+            console.print(f"  {name:<{width}}  {value}")
+    for condition in run.conditions:
+        words = ", ".join(f"{key} {value}" for key, value in condition.items() if value is not None)
+        console.print(f"  {'condition':<{width}}  {words}")
+    for artifact in artifacts:
+        kept = f"{artifact.name}, {artifact.size_bytes:,} bytes, sha256 {artifact.sha256[:12]}"
+        console.print(f"  {artifact.kind:<{width}}  {kept}")
+    _print_values(run)
+    if run.generated_text is not None:
+        console.print("generated text:")
+        print_text(run.generated_text)
+
+
+def _facts(run: "Run") -> list[tuple[str, str]]:
+    """What ran, where and how; empty where it is unknown."""
+    from harness.results.identity import SpeedKey, describe_container, describe_scored, device_name
+
+    container, device, source = run.container, run.device, run.provenance
+    soc = soc_label(device.soc, emulator=device.emulator)
+    scored = run.workload.perplexity
+    commit = f"{source.git_commit} {source.git_branch or ''}".strip() if source.git_commit else ""
+    warmup = {None: "", True: ", steady after them", False: ", not steady after them"}
+    repetitions = ""
+    if run.kind == "bench":
+        repetitions = pluralize(run.workload.repetitions, "repetition")
+        repetitions += f", {pluralize(run.workload.warmup, 'warm-up')}"
+        repetitions += warmup[run.warmup_detected]
+    at_once = run.concurrent_sessions
+    return [
+        ("container", f"{describe_container(container)} for {container.target}".strip()),
+        ("", container.sha256),
+        ("device", ", ".join(filter(None, (device.serial, soc, device_name(run))))),
+        ("build", device.build_fingerprint or device.os_build or ""),
+        ("workload", SpeedKey.of(run).label if scored is None else describe_scored(scored)),
+        ("", repetitions),
+        ("runner", run.workload.runner),
+        ("began", f"{run.created_at:%Y-%m-%d %H:%M:%S} UTC"),
+        ("ended", f"{run.finished_at:%Y-%m-%d %H:%M:%S} UTC" if run.finished_at else ""),
+        ("group", f"{run.group_id}, session {run.session + 1}"),
+        ("label", run.label),
+        ("labels", ", ".join(f"{key}={value}" for key, value in run.labels.items())),
+        ("plan", run.plan or ""),
+        ("at once", "" if at_once is None else pluralize(at_once, "session") + " on the host"),
+        ("output", " ".join(filter(None, (run.check.outcome, run.check.reason)))),
+        ("host", source.host),
+        ("qnnfarm", source.qnnfarm_version),
+        ("commit", commit),
+        ("compiler", _versions(source.toolchain, source.toolchain_versions)),
+        ("libraries", _versions("", source.library_versions)),
+    ]
+
+
+def _versions(name: str, versions: "Mapping[str, str]") -> str:
+    listed = ", ".join(f"{key} {value}" for key, value in sorted(versions.items()))
+    return f"{name}: {listed}" if name and listed else name or listed
+
+
+def _print_values(run: "Run") -> None:
+    """Print every repetition, warm-ups in brackets, with mean and spread of the measured ones."""
+    from harness.results.metrics import METRICS
+    from harness.results.stats import summarise
+
+    rows = []
+    for key, metric in METRICS.items():
+        warmups, values = run.values(key, warmup=True), run.values(key)
+        if not warmups and not values:
+            continue
+        stats = summarise([values])
+        mean = "" if stats is None else f"{stats.show(metric)} {metric.shown_unit}".rstrip()
+        shown = [f"({metric.format(value)})" for value in warmups]
+        shown += [metric.format(value) for value in values]
+        rows.append(Row([metric.label, mean, " ".join(shown)]))
+    if rows:
+        print_rows(("metric", "mean ± sd", "repetitions, warm-ups in brackets"), rows)
