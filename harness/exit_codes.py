@@ -1,6 +1,10 @@
 """Exit codes of all commands, which docs/exit-codes.md explains to users."""
 
 from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.results.comparison import Verdict
 
 GOOD = 0
 BAD = 1
@@ -15,6 +19,11 @@ MEANINGS = MappingProxyType(
         INTERRUPTED: "interrupted",
     }
 )
+
+
+def verdict_exit_code(verdict: "Verdict") -> int:
+    """Return the exit code of a verdict: 1 for a regression, 2 for too little data."""
+    return {"regressed": BAD, "not enough data": NO_ANSWER}.get(verdict.value, GOOD)
 
 
 def help_text() -> str:

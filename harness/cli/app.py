@@ -27,6 +27,7 @@ from harness.cli import (
     device,
     devices,
     doctor,
+    gate,
     generate,
     inspect,
     libraries,
@@ -67,6 +68,7 @@ def build_app() -> typer.Typer:
     app.command("perplexity")(perplexity.perplexity)
     app.command("bench")(bench.bench)
     app.command("compare")(compare.compare)
+    app.command("gate")(gate.gate)
     app.command("run")(run.run)
     app.command("devices")(devices.devices)
     app.add_typer(device.app, name="device")

@@ -26,10 +26,10 @@ from harness.cli.bench_options import (
     Warmup,
 )
 from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows
-from harness.exit_codes import BAD, GOOD, NO_ANSWER
+from harness.exit_codes import verdict_exit_code
 
 if TYPE_CHECKING:
-    from harness.results.comparison import Comparison, ComparisonGroup, Verdict
+    from harness.results.comparison import Comparison, ComparisonGroup
     from harness.workloads.session import Session
 
 _NOTHING = "\N{EN DASH}"
@@ -116,14 +116,7 @@ def compare(
         print_json(_document(compared))
     else:
         _show(compared, series.store.location)
-    raise typer.Exit(exit_code(compared.verdict))
-
-
-def exit_code(verdict: "Verdict") -> int:
-    """Return 1 for a regression, 2 for too little data."""
-    from harness.results.comparison import Verdict
-
-    return {Verdict.REGRESSED: BAD, Verdict.NOT_ENOUGH_DATA: NO_ANSWER}.get(verdict, GOOD)
+    raise typer.Exit(verdict_exit_code(compared.verdict))
 
 
 def _announce(pairs: int, number: int, label: str, session: "Session") -> None:

@@ -57,6 +57,7 @@
         StoreLockedError       another process holds it
         StoreUnavailableError  cannot be reached, read or written
         UnknownRunError
+        NoBaselineError        nothing that a gate can compare with
         RunConflictError       contradicts what is stored
         CorruptRunError        not written by qnnfarm
         UnknownMetricError

@@ -139,3 +139,12 @@ class OutputCheckError(HarnessError):
     device: str
     reason: str
     template = "the output on {device} is wrong, so its speed is void: {reason}"
+
+
+class NoBaselineError(StoreError):
+    """The results database has nothing that a gate's reference means."""
+
+    location: str
+    reference: str
+    reason: str
+    template = "{location} has no results for {reference!r}: {reason}"

@@ -5,6 +5,7 @@ from collections.abc import Generator
 import pytest
 
 from harness.pytest_plugin import terminal
+from harness.pytest_plugin.baseline import BaselineGate
 from harness.pytest_plugin.fixtures import (
     LEASES,
     ROWS,
@@ -31,6 +32,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(terminal.LostDevices(config), "qnnfarm-lost")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(terminal.UsageErrors(), "qnnfarm-usage-errors")
+        reference = read_settings(config).baseline
+        if reference:
+            config.pluginmanager.register(BaselineGate(config, reference), "qnnfarm-baseline")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -33,6 +33,7 @@ class Settings:
         lease_timeout_s: how long a test waits for its devices; `None` for ever.
         missing_device: what a test does whose requirement no device meets; empty to skip only if
             there is no device at all.
+        baseline: earlier results that those of this session are judged against; empty for none.
         params: parameters of suites, by name.
     """
 
@@ -43,6 +44,7 @@ class Settings:
     repeat: int
     lease_timeout_s: float | None
     missing_device: MissingDevice
+    baseline: str
     params: Mapping[str, str]
 
     def device_specs(self) -> "tuple[DeviceSpec, ...]":
@@ -89,6 +91,13 @@ def add_options(parser: pytest.Parser) -> None:
     )
     _add(
         group,
+        "--baseline",
+        metavar="REF",
+        help="Judge what the tests measure against earlier results in --qnnfarm-db, as `qnnfarm "
+        "gate` does: previous, a date, a branch or a commit.",
+    )
+    _add(
+        group,
         "--suite-param",
         action="append",
         metavar="NAME=VALUE",
@@ -98,6 +107,7 @@ def add_options(parser: pytest.Parser) -> None:
     parser.addini("qnnfarm_devices", "Default of --device.", type="args")
     parser.addini("qnnfarm_containers", "Default of --container, relative to this file.", "args")
     parser.addini("qnnfarm_db", "Default of --qnnfarm-db; a path is relative to this file.")
+    parser.addini("qnnfarm_baseline", "Default of --baseline.", default="")
     parser.addini("qnnfarm_repeat", "Default of --repeat.")
     parser.addini("qnnfarm_suite_params", "Default of --suite-param.", type="linelist")
     parser.addini(
@@ -161,12 +171,15 @@ def _read(config: pytest.Config) -> Settings:
         repeat=_whole(option.qnnfarm_repeat or config.getini("qnnfarm_repeat") or "1"),
         lease_timeout_s=_seconds(config.getini("qnnfarm_lease_timeout")),
         missing_device=_missing(config.getini("qnnfarm_missing_device")),
+        baseline=option.qnnfarm_baseline or config.getini("qnnfarm_baseline"),
         params=_params(
             [*config.getini("qnnfarm_suite_params"), *(option.qnnfarm_suite_param or ())]
         ),
     )
     if settings.pool is not None and settings.devices:
         raise pytest.UsageError("--pool and --device: give one of them, not both")
+    if settings.baseline and settings.db is None:
+        raise pytest.UsageError("--baseline: --qnnfarm-db names the results to compare with")
     if settings.devices:
         _check_devices(settings)
     if option.qnnfarm_pool is not None and settings.pool is not None:

@@ -12,7 +12,7 @@ at random, always the same ones.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -185,9 +185,14 @@ class ComparisonGroup:
     @property
     def verdict(self) -> Verdict:
         """The worst of the metrics' verdicts; improved only where nothing is uncertain."""
-        verdicts = {comparison.verdict for _, comparison in self.metrics}
-        order = (Verdict.REGRESSED, Verdict.NOT_ENOUGH_DATA, Verdict.IMPROVED)
-        return next((verdict for verdict in order if verdict in verdicts), Verdict.NO_DIFFERENCE)
+        return worst_verdict(comparison.verdict for _, comparison in self.metrics)
+
+
+def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the worst of several verdicts; none at all is not enough data."""
+    found = set(verdicts) or {Verdict.NOT_ENOUGH_DATA}
+    order = (Verdict.REGRESSED, Verdict.NOT_ENOUGH_DATA, Verdict.IMPROVED)
+    return next((verdict for verdict in order if verdict in found), Verdict.NO_DIFFERENCE)
 
 
 def check_metrics(keys: Sequence[str]) -> tuple[str, ...]:

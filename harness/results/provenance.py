@@ -91,6 +91,12 @@ def git_state(folder: Path, environ: Mapping[str, str] | None = None) -> GitStat
     return GitState(commit, None if changes is None else bool(changes), branch)
 
 
+def git_history(folder: Path, reference: str) -> tuple[str, ...]:
+    """List the commits that a reference of git reaches, newest first; none without it, or git."""
+    listed = _git(folder, "rev-list", "--max-count=5000", "--end-of-options", reference, "--")
+    return tuple((listed or "").split())
+
+
 def this_writer() -> str:
     """Mark this process: boot, PID namespace, PID, and start time in ticks since boot.
 

@@ -333,6 +333,16 @@ class RepetitionTelemetry:
     series: tuple[TelemetrySeries, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RunHead:
+    """What places a run in a history."""
+
+    id: str
+    created_at: datetime
+    commit: str | None
+    branch: str | None
+
+
 class MetricVerdict(Record):
     """What a comparison found for one metric; see `harness.results.comparison.Comparison`."""
 

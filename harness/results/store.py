@@ -49,6 +49,7 @@ from harness.results.records import (
     OutputCheck,
     RepetitionTelemetry,
     Run,
+    RunHead,
     RunKind,
     RunStatus,
     TelemetrySeries,
@@ -65,6 +66,8 @@ from harness.results.rows import (
 from harness.results.telemetry import pack
 
 _CONDITIONS: TypeAdapter[tuple[Condition, ...]] = TypeAdapter(tuple[Condition, ...])
+_MOST_NAMED = 500
+"""Databases limit the values of one query."""
 _UNFINISHED = ("running", "interrupted")
 _SHORTEST_ID = 4
 """Digits of the beginning of an id or a hash that may stand for it."""
@@ -281,6 +284,30 @@ class ResultsStore(Closeable):
         if not rows:
             raise UnknownRunError(self.location, run_id)
         return parse_run(self.location, rows[0], measured.get(run_id, ()))
+
+    def heads(self) -> tuple[RunHead, ...]:
+        """Read what places each run in the history, oldest first; without running ones."""
+        runs = schema.runs.c
+        query = (
+            select(runs.id, runs.created_at, runs.git_commit, runs.git_branch)
+            .where(runs.status != "running")
+            .order_by(runs.created_at, runs.id)
+        )
+        with self.database.reading() as connection, refuse_unreadable_rows(self.location):
+            return tuple(RunHead(*row) for row in connection.execute(query))
+
+    def get_runs(self, run_ids: Sequence[str]) -> tuple[Run, ...]:
+        """Read runs, oldest first; those that are not there are left out.
+
+        Raises:
+            CorruptRunError: qnnfarm cannot have written one of them.
+        """
+        found = []
+        for start in range(0, len(run_ids), _MOST_NAMED):
+            some = schema.runs.c.id.in_(run_ids[start : start + _MOST_NAMED])
+            rows, measured = self._fetch(select(schema.runs).where(some))
+            found += [parse_run(self.location, row, measured.get(row["id"], ())) for row in rows]
+        return tuple(sorted(found, key=lambda run: (run.created_at, run.id)))
 
     def write_comparison(self, comparison: ComparisonRecord) -> None:
         """Write the terms of a comparison, or what it found in the place of its terms."""

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.compare import exit_code
 from harness.devices.adb.client import AdbServer
-from harness.exit_codes import BAD, GOOD, MEANINGS, NO_ANSWER
+from harness.exit_codes import BAD, GOOD, MEANINGS, NO_ANSWER, verdict_exit_code
 from harness.results.comparison import Verdict
 from tests.harness.cli.conftest import Run
 from tests.harness.cli.test_bad_input import NO_COMPILER
@@ -61,6 +60,7 @@ TABLE = (
     (NO_ANSWER, "device start n --soc SM1"),
     (NO_ANSWER, "device stop nobody"),
     (NO_ANSWER, "devices linux:-x"),
+    (NO_ANSWER, "gate --baseline previous --db nothing.db"),
     (NO_ANSWER, "generate nothing --prompt x"),
     (NO_ANSWER, "inspect nothing"),
     (NO_ANSWER, "libraries fetch --no-such-option"),
@@ -122,7 +122,7 @@ def test_a_bug_is_no_answer() -> None:
     ],
 )
 def test_the_code_of_a_verdict(verdict: Verdict, code: int) -> None:
-    assert exit_code(verdict) == code
+    assert verdict_exit_code(verdict) == code
 
 
 def test_the_help_tells_them(qnnfarm: Run) -> None:

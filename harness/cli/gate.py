@@ -1,0 +1,140 @@
+"""`qnnfarm gate`: judges new results against a baseline in the same database."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.arguments import Json
+from harness.console import Row, answers, print_json, print_rows
+from harness.errors import UnknownMetricError, WrongUseError
+from harness.exit_codes import verdict_exit_code
+
+if TYPE_CHECKING:
+    from harness.results.gate import Gate, GateOptions
+
+
+def gate(
+    baseline: Annotated[
+        str,
+        typer.Option(
+            metavar="REF",
+            help="What to compare with: `previous` (the results before), a date (2026-11-20: the "
+            "newest until its end), a branch, a commit, or what git takes for one (HEAD~3, v1.2): "
+            "the nearest commit with results, for each cell.",
+        ),
+    ],
+    candidate: Annotated[
+        str, typer.Option(metavar="REF", help="What to judge; by default the newest results.")
+    ] = "",
+    db: Annotated[
+        str, typer.Option(help="Results database: a SQLite file, or a database URL.")
+    ] = "results.db",
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A metric to judge by; may be repeated. By default prefill, decode, perplexity."
+        ),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="A loss up to that part of the baseline is none.")
+    ] = 0.05,
+    perplexity_threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="The same for perplexity, which has no noise.")
+    ] = 0.01,
+    across: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TERM",
+            help="Compare even where this differs: libraries, device, precision, ...; may be "
+            "repeated.",
+        ),
+    ] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the verdict for a pull request; `-` prints it."),
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the verdict as a JUnit file.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Judge the newest results against a baseline: regressed, improved, or no difference.
+
+    Exits 1 where a metric of a cell regressed or an output is wrong; 2 where there is no verdict:
+    too few sessions, cells that are missing, or results that are not comparable.
+    """
+    from buildlib.files import atomic_write_bytes
+    from harness.results import gate_formats
+    from harness.results.gate import judge_gate
+    from harness.results.store import ResultsStore
+
+    options = _options(metric, threshold, perplexity_threshold, across)
+    with ResultsStore.open(db, create=False) as store:
+        judged = judge_gate(store, baseline, candidate=candidate, options=options)
+    if junit is not None:
+        atomic_write_bytes(junit, gate_formats.to_junit(judged).encode())
+    printed = markdown == Path("-")
+    if markdown is not None and not printed:
+        atomic_write_bytes(markdown, gate_formats.to_markdown(judged).encode())
+    if json:
+        print_json(gate_formats.to_document(judged))
+    elif printed:
+        typer.echo(gate_formats.to_markdown(judged), nl=False)
+    else:
+        _show(judged)
+    raise typer.Exit(verdict_exit_code(judged.verdict))
+
+
+def _options(
+    metrics: list[str] | None,
+    threshold: float,
+    perplexity_threshold: float,
+    across: list[str] | None,
+) -> "GateOptions":
+    from harness.results.comparison import COMPARABLE_METRICS
+    from harness.results.gate import GATE_METRICS, TERMS, GateOptions
+    from harness.results.perplexity import PERPLEXITY
+
+    known = (*COMPARABLE_METRICS, PERPLEXITY)
+    for key in metrics or ():
+        if key not in known:
+            raise UnknownMetricError(key, known)
+    for name in across or ():
+        if name not in TERMS:
+            raise WrongUseError(f"--across {name[:40]!r}: it is one of {', '.join(TERMS)}")
+    chosen = tuple(dict.fromkeys(metrics or GATE_METRICS))
+    return GateOptions(chosen, threshold, perplexity_threshold, frozenset(across or ()))
+
+
+def _show(judged: "Gate") -> None:
+    from harness.results import gate_formats
+    from harness.results.comparison import Verdict
+
+    rows = [
+        Row(
+            [
+                cell.name,
+                cell.metric.label,
+                *gate_formats.cells_of(cell),
+                gate_formats.verdict_in_words(cell.verdict),
+            ]
+        )
+        for cell in judged.cells
+    ]
+    headings = ("cell", "metric", "baseline", "now", "change", "interval", "verdict")
+    if rows:
+        print_rows(headings, rows, right={"baseline", "now", "change", "interval"})
+    console = answers()
+    for cell in judged.cells:
+        if cell.verdict is not Verdict.NO_DIFFERENCE:
+            console.print(f"{cell.name}, {cell.metric.label}: {cell.reason}")
+    for name in judged.new:
+        console.print(f"{name}: no baseline")
+    if judged.has_emulator:
+        console.print(gate_formats.EMULATOR_NOTICE)
+    console.print(gate_formats.sides(judged))
+    console.print(
+        f"verdict: {gate_formats.verdict_in_words(judged.verdict)} "
+        f"({gate_formats.summarize(judged)})"
+    )

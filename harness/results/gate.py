@@ -1,0 +1,494 @@
+"""Gate: new results against a baseline in the same store, each cell with a verdict.
+
+The two sides did not take turns, so nothing falls out by itself as it does in
+`harness.results.comparison`. Sessions are the unit of sampling: the logarithm of each session's
+mean is its device's own level plus, for the new side, the change. Least squares gives the change,
+and Student's t its interval and p-value. Devices that measured one side only say nothing about the
+change. Over all cells of a gate, the p-values are adjusted by Benjamini and Hochberg ("Controlling
+the false discovery rate", JRSS B 57, 1995, pages 289-300): of the changes that it reports, at most
+5 % are expected to be none.
+"""
+
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from harness.results.baseline import Point, find_candidate, find_points
+from harness.results.comparison import DEFAULT_METRICS, THRESHOLD, Verdict, worst_verdict
+from harness.results.identity import SpeedKey, container_name, device_name
+from harness.results.metrics import Direction, Metric, find_metric
+from harness.results.perplexity import PERPLEXITY
+from harness.results.provenance import HOST_LIBRARIES
+from harness.results.records import Run
+from harness.results.store import ResultsStore
+from harness.words import pluralize, soc_label
+
+GATE_METRICS = (*DEFAULT_METRICS, PERPLEXITY)
+"""The metrics that are judged by default."""
+PERPLEXITY_THRESHOLD = 0.01
+"""A perplexity has no noise: what a container gives over the same tokens, it gives again."""
+FALSE_DISCOVERY_RATE = 0.05
+CONFIDENCE = 0.95
+MIN_SESSIONS = 2
+"""Sessions of each side; with fewer, nothing is known of their spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellKey:
+    """What was measured, whatever it was built from."""
+
+    emulator: bool
+    model: str
+    soc: str
+    target: str
+    kind: str
+    label: str
+    prompt: str
+    labels: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, run: Run) -> "CellKey":
+        """Return the key of a run."""
+        work = run.workload
+        return cls(
+            emulator=run.device.emulator,
+            model=run.container.model,
+            soc=run.device.soc,
+            target=run.container.target,
+            kind=run.kind,
+            label=run.kind if run.kind == "perplexity" else SpeedKey.of(run).label,
+            prompt=work.prompt_sha256 or work.prompt or "",
+            labels=tuple(sorted((str(key), str(value)) for key, value in run.labels.items())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What must be equal on both sides, or their numbers cannot be compared.
+
+    Attributes:
+        device: its model with the version of its system.
+        host: of an emulator, whose speed is the host's.
+        libraries: on the device.
+        concurrent: whether other sessions ran on the host at the same time.
+        scored: text, windows and positions of a perplexity.
+    """
+
+    precision: str
+    ars: str
+    cl: int
+    splits: int
+    device: str
+    host: str
+    runner: str
+    sampler: str
+    libraries: str
+    concurrent: bool
+    scored: str
+
+    @classmethod
+    def of(cls, run: Run) -> "Terms":
+        """Return the terms of a run."""
+        container, work = run.container, run.workload
+        on_host = {"python", *HOST_LIBRARIES}
+        libraries = {
+            name: version
+            for name, version in run.provenance.library_versions.items()
+            if name not in on_host
+        }
+        scored = work.perplexity.model_dump() if work.perplexity else {}
+        return cls(
+            precision=container.precision or "",
+            ars=_words(container.ars),
+            cl=container.cl,
+            splits=container.n_splits,
+            device=device_name(run),
+            host=run.provenance.host if run.device.emulator else "",
+            runner=work.runner,
+            sampler=_pairs(work.sampler),
+            libraries=_pairs(libraries),
+            concurrent=(run.concurrent_sessions or 1) > 1,
+            scored=" ".join(filter(None, (work.dataset_sha256, _pairs(scored)))),
+        )
+
+    def differences(self, other: "Terms") -> tuple[str, ...]:
+        """Name the terms in which they differ, with both values where these are short."""
+        found = []
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if mine != theirs:
+                both = f" ({theirs} before, {mine} now)"
+                found.append(field.name + (both if len(both) <= 60 else ""))
+        return tuple(found)
+
+
+TERMS = tuple(field.name for field in fields(Terms))
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The sessions of one side of a cell.
+
+    Attributes:
+        point: the commit and time that they are of.
+        mean: of the sessions' means.
+    """
+
+    point: str
+    mean: float
+    sessions: int
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GateCell:
+    """One metric of one cell.
+
+    Attributes:
+        name: of the cell, for people.
+        ratio: new over baseline; None where they could not be compared.
+        low, high: the interval around it; None for a perplexity, which has no noise.
+        reason: the verdict in words.
+        runs: ids of the new runs.
+    """
+
+    key: CellKey
+    name: str
+    metric: Metric
+    verdict: Verdict
+    reason: str
+    baseline: Side | None = None
+    candidate: Side | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    runs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The verdict over new results.
+
+    Attributes:
+        reference: the baseline as the user named it.
+        candidate: what was judged, in words.
+        new: names of the cells that have no baseline, and so no verdict.
+    """
+
+    reference: str
+    candidate: str
+    threshold: float
+    perplexity_threshold: float
+    cells: tuple[GateCell, ...]
+    new: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of the cells' verdicts; improved only where nothing is uncertain."""
+        return worst_verdict(cell.verdict for cell in self.cells)
+
+    @property
+    def has_emulator(self) -> bool:
+        """Whether any cell ran on the emulator."""
+        return any(cell.key.emulator for cell in self.cells)
+
+
+@dataclass(frozen=True, slots=True)
+class GateOptions:
+    """What a gate judges by.
+
+    Attributes:
+        across: names of `Terms` that may differ.
+    """
+
+    metrics: Sequence[str] = GATE_METRICS
+    threshold: float = THRESHOLD
+    perplexity_threshold: float = PERPLEXITY_THRESHOLD
+    across: Collection[str] = ()
+
+
+_DEFAULTS = GateOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The runs of one cell at one point."""
+
+    point: str
+    runs: tuple[Run, ...]
+
+    def sessions(self, metric: str) -> list[tuple[str, float]]:
+        """Serial and mean of each session that has the metric."""
+        done = [run for run in self.runs if run.status == "done" and run.values(metric)]
+        return [(run.device.serial, statistics.fmean(run.values(metric))) for run in done]
+
+    def side(self, metric: str) -> Side | None:
+        sessions = self.sessions(metric)
+        if not sessions:
+            return None
+        mean = statistics.fmean(mean for _, mean in sessions)
+        serials = tuple(dict.fromkeys(serial for serial, _ in sessions))
+        return Side(self.point, mean, len(sessions), serials)
+
+
+_Groups = dict[tuple[CellKey, Terms], _Group]
+
+
+def judge_gate(
+    store: ResultsStore,
+    reference: str,
+    *,
+    candidate: str = "",
+    runs: Collection[str] = (),
+    options: GateOptions = _DEFAULTS,
+) -> Gate:
+    """Judge results against a baseline.
+
+    Args:
+        reference: the baseline: `previous`, a date, a branch, a commit or what git takes for one.
+        candidate: what is judged, named likewise; by default the newest results.
+        runs: ids of the runs that are judged, instead of a candidate.
+
+    Raises:
+        NoBaselineError: the store has no results of either.
+        WrongUseError: a reference is none.
+    """
+    heads = store.heads()
+    judged = find_candidate(heads, candidate, runs, store.location)
+    points = find_points(heads, reference, judged, store.location)
+    new = _read(store, judged, options)
+    old = [_read(store, point, options) for point in points]
+    cells, fresh = list[GateCell](), list[str]()
+    for (key, terms), group in new.items():
+        name = _name(key, group)
+        before = next((found for groups in old if (found := _done(groups, key, terms))), None)
+        if before is not None:
+            cells += _judge_cell(key, name, before, group, options)
+        elif (why := _why_apart(key, terms, old, new)) and _metrics(group, group, options):
+            cells += (
+                GateCell(
+                    key, name, metric, Verdict.NOT_ENOUGH_DATA, why, None, group.side(metric.key)
+                )
+                for metric in _metrics(group, group, options)
+            )
+        elif _metrics(group, group, options):
+            fresh.append(name)
+    cells += _missing(new, old, options)
+    return Gate(
+        reference,
+        judged.name,
+        options.threshold,
+        options.perplexity_threshold,
+        tuple(sorted(_adjusted(cells, options), key=_worst_first)),
+        tuple(dict.fromkeys(fresh)),
+    )
+
+
+def _read(store: ResultsStore, point: Point, options: GateOptions) -> _Groups:
+    grouped: dict[tuple[CellKey, Terms], list[Run]] = {}
+    for run in store.get_runs(point.runs):
+        terms = Terms.of(run)
+        ignored = {name: type(getattr(terms, name))() for name in options.across}
+        grouped.setdefault((CellKey.of(run), replace(terms, **ignored)), []).append(run)
+    return {where: _Group(point.name, tuple(runs)) for where, runs in grouped.items()}
+
+
+def _done(groups: _Groups, key: CellKey, terms: Terms) -> _Group | None:
+    found = groups.get((key, terms))
+    return found if found and any(run.status == "done" for run in found.runs) else None
+
+
+def _why_apart(key: CellKey, terms: Terms, old: Sequence[_Groups], new: _Groups) -> str:
+    """Name what differs from the same cell of the baseline, if nothing else is compared with it."""
+    for groups in old:
+        others = [t for k, t in groups if k == key and (k, t) not in new and _done(groups, k, t)]
+        if others:
+            nearest = min(others, key=lambda other: len(terms.differences(other)))
+            return f"not comparable, it differs in {', '.join(terms.differences(nearest))}"
+    return ""
+
+
+def _metrics(before: _Group, after: _Group, options: GateOptions) -> list[Metric]:
+    """The judged metrics that either side has."""
+    return [
+        find_metric(key) for key in options.metrics if before.sessions(key) or after.sessions(key)
+    ]
+
+
+def _judge_cell(
+    key: CellKey, name: str, before: _Group, after: _Group, options: GateOptions
+) -> list[GateCell]:
+    wrong = [run for run in after.runs if run.check.outcome == "failed"]
+    ids = tuple(run.id for run in after.runs)
+    cells = []
+    for metric in _metrics(before, after, options):
+        cell = GateCell(
+            key,
+            name,
+            metric,
+            Verdict.NOT_ENOUGH_DATA,
+            "",
+            before.side(metric.key),
+            after.side(metric.key),
+            runs=ids,
+        )
+        if wrong:
+            reason = f"the output is wrong: {wrong[-1].check.reason}"
+            cells.append(replace(cell, verdict=Verdict.REGRESSED, reason=reason))
+        elif cell.candidate is None:
+            errors = [run.error or run.status for run in after.runs if run.status != "done"]
+            reason = f"no result: {errors[-1]}" if errors else f"{metric.label} was not measured"
+            cells.append(replace(cell, reason=reason))
+        elif cell.baseline is None:
+            cells.append(replace(cell, reason=f"{metric.label} is not in the baseline"))
+        elif metric.key == PERPLEXITY:
+            cells.append(_judge_perplexity(cell, options.perplexity_threshold))
+        else:
+            cells.append(_estimate(cell, before.sessions(metric.key), after.sessions(metric.key)))
+    return cells
+
+
+def _judge_perplexity(cell: GateCell, threshold: float) -> GateCell:
+    if cell.baseline is None or cell.candidate is None:
+        raise AssertionError("both sides were measured")
+    ratio = cell.candidate.mean / cell.baseline.mean
+    verdict = Verdict.NO_DIFFERENCE
+    if ratio - 1 > threshold:
+        verdict = Verdict.REGRESSED
+    elif 1 - ratio > threshold:
+        verdict = Verdict.IMPROVED
+    reason = f"{abs(ratio - 1):.1%} {'worse' if ratio > 1 else 'better'} over the same tokens"
+    return replace(cell, verdict=verdict, ratio=ratio, reason=reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimate(GateCell):
+    """A cell that waits for its p-value to be adjusted for all others.
+
+    Attributes:
+        p_value: two-sided, of no change.
+    """
+
+    p_value: float = 1.0
+
+
+def _estimate(
+    cell: GateCell, before: Sequence[tuple[str, float]], after: Sequence[tuple[str, float]]
+) -> GateCell:
+    """Estimate the change between the sides, each device having a level of its own."""
+    from scipy import stats  # takes a while to load
+
+    shared = sorted({serial for serial, _ in before} & {serial for serial, _ in after})
+    if not shared:
+        return replace(cell, reason="no device has measured both sides")
+    sides = [(serial, mean, 0.0) for serial, mean in before if serial in shared]
+    sides += [(serial, mean, 1.0) for serial, mean in after if serial in shared]
+    values = np.log([mean for _, mean, _ in sides])
+    new = np.array([side for _, _, side in sides])
+    levels = np.array([[float(serial == one) for one in shared] for serial, _, _ in sides])
+    design = np.column_stack([new, levels])
+    effects, *_ = np.linalg.lstsq(design, values, rcond=None)
+    ratio = math.exp(effects[0])
+    counts = int(len(new) - new.sum()), int(new.sum())
+    freedom = len(values) - len(shared) - 1
+    if min(counts) < MIN_SESSIONS or freedom < 1:
+        reason = (
+            f"{pluralize(counts[1], 'session')} against {counts[0]}, and a verdict needs "
+            f"{MIN_SESSIONS} of each side on the same devices"
+        )
+        return replace(cell, ratio=ratio, reason=reason)
+    residuals = values - design @ effects
+    variance = float(residuals @ residuals) / freedom
+    error = math.sqrt(variance * float(np.linalg.inv(design.T @ design)[0, 0]))
+    error = max(error, 1e-9)  # values that are all equal, as bytes can be
+    low, high = stats.t.interval(CONFIDENCE, freedom, loc=effects[0], scale=error)
+    p_value = 2 * float(stats.t.sf(abs(effects[0]) / error, freedom))
+    known = {field.name: getattr(cell, field.name) for field in fields(GateCell)}
+    known |= {"ratio": ratio, "low": math.exp(low), "high": math.exp(high)}
+    return _Estimate(**known, p_value=p_value)
+
+
+def _adjusted(cells: Sequence[GateCell], options: GateOptions) -> list[GateCell]:
+    """Judge the estimates, all of them together."""
+    estimates = [cell for cell in cells if isinstance(cell, _Estimate)]
+    others = [cell for cell in cells if not isinstance(cell, _Estimate)]
+    if not estimates:
+        return others
+    from scipy import stats
+
+    p_values = stats.false_discovery_control([cell.p_value for cell in estimates], method="bh")
+    return others + [
+        _judge(cell, options.threshold, is_change=p_value <= FALSE_DISCOVERY_RATE)
+        for cell, p_value in zip(estimates, p_values, strict=True)
+    ]
+
+
+def _judge(cell: _Estimate, threshold: float, *, is_change: bool) -> GateCell:
+    if cell.ratio is None or cell.low is None or cell.high is None:
+        raise AssertionError("an estimate has an interval")
+    better = cell.metric.direction is Direction.HIGHER
+    gain = cell.ratio - 1 if better else 1 - cell.ratio
+    worst = cell.low - 1 if better else 1 - cell.high
+    best = cell.high - 1 if better else 1 - cell.low
+    if is_change and -gain > threshold:
+        verdict, reason = Verdict.REGRESSED, f"{-gain:.1%} worse (at least {-best:.1%})"
+    elif is_change and gain > threshold:
+        verdict, reason = Verdict.IMPROVED, f"{gain:.1%} better (at least {worst:.1%})"
+    elif -worst > threshold:
+        verdict = Verdict.NOT_ENOUGH_DATA
+        reason = (
+            f"it could be up to {-worst:.1%} worse, and the limit is {threshold:.1%}: sessions "
+            "vary too much, so run more of them"
+        )
+    else:
+        verdict, reason = Verdict.NO_DIFFERENCE, f"a loss of more than {threshold:.1%} is ruled out"
+    known = {field.name: getattr(cell, field.name) for field in fields(GateCell)}
+    return GateCell(**(known | {"verdict": verdict, "reason": reason}))
+
+
+def _missing(new: _Groups, old: Sequence[_Groups], options: GateOptions) -> list[GateCell]:
+    """The cells that the best point of the baseline has, and the new results have not."""
+    measured = {key for key, _ in new}
+    cells = []
+    for (key, _), group in old[0].items():
+        if key in measured:
+            continue
+        measured.add(key)
+        cells += [
+            GateCell(
+                key,
+                _name(key, group),
+                metric,
+                Verdict.NOT_ENOUGH_DATA,
+                "the baseline has it, the new results have not",
+                group.side(metric.key),
+            )
+            for metric in _metrics(group, group, options)
+        ]
+    return cells
+
+
+def _name(key: CellKey, group: _Group) -> str:
+    place = soc_label(key.soc, emulator=key.emulator) or key.target
+    own = " ".join(f"{name}={value}" for name, value in key.labels)
+    words = (container_name(group.runs[-1].container), own, key.label or group.runs[-1].label)
+    return f"{' '.join(filter(None, words))} on {place}"
+
+
+_ORDER = (Verdict.REGRESSED, Verdict.NOT_ENOUGH_DATA, Verdict.IMPROVED, Verdict.NO_DIFFERENCE)
+
+
+def _worst_first(cell: GateCell) -> tuple[int, float, str]:
+    distance = 0.0 if cell.ratio is None else -abs(cell.ratio - 1)
+    return _ORDER.index(cell.verdict), distance, cell.name
+
+
+def _words(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _pairs(mapping: Mapping[str, object]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in sorted(mapping.items()))

@@ -1,0 +1,318 @@
+"""Gates: which results a baseline means, and what is said of new ones."""
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from harness.errors import NoBaselineError, WrongUseError
+from harness.results import gate_formats
+from harness.results.comparison import Verdict
+from harness.results.gate import (
+    CellKey,
+    Gate,
+    GateCell,
+    GateOptions,
+    _adjusted,
+    _estimate,
+    judge_gate,
+)
+from harness.results.metrics import find_metric
+from harness.results.records import Measurement, OutputCheck, PerplexityDefinition, Run, Workload
+from harness.results.store import ResultsStore
+from tests.harness.results.conftest import _make_run
+
+NIGHT = datetime(2026, 11, 1, 2, tzinfo=UTC)
+DECODE = GateOptions(metrics=("decode_tokens_per_s",))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ResultsStore]:
+    with ResultsStore.open(tmp_path / "results.db") as opened:
+        yield opened
+
+
+def session(
+    value: float, night: int, *, commit: str = "", branch: str = "main", serial: str = "R1",
+    metric: str = "decode_tokens_per_s", minute: int = 0, **changes: object,
+) -> Run:  # fmt: skip
+    run = _make_run(
+        status="done",
+        created_at=NIGHT + timedelta(days=night, minutes=minute),
+        measurements=[Measurement(metric=metric, value=value)],
+    )
+    return run.model_copy(
+        update={
+            "device": run.device.model_copy(update={"serial": serial, "emulator": False}),
+            "provenance": run.provenance.model_copy(
+                update={"git_commit": commit or f"{night:040x}", "git_branch": branch}
+            ),
+            **changes,
+        }
+    )
+
+
+def add(store: ResultsStore, *runs: Run) -> None:
+    for run in runs:
+        store.write_run(run)
+
+
+def night(
+    store: ResultsStore, number: int, level: float, *, sessions: int = 3, noise: float = 0.01,
+    **changes: object,
+) -> None:  # fmt: skip
+    source = random.Random(number)  # noqa: S311
+    for index in range(sessions):
+        value = level * (1 + source.gauss(0, noise))
+        add(store, session(value, number, minute=index, **changes))  # type: ignore[arg-type]
+
+
+def verdicts(gate: Gate) -> list[str]:
+    return [cell.verdict.value for cell in gate.cells]
+
+
+@pytest.mark.parametrize(
+    ("level", "verdict"),
+    [
+        (20.0, Verdict.NO_DIFFERENCE),
+        (14.0, Verdict.REGRESSED),
+        (24.0, Verdict.IMPROVED),
+        (19.6, Verdict.NO_DIFFERENCE),
+    ],
+)
+def test_the_newest_results_against_those_before(
+    store: ResultsStore, level: float, verdict: Verdict
+) -> None:
+    night(store, 0, 5.0)
+    night(store, 1, 20.0)
+    night(store, 2, level)
+    gate = judge_gate(store, "previous", options=DECODE)
+    assert gate.verdict is verdict
+    (cell,) = gate.cells
+    assert cell.baseline is not None
+    assert cell.candidate is not None
+    assert (cell.baseline.sessions, cell.candidate.sessions) == (3, 3)
+    assert "2026-11-02" in cell.baseline.point
+    assert cell.name == "tiny_llama W8A16 pp64+tg16 on SM8750"
+
+
+def test_phones_have_levels_of_their_own(store: ResultsStore) -> None:
+    """The new results are of the faster phone mostly; that is no gain, and hides no loss."""
+    for number, levels in enumerate(({"R1": 10, "R2": 20}, {"R1": 9, "R2": 18})):
+        for index in range(4):
+            serial = "R2" if index < (1 if number == 0 else 3) else "R1"
+            value = levels[serial] * (1 + 0.002 * (index % 2))
+            add(store, session(value, number, serial=serial, minute=index))
+    (cell,) = judge_gate(store, "previous", options=DECODE).cells
+    assert cell.verdict is Verdict.REGRESSED
+    assert cell.ratio == pytest.approx(0.9, abs=0.005)
+
+
+def test_other_phones_say_nothing(store: ResultsStore) -> None:
+    night(store, 0, 20.0, serial="R1")
+    night(store, 1, 10.0, serial="R2")
+    gate = judge_gate(store, "previous", options=DECODE)
+    assert gate.verdict is Verdict.NOT_ENOUGH_DATA
+    assert gate.cells[0].reason == "no device has measured both sides"
+
+
+def test_one_session_has_no_verdict(store: ResultsStore) -> None:
+    night(store, 0, 20.0)
+    night(store, 1, 10.0, sessions=1)
+    (cell,) = judge_gate(store, "previous", options=DECODE).cells
+    assert cell.verdict is Verdict.NOT_ENOUGH_DATA
+    assert "1 session against 3, and a verdict needs 2 of each side" in cell.reason
+
+
+def test_noise_is_told_from_loss(store: ResultsStore) -> None:
+    night(store, 0, 20.0, noise=0.2)
+    night(store, 1, 18.0, noise=0.2)
+    (cell,) = judge_gate(store, "previous", options=DECODE).cells
+    assert cell.verdict is Verdict.NOT_ENOUGH_DATA
+    assert "sessions vary too much" in cell.reason
+
+
+def test_many_cells_raise_few_alarms() -> None:
+    """Of 100 gates over 20 equal cells with 4 % noise, 5 may hold a false alarm."""
+    source = random.Random(1)  # noqa: S311
+    metric = find_metric("decode_tokens_per_s")
+    key = CellKey.of(session(1.0, 0))
+    false = 0
+    for _ in range(100):
+        cells = []
+        for _ in range(20):
+            sides = [[("R1", 20 * (1 + source.gauss(0, 0.04))) for _ in range(4)] for _ in "ab"]
+            cell = GateCell(key, "x", metric, Verdict.NOT_ENOUGH_DATA, "")
+            cells.append(_estimate(cell, *sides))
+        judged = _adjusted(cells, GateOptions(threshold=0.0))
+        false += any(c.verdict in {Verdict.REGRESSED, Verdict.IMPROVED} for c in judged)
+    assert false <= 12  # 5 expected
+
+
+def test_what_is_not_comparable_is_named(store: ResultsStore) -> None:
+    night(store, 0, 20.0)
+    run = session(10.0, 1)
+    library = run.provenance.model_copy(update={"library_versions": {"genie": "1.22"}})
+    for minute in range(3):
+        add(store, session(10.0, 1, minute=minute, provenance=library, concurrent_sessions=3))
+    (cell,) = judge_gate(store, "previous", options=DECODE).cells
+    assert cell.verdict is Verdict.NOT_ENOUGH_DATA
+    assert cell.reason == (
+        "not comparable, it differs in libraries (genie 1.21 before, genie 1.22 now), "
+        "concurrent (False before, True now)"
+    )
+    across = GateOptions(DECODE.metrics, across=("libraries", "concurrent"))
+    assert judge_gate(store, "previous", options=across).verdict is Verdict.REGRESSED
+
+
+def test_two_containers_of_one_model_are_two_cells(store: ResultsStore) -> None:
+    for number, level in enumerate((20.0, 20.0)):
+        night(store, number, level)
+        run = session(1.0, number)
+        w4 = run.container.model_copy(update={"precision": "W4A16", "sha256": f"{number}" * 64})
+        night(store, number, level * (2 - number), container=w4)
+    gate = judge_gate(store, "previous", options=DECODE)
+    assert [(cell.name.split()[1], cell.verdict.value) for cell in gate.cells] == [
+        ("W4A16", "regressed"),
+        ("W8A16", "no difference seen"),
+    ]
+
+
+def test_a_cell_that_is_gone_or_failed_has_no_verdict_and_a_new_one_none_to_have(
+    store: ResultsStore,
+) -> None:
+    night(store, 0, 20.0)
+    model = session(1.0, 0).container.model_copy(update={"model": "other"})
+    night(store, 1, 20.0, container=model)
+    gate = judge_gate(store, "previous", options=DECODE)
+    assert [cell.reason for cell in gate.cells] == ["the baseline has it, the new results have not"]
+    assert gate.new == ("other W8A16 pp64+tg16 on SM8750",)
+    failed = session(20.0, 2).model_copy(
+        update={"status": "failed", "error": "the device went away", "measurements": ()}
+    )
+    add(store, failed)
+    gate = judge_gate(store, "2026-11-01", options=DECODE)
+    assert [cell.reason for cell in gate.cells] == ["no result: the device went away"]
+    wrong = OutputCheck(outcome="failed", reason="it is empty")
+    add(store, failed.model_copy(update={"id": "a" * 32, "check": wrong}))
+    gate = judge_gate(store, "2026-11-01", options=DECODE)
+    assert gate.verdict is Verdict.REGRESSED
+    assert gate.cells[0].reason == "the output is wrong: it is empty"
+
+
+@pytest.mark.parametrize(
+    ("perplexity", "verdict"), [(18.1, "no difference seen"), (18.3, "regressed")]
+)
+def test_a_perplexity_has_no_noise(store: ResultsStore, perplexity: float, verdict: str) -> None:
+    work = Workload(
+        runner="genie_perplexity.py",
+        dataset_sha256="7" * 64,
+        perplexity=PerplexityDefinition(positions="first_cl_minus_ar", windows=8, tokens=1280),
+    )
+    for number, value in enumerate((18.0, perplexity)):
+        run = session(value, number, metric="perplexity", workload=work, kind="perplexity")
+        add(store, run)
+    assert verdicts(judge_gate(store, "previous")) == [verdict]
+
+
+class TestReferences:
+    """Night 0 and 1 on main, 2 on a branch, 3 judged."""
+
+    @pytest.fixture(autouse=True)
+    def _nights(self, store: ResultsStore) -> None:
+        for number, (level, branch) in enumerate(
+            [(20.0, "main"), (21.0, "main"), (5.0, "topic"), (20.0, "work")]
+        ):
+            night(store, number, level, branch=branch, commit=f"{number + 10:x}" * 40)
+
+    @pytest.mark.parametrize(
+        ("reference", "point"),
+        [
+            ("previous", "cccccccccccc, 2026-11-03"),
+            ("main", "bbbbbbbbbbbb, 2026-11-02"),
+            ("topic", "cccccccccccc, 2026-11-03"),
+            ("aaaa", "aaaaaaaaaaaa, 2026-11-01"),
+            ("b" * 40, "bbbbbbbbbbbb, 2026-11-02"),
+            ("2026-11-02", "bbbbbbbbbbbb, 2026-11-02"),
+            ("2026-11-02T01:00", "aaaaaaaaaaaa, 2026-11-01"),
+            ("2027-01-01", "cccccccccccc, 2026-11-03"),
+        ],
+    )
+    def test_what_they_mean(self, store: ResultsStore, reference: str, point: str) -> None:
+        (cell,) = judge_gate(store, reference, options=DECODE).cells
+        assert cell.baseline is not None
+        assert cell.baseline.point == point
+
+    def test_the_judged_results_can_be_named_too(self, store: ResultsStore) -> None:
+        gate = judge_gate(store, "main", candidate="topic", options=DECODE)
+        assert (gate.candidate, gate.verdict) == ("cccccccccccc, 2026-11-03", Verdict.REGRESSED)
+
+    def test_what_is_not_there(self, store: ResultsStore) -> None:
+        with pytest.raises(NoBaselineError, match="it has the branches main, topic and results of"):
+            judge_gate(store, "release", options=DECODE)
+        with pytest.raises(WrongUseError, match="no date"):
+            judge_gate(store, "2026-13-45", options=DECODE)
+        for reference in ("", "--output=x", "a\nb"):
+            with pytest.raises(WrongUseError, match="is no baseline"):
+                judge_gate(store, reference)
+        add(store, session(1.0, -1, commit="a" * 39 + "b"))
+        with pytest.raises(WrongUseError, match="the beginning of several commits"):
+            judge_gate(store, "aaaa", options=DECODE)
+
+
+def test_git_finds_the_nearest_commit_with_results(
+    store: ResultsStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    environment = {
+        **os.environ,
+        **{
+            f"GIT_{who}_{what}": "x@x"
+            for who in ("AUTHOR", "COMMITTER")
+            for what in ("NAME", "EMAIL")
+        },
+    }
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        return done.stdout.strip()
+
+    git("init", "-q", "-b", "trunk")
+    commits = []
+    for name in "abc":
+        git("commit", "-q", "--allow-empty", "-m", name)
+        commits.append(git("rev-parse", "HEAD"))
+    night(store, 0, 20.0, commit=commits[0], branch="")
+    night(store, 1, 20.0, commit="f" * 40, branch="")
+    monkeypatch.chdir(folder)
+    for reference in ("trunk", "HEAD~1"):
+        (cell,) = judge_gate(store, reference, options=DECODE).cells
+        assert cell.baseline is not None
+        assert cell.baseline.point.startswith(commits[0][:12])
+
+
+def test_formats_hold_against_hostile_names(store: ResultsStore) -> None:
+    evil = "a|b`<img src=x onerror=alert(1)>*@everyone\x1b[31m\nx"
+    model = session(1.0, 0).container.model_copy(update={"model": evil})
+    night(store, 0, 20.0, container=model)
+    night(store, 1, 10.0, container=model)
+    gate = judge_gate(store, "previous", options=DECODE)
+    markdown = gate_formats.to_markdown(gate)
+    assert markdown.startswith("### qnnfarm gate: regressed\n")
+    for raw in ("<img", "@everyone", "\x1b", "`<"):
+        assert raw not in markdown
+    (row,) = [line for line in markdown.splitlines() if "regressed**" in line]
+    assert row.replace("\\|", "").count("|") == 8
+    suite = ET.fromstring(gate_formats.to_junit(gate))[0]  # noqa: S314
+    assert (suite.get("failures"), suite.get("errors")) == ("1", "0")
+    document = json.loads(json.dumps(gate_formats.to_document(gate)))
+    assert (document["verdict"], document["cells"][0]["verdict"]) == ("regressed", "regressed")
+    assert gate_formats.to_lines(gate)[-1].endswith("regressed (1 regressed)")
