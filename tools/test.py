@@ -45,6 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     if subprocess.run([*pip, "--editable", ".[test]"], cwd=_ROOT, check=False).returncode:
         return _refuse("pip could not install the project with its extra `test` into .venv")
     environment = dict(os.environ)
+    # Container images set it; each of thousands of processes would then compile what it imports.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     if installed:
         environment[PACKAGES_VARIABLE] = "installed"
     command = [python, "-m", "pytest", *arguments]

@@ -1,10 +1,12 @@
-"""Ten megabytes of the worst that a device can say, to everything that reads what devices say.
+"""Megabytes of the worst that a device can say, to everything that reads what devices say.
 
 A parser that is not linear takes hours for it, with the interpreter locked: nothing in this process
-could end it. So they run in one child process, whose CPU time and memory the kernel bounds.
+could end it. So they run in one child process, whose CPU time and memory the kernel bounds. Ten
+megabytes each are a campaign of their own: `pytest -m slow tests/harness/test_hostile_output.py`.
 """
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+
+import pytest
 
 from buildlib.error_base import QnnfarmError, one_line
 from harness.clock import Deadline
@@ -56,7 +60,7 @@ from harness.virtual_device.shell import parse_shell_service, parse_window_size,
 from harness.workloads.command import Command
 from harness.workloads.session import Session
 
-SIZE = 10_000_000
+SIZE = int(os.environ.get("QNNFARM_HOSTILE_BYTES", "2000000"))
 LONGEST_S = 30.0
 """Of one parser with one input: linear ones take up to a second, quadratic ones hours."""
 LARGEST_BYTES = 6 << 30
@@ -280,9 +284,17 @@ PARSERS: dict[str, Parser] = {
 }
 
 
-def test_no_output_of_a_device_freezes_us() -> None:
+@pytest.mark.parametrize(
+    "size", [2_000_000, pytest.param(10_000_000, marks=pytest.mark.slow)], ids=["2 MB", "10 MB"]
+)
+def test_no_output_of_a_device_freezes_us(size: int) -> None:
     child = subprocess.run(
-        [sys.executable, __file__], capture_output=True, text=True, cwd=Path.cwd(), check=False
+        [sys.executable, __file__],
+        capture_output=True,
+        text=True,
+        cwd=Path.cwd(),
+        env=os.environ | {"QNNFARM_HOSTILE_BYTES": str(size)},
+        check=False,
     )
     told = [json.loads(line) for line in child.stdout.splitlines()]
     last = told[-1] if told else None
