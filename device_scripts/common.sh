@@ -13,8 +13,8 @@ die() { # STATUS MESSAGE
   exit "$1"
 }
 
-cannot_write() { # PATH; the deployment knows a full device by these words
-  die 1 "cannot write to $1: the file system is full or read-only"
+cannot_write() { # PATH [STATUS]; the harness knows a full device by these words
+  die "${2:-1}" "cannot write to $1: the file system is full or read-only"
 }
 
 # One path component, plain ASCII, not hidden: safe in any command line.

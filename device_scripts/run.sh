@@ -27,20 +27,22 @@ cd "$1" 2>/dev/null || die 125 "no run folder $1"
 run_dir=$(pwd -P)
 shift 4
 
-mkdir -p .qnnfarm 2>/dev/null || die 125 "cannot write to $run_dir"
+mkdir -p .qnnfarm 2>/dev/null || cannot_write "$run_dir" 125
 # Through a link to the store, the log would take the place of a content.
 [ ! -L "$log" ] && [ ! -L "$out" ] || die 125 "the log or output has the name of a file of the run: $log $out"
-(: >"$log") 2>/dev/null || die 125 "cannot write the log $log"
+(: >"$log") 2>/dev/null || cannot_write "the log $log" 125
 if [ -z "$out" ]; then
   out=$log
 else
-  (: >"$out") 2>/dev/null || die 125 "cannot write $out"
+  (: >"$out") 2>/dev/null || cannot_write "$out" 125
 fi
 
 # The marker is unlike that of any other run, on this device and on others which may share the
 # kernel; it stays the same for all runs in this folder.
-(set -C; cat /proc/sys/kernel/random/uuid >.qnnfarm/marker) 2>/dev/null
-read -r marker 2>/dev/null <.qnnfarm/marker || die 125 "cannot make $run_dir/.qnnfarm/marker"
+if (set -C; : >.qnnfarm/marker) 2>/dev/null && ! cat /proc/sys/kernel/random/uuid >.qnnfarm/marker; then
+  rm -f .qnnfarm/marker # an empty one would stay in the way of every later run
+fi 2>/dev/null
+read -r marker 2>/dev/null <.qnnfarm/marker || cannot_write "$run_dir" 125
 
 # Hundredths matter (a small model's run takes a second) and the clock may be set: uptime.
 find_uptime() { # sets now_s and now_cs

@@ -31,7 +31,8 @@ from harness.errors import (
 )
 
 _CLEAN_TIMEOUT_S = 10.0
-_FULL = "the file system is full or read-only"
+DISK_FULL = "the file system is full or read-only"
+"""Words of the device scripts for a write that fails; see `device_scripts/common.sh`."""
 _ANSWER = re.compile(r"(ok|adopted|missing|bad) ([0-9a-f]{64})")
 _RUN_DIR = re.compile(r"^run_dir=(/.{1,4000})$", re.MULTILINE)
 
@@ -179,7 +180,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
             script, timeout_s=self._deadline.remaining(), stdin=lines.encode(), check=False
         )
         if "\nqnnfarm-verify ok=" not in f"\n{result.stdout}":
-            if _FULL in result.stderr:
+            if DISK_FULL in result.stderr:
                 # How much it lacked for its lists is not known, and what is free now says little.
                 raise DeviceFullError(self._device.serial, self._device.work_root, None, None)
             log = result.stderr.strip() or result.stdout

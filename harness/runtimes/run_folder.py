@@ -9,8 +9,9 @@ from pathlib import Path
 
 from harness.deploy.deployment import Deployment
 from harness.deploy.hashing import hashes_on
+from harness.deploy.store import DISK_FULL
 from harness.devices.base import Device, PushItem
-from harness.errors import DeploymentCorruptError, RunnerError, RuntimeOutputError
+from harness.errors import DeploymentCorruptError, DeviceFullError, RunnerError, RuntimeOutputError
 
 _LINE = re.compile(
     r"^qnnfarm-run exit=(?P<exit>\d{1,3}) signal=(?P<signal>\d{1,3}) timed_out=(?P<timed_out>[01])"
@@ -138,6 +139,7 @@ class RunFolder:
             stdout: a file in the folder for what it prints; None: that goes into the log.
 
         Raises:
+            DeviceFullError: there is no space for its log.
             RunnerError: it could not be started, crashed, hung or refused.
         """
         device, run_dir = self.device, self.deployment.run_dir
@@ -148,6 +150,8 @@ class RunFolder:
         outcome = parse_run_line(result.stdout)
         if outcome is None:
             tail = (result.stderr or result.stdout)[-_LOG_TAIL:]
+            if DISK_FULL in tail:
+                raise DeviceFullError(device.serial, run_dir, None, None)
             reason = "could not be started"
             raise RunnerError(device.serial, name, reason, result.exit_status, tail)
         if not outcome.succeeded:

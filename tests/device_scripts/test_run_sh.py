@@ -1,7 +1,9 @@
 import os
 import re
+import resource
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -9,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from harness.deploy.store import DISK_FULL
 
 if TYPE_CHECKING:
     from tests.device_scripts.conftest import DeviceShell
@@ -59,6 +63,24 @@ def test_environment_folder_and_arguments_arrive_unchanged(device: "DeviceShell"
     assert (run_dir / "log").read_text() == expected
     assert not (run_dir / "owned").exists()
     assert (run_dir / ".qnnfarm/result").read_text().strip() == done.stdout.strip()
+
+
+def test_a_full_device_is_told_and_the_next_run_works(device: "DeviceShell") -> None:
+    run_dir = device.make_run()
+    arguments = ("run.sh", run_dir, "20", "log", "--", "true")
+    full = subprocess.run(
+        device.command(*arguments),
+        env=device.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        # Writing to files fails, and nobody is killed for it.
+        restore_signals=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )
+    assert (full.returncode, full.stdout) == (125, "")
+    assert full.stderr == f"error: cannot write to {run_dir}: {DISK_FULL}\n"
+    assert device.run(*arguments).returncode == 0
 
 
 def test_stdout_can_have_a_file_of_its_own(device: "DeviceShell") -> None:

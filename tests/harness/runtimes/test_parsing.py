@@ -2,15 +2,20 @@
 
 import contextlib
 import json
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import RuntimeOutputError
+from harness.deploy.deployment import Deployment
+from harness.deploy.store import DISK_FULL
+from harness.devices.base import CommandResult, Device
+from harness.errors import DeviceFullError, RuntimeOutputError
 from harness.runtimes.genie import generated_text
 from harness.runtimes.genie_profile import parse_profile
-from harness.runtimes.run_folder import parse_run_line
+from harness.runtimes.run_folder import RunFolder, parse_run_line
 
 LINE = (
     "qnnfarm-run exit=137 signal=9 timed_out=1 peak_rss_kb=2048 peak_anon_kb=512 "
@@ -119,3 +124,12 @@ def test_generated_text_survives_whatever_the_model_says(text: str) -> None:
 def test_output_without_marks_is_a_typed_error(output: str) -> None:
     with pytest.raises(RuntimeOutputError):
         generated_text(output, "serial")
+
+
+def test_a_run_that_finds_no_space_says_that_the_device_is_full() -> None:
+    result = CommandResult(125, "", f"error: cannot write to /runs/r: {DISK_FULL}\n")
+    device = SimpleNamespace(serial="S1", shell=lambda *_words, **_options: result)
+    deployment = SimpleNamespace(run_dir="/runs/r", scripts_dir="/scripts")
+    folder = RunFolder(cast("Device", device), cast("Deployment", deployment))
+    with pytest.raises(DeviceFullError, match="device S1 is full at /runs/r"):
+        folder.run(["true"], name="true", timeout_s=1)
