@@ -47,35 +47,53 @@ def size_of_binaries(container: GenAIContainer) -> int:
     return container.sizes_by_kind["binary"]
 
 
+def check_bits(
+    builder: GenAIBuilderHTP, precision: str, linear: tuple[str, int], head: int
+) -> GenAIContainer:
+    """Build it, and compare the bits that are told with those in the graphs.
+
+    Args:
+        linear: type and number of the weights in linear layers.
+        head: number of the head's weights.
+    """
+    container = builder.build()
+    assert container.precision == precision
+    stored = container.metadata.model.quantization
+    activations = f"uint{precision.partition('A')[2]}"
+    kind, number = linear
+    assert str(stored["weights"]).startswith(f"{kind} per channel: ")
+    assert stored["head"] == "int8 per channel: 1"
+    assert stored["embedding"] == f"{activations} per tensor: 1"
+    assert str(stored["kv_cache"]).startswith("uint8: ")
+    counts = weights_in_dlcs(builder.plan())
+    assert counts["int8"] == head + (number if kind == "int8" else 0)
+    assert counts.get("int4", 0) == (number if kind == "int4" else 0)
+    return container
+
+
 @pytest.mark.parametrize(
-    ("options", "precision", "linear"),
-    [
-        ({PARAM: 4}, "W4A16", "int4"),
-        ({ACT: 8}, "W8A8", "int8"),
-        ({PARAM: 4, ACT: 8}, "W4A8", "int4"),
-    ],
+    ("options", "precision", "kind"),
+    [({PARAM: 4}, "W4A16", "int4"), ({ACT: 8}, "W8A8", "int8")],
 )
 def test_a_checkpoint_has_the_bits_that_are_asked_for(
-    options: dict[str, object], precision: str, linear: str, build_cache: Path, tiny_bundle: Path
+    options: dict[str, object], precision: str, kind: str, build_cache: Path, tiny_bundle: Path
 ) -> None:
     builder = of(tiny_llama.folder(), None, build_cache, options, ar=32)
     report = builder.verify(emulator=True)
     assert report.passed, report.to_json()
     assert {"quantize", "compile"} <= {one.stage for one in report.comparisons}
-    container = builder.build()
-    assert container.precision == precision
-    stored = container.metadata.model.quantization
-    activations = "uint8" if ACT in options else "uint16"
-    assert str(stored["weights"]).startswith(f"{linear} per channel: ")
-    assert stored["head"] == "int8 per channel: 1"
-    assert stored["embedding"] == f"{activations} per tensor: 1"
-    assert str(stored["kv_cache"]).startswith("uint8: ")
-    counts = weights_in_dlcs(builder.plan())
-    assert counts["int8"] == 144 * 1280 + (LINEAR if linear == "int8" else 0)
-    assert counts.get("int4", 0) == (LINEAR if linear == "int4" else 0)
-    if linear == "int4":  # half a byte less of each weight, in each of two graphs
+    container = check_bits(builder, precision, (kind, LINEAR), 144 * 1280)
+    if kind == "int4":  # half a byte less of each weight, in each of two graphs
         saved = size_of_binaries(GenAIContainer.load(tiny_bundle)) - size_of_binaries(container)
         assert saved > 0.9 * LINEAR
+
+
+def test_weights_and_activations_may_both_be_narrow(
+    tiny: Path, tiny_text: str, tmp_path: Path
+) -> None:
+    linear = 2 * (2 * 40 * 72 + 2 * 40 * 24 + 3 * 40 * 72)
+    builder = of(tiny, tiny_text, tmp_path, {PARAM: 4, ACT: 8})
+    check_bits(builder, "W4A8", ("int4", linear), 40 * 300)
 
 
 def test_the_default_is_w8a16(tiny_bundle: Path) -> None:

@@ -3,19 +3,21 @@
 import contextlib
 import json
 from types import SimpleNamespace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.deploy.deployment import Deployment
 from harness.deploy.store import DISK_FULL
 from harness.devices.base import CommandResult, Device
 from harness.errors import DeviceFullError, RuntimeOutputError
 from harness.runtimes.genie import generated_text
 from harness.runtimes.genie_profile import parse_profile
 from harness.runtimes.run_folder import RunFolder, parse_run_line
+
+if TYPE_CHECKING:
+    from harness.deploy.deployment import Deployment
 
 LINE = (
     "qnnfarm-run exit=137 signal=9 timed_out=1 peak_rss_kb=2048 peak_anon_kb=512 "
@@ -128,7 +130,8 @@ def test_output_without_marks_is_a_typed_error(output: str) -> None:
 
 def test_a_run_that_finds_no_space_says_that_the_device_is_full() -> None:
     result = CommandResult(125, "", f"error: cannot write to /runs/r: {DISK_FULL}\n")
-    device = SimpleNamespace(serial="S1", shell=lambda *_words, **_options: result)
+    device = SimpleNamespace(serial="S1")
+    device.shell = lambda *_words, **_options: result
     deployment = SimpleNamespace(run_dir="/runs/r", scripts_dir="/scripts")
     folder = RunFolder(cast("Device", device), cast("Deployment", deployment))
     with pytest.raises(DeviceFullError, match="device S1 is full at /runs/r"):
