@@ -8,6 +8,7 @@ import typer
 
 from harness.cli.arguments import Json
 from harness.cli.results_export import export
+from harness.cli.results_import import import_results
 from harness.cli.results_show import show
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
@@ -21,6 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command("export")(export)
+app.command("import")(import_results)
 app.command("show")(show)
 
 Database = Annotated[

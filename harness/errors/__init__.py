@@ -64,6 +64,7 @@
         MetricValueError
         TelemetryRecordError   an invalid series of samples
         ArtifactError          a file that is kept with a run cannot be kept or read
+        ImportedFileError      a file of another tool cannot be imported
       OutputCheckError         a speed with a wrong output
       PlanError                root of what is wrong with a plan or its run
         PlanFileError          a plan that cannot be used

@@ -131,6 +131,14 @@ class ArtifactError(StoreError):
     template = "cannot use the artifact {location}: {reason}"
 
 
+class ImportedFileError(StoreError):
+    """A file of another tool that cannot be imported."""
+
+    file: str
+    reason: str
+    template = "cannot import {file}: {reason}"
+
+
 class OutputCheckError(HarnessError):
     """The output is wrong, so its speed says nothing."""
 

@@ -171,13 +171,15 @@ def container_name(container: ContainerInfo) -> str:
 
 
 def container_shape(container: ContainerInfo) -> str:
-    """Describe the shapes of a container's graphs: `AR 1, 32, CL 192`."""
+    """Describe the shapes of a container's graphs: `AR 1, 32, CL 192`; empty if unknown."""
+    if not container.cl:
+        return ""
     return f"AR {', '.join(map(str, container.ars))}, CL {container.cl}"
 
 
 def describe_container(container: ContainerInfo) -> str:
     """Name a container with the shapes of its graphs: `my-llama W4A16, AR 1, 32, CL 192`."""
-    return f"{container_name(container)}, {container_shape(container)}"
+    return ", ".join(filter(None, (container_name(container), container_shape(container))))
 
 
 def describe_scored(definition: PerplexityDefinition | None) -> str:

@@ -57,12 +57,17 @@ def capture(
             **_installed(libraries),
             **(device_versions or {}),
         },
-        qnnfarm_version=importlib.metadata.version("qnnfarm"),
+        qnnfarm_version=own_version(),
         host=f"{platform.node()} ({platform.system()} {platform.machine()})",
         git_commit=state.commit,
         git_dirty=state.dirty,
         git_branch=state.branch,
     )
+
+
+def own_version() -> str:
+    """Return the version of qnnfarm."""
+    return importlib.metadata.version("qnnfarm")
 
 
 class GitState(NamedTuple):

@@ -226,6 +226,34 @@ class ResultsStore(Closeable):
                 connection.execute(insert(schema.runs).values(values))
             _insert_measurements(connection, self.location, run.id, run.measurements)
 
+    def import_runs(
+        self, runs: Sequence[Run], name: str, content: bytes, kind: ArtifactKind
+    ) -> bool:
+        """Write runs that were read from another tool's file, and keep the file with each.
+
+        Returns False, and writes nothing, if its content was imported before.
+
+        Args:
+            name: of the file.
+            content: the file, whose SHA-256 is that of the runs' origin.
+
+        Raises:
+            ArtifactError: the file cannot be kept.
+        """
+        sha256 = ArtifactFolder.of(self.location).put(content)
+        artifact = Artifact(name=name[:200], kind=kind, sha256=sha256, size_bytes=len(content))
+        known = select(schema.runs.c.id).where(schema.runs.c.origin_sha256 == sha256).limit(1)
+        with self.database.writing() as connection:
+            if connection.scalar(known) is not None:
+                return False
+            for run in runs:
+                values = {**row_of(run), "writer": this_writer()}
+                connection.execute(insert(schema.runs).values(values))
+                _insert_measurements(connection, self.location, run.id, run.measurements)
+                row = {"run_id": run.id, **artifact.model_dump()}
+                connection.execute(insert(schema.artifacts).values(row))
+        return True
+
     def begin_run(self, run: Run) -> "RunRecorder":
         """Write a run that begins, before anything can go wrong with it.
 

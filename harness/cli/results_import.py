@@ -1,0 +1,116 @@
+"""`qnnfarm results import`: results of other tools into the same database."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from harness.cli.arguments import Json
+from harness.console import answers, print_json, print_remark
+from harness.errors import WrongUseError
+from harness.words import pluralize
+
+if TYPE_CHECKING:
+    from harness.importing.importing import Imported
+
+Tool = Literal["llama-bench", "genie", "executorch", "etdump", "mllm", "ai-hub"]
+
+
+def import_results(
+    files: Annotated[list[Path], typer.Argument(help="Files that other tools wrote.")],
+    db: Annotated[
+        str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")
+    ] = "results.db",
+    tool: Annotated[
+        Tool | None, typer.Option(help="Tool that wrote them; by default found by the content.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Name of the model; by default the file's, or its name.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="Bits, as in W4A16.")] = None,
+    device: Annotated[str | None, typer.Option(help="Serial or name of the device.")] = None,
+    soc: Annotated[str, typer.Option(help="SoC of the device, as in SM8750.")] = "",
+    emulator: Annotated[
+        bool, typer.Option("--emulator", help="They were measured on the HTP emulator.")
+    ] = False,
+    date: Annotated[
+        str | None,
+        typer.Option(help="When they were measured; by default as the file says, or its time."),
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", help="KEY=VALUE to store; may be repeated.")
+    ] = None,
+    skip_unreadable: Annotated[
+        bool,
+        typer.Option("--skip-unreadable", help="Leave out what cannot be read, not the file."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Import results of llama-bench, Genie, ExecuTorch, mllm and AI Hub.
+
+    A file that cannot be read is refused by line, and nothing of it is stored. A file that was
+    imported before is not imported again. The file itself is kept with its runs.
+    """
+    from harness.importing.importing import Facts, import_file, read_runs
+    from harness.importing.importing import Tool as KnownTool
+    from harness.results.store import ResultsStore
+
+    facts = Facts(
+        model=model,
+        precision=precision,
+        device=device,
+        soc=soc,
+        emulator=emulator,
+        created_at=None if date is None else _moment(date),
+        labels=dict(_label(each) for each in label or ()),
+    )
+    known = None if tool is None else KnownTool(tool)
+    for path in files:  # no database is made for files that cannot be read
+        read_runs(path, facts, tool=known, skip=skip_unreadable)
+    with ResultsStore.open(db) as store:
+        location = store.location
+        found = {
+            path: import_file(store, path, facts, tool=known, skip=skip_unreadable)
+            for path in files
+        }
+    if json:
+        print_json({"database": location, "files": [_document(*each) for each in found.items()]})
+        return
+    for path, imported in found.items():
+        _show(path, imported, location)
+
+
+def _document(path: Path, imported: "Imported") -> dict[str, object]:
+    return {
+        "file": str(path),
+        "tool": imported.tool,
+        "runs": [run.id for run in imported.runs],
+        "refused": [{"line": line, "reason": reason} for line, reason in imported.refused],
+    }
+
+
+def _show(path: Path, imported: "Imported", location: str) -> None:
+    for line, reason in imported.refused:
+        print_remark(f"{path}: left out line {line}: {reason}")
+    if not imported.runs:
+        answers().print(f"{path}: imported before, nothing to do")
+        return
+    runs = pluralize(len(imported.runs), "run")
+    values = pluralize(sum(len(run.measurements) for run in imported.runs), "measurement")
+    answers().print(f"{path}: {runs} with {values} of {imported.tool} in {location}")
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, mark, value = text.partition("=")
+    if not mark or not key:
+        raise WrongUseError(f"--label {text!r} is not KEY=VALUE")
+    return key, value
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise WrongUseError(f"--date {text!r} is no date such as 2026-05-31T12:00") from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -1,0 +1,1 @@
+"""Results of other tools, read from the files and logs that they document."""

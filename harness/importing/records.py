@@ -1,0 +1,71 @@
+"""What a reader of another tool's file gives: runs as the file tells of them, and what is wrong."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from harness.errors import MetricValueError
+from harness.results.records import JsonScalar, Measurement
+
+
+class UnreadableError(ValueError):
+    """A line, or an entry that begins there, says what cannot be read.
+
+    Attributes:
+        line: from 1.
+    """
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(reason)
+        self.line = line
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class ForeignRun:
+    """One run of another tool, as far as its file tells.
+
+    Attributes:
+        line: where it begins in the file, from 1.
+        model: the model's name; empty if the file does not tell.
+        runner: the program that ran.
+        settings: what else the file tells of how it was measured; runs with other settings are
+            not comparable.
+        versions: of the tool and its parts.
+        repetitions: metrics of each measured repetition.
+        session: metrics that were measured once.
+    """
+
+    line: int
+    runner: str
+    model: str = ""
+    prompt_tokens: int | None = None
+    depth_tokens: int | None = None
+    new_tokens: int | None = None
+    device_model: str | None = None
+    container_bytes: int | None = None
+    parameters: int | None = None
+    created_at: datetime | None = None
+    settings: Mapping[str, JsonScalar] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    repetitions: list[dict[str, float]] = field(default_factory=list)
+    session: dict[str, float] = field(default_factory=dict)
+
+    def measurements(self) -> tuple[Measurement, ...]:
+        """Make the records of all values.
+
+        Raises:
+            UnreadableError: a value is not one that its metric can have, or there is none.
+        """
+        rows = [*enumerate(self.repetitions), (0, self.session)]
+        try:
+            found = tuple(
+                Measurement(metric=key, value=float(value), repetition=number)
+                for number, values in rows
+                for key, value in values.items()
+            )
+        except MetricValueError as error:
+            raise UnreadableError(self.line, str(error)) from error
+        if not found:
+            raise UnreadableError(self.line, "it has no figure")
+        return found

@@ -1,0 +1,239 @@
+"""Files of other tools, in the formats that these document, become runs or are refused by line.
+
+The sources of the formats stand in `harness/importing`.
+"""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from harness.cli.results import app
+from harness.errors import HarnessError, HostFileError, ImportedFileError
+from harness.importing.importing import Facts, Imported, Tool, import_file, read_runs
+from harness.results import frames
+from harness.results.records import Run
+from harness.results.store import ResultsStore
+
+FILES = Path(__file__).parents[1] / "fixtures" / "imports"
+
+
+def read(name: str, facts: Facts | None = None) -> Imported:
+    return read_runs(FILES / name, facts)
+
+
+def only(name: str, facts: Facts | None = None) -> Run:
+    (run,) = read(name, facts).runs
+    return run
+
+
+@pytest.mark.parametrize("name", ["llama-bench.json", "llama-bench.jsonl"])
+def test_llama_bench(name: str) -> None:
+    found = read(name, Facts(soc="SM8750"))
+    assert found.tool is Tool.LLAMA_BENCH
+    prefill, decode = found.runs[:2]
+    assert prefill.values("prefill_tokens_per_s") == (6863.1, 7147.55, 7136.37, 7115.79, 7237.21)
+    assert decode.values("decode_tokens_per_s")[1] == 120.178
+    assert (prefill.workload.prompt_tokens, prefill.workload.max_new_tokens) == (512, None)
+    assert (decode.workload.prompt_tokens, decode.workload.max_new_tokens) == (None, 128)
+    assert prefill.container.model == "Qwen2.5-7B-Instruct-Q4_K_M"
+    assert prefill.container.size_bytes == 4677120000
+    assert prefill.container.parameters == 7615616512
+    assert prefill.created_at.isoformat() == "2025-04-24T11:58:50+00:00"
+    assert prefill.provenance.toolchain_versions == {"llama.cpp": "8cf427ff (5163)"}
+    assert prefill.workload.sampler["n_threads"] == 8
+    assert prefill.device.soc == "SM8750"
+
+
+def test_llama_bench_of_both_phases_behind_a_depth() -> None:
+    both = read("llama-bench.jsonl").runs[2]
+    assert both.values("total_tokens_per_s") == (500.0, 501.0)
+    work = both.workload
+    assert (work.prompt_tokens, work.max_new_tokens, work.depth_tokens) == (512, 128, 512)
+
+
+def test_a_genie_profile() -> None:
+    run = only("genie-profile.json", Facts(model="llama", precision="W4A16", device="phone-3"))
+    assert run.values("prefill_tokens_per_s") == (1280.5,)
+    assert run.values("ttft_s") == pytest.approx((0.0512,))
+    assert run.values("init_s") == pytest.approx((1.22,))
+    assert (run.container.model, run.container.precision) == ("llama", "W4A16")
+    assert (run.device.serial, run.workload.runner) == ("phone-3", "genie-t2t-run")
+
+
+def test_an_ai_hub_profile() -> None:
+    run = only("ai-hub-profile.json")
+    assert run.values("inference_s") == pytest.approx((0.003652, 0.0037, 0.0041))
+    assert run.values("first_load_s") == pytest.approx((1.374293,))
+    assert run.values("init_s") == pytest.approx((0.277823,))
+    assert run.values("inference_peak_bytes") == (39406752.0,)
+    assert run.workload.sampler == {"layers on CPU": 1, "layers on NPU": 1}
+
+
+def test_a_log_of_qnn_llama_runner() -> None:
+    """The rates are those that the log itself prints further down."""
+    run = only("qnn-llama-runner.log")
+    assert run.values("prefill_tokens_per_s") == pytest.approx((553.571429,))
+    assert run.values("decode_tokens_per_s") == pytest.approx((53.993251,))
+    assert run.values("init_s") == pytest.approx((0.887,))
+    assert run.values("ttft_s") == pytest.approx((0.056,))
+    assert (run.container.model, run.workload.runner) == ("hybrid_llama_qnn", "qnn_llama_runner")
+    assert run.workload.prompt_tokens == 31
+
+
+@pytest.mark.parametrize(
+    ("name", "inference", "load"),
+    [
+        ("etdump.txt", 0.0011259, 3.8477e-5),
+        ("etdump-box.txt", 0.00465, 0.0874802),
+        ("qnn-executor-runner.log", 0.00365, None),
+    ],
+)
+def test_figures_of_an_etdump(name: str, inference: float, load: float | None) -> None:
+    run = only(name)
+    assert run.values("inference_s") == pytest.approx((inference,))
+    assert run.values("init_s") == pytest.approx(() if load is None else (load,))
+
+
+def test_a_log_of_mllm_llm_benchmark() -> None:
+    short, long = read("mllm-llm-benchmark.log").runs
+    assert short.values("prefill_tokens_per_s") == (141.84618, 140.3595, 138.54239)
+    assert short.values("decode_tokens_per_s") == (78.11022, 77.60929, 76.48289)
+    assert short.values("ttft_s")[0] == pytest.approx(0.90238605)
+    assert (short.workload.prompt_tokens, short.workload.max_new_tokens) == (128, 64)
+    assert (long.workload.prompt_tokens, long.values("ttft_s")) == (256, (1.8005,))
+    assert short.container.model == "qwen3-w4a32-kai"
+    assert short.provenance.toolchain_versions == {"mllm": "abc123def456"}
+
+
+def test_summaries_of_mllm() -> None:
+    summary = only("mllm-summary.log")
+    assert summary.values("prefill_tokens_per_s") == (640.0,)
+    assert summary.values("decode_tokens_per_s") == (15.5,)
+    assert summary.values("ttft_s") == pytest.approx((0.101,))
+    assert summary.workload.prompt_tokens == 64
+    assert only("mllm-npu-demo.log").values("prefill_tokens_per_s") == (102.256,)
+
+
+def damaged(tmp_path: Path, name: str, old: str, new: str) -> Path:
+    text = (FILES / name).read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / name
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("llama-bench.jsonl", "119.03", '"fast"', r"line 2: 'fast' is no number"),
+        ("llama-bench.jsonl", '"n_gen": 0, ', "", r"line 1: it lacks 'n_gen'"),
+        ("llama-bench.jsonl", "[500.0, 501.0]", "[-1.0]", r"line 3: total_tokens_per_s cannot"),
+        ("llama-bench.json", '"n_prompt": 0,', '"n_prompt": -4,', r"line 51: n_prompt is '-4'"),
+        ("llama-bench.json", "\n]", "", r"line \d+: the array does not end"),
+        ("genie-profile.json", '"toks/sec"', '"furlongs"', r"line 1: unreadable Genie profile"),
+        ("ai-hub-profile.json", "3700", "null", r"line 1: 'None' is no number"),
+        ("qnn-llama-runner.log", '"first_token_ms":', '"x":', r"line 6: the report lacks 'first"),
+        ("qnn-llama-runner.log", "1000}", "1000", r"line 6: the report cannot be read"),
+        ("etdump.txt", "1.125900", "fast", r"line 6: 'fast' is no average time"),
+        ("etdump.txt", "avg (ms)", "avg (cycles)", r"line 2: the table has no column avg"),
+        ("mllm-llm-benchmark.log", "77.60929", "nan", r"line 33: Decode Speed is 'nan tokens/s'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_line(
+    tmp_path: Path, name: str, old: str, new: str, said: str
+) -> None:
+    with pytest.raises(ImportedFileError, match=said) as caught:
+        read_runs(damaged(tmp_path, name, old, new))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_rest_can_be_imported_without_it(tmp_path: Path) -> None:
+    path = damaged(tmp_path, "llama-bench.jsonl", "119.03", '"fast"')
+    found = read_runs(path, skip=True)
+    assert (len(found.runs), found.refused) == (2, ((2, "'fast' is no number"),))
+    path.write_text('{"samples_ts": []}\n')
+    with pytest.raises(ImportedFileError, match="line 1"):
+        read_runs(path, skip=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("| model | t/s |\n", "llama-bench it takes -o json"),
+        ("hello", "no known tool writes this: --tool is one of llama-bench, genie"),
+        ('[{"samples_ts": 1},', "line 1: it lacks"),
+        ('{"components": [' + "[" * 100_000, "line 1"),
+        ("event_block_name\n", "it has no results that etdump writes"),
+    ],
+)
+def test_what_no_tool_writes_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "file"
+    path.write_text(text)
+    with pytest.raises(ImportedFileError, match=said):
+        read_runs(path)
+
+
+def test_a_file_that_is_away_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HostFileError, match="none"):
+        read_runs(tmp_path / "none")
+
+
+@settings(max_examples=60, deadline=None)
+@given(tool=st.sampled_from(list(Tool)), rng=st.randoms(use_true_random=False))
+def test_any_damage_is_survived(
+    tmp_path_factory: pytest.TempPathFactory, tool: Tool, rng: random.Random
+) -> None:
+    text = bytearray(rng.choice(sorted(FILES.iterdir())).read_bytes())
+    for _ in range(8):
+        place = rng.randrange(len(text))
+        text[place : place + rng.randrange(6)] = bytes([rng.randrange(256)])
+    path = tmp_path_factory.mktemp("damaged") / "file"
+    path.write_bytes(bytes(text))
+    for chosen in (None, tool):
+        try:
+            assert read_runs(path, tool=chosen).runs
+        except HarnessError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_a_file_is_imported_once_and_kept(tmp_path: Path) -> None:
+    with ResultsStore.open(tmp_path / "results.db") as store:
+        first = import_file(store, FILES / "llama-bench.json", Facts(labels={"phone": "x"}))
+        again = import_file(store, FILES / "llama-bench.json")
+        assert (len(first.runs), again.runs) == (2, ())
+        assert store.list_runs() == tuple(sorted(first.runs, key=lambda run: run.created_at))
+        (kept,) = store.artifacts(first.runs[0].id)
+        assert store.read_artifact(kept) == (FILES / "llama-bench.json").read_bytes()
+    rows = frames(tmp_path / "results.db").repetitions
+    assert set(rows["origin_tool"]) == {"llama-bench"}
+    assert set(rows["origin_file"]) == {"llama-bench.json"}
+    assert set(rows["labels.phone"]) == {"x"}
+
+
+def test_the_command(tmp_path: Path) -> None:
+    db = str(tmp_path / "results.db")
+    files = [str(FILES / "llama-bench.json"), str(FILES / "mllm-summary.log")]
+    arguments = ["import", *files, "--db", db, "--soc", "SM8750", "--label", "team=camera"]
+    shown = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert f"2 runs with 10 measurements of llama-bench in {db}" in shown.output
+    again = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+    assert [each["runs"] for each in json.loads(again.stdout)["files"]] == [[], []]
+    runs = frames(db).runs
+    assert set(runs["soc"]) == {"SM8750"}
+
+
+def test_one_bad_file_makes_no_database(tmp_path: Path) -> None:
+    bad = damaged(tmp_path, "llama-bench.json", "[\n  {", "[\n  (")
+    db = tmp_path / "results.db"
+    with pytest.raises(ImportedFileError, match="line 2"):
+        CliRunner().invoke(
+            app,
+            ["import", str(FILES / "etdump.txt"), str(bad), "--db", str(db)],
+            catch_exceptions=False,
+        )
+    assert not db.exists()
