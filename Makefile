@@ -1,7 +1,7 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format test fuzz chaos board demo wheel-check
+.PHONY: check format test fuzz kills chaos board demo wheel-check
 
 check:
 	$(PYTHON) -m ruff check .
@@ -19,6 +19,10 @@ test:
 # Thousands of damaged models; `QNNFARM_FUZZ_SEED=7 make fuzz` for others.
 fuzz:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/fuzz
+
+# Writers of results, killed at a hundred random moments on each engine.
+kills:
+	$(PYTHON) -m pytest -n 0 -m slow tests/harness/results/test_killed_writers.py
 
 # Hundreds of faults over pushes, runs and leases; `QNNFARM_CHAOS_SEED=7 make chaos` for others.
 chaos:

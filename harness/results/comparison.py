@@ -15,13 +15,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import pairwise
 from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.errors import UnknownMetricError, WrongUseError
-from harness.results.identity import SpeedKey
+from harness.results.identity import SpeedKey, find_incomparable
 from harness.results.metrics import METRICS, Direction, Metric, find_metric
 from harness.results.records import ComparisonRecord, MetricVerdict, Run
 from harness.words import pluralize
@@ -240,10 +241,12 @@ def compare_runs(
     """Compare the two sides of one group.
 
     Raises:
-        WrongUseError: some runs were on the emulator, and some on hardware.
+        WrongUseError: the sides are not comparable; names the keys that differ.
     """
     if len({run.device.emulator for run in runs}) > 1:
         raise WrongUseError("speeds of the emulator and of hardware cannot be compared")
+    if differences := _differences(runs):
+        raise WrongUseError(f"A and B cannot be compared, they differ in {differences}")
     chosen = [find_metric(key) for key in metrics]
     found = tuple(
         (metric, _compare_metric(runs, metric, threshold, len(chosen))) for metric in chosen
@@ -271,11 +274,36 @@ def find_comparisons(
     return tuple(_as_stored(group, stored.get(group[0].group_id)) for group in reversed(whole))
 
 
+def _differences(runs: Sequence[Run]) -> str:
+    """Name what keeps the sides from being compared.
+
+    Sessions on several kinds of devices are comparable if each pair shares one.
+    """
+    found: dict[str, None] = {}
+    for number in sorted({run.session for run in runs}):
+        sides = [run for run in runs if run.session == number and run.label in SIDES]
+        for one, other in pairwise(sides):
+            found.update(dict.fromkeys(find_incomparable(one, other)))
+    return "; ".join(found)
+
+
+def _judge_stored(runs: Sequence[Run], metrics: Sequence[str], threshold: float) -> ComparisonGroup:
+    """Compare as `compare_runs` does; sides that are not comparable get no verdict."""
+    differences = _differences(runs)
+    if not differences:
+        return compare_runs(runs, metrics=metrics, threshold=threshold)
+    reason = f"not comparable, they differ in {differences}"
+    nothing = Comparison(Verdict.NOT_ENOUGH_DATA, None, None, None, 0.0, 0, reason)
+    return ComparisonGroup(
+        tuple(runs), tuple((find_metric(key), nothing) for key in metrics), threshold
+    )
+
+
 def _as_stored(runs: Sequence[Run], stored: ComparisonRecord | None) -> ComparisonGroup:
     if stored is None:
-        return compare_runs(runs)
+        return _judge_stored(runs, DEFAULT_METRICS, THRESHOLD)
     if not stored.verdicts:
-        return compare_runs(runs, metrics=stored.metrics, threshold=stored.threshold)
+        return _judge_stored(runs, stored.metrics, stored.threshold)
     found = tuple(
         (
             find_metric(one.metric),

@@ -8,11 +8,14 @@ two sessions.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
+from harness.results.provenance import HOST_LIBRARIES
 from harness.results.records import ContainerInfo, PerplexityDefinition, Run
 from harness.words import pluralize
 
 Pairs = tuple[tuple[str, str], ...]
 UNKNOWN = "an unknown device"
+_ON_HOST = frozenset({"python", *HOST_LIBRARIES})
+_LONGEST_VALUES = 80
 SHORTEST_PROMPT = 2
 """Tokens of the shortest prompt, bos and one more: what is left of a prompt with `-p 0`."""
 
@@ -187,6 +190,49 @@ def describe_scored(definition: PerplexityDefinition | None) -> str:
     if definition is None:
         return "an unknown number of windows"
     return f"{pluralize(definition.windows, 'window')}, {pluralize(definition.tokens, 'token')}"
+
+
+def find_incomparable(a: Run, b: Run) -> tuple[str, ...]:
+    """Name what two runs must share for a comparison of their containers, and do not.
+
+    Each key comes with both values where they are short: `soc (SM8750 against SM8650)`. The
+    containers may differ, as they are what is compared; their target's SoC may not.
+    """
+    found = []
+    for (key, mine), (_, theirs) in zip(_shared(a), _shared(b), strict=True):
+        if mine != theirs:
+            values = f" ({mine or 'none'} against {theirs or 'none'})"
+            found.append(key + (values if len(values) <= _LONGEST_VALUES else ""))
+    known, others = _device_libraries(a), _device_libraries(b)
+    found += [
+        f"{name} ({known[name]} against {others[name]})"
+        for name in sorted(known.keys() & others.keys())
+        if known[name] != others[name]
+    ]
+    return tuple(found)
+
+
+def _shared(run: Run) -> tuple[tuple[str, str], ...]:
+    """What both sides of a comparison have in common, by name."""
+    key = SpeedKey.of(run)
+    kind = "the HTP emulator" if run.device.emulator else "hardware"
+    return (
+        ("device", kind),
+        ("soc", run.device.soc),
+        ("device model", device_name(run)),
+        ("host", key.subject.host),
+        ("measured by", run.origin.tool if run.origin else "qnnfarm"),
+        ("runner", run.workload.runner),
+        ("workload", key.label),
+        ("sampler", ", ".join(f"{name}={value}" for name, value in key.sampler)),
+        ("prompt", key.prompt or ""),
+        ("target SoC", run.container.target.partition(":")[0]),
+    )
+
+
+def _device_libraries(run: Run) -> dict[str, str]:
+    versions = run.provenance.library_versions
+    return {name: each for name, each in versions.items() if name not in _ON_HOST}
 
 
 def place(run: Run) -> str:

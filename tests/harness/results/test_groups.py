@@ -117,3 +117,40 @@ def test_what_the_runtime_does_not_decide_is_not_judged(key: str) -> None:
 def test_speeds_latencies_and_memory_are_judged() -> None:
     assert check_metrics([*COMPARABLE_METRICS, *COMPARABLE_METRICS]) == COMPARABLE_METRICS
     assert all(find_metric(key).direction is not Direction.NEITHER for key in COMPARABLE_METRICS)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"device": {"soc": "SM8650"}}, r"soc \(SM8750 against SM8650\)"),
+        ({"device": {"model": "another"}}, "device model"),
+        ({"workload": {"runner": "genie-app"}}, "runner"),
+        ({"workload": {"depth_tokens": 512}}, r"workload \(pp\S+ against pp\S+ @ d512\)"),
+        ({"workload": {"sampler": {"greedy": False}}}, "sampler"),
+        ({"provenance": {"library_versions": {"genie": "9.9"}}}, r"genie \(\S+ against 9\.9\)"),
+        ({"container": {"target": "SM8650"}}, r"target SoC \(SM8750 against SM8650\)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_not_comparable_is_never_compared_and_the_keys_are_named(
+    change: dict[str, dict[str, object]], said: str
+) -> None:
+    runs = together(sessions("decode_tokens_per_s", 20.0, 15.0))
+    ((part, values),) = change.items()
+    other = getattr(runs[1], part).model_copy(update=values)
+    runs[1] = runs[1].model_copy(update={part: other})
+    with pytest.raises(WrongUseError, match=said) as caught:
+        compare_runs(runs)
+    assert "\n" not in str(caught.value)
+    (stored,) = find_comparisons(runs)
+    assert {found.verdict for _, found in stored.metrics} == {Verdict.NOT_ENOUGH_DATA}
+    assert all("not comparable" in found.reason for _, found in stored.metrics)
+
+
+def test_containers_and_tools_of_the_host_may_differ() -> None:
+    runs = sessions("decode_tokens_per_s", 20.0, 15.0)
+    container = runs[1].container.model_copy(update={"precision": "W8A16", "sha256": "b" * 64})
+    versions = {**runs[1].provenance.library_versions, "numpy": "0.0"}
+    source = runs[1].provenance.model_copy(update={"library_versions": versions})
+    runs[1] = runs[1].model_copy(update={"container": container, "provenance": source})
+    assert compare_runs(runs).verdict is Verdict.REGRESSED
