@@ -52,6 +52,7 @@ def import_results(
     A file that cannot be read is refused by line, and nothing of it is stored. A file that was
     imported before is not imported again. The file itself is kept with its runs.
     """
+    from harness.cli.bench_options import parse_labels
     from harness.importing.importing import Facts, import_file, read_runs
     from harness.importing.importing import Tool as KnownTool
     from harness.results.store import ResultsStore
@@ -63,7 +64,7 @@ def import_results(
         soc=soc,
         emulator=emulator,
         created_at=None if date is None else _moment(date),
-        labels=dict(_label(each) for each in label or ()),
+        labels=parse_labels(label),
     )
     known = None if tool is None else KnownTool(tool)
     for path in files:  # no database is made for files that cannot be read
@@ -99,13 +100,6 @@ def _show(path: Path, imported: "Imported", location: str) -> None:
     runs = pluralize(len(imported.runs), "run")
     values = pluralize(sum(len(run.measurements) for run in imported.runs), "measurement")
     answers().print(f"{path}: {runs} with {values} of {imported.tool} in {location}")
-
-
-def _label(text: str) -> tuple[str, str]:
-    key, mark, value = text.partition("=")
-    if not mark or not key:
-        raise WrongUseError(f"--label {text!r} is not KEY=VALUE")
-    return key, value
 
 
 def _moment(text: str) -> datetime:

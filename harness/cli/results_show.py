@@ -1,17 +1,29 @@
 """`qnnfarm results show`: one stored run, or all runs of a group."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli.arguments import Json
-from harness.console import EMULATOR, Row, answers, print_json, print_rows, print_text
+from harness.console import (
+    EMULATOR,
+    Row,
+    answers,
+    print_json,
+    print_remark,
+    print_rows,
+    print_text,
+)
+from harness.errors import HostFileError
+from harness.paths import safe_file_name
 from harness.words import pluralize, soc_label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from harness.results.records import Artifact, Run
+    from harness.results.store import ResultsStore
 
 RunId = Annotated[
     str,
@@ -27,6 +39,10 @@ def show(
     db: Annotated[
         str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")
     ] = "results.db",
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Write the kept files into this folder, in one folder for each run."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show a run: what ran where, every repetition, conditions, output check, kept files.
@@ -38,6 +54,9 @@ def show(
     with ResultsStore.open(db, create=False) as store:
         runs = store.find_runs(run)
         artifacts = {one.id: store.artifacts(one.id) for one in runs}
+        if save is not None:
+            for run_id, kept in artifacts.items():
+                _save(store, kept, save / run_id)
     if json:
         print_json(
             [
@@ -57,6 +76,20 @@ def show(
     if any(one.device.emulator for one in runs):
         console.print()
         console.print(EMULATOR)
+
+
+def _save(store: "ResultsStore", kept: "Sequence[Artifact]", folder: Path) -> None:
+    """Write kept files; their names come from a database, so they stay in the folder."""
+    from buildlib.files import atomic_write_bytes
+
+    for artifact in kept:
+        path = folder / safe_file_name(artifact.name)
+        content = store.read_artifact(artifact)
+        try:
+            atomic_write_bytes(path, content)
+        except OSError as error:
+            raise HostFileError(str(path), error.strerror or str(error)) from error
+        print_remark(f"wrote {path}")
 
 
 def _show(run: "Run", artifacts: "Sequence[Artifact]") -> None:

@@ -108,6 +108,14 @@ class ContainerRunner:
         return self.target.container
 
     @property
+    def runner_sha256(self) -> str | None:
+        """Hash of the program that ran; None if nothing was deployed."""
+        if self.deployment is None:
+            return None
+        files = {file.name: file.sha256 for file in self.deployment.files}
+        return files.get(self.runtime.runner)
+
+    @property
     def emulated(self) -> bool:
         """Whether the device is an emulator, whose speed says nothing about hardware."""
         return self.target.device_info.emulator

@@ -152,7 +152,12 @@ class MeasurementRecorder:
             device=device,
             provenance=provenance,
             # Reports put runs together by what was asked; here that is the test.
-            workload=Workload(runner=runner.runtime.runner, prompt=f"{runner.case} {test}".strip()),
+            workload=Workload(
+                runner=runner.runtime.runner,
+                runner_sha256=runner.runner_sha256,
+                prompt=f"{runner.case} {test}".strip(),
+            ),
+            concurrent_sessions=runner.target.count.highest,
             measurements=tuple(self._kept[test]),
         )
 

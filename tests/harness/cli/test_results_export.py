@@ -78,3 +78,17 @@ def test_without_pyarrow_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(WrongUseError, match=r"pip install 'qnnfarm\[parquet\]'"):
         export(str(tmp_path / "out.parquet"), "--db", db)
+
+
+def test_kept_files_are_written_where_the_user_says(tmp_path: Path) -> None:
+    db = str(tmp_path / "results.db")
+    run = _make_run()
+    with ResultsStore.open(db) as store, store.recording(run) as recorder:
+        recorder.add_artifact("run.log", b"what it said", "log")
+        recorder.add_artifact("../../escape", b"stays inside", "other")
+    folder = tmp_path / "out"
+    arguments = ["show", run.id, "--db", db, "--save", str(folder)]
+    assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
+    assert (folder / run.id / "run.log").read_bytes() == b"what it said"
+    assert len(list((folder / run.id).iterdir())) == 2
+    assert not (tmp_path / "escape").exists()
