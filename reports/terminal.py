@@ -1,6 +1,7 @@
 """Summary of a page as tables for a terminal."""
 
 from collections import Counter
+from collections.abc import Container, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -32,6 +33,7 @@ RANKS = {
     PERPLEXITY: 1,
 }
 """Columns that are left out on a narrow terminal, highest rank first; the others always stay."""
+_MANY_ROWS = 3
 _EMPTY_RANK = 9
 """The rank of a column without a value."""
 
@@ -46,9 +48,14 @@ def print_page(page: Page, console: Console) -> None:
         _print_line(console, Text(title, "bold yellow" if section.emulator else "bold"))
         _print_table(section, console)
         alike = Counter(map(_display_key, section.rows))
+        shared = _shared_remarks(section.rows)
+        for remark, count in shared.items():
+            rows = f"{count} of {pluralize(len(section.rows), 'row')}"
+            line = Text(f"! {rows}: ", "yellow").append(_single_line(remark), "default")
+            _print_line(console, line)
         for row in section.rows:
             apart = alike[_display_key(row)] > 1
-            for line in _remarks(row, apart=apart):
+            for line in _remarks(row, shared, apart=apart):
                 _print_line(console, line)
         for group in section.comparisons:
             for line in _comparison(group):
@@ -80,7 +87,13 @@ def _display_key(row: Row) -> tuple[str, ...]:
     return (row.name, row.subject.target, row.label, shape)
 
 
-def _remarks(row: Row, *, apart: bool) -> list[Text]:
+def _shared_remarks(rows: Sequence[Row]) -> dict[str, int]:
+    """Count the remarks that many rows share; they are said once."""
+    counts = Counter(remark for row in rows for remark in set(row.remarks))
+    return {remark: count for remark, count in counts.items() if count >= _MANY_ROWS}
+
+
+def _remarks(row: Row, shared: Container[str], *, apart: bool) -> list[Text]:
     parts = [row.name, row.subject.target, row.label, *row.notes]
     if apart:
         parts.append(row.subject.container_sha256[:12])
@@ -88,6 +101,7 @@ def _remarks(row: Row, *, apart: bool) -> list[Text]:
     lines = [
         Text(f"! {subject}: ", "yellow").append(_single_line(remark), "default")
         for remark in row.remarks
+        if remark not in shared
     ]
     if row.grade:
         reasons = _single_line("; ".join(row.grade_reasons))

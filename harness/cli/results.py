@@ -63,6 +63,7 @@ def ls(db: Database = "results.db", json: Json = False) -> None:
                 size_text(one.telemetry_bytes) if one.telemetry_bytes else "",
                 soc_label(one.soc, emulator=one.emulator),
                 f"AR {', '.join(map(str, one.ars))}, CL {one.cl}",
+                one.labels,
             ]
         )
         for one in inventory
@@ -70,7 +71,7 @@ def ls(db: Database = "results.db", json: Json = False) -> None:
     numbers = {"sessions", "runs", "no result", "telemetry"}
     headings = (
         "day (UTC)", "model", "container", "device", "sessions", "runs", "no result", "telemetry",
-        "SoC", "graphs",
+        "SoC", "graphs", "labels",
     )  # fmt: skip
     if rows:
         print_rows(headings, rows, right=numbers)

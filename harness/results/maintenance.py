@@ -42,6 +42,7 @@ class InventoryRow:
 
     Attributes:
         day: in UTC.
+        labels: the user's own, in words.
         sessions: runs of a group in one session count as one.
         done: how many of the runs have a result.
         telemetry_bytes: as stored.
@@ -51,6 +52,7 @@ class InventoryRow:
     model: str
     precision: str | None
     ars: tuple[int, ...]
+    labels: str
     cl: int
     container_sha256: str
     device_serial: str
@@ -120,8 +122,8 @@ def list_inventory(database: Database) -> tuple[InventoryRow, ...]:
     """
     runs, telemetry = schema.runs.c, schema.telemetry.c
     columns = (
-        runs.created_at, runs.model, runs.precision, runs.ars, runs.cl, runs.container_sha256,
-        runs.device_serial, runs.soc, runs.emulator,
+        runs.created_at, runs.model, runs.precision, runs.ars, runs.labels, runs.cl,
+        runs.container_sha256, runs.device_serial, runs.soc, runs.emulator,
     )  # fmt: skip
     query = select(*columns, runs.id, runs.group_id, runs.session, runs.status)
     packed = select(telemetry.run_id, func.sum(func.length(telemetry.samples)))
@@ -129,8 +131,10 @@ def list_inventory(database: Database) -> tuple[InventoryRow, ...]:
     with database.reading() as connection, refuse_unreadable_rows(database.location):
         sizes = {row[0]: row[1] for row in connection.execute(packed.group_by(telemetry.run_id))}
         for row in connection.execute(query):
-            created_at, model, precision, ars, *key, run_id, group_id, session, status = row
-            entry = sums[created_at.astimezone(UTC).date(), model, precision, tuple(ars), *key]
+            created_at, model, precision, ars, labels, *key, run_id, group_id, session, status = row
+            words = ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
+            day = created_at.astimezone(UTC).date()
+            entry = sums[day, model, precision, tuple(ars), words, *key]
             entry.sessions.add((group_id, session))
             entry.runs += 1
             entry.done += status == "done"
@@ -141,7 +145,7 @@ def list_inventory(database: Database) -> tuple[InventoryRow, ...]:
     )
 
 
-_InventoryKey = tuple[date, str, str | None, tuple[int, ...], int, str, str, str, bool]
+_InventoryKey = tuple[date, str, str | None, tuple[int, ...], str, int, str, str, str, bool]
 
 
 @dataclass(slots=True)

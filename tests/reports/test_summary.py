@@ -1,5 +1,7 @@
 """Which runs are put together, and what the rows say."""
 
+import random
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -10,6 +12,7 @@ from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_
 from harness.results.records import Run
 from reports.page import Results, compose
 from reports.summary import Row, perplexities, summarise
+from tests.reports.conftest import START, Sample, speeds
 
 Samples = Mapping[str, list[Run]]
 
@@ -105,6 +108,34 @@ def test_sessions_alone_and_those_that_shared_the_host_are_kept_apart(samples: S
     assert [len(row.runs) for row in (alone, several)] == [2, 2]
     assert (alone.notes, several.notes) == ((), ("2 to 3 sessions at once",))
     assert not any("Separate from" in remark for row in (alone, several) for remark in row.remarks)
+
+
+def nights_of(loss: float, *, nights: int = 14, since: int = 11) -> list[Run]:
+    """Two sessions each night, which lose a part of their speed from one night on."""
+    phone = Sample("SM8750", emulator=False)
+    source = random.Random(7)  # noqa: S311
+    made = []
+    for number in range(2 * nights):
+        night = number // 2
+        rate = 1700 * (1 - loss * (night >= since)) * source.gauss(1, 0.01)
+        values = speeds([rate] * 4, [50 * source.gauss(1, 0.01)] * 4, [0.04] * 4, 1310)
+        at = START + timedelta(days=night, minutes=number)
+        made.append(phone.run(number, "bench", values, created_at=at))
+    return made
+
+
+def test_a_loss_over_nights_is_not_hidden_in_a_mean() -> None:
+    (row,) = rows(nights_of(0.3))
+    assert len(row.runs) == 6
+    assert row.cells["prefill_tokens_per_s"].stats.mean == pytest.approx(1190, rel=0.02)
+    assert re.fullmatch(
+        r"Prefill: .(29|30)\.\d% since 30 November 2026 \(3 nights\); the row leaves out the "
+        r"11 nights before",
+        row.remarks[0],
+    )
+    (steady,) = rows(nights_of(0))
+    assert len(steady.runs) == 28
+    assert not any("since" in remark for remark in steady.remarks)
 
 
 def test_labels_name_a_row(samples: Samples) -> None:

@@ -161,3 +161,17 @@ def test_identical_failures_are_one_line() -> None:
         "failed: device R2: `sh run.sh`"
     )
     assert second == "x bench of tiny_llama W8A16 on R3CX8650A: failed: the runner hung"
+
+
+def test_what_many_rows_share_is_said_once() -> None:
+    phone = Sample("SM8750", emulator=False)
+    values = speeds([1500] * 4, [50] * 4, [0.04] * 4, 1310)
+    runs = []
+    for number in range(4):
+        run = phone.run(number, "bench", values)
+        work = run.workload.model_copy(update={"prompt_tokens": 64 + number})
+        runs.append(run.model_copy(update={"workload": work}))
+    text = _shown(runs, None)
+    assert text.count("the output was compared neither") == 1
+    assert "! 4 of 4 rows: Unchecked" in text
+    assert "pp67+tg16: The prompt had 64 tokens, but 67 were requested" in text
