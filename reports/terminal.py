@@ -47,14 +47,14 @@ def print_page(page: Page, console: Console) -> None:
         title = f"HTP emulator. {EMULATOR_NOTICE}" if section.emulator else "Hardware"
         _print_line(console, Text(title, "bold yellow" if section.emulator else "bold"))
         _print_table(section, console)
-        alike = Counter(map(_display_key, section.rows))
+        ambiguous = _ambiguous(section.rows)
         shared = _shared_remarks(section.rows)
         for remark, count in shared.items():
             rows = f"{count} of {pluralize(len(section.rows), 'row')}"
             line = Text(f"! {rows}: ", "yellow").append(_single_line(remark), "default")
             _print_line(console, line)
         for row in section.rows:
-            apart = alike[_display_key(row)] > 1
+            apart = _display_key(row) in ambiguous
             for line in _remarks(row, shared, apart=apart):
                 _print_line(console, line)
         for group in section.comparisons:
@@ -85,6 +85,14 @@ def _display_key(row: Row) -> tuple[str, ...]:
     """The name of a row; several containers may share it."""
     shape = container_shape(row.container) if row.container else ""
     return (row.name, row.subject.target, row.label, shape)
+
+
+def _ambiguous(rows: Sequence[Row]) -> frozenset[tuple[str, ...]]:
+    """Names that several containers share."""
+    hashes: dict[tuple[str, ...], set[str]] = {}
+    for row in rows:
+        hashes.setdefault(_display_key(row), set()).add(row.subject.container_sha256)
+    return frozenset(name for name, found in hashes.items() if len(found) > 1)
 
 
 def _shared_remarks(rows: Sequence[Row]) -> dict[str, int]:
@@ -143,7 +151,7 @@ def _ratio(metric: Metric, found: Comparison) -> str:
 
 def _print_table(section: Section, console: Console) -> None:
     rows = section.rows
-    alike = Counter(map(_display_key, rows))
+    ambiguous = _ambiguous(rows)
     columns = []
     for key in SPEED_METRICS:
         metric = find_metric(key)
@@ -155,7 +163,7 @@ def _print_table(section: Section, console: Console) -> None:
         _column(PERPLEXITY_FLOAT, "in float\non host", [reference for _, reference in found]),
         _column("grade", "n\ngrade", [_grade(row) for row in rows]),
     ]
-    names = [_name(row, apart=alike[_display_key(row)] > 1) for row in rows]
+    names = [_name(row, apart=_display_key(row) in ambiguous) for row in rows]
     console.print()
     print_numbers("Model\ntarget, workload", names, columns, console=console)
     console.print()
