@@ -178,9 +178,7 @@ class GenieRuntime:
             )
         text = generated_text(folder.read(_OUTPUT), self._device.serial)
         profiled = folder.read(profile)
-        metrics = parse_profile(profiled, self._device.serial)
-        if outcome.peak_rss_bytes is not None:
-            metrics["peak_rss_bytes"] = float(outcome.peak_rss_bytes)
+        metrics = parse_profile(profiled, self._device.serial) | outcome.memory
         if request.token_ids is not None:
             text = self._decode(text)
         return GenerationResult(text, metrics, samples.series, profiled)

@@ -101,11 +101,13 @@ def test_a_run_gives_every_figure(runtime: GenieRuntime) -> None:
     result = runtime.generate(GenerationRequest(4, token_ids=tuple(range(100, 130))))
     assert result.metrics.keys() == {
         "init_s", "prompt_tokens", "prefill_tokens_per_s", "ttft_s", "generated_tokens",
-        "decode_tokens_per_s", "peak_rss_bytes",
+        "decode_tokens_per_s", "peak_rss_bytes", "peak_anonymous_bytes", "peak_file_bytes",
     }  # fmt: skip
     assert result.metrics["prompt_tokens"] == 31  # with bos
     assert all(value > 0 for value in result.metrics.values())
     assert 50e6 < result.metrics["peak_rss_bytes"] < 2e9
+    own, files = result.metrics["peak_anonymous_bytes"], result.metrics["peak_file_bytes"]
+    assert max(own, files) < result.metrics["peak_rss_bytes"]
 
 
 def test_prompts_reach_the_model_byte_for_byte(runtime: GenieRuntime) -> None:
