@@ -50,6 +50,9 @@ def gate(
             "repeated.",
         ),
     ] = None,
+    plan: Annotated[
+        str, typer.Option(metavar="NAME", help="Only runs of the plan of this name, on both sides.")
+    ] = "",
     markdown: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the verdict for a pull request; `-` prints it."),
@@ -64,12 +67,15 @@ def gate(
     Exits 1 where a metric of a cell regressed or an output is wrong; 2 where there is no verdict:
     too few sessions, cells that are missing, or results that are not comparable.
     """
+    from dataclasses import replace
+
     from buildlib.files import atomic_write_bytes
     from harness.results import gate_formats
     from harness.results.gate import judge_gate
     from harness.results.store import ResultsStore
 
-    options = _options(metric, threshold, perplexity_threshold, across)
+    chosen = _options(metric, threshold, perplexity_threshold, across)
+    options = replace(chosen, plan=plan)
     with ResultsStore.open(db, create=False) as store:
         judged = judge_gate(store, baseline, candidate=candidate, options=options)
     if junit is not None:

@@ -202,12 +202,14 @@ class GateOptions:
 
     Attributes:
         across: names of `Terms` that may differ.
+        plan: only the runs of this plan, on both sides; empty for all runs.
     """
 
     metrics: Sequence[str] = GATE_METRICS
     threshold: float = THRESHOLD
     perplexity_threshold: float = PERPLEXITY_THRESHOLD
     across: Collection[str] = ()
+    plan: str = ""
 
 
 _DEFAULTS = GateOptions()
@@ -256,7 +258,7 @@ def judge_gate(
         NoBaselineError: the store has no results of either.
         WrongUseError: a reference is none.
     """
-    heads = store.heads()
+    heads = store.heads(options.plan)
     judged = find_candidate(heads, candidate, runs, store.location)
     points = find_points(heads, reference, judged, store.location)
     new = _read(store, judged, options)

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from harness.results.records import Run
 from harness.results.stats import session_means
 from harness.words import pluralize
@@ -137,17 +139,8 @@ def _part(distance: float) -> float:
 
 def _tail(values: Sequence[float]) -> float:
     """The farther of p99/p50 and p50/p1: the bad tail of a rate is the low one."""
-    ordered = sorted(values)
-    middle = statistics.median(ordered)
-    low, high = _quantile(ordered, 1 - TAIL), _quantile(ordered, TAIL)
+    low, middle, high = map(float, np.quantile(values, (1 - TAIL, 0.5, TAIL)))
     return max(_ratio(high, middle), _ratio(middle, low))
-
-
-def _quantile(ordered: Sequence[float], part: float) -> float:
-    place = part * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def _ratio(large: float, small: float) -> float:

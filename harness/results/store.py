@@ -313,14 +313,20 @@ class ResultsStore(Closeable):
             raise UnknownRunError(self.location, run_id)
         return parse_run(self.location, rows[0], measured.get(run_id, ()))
 
-    def heads(self) -> tuple[RunHead, ...]:
-        """Read what places each run in the history, oldest first; without running ones."""
+    def heads(self, plan: str = "") -> tuple[RunHead, ...]:
+        """Read what places each run in the history, oldest first; without running ones.
+
+        Args:
+            plan: only runs of the plan of this name.
+        """
         runs = schema.runs.c
         query = (
             select(runs.id, runs.created_at, runs.git_commit, runs.git_branch)
             .where(runs.status != "running")
             .order_by(runs.created_at, runs.id)
         )
+        if plan:
+            query = query.where(runs.plan == to_storable(plan))
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
             return tuple(RunHead(*row) for row in connection.execute(query))
 

@@ -316,3 +316,14 @@ def test_formats_hold_against_hostile_names(store: ResultsStore) -> None:
     document = json.loads(json.dumps(gate_formats.to_document(gate)))
     assert (document["verdict"], document["cells"][0]["verdict"]) == ("regressed", "regressed")
     assert gate_formats.to_lines(gate)[-1].endswith("regressed (1 regressed)")
+
+
+def test_runs_beside_a_plan_are_left_out_on_request(store: ResultsStore) -> None:
+    night(store, 0, 20.0, plan="nightly")
+    night(store, 1, 14.0, plan="nightly")
+    night(store, 2, 20.0)
+    nightly = GateOptions(DECODE.metrics, plan="nightly")
+    assert judge_gate(store, "previous", options=nightly).verdict is Verdict.REGRESSED
+    assert judge_gate(store, "2026-11-01", options=DECODE).verdict is Verdict.NO_DIFFERENCE
+    with pytest.raises(NoBaselineError, match="it has no runs"):
+        judge_gate(store, "previous", options=GateOptions(plan="weekly"))
