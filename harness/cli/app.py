@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from buildlib.error_base import QnnfarmError
 from buildlib.validation import first_fault
 from harness.cli import (
+    alerts,
     bench,
     build,
     cache,
@@ -29,6 +30,7 @@ from harness.cli import (
     doctor,
     gate,
     generate,
+    history,
     inspect,
     libraries,
     perplexity,
@@ -74,6 +76,8 @@ def build_app() -> typer.Typer:
     app.add_typer(device.app, name="device")
     app.add_typer(pool.app, name="pool")
     app.add_typer(results.app, name="results")
+    app.command("history")(history.history)
+    app.add_typer(alerts.app, name="alerts")
     app.add_typer(cache.app, name="cache")
     app.add_typer(libraries.app, name="libraries")
     app.command("doctor")(doctor.doctor)

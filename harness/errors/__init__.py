@@ -58,6 +58,7 @@
         StoreUnavailableError  cannot be reached, read or written
         UnknownRunError
         NoBaselineError        nothing that a gate can compare with
+        UnknownAlertError
         RunConflictError       contradicts what is stored
         CorruptRunError        not written by qnnfarm
         UnknownMetricError

@@ -78,6 +78,15 @@ class UnknownRunError(StoreError):
     template = "{location} holds no run {run_id!r}"
 
 
+class UnknownAlertError(StoreError):
+    """There is no such alert in the results database, or more than one."""
+
+    location: str
+    alert: str
+    reason: str
+    template = "{location} has no alert {alert!r}: {reason}; `qnnfarm alerts ls --all` lists them"
+
+
 class RunConflictError(StoreError):
     """A write contradicts what the results database already holds of the run."""
 

@@ -40,12 +40,14 @@ SMALLEST = 0.025
 _SIZES = np.array([1, 1.4, 2, 2.8, 4, 6, 10, 16])
 """Sizes of changes that are looked for, in units of the smallest one."""
 _NEVER = 1e9
-THRESHOLDS = np.array([_NEVER, 5.4, 4.2, *[6.8] * (WINDOW - 3)])
+THRESHOLDS = np.array([_NEVER, 5.6, 4.5, *[7.0] * (WINDOW - 3)])
 """Of the statistic of a loss, by the nights since it began; one night is never enough."""
 EARLY_MARGIN, EARLY_NIGHTS = 2.0, 20
-"""Added to them for the first night that is judged; nothing is left of it so many nights later."""
+"""Added to them while a level is new; nothing is left of it after so many judged nights."""
 GAIN_MARGIN = 1.5
 """Added to them for a gain, of which nobody has to be told at once."""
+_SHORTEST = 4
+"""Window at a level that is new."""
 _NIGHT_BOUND = 4.0
 _DRIFT = 0.03
 """Standard deviation of the level's drift in a night, in units of the noise."""
@@ -321,14 +323,15 @@ class _Watch:
             if night < MIN_NIGHTS:
                 self._take_in(rows)
                 continue
-            lag = np.clip(night - self.began - MIN_NIGHTS, 2, WINDOW)
+            lag = np.clip(night - self.began - MIN_NIGHTS, _SHORTEST, WINDOW)
             while (late := rows[(night - self.next >= lag)[rows]]).size:
                 self._take_in(late)
             statistics = self._statistics(rows, night)
-            early = EARLY_MARGIN * max(0.0, 1 - (night - MIN_NIGHTS) / EARLY_NIGHTS)
+            age = (night - self.began[rows] - MIN_NIGHTS) / EARLY_NIGHTS
+            limits = THRESHOLDS + EARLY_MARGIN * np.clip(1 - age, 0, 1)[:, None]
             for is_loss, statistic in zip((True, False), statistics, strict=True):
-                margin = early + (0.0 if is_loss else GAIN_MARGIN)
-                for place in np.flatnonzero((statistic > THRESHOLDS + margin).any(1)):
+                margin = 0.0 if is_loss else GAIN_MARGIN
+                for place in np.flatnonzero((statistic > limits + margin).any(1)):
                     if self.next[rows[place]] <= night:
                         began = night - int(statistic[place].argmax())
                         self._change(int(rows[place]), began, night, is_loss=is_loss)

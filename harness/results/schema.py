@@ -11,6 +11,7 @@ History of `SCHEMA_VERSION`:
     4  labels, plan, branch, size and parameters of containers; memory, build and clocks of devices;
        the program's hash, the depth of a prompt, sessions at once; origin of imports; artifacts.
     5  terms and verdicts of comparisons.
+    6  alerts.
 
 To change the tables: change them here, raise `SCHEMA_VERSION`, add a line above and a migration
 from the last version to `MIGRATIONS`.
@@ -50,7 +51,7 @@ from sqlalchemy import (
 from harness.errors import NewerSchemaError, NotAStoreError
 from harness.results import postgresql, records
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -206,6 +207,25 @@ comparisons = Table(
     Column("verdicts", JSON, nullable=False),
 )
 
+alerts = Table(
+    "alerts",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("series", String(80), nullable=False, index=True),  # of harness/results/history.py
+    Column("metric", String(64), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("began_at", UtcDateTime, nullable=False),
+    Column("found_at", UtcDateTime, nullable=False),
+    Column("ratio", Double, nullable=False),
+    Column("good_commit", Text),
+    Column("bad_commit", Text),
+    Column("note", Text, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("changed_at", UtcDateTime, nullable=False),
+    Column("told_at", UtcDateTime),
+)
+
 Migration = Callable[[Connection], None]
 
 _GROUPS_AND_CONDITIONS = (
@@ -265,7 +285,14 @@ def _to_5(connection: Connection) -> None:
     comparisons.create(connection)
 
 
-MIGRATIONS: Mapping[int, Migration] = MappingProxyType({2: _to_2, 3: _to_3, 4: _to_4, 5: _to_5})
+def _to_6(connection: Connection) -> None:
+    """The next review makes the alerts of all that was measured."""
+    alerts.create(connection)
+
+
+MIGRATIONS: Mapping[int, Migration] = MappingProxyType(
+    {2: _to_2, 3: _to_3, 4: _to_4, 5: _to_5, 6: _to_6}
+)
 """Migrations from schema n-1 to schema n, by n."""
 
 

@@ -108,9 +108,10 @@ def test_series_of_any_length_are_judged_together_as_alone() -> None:
 
 
 def test_nights_keep_their_numbers() -> None:
-    nights = noisy([50.0] * 30 + [40.0] * 5, sessions=1)
+    nights = noisy([50.0] * 30 + [40.0] * 5)
     numbers = [7 * number + 3 for number in range(35)]
-    (change,) = detect(History([v for (v,) in nights], numbers, ["x"] * 35))
+    values = [sum(night) / len(night) for night in nights]
+    (change,) = detect(History(values, numbers, ["x"] * 35))
     assert (change.night, change.found) == (numbers[30], numbers[31])
 
 

@@ -1,0 +1,123 @@
+"""`qnnfarm alerts`: losses in histories, and what became of them."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from harness.cli.arguments import Json
+from harness.console import Row, answers, print_json, print_rows
+from harness.words import pluralize
+
+if TYPE_CHECKING:
+    from harness.results.alerts import Alert, AlertState
+
+app = typer.Typer(
+    help="List the losses in histories, and settle them. Each is told once, whatever its state.",
+    no_args_is_help=True,
+)
+
+Database = Annotated[
+    str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")
+]
+Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of alerts, or beginnings.")]
+Note = Annotated[str, typer.Option("--note", help="Why, in a few words.")]
+_COMMIT = 10
+
+
+@app.command("ls")
+def ls(
+    db: Database = "results.db",
+    state: Annotated[
+        Literal["open", "acknowledged", "fixed", "expected"] | None,
+        typer.Option(help="Only those in this state."),
+    ] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="Fixed and expected ones, too.")] = False,
+    json: Json = False,
+) -> None:
+    """Judge the histories, and list the alerts that are open or acknowledged."""
+    from harness.results.alerts import list_alerts, review
+    from harness.results.history import read_series
+    from harness.results.store import ResultsStore
+
+    ResultsStore.open(db, create=False).close()  # a missing one is not created
+    with ResultsStore.open(db) as store:
+        review(store, read_series(store))
+        found = list_alerts(store, _chosen(state, show_all=show_all))
+    _show(found, json=json)
+
+
+@app.command("acknowledge")
+def acknowledge(ids: Ids, db: Database = "results.db", note: Note = "", json: Json = False) -> None:
+    """Somebody works on them."""
+    _set(db, ids, "acknowledged", note, json=json)
+
+
+@app.command("fix")
+def fix(ids: Ids, db: Database = "results.db", note: Note = "", json: Json = False) -> None:
+    """They are fixed; a recovery in the history says so by itself."""
+    _set(db, ids, "fixed", note, json=json)
+
+
+@app.command("expect")
+def expect(ids: Ids, db: Database = "results.db", note: Note = "", json: Json = False) -> None:
+    """They are expected: the new level is the right one."""
+    _set(db, ids, "expected", note, json=json)
+
+
+@app.command("reopen")
+def reopen(ids: Ids, db: Database = "results.db", note: Note = "", json: Json = False) -> None:
+    """They are open again."""
+    _set(db, ids, "open", note, json=json)
+
+
+def _chosen(state: "AlertState | None", *, show_all: bool) -> tuple["AlertState", ...]:
+    from harness.results.alerts import STATES, UNSETTLED
+
+    if state is not None:
+        return (state,)
+    return STATES if show_all else tuple(UNSETTLED)
+
+
+def _set(db: str, ids: list[str], state: "AlertState", note: str, *, json: bool) -> None:
+    from harness.results.alerts import set_state
+    from harness.results.store import ResultsStore
+
+    ResultsStore.open(db, create=False).close()
+    with ResultsStore.open(db) as store:
+        changed = set_state(store, ids, state, note=note)
+    _show(changed, json=json)
+
+
+def _show(alerts: tuple["Alert", ...], *, json: bool) -> None:
+    if json:
+        print_json([_to_json(alert) for alert in alerts])
+        return
+    rows = [
+        Row(
+            [
+                alert.id,
+                alert.state,
+                f"{alert.began_at:%Y-%m-%d}",
+                alert.metric.label,
+                alert.loss,
+                _commits(alert),
+                alert.note,
+                alert.name,
+            ]
+        )
+        for alert in alerts
+    ]
+    headings = ("alert", "state", "since (UTC)", "metric", "change", "commits", "note", "of")
+    if rows:
+        print_rows(headings, rows, right={"change"})
+    answers().print(pluralize(len(rows), "alert"))
+
+
+def _commits(alert: "Alert") -> str:
+    known = [commit[:_COMMIT] for commit in (alert.good_commit, alert.bad_commit) if commit]
+    return "..".join(dict.fromkeys(known))
+
+
+def _to_json(alert: "Alert") -> dict[str, Any]:
+    fields = {name: getattr(alert, name) for name in alert.__slots__}
+    return {**fields, "metric": alert.metric.key}

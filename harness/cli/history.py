@@ -1,0 +1,176 @@
+"""`qnnfarm history`: a metric night by night, with the changes of its level."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli.arguments import Json
+from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows
+from harness.errors import WrongUseError
+from harness.words import pluralize
+
+if TYPE_CHECKING:
+    from harness.results.changes import Change
+    from harness.results.history import Night, Series
+
+_LANE = 32
+_COMMIT = 10
+
+
+def history(
+    metric: Annotated[
+        str, typer.Argument(help="Key of a metric, or its beginning: decode, ttft, perplexity.")
+    ],
+    db: Annotated[
+        str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")
+    ] = "results.db",
+    model: Annotated[str | None, typer.Option(help="Only containers of this model.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Only devices with this in SoC, maker, model or serial.")
+    ] = None,
+    branch: Annotated[str | None, typer.Option(help="Only runs of this git branch.")] = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(formats=["%Y-%m-%d"], help="Only nights from this day on (UTC)."),
+    ] = None,
+    nights: Annotated[int, typer.Option(min=1, help="Show at most so many, the newest.")] = 30,
+    json: Json = False,
+) -> None:
+    """Show a metric night by night, with the changes of its level and their commits.
+
+    Each night was judged with only the nights before it known. A night holds the sessions of one
+    commit that began within twelve hours; the lane marks its mean, and `|` the level around it.
+    """
+    from datetime import UTC
+
+    from harness.results.history import SeriesFilter, read_series
+    from harness.results.store import ResultsStore
+
+    key = _find_key(metric)
+    wanted = SeriesFilter(
+        (key,), model=model, device=device, branch=branch,
+        since=since.replace(tzinfo=UTC) if since else None,
+    )  # fmt: skip
+    with ResultsStore.open(db, create=False) as store:
+        location, found = store.location, read_series(store, wanted)
+    if not found:
+        narrowed = any(option is not None for option in (model, device, branch, since))
+        options = " with these options" if narrowed else ""
+        raise WrongUseError(
+            f"{location} has no history of {key}{options}; `qnnfarm results ls` lists what it holds"
+        )
+    if json:
+        print_json([_to_json(one) for one in found])
+        return
+    for one in found:
+        _print_series(one, nights)
+    if any(one.newest.device.emulator for one in found):
+        print_remark(EMULATOR)
+
+
+def _find_key(text: str) -> str:
+    from harness.errors import UnknownMetricError
+    from harness.results.metrics import METRICS
+
+    if text in METRICS:
+        return text
+    found = [key for key in METRICS if text and key.startswith(text)]
+    if len(found) != 1:
+        raise UnknownMetricError(text, tuple(found or METRICS))
+    return found[0]
+
+
+def _print_series(series: "Series", newest: int) -> None:
+    phones = {session.device for night in series.nights for session in night.sessions}
+    sessions = sum(len(night.sessions) for night in series.nights)
+    out = answers()
+    out.print(f"{series.metric.label} of {series.name}")
+    out.print(
+        f"{pluralize(len(series.nights), 'night')}, {pluralize(sessions, 'session')} on "
+        f"{pluralize(len(phones), 'device')}, "
+        + (pluralize(len(series.changes), "change") if series.changes else "no change")
+    )
+    first = max(len(series.nights) - newest, 0)
+    shown = series.nights[first:]
+    changes = {change.night: change for change in series.changes}
+    levels = {
+        number: level for start, end, level in series.levels() for number in range(start, end + 1)
+    }
+    values = [night.mean for night in shown] + [levels[n] for n in range(first, len(series.nights))]
+    low, high = min(values), max(values)
+    rows = []
+    for number, night in enumerate(shown, first):
+        change = changes.get(number)
+        rows.append(
+            Row(
+                [
+                    f"{night.at:%Y-%m-%d}",
+                    series.metric.format(night.mean),
+                    f"{night.mean / levels[number] - 1:+.1%}",
+                    (night.commit or "")[:_COMMIT],
+                    str(len(night.sessions)),
+                    _lane(night.mean, levels[number], low, high),
+                ],
+                [describe_change(series, change)] if change else (),
+            )
+        )
+    unit = series.metric.shown_unit or series.metric.key
+    headings = ("night (UTC)", unit, "to level", "commit", "sessions", "low to high")
+    print_rows(headings, rows, right={unit, "to level", "sessions"})
+    out.print()
+
+
+def _lane(value: float, level: float, low: float, high: float) -> str:
+    cells = [" "] * _LANE
+    for mark, where in (("|", level), ("●", value)):
+        part = (where - low) / (high - low) if high > low else 0.5
+        cells[round(part * (_LANE - 1))] = mark
+    return "".join(cells).rstrip()
+
+
+def describe_change(series: "Series", change: "Change") -> str:
+    """Say what changed, by how much, when it was found, and between which commits."""
+    kind = "loss" if change.is_loss else "gain"
+    text = f"▲ {kind}: {change.ratio - 1:+.1%} from here on"
+    text += f", found {series.nights[change.found].at:%Y-%m-%d}"
+    good, bad = series.commits(change)
+    if good and bad and good != bad:
+        text += f"; commits {good[:_COMMIT]}..{bad[:_COMMIT]}"
+    elif bad:
+        text += f"; no other commit than {bad[:_COMMIT]}"
+    return "; ".join([text, *series.differences(change)])
+
+
+def _to_json(series: "Series") -> dict[str, Any]:
+    return {
+        "series": series.id,
+        "metric": series.metric.key,
+        "unit": series.metric.unit,
+        "name": series.name,
+        "emulator": series.newest.device.emulator,
+        "nights": [_night_to_json(night) for night in series.nights],
+        "changes": [
+            {
+                "began": series.nights[change.night].at,
+                "found": series.nights[change.found].at,
+                "ratio": change.ratio,
+                "is_loss": change.is_loss,
+                "commits": series.commits(change),
+                "differences": series.differences(change),
+            }
+            for change in series.changes
+        ],
+    }
+
+
+def _night_to_json(night: "Night") -> dict[str, Any]:
+    return {
+        "at": night.at,
+        "mean": night.mean,
+        "commit": night.commit,
+        "sessions": [
+            {"run": one.run_id, "device": one.device, "value": one.value, "branch": one.branch}
+            for one in night.sessions
+        ],
+    }

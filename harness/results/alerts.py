@@ -1,0 +1,239 @@
+"""Alerts: losses in histories, each told once and kept until somebody or a recovery settles it.
+
+`review` makes an open alert of every loss that has none yet. An alert belongs to one loss of one
+series: however often the history is judged, the loss stays the same alert, whatever its state.
+When the series recovers at least half of the loss, its alert is fixed.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, get_args
+
+from sqlalchemy import Connection, RowMapping, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from harness.errors import UnknownAlertError
+from harness.results import schema
+from harness.results.changes import Change
+from harness.results.database import refuse_unreadable_rows
+from harness.results.history import Night, Series
+from harness.results.metrics import Metric, find_metric
+from harness.results.records import now, to_storable
+from harness.results.store import ResultsStore
+
+AlertState = Literal["open", "acknowledged", "fixed", "expected"]
+STATES: tuple[AlertState, ...] = get_args(AlertState)
+UNSETTLED: frozenset[AlertState] = frozenset({"open", "acknowledged"})
+_SAME_NIGHTS = 3
+"""Nights by which the place of a loss may move when more of the history is known."""
+_ONE_CAUSE = timedelta(hours=36)
+_RECOVERY = 0.5
+"""Part of a loss whose recovery makes it fixed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """A loss and what became of it.
+
+    Attributes:
+        id: short, to be typed.
+        series: id of the series.
+        name: of the series, in words, when the loss was found.
+        began_at: the first night at the new level.
+        found_at: the night on which it was told apart from noise.
+        ratio: new level over old one.
+        good_commit, bad_commit: the last commit before, and the first one with the loss.
+        note: in words, why it has its state.
+        told_at: when somebody was told; None until then.
+    """
+
+    id: str
+    series: str
+    metric: Metric
+    name: str
+    state: AlertState
+    began_at: datetime
+    found_at: datetime
+    ratio: float
+    good_commit: str | None
+    bad_commit: str | None
+    note: str
+    changed_at: datetime
+    told_at: datetime | None
+
+    @property
+    def loss(self) -> str:
+        """The change in words: `-5.2 %`."""
+        return f"{self.ratio - 1:+.1%}"
+
+
+def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:
+    """Make alerts of losses that have none, mark what has recovered, and return the new ones.
+
+    Several processes may do so at once; a loss gets one alert.
+    """
+    made: list[str] = []
+    for one in series:
+        if not one.changes:
+            continue
+        try:
+            with store.database.writing() as connection:
+                made += _review_one(connection, one)
+        except IntegrityError:
+            continue  # another process has just made the same alert
+    return tuple(alert for alert in list_alerts(store) if alert.id in set(made))
+
+
+def list_alerts(store: ResultsStore, states: Collection[AlertState] = STATES) -> tuple[Alert, ...]:
+    """List the alerts in these states, newest loss first."""
+    table = schema.alerts
+    query = select(table).where(table.c.state.in_(states))
+    with store.database.reading() as connection, refuse_unreadable_rows(store.location):
+        rows = connection.execute(query.order_by(table.c.began_at.desc(), table.c.id))
+        return tuple(_alert(row) for row in rows.mappings())
+
+
+def list_untold(store: ResultsStore) -> tuple[Alert, ...]:
+    """List the open alerts of which nobody was told."""
+    states: tuple[AlertState, ...] = ("open",)
+    return tuple(alert for alert in list_alerts(store, states) if alert.told_at is None)
+
+
+def mark_told(store: ResultsStore, ids: Collection[str]) -> None:
+    """Record that somebody was told of alerts, so that nobody is told of them again."""
+    table = schema.alerts
+    untold = table.c.id.in_(ids) & table.c.told_at.is_(None)
+    with store.database.writing() as connection:
+        connection.execute(update(table).where(untold).values(told_at=now()))
+
+
+def set_state(
+    store: ResultsStore, ids: Sequence[str], state: AlertState, *, note: str = ""
+) -> tuple[Alert, ...]:
+    """Change the state of alerts, all or none.
+
+    Args:
+        ids: each may be shortened, as long as one alert has that beginning.
+        note: replaces the one before, if there is one.
+
+    Raises:
+        UnknownAlertError: an id is that of no alert, or of several.
+    """
+    table = schema.alerts
+    values: dict[str, object] = {"state": state, "changed_at": now()}
+    if note:
+        values["note"] = to_storable(note)
+    with store.database.writing() as connection:
+        known = connection.scalars(select(table.c.id)).all()
+        chosen = [_find(store.location, wanted, known) for wanted in ids]
+        connection.execute(update(table).where(table.c.id.in_(chosen)).values(values))
+    return tuple(alert for alert in list_alerts(store) if alert.id in chosen)
+
+
+def group_alerts(alerts: Iterable[Alert]) -> tuple[tuple[Alert, ...], ...]:
+    """Group alerts that probably have one cause: losses that began within a night of each other.
+
+    A slower container shows in several metrics, workloads and kinds of devices at once. The
+    greatest loss of each group stands first.
+    """
+    groups: list[list[Alert]] = []
+    for alert in sorted(alerts, key=lambda one: (one.began_at, one.id)):
+        if groups and alert.began_at - groups[-1][0].began_at <= _ONE_CAUSE:
+            groups[-1].append(alert)
+        else:
+            groups.append([alert])
+    ordered = (sorted(group, key=lambda one: -abs(math.log(one.ratio))) for group in groups)
+    return tuple(tuple(group) for group in ordered)
+
+
+def _find(location: str, wanted: str, known: Sequence[str]) -> str:
+    found = [alert_id for alert_id in known if wanted and alert_id.startswith(wanted.lower())]
+    if len(found) != 1:
+        reason = f"{len(found)} have ids that begin so" if found else "none has that id"
+        raise UnknownAlertError(location, wanted, reason)
+    return found[0]
+
+
+def _review_one(connection: Connection, series: Series) -> list[str]:
+    table = schema.alerts
+    of_series = select(table).where(table.c.series == series.id)
+    known = connection.execute(of_series).mappings().all()
+    made = []
+    for number, change in enumerate(series.changes):
+        if not change.is_loss:
+            continue
+        recovery = _recovery(series, number)
+        alert = _known(series, change, known)
+        if alert is None:
+            row = _row(series, change, recovery)
+            connection.execute(insert(table).values(row))
+            made.append(str(row["id"]))
+        elif recovery and alert["state"] in UNSETTLED:
+            this = update(table).where(table.c.id == alert["id"])
+            settled = {"state": "fixed", "note": _recovered(recovery), "changed_at": now()}
+            connection.execute(this.values(settled))
+    return made
+
+
+def _known(series: Series, change: Change, rows: Sequence[RowMapping]) -> RowMapping | None:
+    """The alert that a loss has already."""
+    first, last = change.night - _SAME_NIGHTS, change.night + _SAME_NIGHTS
+    nights = series.nights[max(first, 0) : last + 1]
+    return next((row for row in rows if nights[0].at <= row["began_at"] <= nights[-1].at), None)
+
+
+def _recovery(series: Series, number: int) -> Night | None:
+    """The night on which later changes had taken back half of a loss."""
+    loss = gained = -math.log(series.changes[number].ratio)
+    for later in series.changes[number + 1 :]:
+        gained -= math.log(later.ratio)
+        if gained / loss <= 1 - _RECOVERY:
+            return series.nights[later.night]
+    return None
+
+
+def _recovered(night: Night) -> str:
+    commit = f" at {night.commit[:12]}" if night.commit else ""
+    return f"recovered on {night.at:%Y-%m-%d}{commit}"
+
+
+def _row(series: Series, change: Change, recovery: Night | None) -> Mapping[str, object]:
+    good, bad = series.commits(change)
+    began = series.nights[change.night]
+    moment = now()
+    return {
+        # The first session at the new level names the loss, whoever finds it.
+        "id": f"{began.sessions[0].run_id[:6]}{series.id[:4]}",
+        "series": series.id,
+        "metric": series.metric.key,
+        "name": series.name,
+        "state": "fixed" if recovery else "open",
+        "began_at": began.at,
+        "found_at": series.nights[change.found].at,
+        "ratio": change.ratio,
+        "good_commit": good,
+        "bad_commit": bad,
+        "note": _recovered(recovery) if recovery else "",
+        "created_at": moment,
+        "changed_at": moment,
+    }
+
+
+def _alert(row: RowMapping) -> Alert:
+    return Alert(
+        id=row["id"],
+        series=row["series"],
+        metric=find_metric(row["metric"]),
+        name=row["name"],
+        state=row["state"],
+        began_at=row["began_at"],
+        found_at=row["found_at"],
+        ratio=row["ratio"],
+        good_commit=row["good_commit"],
+        bad_commit=row["bad_commit"],
+        note=row["note"],
+        changed_at=row["changed_at"],
+        told_at=row["told_at"],
+    )

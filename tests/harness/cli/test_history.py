@@ -1,0 +1,84 @@
+"""`qnnfarm history` and `qnnfarm alerts` on a history with a loss."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from harness.exit_codes import NO_ANSWER
+from harness.results.records import (
+    ContainerInfo,
+    DeviceInfo,
+    Measurement,
+    Provenance,
+    Run,
+    Workload,
+)
+from harness.results.store import ResultsStore
+from tests.command_line import Done, qnnfarm
+
+FIRST = datetime(2026, 1, 1, 22, tzinfo=UTC)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Has `results.db`: 20 nights at 50 tokens/s and two at 40, with another Genie."""
+    with ResultsStore.open(tmp_path / "results.db") as store:
+        for night in range(22):
+            value = (50.0 if night < 20 else 40.0) + (0.3, -0.2, 0.1, -0.3)[night % 4]
+            run = Run(
+                kind="bench",
+                status="done",
+                created_at=FIRST + timedelta(days=night),
+                container=ContainerInfo(
+                    model="my-llama\x1b[31m", sha256="a" * 64, target="SM8750", ars=(1, 128),
+                    cl=4096, n_splits=2, precision="W4A16",
+                ),
+                device=DeviceInfo(serial="R5CX", soc="SM8750", emulator=False),
+                workload=Workload(runner="genie-t2t-run", prompt_tokens=64, max_new_tokens=16),
+                provenance=Provenance(
+                    toolchain="ort_qnn", toolchain_versions={}, qnnfarm_version="0.1.0",
+                    library_versions={"genie": "1.21" if night < 20 else "1.22"},
+                    host="bench-1", git_commit=f"{night:02d}" * 20,
+                ),
+                measurements=(Measurement(metric="decode_tokens_per_s", value=value),),
+            )  # fmt: skip
+            store.write_run(run)
+    return tmp_path
+
+
+def command(folder: Path, *words: str) -> Done:
+    return qnnfarm(*words, cwd=folder, env={"PATH": "", "COLUMNS": "120"})
+
+
+def test_a_history_shows_its_changes(folder: Path) -> None:
+    shown = command(folder, "history", "decode")
+    assert shown.returncode == 0, shown.stderr
+    assert "loss: -2" in shown.stdout
+    assert "found 2026-01-22; commits 1919191919..2020202020; genie 1.21 → 1.22" in shown.stdout
+    assert "22 nights, 22 sessions on 1 device, 1 change" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    (series,) = json.loads(command(folder, "history", "decode_tokens_per_s", "--json").stdout)
+    assert len(series["nights"]) == 22
+    assert series["changes"][0]["commits"] == ["19" * 20, "20" * 20]
+    nothing = command(folder, "history", "decode", "--model", "other")
+    assert nothing.returncode == NO_ANSWER
+    assert "no history of decode_tokens_per_s with these options" in nothing.stderr
+    assert command(folder, "history", "p").returncode == NO_ANSWER  # prefill or perplexity?
+
+
+def test_an_alert_is_settled_by_a_command(folder: Path) -> None:
+    (alert,) = json.loads(command(folder, "alerts", "ls", "--json").stdout)
+    assert (alert["state"], alert["metric"]) == ("open", "decode_tokens_per_s")
+    done = command(folder, "alerts", "expect", alert["id"][:6], "--note", "the new Genie")
+    assert done.returncode == 0, done.stderr
+    assert "0 alerts" in command(folder, "alerts", "ls").stdout
+    assert "the new Genie" in command(folder, "alerts", "ls", "--all").stdout
+    assert command(folder, "alerts", "fix", "zz").returncode == NO_ANSWER
+
+
+def test_a_missing_database_is_not_created(tmp_path: Path) -> None:
+    assert command(tmp_path, "alerts", "ls").returncode == NO_ANSWER
+    assert command(tmp_path, "history", "decode").returncode == NO_ANSWER
+    assert list(tmp_path.iterdir()) == []

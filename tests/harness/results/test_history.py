@@ -1,0 +1,152 @@
+"""Histories of a store, their changes, and the alerts that come of them."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from harness.errors import UnknownAlertError
+from harness.results import alerts
+from harness.results.history import Series, SeriesFilter, read_series
+from harness.results.records import Measurement, Run
+from harness.results.store import ResultsStore
+
+DECODE = SeriesFilter(("decode_tokens_per_s",))
+FIRST = datetime(2026, 1, 1, 22, 0, tzinfo=UTC)
+WOBBLE = (0.0, 0.3, -0.2, 0.1, -0.4, 0.2, -0.1)
+Fill = Callable[..., None]
+
+
+@pytest.fixture
+def fill(store: ResultsStore, make_run: Callable[..., Run]) -> Fill:
+    """Writes nights of two sessions each, about a level."""
+
+    def write(levels: Sequence[float], *, start: int = 0, **changes: object) -> None:
+        for night, level in enumerate(levels, start):
+            for session in range(2):
+                value = level + WOBBLE[(3 * night + session) % len(WOBBLE)]
+                base = make_run()
+                run = make_run(
+                    status="done",
+                    created_at=FIRST + timedelta(days=night, hours=3 * session),
+                    session=session,
+                    provenance=base.provenance.model_copy(
+                        update={"git_commit": f"{night:02d}" * 20}
+                    ),
+                    measurements=(
+                        Measurement(metric="decode_tokens_per_s", value=1.0, is_warmup=True),
+                        Measurement(metric="decode_tokens_per_s", value=value),
+                        Measurement(metric="decode_tokens_per_s", value=value, repetition=1),
+                    ),
+                    **changes,
+                )
+                store.write_run(run)
+
+    return write
+
+
+def decode(store: ResultsStore) -> Series:
+    (series,) = read_series(store, DECODE)
+    return series
+
+
+def test_a_loss_has_its_night_and_commits(store: ResultsStore, fill: Fill) -> None:
+    fill([50.0] * 20 + [40.0] * 3)
+    series = decode(store)
+    assert [len(night.sessions) for night in series.nights] == [2] * 23
+    (change,) = series.changes
+    assert (change.night, change.found, change.is_loss) == (20, 21, True)
+    assert series.commits(change) == ("19" * 20, "20" * 20)
+    assert [level[:2] for level in series.levels()] == [(0, 19), (20, 22)]
+    assert series.levels()[1][2] == pytest.approx(40, abs=0.5)
+    assert "tiny_llama W8A16" in series.name
+    assert "pp64+tg16" in series.name
+
+
+def test_another_container_of_one_name_goes_on_with_the_series(
+    store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
+) -> None:
+    container = make_run().container
+    fill([50.0] * 20)
+    fill([40.0] * 3, start=20, container=container.model_copy(update={"sha256": "b" * 64}))
+    series = decode(store)
+    (change,) = series.changes
+    assert f"container {'a' * 12} → {'b' * 12}" in series.differences(change)
+
+
+def test_what_is_not_comparable_is_another_series(
+    store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
+) -> None:
+    run = make_run()
+    fill([50.0] * 2)
+    fill([60.0] * 2, device=run.device.model_copy(update={"emulator": False}))
+    fill([70.0] * 2, container=run.container.model_copy(update={"precision": "W4A16"}))
+    fill([80.0] * 2, workload=run.workload.model_copy(update={"prompt_tokens": 32}))
+    fill([90.0] * 2, concurrent_sessions=3)
+    fill([50.0] * 2, label="head/phone/bench#1")
+    fill([50.0] * 2, label="base/phone/bench#1")
+    assert len(read_series(store, DECODE)) == 7
+
+
+def test_sides_of_comparisons_and_unfinished_runs_have_no_history(
+    store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
+) -> None:
+    fill([50.0] * 2, label="A")
+    store.write_run(make_run(measurements=(Measurement(metric="decode_tokens_per_s", value=1.0),)))
+    assert read_series(store, DECODE) == ()
+
+
+def test_filters_choose_runs(store: ResultsStore, fill: Fill) -> None:
+    fill([50.0] * 4)
+    assert len(decode(store).nights) == 4
+    since = SeriesFilter(DECODE.metrics, since=FIRST + timedelta(days=1, hours=-1))
+    assert len(read_series(store, since)[0].nights) == 3
+    assert read_series(store, SeriesFilter(DECODE.metrics, device="QNNFARM virt"))
+    assert not read_series(store, SeriesFilter(DECODE.metrics, device="pixel%"))
+    assert not read_series(store, SeriesFilter(DECODE.metrics, model="other"))
+    assert not read_series(store, SeriesFilter(DECODE.metrics, branch="main"))
+
+
+def test_a_loss_is_told_once_and_fixed_by_its_recovery(store: ResultsStore, fill: Fill) -> None:
+    fill([50.0] * 20 + [40.0] * 2)
+    (alert,) = alerts.review(store, read_series(store, DECODE))
+    assert alert.state == "open"
+    assert alert.bad_commit == "20" * 20
+    assert alerts.list_untold(store) == (alert,)
+    alerts.mark_told(store, [alert.id])
+
+    fill([40.0] * 6, start=22)
+    assert alerts.review(store, read_series(store, DECODE)) == ()
+    assert alerts.list_untold(store) == ()
+
+    fill([50.0] * 4, start=28)
+    assert alerts.review(store, read_series(store, DECODE)) == ()
+    (settled,) = alerts.list_alerts(store)
+    assert (settled.state, settled.note) == ("fixed", f"recovered on 2026-01-29 at {'28' * 6}")
+
+
+@pytest.mark.parametrize("state", ["acknowledged", "expected", "fixed"])
+def test_a_settled_loss_stays_settled(
+    store: ResultsStore, fill: Fill, state: alerts.AlertState
+) -> None:
+    fill([50.0] * 20 + [40.0] * 2)
+    (alert,) = alerts.review(store, read_series(store, DECODE))
+    (changed,) = alerts.set_state(store, [alert.id[:4]], state, note="the new Genie")
+    assert (changed.id, changed.state, changed.note) == (alert.id, state, "the new Genie")
+    fill([40.0] * 3, start=22)
+    alerts.review(store, read_series(store, DECODE))
+    (kept,) = alerts.list_alerts(store)
+    assert (kept.id, kept.state) == (alert.id, state)
+
+
+def test_alerts_of_one_cause_are_one_group(store: ResultsStore, fill: Fill) -> None:
+    fill([50.0] * 20 + [40.0] * 2)
+    (one,) = alerts.review(store, read_series(store, DECODE))
+    fill([50.0] * 20 + [40.0] * 2, concurrent_sessions=2)
+    (other,) = alerts.review(store, read_series(store, DECODE))
+    assert alerts.group_alerts([one, other]) == ((one, other),)
+
+
+def test_an_unknown_alert_is_refused(store: ResultsStore) -> None:
+    with pytest.raises(UnknownAlertError, match="none has that id"):
+        alerts.set_state(store, ["abc"], "fixed")
