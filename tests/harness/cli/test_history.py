@@ -23,9 +23,9 @@ FIRST = datetime(2026, 1, 1, 22, tzinfo=UTC)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Has `results.db`: 20 nights at 50 tokens/s and two at 40, with another Genie."""
+    """Has `results.db`: 20 nights at 50 tokens/s and three at 40, with another Genie."""
     with ResultsStore.open(tmp_path / "results.db") as store:
-        for night in range(22):
+        for night in range(23):
             value = (50.0 if night < 20 else 40.0) + (0.3, -0.2, 0.1, -0.3)[night % 4]
             run = Run(
                 kind="bench",
@@ -56,11 +56,11 @@ def test_a_history_shows_its_changes(folder: Path) -> None:
     shown = command(folder, "history", "decode")
     assert shown.returncode == 0, shown.stderr
     assert "loss: -2" in shown.stdout
-    assert "found 2026-01-22; commits 1919191919..2020202020; genie 1.21 → 1.22" in shown.stdout
-    assert "22 nights, 22 sessions on 1 device, 1 change" in shown.stdout
+    assert "found 2026-01-23; commits 1919191919..2020202020; genie 1.21 → 1.22" in shown.stdout
+    assert "23 nights, 23 sessions on 1 device, 1 change" in shown.stdout
     assert "\x1b" not in shown.stdout
     (series,) = json.loads(command(folder, "history", "decode_tokens_per_s", "--json").stdout)
-    assert len(series["nights"]) == 22
+    assert len(series["nights"]) == 23
     assert series["changes"][0]["commits"] == ["19" * 20, "20" * 20]
     nothing = command(folder, "history", "decode", "--model", "other")
     assert nothing.returncode == NO_ANSWER
