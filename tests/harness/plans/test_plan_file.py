@@ -123,6 +123,14 @@ def test_what_is_wrong_is_named_by_file_and_key(
     assert caught.value.exit_code == 2
 
 
+def test_labels_are_short_texts_of_the_user(tmp_path: Path) -> None:
+    text = "name: nightly\nworkloads: [{kind: bench}]\nlabels: {team: camera, night: '20'}\n"
+    assert load(tmp_path, text).labels == {"team": "camera", "night": "20"}
+    for wrong in ("{'a b': x}", "{team: ''}", "{team: 3}", "[team]"):
+        with pytest.raises(PlanFileError, match="labels"):
+            load(tmp_path, text.partition("labels")[0] + f"labels: {wrong}\n")
+
+
 def test_the_line_of_a_mistake_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlanFileError, match=r"plan\.yaml, line 3, name: the key is given twice"):
         load(tmp_path, MINIMAL + "name: y\n")
