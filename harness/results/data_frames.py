@@ -7,6 +7,7 @@ appears here too; docs/analysis.md lists them.
 
 import json
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,10 @@ def frames(db: str | Path, wanted: RunFilter = _EVERY_RUN, *, telemetry: bool = 
         location = store.location
         # A filter by status or number depends on which writers live, which SQL cannot tell.
         query = select_runs(wanted)
+        by_run = wanted.container is not None or bool(wanted.labels)
+        chosen = {run.id for run in store.list_runs(wanted)} if by_run else None
         with store.database.reading() as connection, refuse_unreadable_rows(location):
-            runs = _read_runs(connection, query, wanted)
+            runs = _read_runs(connection, query, wanted, chosen)
             ids = runs["id"].tolist()
             measured = _read_measurements(connection, query, ids, location)
             samples = _read_telemetry(connection, location, query, ids) if telemetry else []
@@ -92,12 +95,19 @@ def _join(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return joined.drop(columns="_order")
 
 
-def _read_runs(connection: Connection, query: Select[Any], wanted: RunFilter) -> pd.DataFrame:
+def _read_runs(
+    connection: Connection, query: Select[Any], wanted: RunFilter, chosen: AbstractSet[str] | None
+) -> pd.DataFrame:
+    """The runs of a query; of these, those that are chosen, if what SQL cannot tell was asked."""
     listed = [dict(row) for row in connection.execute(query).mappings()]
     for row in listed:
         if row["status"] == "running" and has_ended(row["writer"]):
             row["status"] = "interrupted"
-    listed = [row for row in listed if wanted.status in {None, row["status"]}]
+    listed = [
+        row
+        for row in listed
+        if wanted.status in {None, row["status"]} and (chosen is None or row["id"] in chosen)
+    ]
     listed = listed[: wanted.newest][::-1]
     columns = [column for column in schema.runs.columns if column.name not in _HIDDEN]
     found = {

@@ -115,7 +115,7 @@ class RunFilter:
             (self.plan, run.plan),
         )
         return (
-            all(wanted in {None, found} for wanted, found in pairs)
+            all(wanted is None or to_storable(wanted) == found for wanted, found in pairs)
             and (self.since is None or run.created_at >= self.since)
             and self._has_container(container)
             and all(_has_label(run, label) for label in self.labels)
