@@ -1,7 +1,7 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format test fuzz kills chaos board demo wheel-check
+.PHONY: check format test fuzz kills chaos nights board demo wheel-check
 
 check:
 	$(PYTHON) -m ruff check .
@@ -27,6 +27,10 @@ kills:
 # Hundreds of faults over pushes, runs and leases; `QNNFARM_CHAOS_SEED=7 make chaos` for others.
 chaos:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/chaos
+
+# Thirty nights of a plan on a virtual device that heats up on the twentieth; a quarter of an hour.
+nights:
+	$(PYTHON) -m pytest -n 0 -s -m slow tests/suites/nightly
 
 # A board with arm64's Python under qemu and the real arm64 libraries from PyPI; needs Debian's qemu-user-static.
 board:

@@ -57,6 +57,10 @@ class Steps(Protocol):
         """Compare with the history; return all open regressions, known ones too."""
         ...
 
+    def settle(self, night: Night) -> None:
+        """Remember that the regressions of a night have been told, and are no news any more."""
+        ...
+
     def write_report(self, path: Path) -> bool:
         """Write the report; return whether there was anything to write."""
         ...
@@ -101,6 +105,8 @@ class NightlyJob:
                 self.archive.prune(self.settings.keep)
             self.archive.write_index(self.now())
             night = tell(night, self.settings, self.archive.save, self.send)
+            if night.is_over:  # who did not take its message is in its record
+                self.steps.settle(night)
             if bug is not None:
                 raise bug
             return night

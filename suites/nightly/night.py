@@ -1,6 +1,6 @@
 """Records of nights: what a night was, how it ended, and what it tells."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -67,14 +67,16 @@ class Regression(_Part):
 
     Attributes:
         id: of the alert; the same every night.
+        cause: id of the worst alert that began at the same time: one cause shows in many series.
         series: the container, device and workload, in words.
         change: relative; -0.08 is 8 % less.
         since: name of the night with the first result after the change.
         commits: last before and first after the change; empty where unknown.
-        is_new: whether no earlier night told it.
+        is_new: whether nobody was told of it, nor of another one of its cause.
     """
 
     id: str
+    cause: str
     metric: str
     series: str
     change: Share
@@ -145,39 +147,42 @@ class Night(_Part):
     def _parts(self) -> Iterator[str]:
         if self.error:
             yield f"no answer: {self.error}"
-        new = [each for each in self.regressions if each.is_new]
-        if new:
-            yield f"{pluralize(len(new), 'new regression')}: {_first(list(map(str, new)))}"
-        if old := len(self.regressions) - len(new):
+        new = _causes(each for each in self.regressions if each.is_new)
+        for alike in new:
+            more = f" and {len(alike) - 1} more with it" if len(alike) > 1 else ""
+            yield f"new regression: {alike[0]}{more}"
+        if old := len(_causes(each for each in self.regressions if not each.is_new)):
             yield f"{pluralize(old, 'regression')} still open"
         if self.failures:
             yield f"{len(self.failures)} not measured: {_first(list(map(str, self.failures)))}"
 
 
 def judge_night(night: Night, before: Night | None) -> Night:
-    """Set the verdict, and what is new compared with the night before."""
-    known = {each.id for each in before.regressions} if before else set()
+    """Set the verdict, and what has changed since the night before."""
     lasting = {each.key for each in before.failures} if before else set()
     contents = {each.label: each.sha256 for each in before.containers} if before else {}
     problems = night.failures or night.regressions
     verdict: Verdict = "no answer" if night.error else "bad" if problems else "good"
+    failures = [
+        each.model_copy(update={"is_new": each.key not in lasting}) for each in night.failures
+    ]
+    containers = [
+        each.model_copy(update={"changed": contents.get(each.label) != each.sha256})
+        for each in night.containers
+    ]
     return night.model_copy(
         update={
-            "verdict": verdict,
-            "regressions": tuple(
-                each.model_copy(update={"is_new": each.id not in known})
-                for each in night.regressions
-            ),
-            "failures": tuple(
-                each.model_copy(update={"is_new": each.key not in lasting})
-                for each in night.failures
-            ),
-            "containers": tuple(
-                each.model_copy(update={"changed": contents.get(each.label) != each.sha256})
-                for each in night.containers
-            ),
+            "verdict": verdict, "failures": tuple(failures), "containers": tuple(containers),
         }
-    )
+    )  # fmt: skip
+
+
+def _causes(regressions: Iterable[Regression]) -> list[list[Regression]]:
+    """Group regressions of one cause."""
+    groups: dict[str, list[Regression]] = {}
+    for each in regressions:
+        groups.setdefault(each.cause, []).append(each)
+    return list(groups.values())
 
 
 def _first(words: Sequence[str]) -> str:

@@ -16,7 +16,11 @@ from harness.exit_codes import NO_ANSWER
 from harness.plans.builds import ContainerBuild, build_containers, without_containers
 from harness.plans.plan_file import Plan
 from harness.plans.plan_run import open_plan_run
+from harness.results.alerts import Alert, group_alerts, list_alerts, mark_told, review
+from harness.results.history import read_series
 from harness.results.provenance import git_state
+from harness.results.store import ResultsStore
+from suites.nightly.archive import night_name
 from suites.nightly.job import Measured
 from suites.nightly.night import Cells, Failure, Night, Regression
 
@@ -71,8 +75,26 @@ class PlanSteps:
         return measured(summary)
 
     def judge(self) -> tuple[Regression, ...]:
+        """See `Steps`; plain commands leave no results."""
+        try:
+            ResultsStore.open(self.db, create=False).close()
+        except MissingStoreError:
+            return ()
+        with ResultsStore.open(self.db) as store:
+            review(store, read_series(store))
+            alerts = list_alerts(store)
+        return tuple(
+            _regression(alert, group)
+            for group in group_alerts(alerts)
+            for alert in group
+            if alert.state == "open"
+        )
+
+    def settle(self, night: Night) -> None:
         """See `Steps`."""
-        return ()
+        if night.regressions:
+            with ResultsStore.open(self.db) as store:
+                mark_told(store, [each.id for each in night.regressions])
 
     def write_report(self, path: Path) -> bool:
         """See `Steps`; plain commands leave no results."""
@@ -86,9 +108,9 @@ class PlanSteps:
         return True
 
     def _show_stage(self, label: str, record: "StageRecord") -> None:
-        how = "cached" if record.reused else f"{record.seconds:.1f} s"
         if not record.reused:
-            self._show(f"build {label}: {record.operation} {record.subject} ({how})")
+            stage = f"{record.operation} {record.subject} ({record.seconds:.1f} s)"
+            self._show(f"build {label}: {stage}")
 
     def _show(self, words: str) -> None:
         if self.console is not None:
@@ -111,6 +133,21 @@ def measured(summary: "Summary") -> Measured:
         return Measured(cells, failures)
     reason = failures[0].reason if failures else "no cell ran"
     return Measured(cells, failures, f"no device measured anything: {reason}")
+
+
+def _regression(alert: Alert, group: Sequence[Alert]) -> Regression:
+    began = alert.began_at.astimezone(local_now().tzinfo)
+    commits = dict.fromkeys(filter(None, (alert.good_commit, alert.bad_commit)))
+    return Regression(
+        id=alert.id,
+        cause=group[0].id,
+        metric=alert.metric.key,
+        series=alert.name,
+        change=alert.ratio - 1,
+        since=night_name(began),
+        commits=tuple(commits),
+        is_new=all(each.told_at is None for each in group),
+    )
 
 
 def local_now() -> datetime:

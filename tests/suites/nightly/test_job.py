@@ -26,6 +26,7 @@ EVENING = datetime(2026, 11, 22, 22, 30, tzinfo=UTC)
 WELL = Measured(Cells(done=3))
 SLOWER = Regression(
     id="17",
+    cause="17",
     metric="decode_tokens_per_s",
     series="my-llama W4A16 on SM8750",
     change=-0.082,
@@ -44,6 +45,7 @@ class Lab:
         self.builds: Sequence[ContainerBuild] = [ContainerBuild("head", "c" * 64)]
         self.measured: Measured | BaseException = WELL
         self.regressions: tuple[Regression, ...] = ()
+        self.settled: set[str] = set()
         self.done: list[str] = []
         self.sent: list[Notification] = []
         self.deaf = False
@@ -75,7 +77,13 @@ class Lab:
         return self.measured
 
     def judge(self) -> tuple[Regression, ...]:
-        return self.regressions
+        return tuple(
+            each.model_copy(update={"is_new": each.cause not in self.settled})
+            for each in self.regressions
+        )
+
+    def settle(self, night: Night) -> None:
+        self.settled |= {each.cause for each in night.regressions}
 
     def write_report(self, path: Path) -> bool:
         path.write_text("report")
@@ -158,9 +166,22 @@ def test_a_regression_is_told_once_while_it_lasts(lab: Lab) -> None:
     assert codes == [0, 0, 1, 1, 1, 0]
     (told,) = lab.texts
     assert told == (
-        "lab 2026-11-24: 1 new regression: decode_tokens_per_s of my-llama W4A16 on SM8750 -8.2% "
+        "lab 2026-11-24: new regression: decode_tokens_per_s of my-llama W4A16 on SM8750 -8.2% "
         "since 2026-11-22 (aaaaaaaaaa..bbbbbbbbbb)"
     )
+
+
+def test_series_of_one_cause_are_one_piece_of_news(lab: Lab) -> None:
+    prefill = SLOWER.model_copy(update={"id": "18", "metric": "prefill_tokens_per_s"})
+    lab.regressions = (SLOWER,)
+    assert lab.run().text.startswith("new regression: decode_tokens_per_s of")
+    lab.next_day()
+    lab.regressions = (SLOWER, prefill)
+    assert lab.run().text == "1 regression still open"
+    assert len(lab.sent) == 1
+    lab.settled.clear()
+    lab.next_day()
+    assert lab.run().text.endswith("(aaaaaaaaaa..bbbbbbbbbb) and 1 more with it")
 
 
 def test_a_failure_is_told_once_while_it_lasts(lab: Lab) -> None:
@@ -237,7 +258,7 @@ def test_a_message_has_all_that_a_program_or_a_reader_of_mail_needs(tmp_path: Pa
     assert message == {
         "event": "nightly",
         "subject": "lab",
-        "text": "lab 2026-11-22: 1 new regression: decode_tokens_per_s of my-llama W4A16 on SM8750 "
+        "text": "lab 2026-11-22: new regression: decode_tokens_per_s of my-llama W4A16 on SM8750 "
         "-8.2% since 2026-11-22 (aaaaaaaaaa..bbbbbbbbbb); 1 not measured: "
         "head/phone/bench: it went away",
         "host": "lab1",

@@ -1,0 +1,259 @@
+"""Thirty nights with a regression on the twentieth: one alert, the right night, the right commit.
+
+The clock and the commits are simulated. In the quick test results are made up, for two phones that
+differ, and go through the real store, judgement and messages. In the slow one a real virtual device
+measures a real container each night, and heats up on the twentieth: for an idle machine, as on a
+busy one the device's pauses are lost among those of the scheduler.
+"""
+
+import json
+import random
+import subprocess
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from sqlalchemy import update
+
+from harness.devices.adb.device import AdbDevice
+from harness.plans.builds import ContainerBuild
+from harness.plans.plan_file import NightlyEntry, Plan
+from harness.pool.config import ReceiverConfig
+from harness.pool.notifications import Notification
+from harness.results import schema
+from harness.results.store import ResultsStore
+from harness.virtual_device import manager
+from suites.nightly.archive import Archive
+from suites.nightly.job import Measured, NightlyJob, Steps
+from suites.nightly.night import Cells, Night
+from suites.nightly.steps import PlanSteps
+from tests import system
+from tests.reports.conftest import Sample, speeds
+
+NIGHTS, SLOWER_FROM = 30, 20
+FIRST = datetime(2026, 10, 31, 22, 30, tzinfo=ZoneInfo("UTC"))
+PLAN = Plan.model_validate({"name": "lab", "workloads": [{"kind": "command", "command": ["true"]}]})
+
+
+def commit(night: int) -> str:
+    """The commit of a night, counted from 1."""
+    return f"{night:02d}" * 20
+
+
+def evening(night: int) -> datetime:
+    return FIRST + timedelta(days=night - 1)
+
+
+@dataclass
+class Nights:
+    """All nights of a lab, with the commit of each."""
+
+    folder: Path
+    steps: Steps
+    commit_of: Callable[[int], str] = commit
+    commits: dict[int, str] = field(default_factory=dict)
+    sent: list[tuple[int, Notification]] = field(default_factory=list)
+    tonight: int = 0
+
+    def run(self) -> list[Night]:
+        settings = NightlyEntry.model_validate({"tell": [{"mail": ["root"]}], "keep": NIGHTS})
+        archive = Archive(self.folder / "nights", "lab")
+        found = []
+        for number in range(1, NIGHTS + 1):
+            self.tonight = number
+            job = NightlyJob(archive, settings, self.steps, self._start, self._now, self._send)
+            found.append(job.run())
+            assert found[-1].is_over, found[-1].text
+            if number in {1, SLOWER_FROM + 1}:
+                assert job.run() == found[-1], "the second call of a night changes nothing"
+        return found
+
+    def _now(self) -> datetime:
+        return evening(self.tonight)
+
+    def _start(self, name: str) -> Night:
+        at = evening(self.tonight)
+        self.commits[self.tonight] = self.commit_of(self.tonight)
+        return Night(plan="lab", name=name, began_at=at, commit=self.commits[self.tonight])
+
+    def _send(self, _receiver: ReceiverConfig, notification: Notification) -> None:
+        self.sent.append((self.tonight, notification))
+
+    def check(self, found: Sequence[Night], *, latest: int) -> None:
+        """Exactly one message, soon enough, of the right night and the right commits."""
+        assert [night for night, _ in self.sent if night < SLOWER_FROM] == []
+        ((told_on, notification),) = self.sent
+        assert told_on <= latest
+        details = notification.as_mapping()
+        assert details["commit"] == self.commits[told_on]
+        (worst, *_) = found[told_on - 1].regressions
+        assert worst.since == f"{evening(SLOWER_FROM):%Y-%m-%d}"
+        assert worst.commits == (self.commits[SLOWER_FROM - 1], self.commits[SLOWER_FROM])
+        codes = [night.exit_code for night in found]
+        assert codes == [0] * (told_on - 1) + [1] * (NIGHTS - told_on + 1)
+
+
+class MadeUp:
+    """Steps whose measurements are made up: three sessions a night on two phones, 2 % of noise."""
+
+    def __init__(self, db: Path, seed: int, loss: float) -> None:
+        self._real = PlanSteps(PLAN, Path("plan.yaml"), str(db))
+        self._db = db
+        self._random = random.Random(seed)  # noqa: S311
+        self._loss = loss
+        self._night = 0
+        self.judge = self._real.judge
+        self.settle = self._real.settle
+
+    def build(self) -> Sequence[ContainerBuild]:
+        self._night += 1
+        sha256 = ("b" if self._night >= SLOWER_FROM else "a") * 64
+        return [ContainerBuild("head", sha256, built=True)]
+
+    def measure(
+        self, *, fresh: bool, skipped: Collection[str], on_begin: Callable[[str], None]
+    ) -> Measured:
+        assert fresh
+        assert not skipped
+        on_begin("e" * 32)
+        with ResultsStore.open(self._db) as store:
+            for session in range(3):
+                self._session(store, session)
+        return Measured(Cells(done=3))
+
+    def write_report(self, path: Path) -> bool:
+        return self._night in {1, NIGHTS} and self._real.write_report(path)
+
+    def _session(self, store: ResultsStore, session: int) -> None:
+        slower = 1 - self._loss if self._night >= SLOWER_FROM else 1.0
+        phone = Sample("SM8750", emulator=False, model="Llama-3.2-1B")
+        unit = (self._night + session) % 2
+        rate = 50 * slower * (1.03, 0.97)[unit] * self._random.gauss(1, 0.02)
+        base = phone.run(
+            0,
+            "bench",
+            speeds([20 * rate] * 4, [rate] * 4, [2 / rate] * 4, 1310),
+            id=f"{self._random.getrandbits(128):032x}",
+            created_at=evening(self._night) + timedelta(minutes=20 * session),
+            group_id=f"{self._night:032x}",
+            session=session,
+            label=f"head/phone/bench#{session + 1}",
+            provenance=phone.provenance().model_copy(
+                update={"git_commit": commit(self._night), "git_dirty": False}
+            ),
+        )
+        store.write_run(
+            base.model_copy(
+                update={
+                    "container": base.container.model_copy(
+                        update={"sha256": ("b" if slower < 1 else "a") * 64}
+                    ),
+                    "device": base.device.model_copy(update={"serial": f"phone{unit}"}),
+                }
+            )
+        )
+
+
+def test_a_slower_container_is_one_alert(tmp_path: Path) -> None:
+    nights = Nights(tmp_path, MadeUp(tmp_path / "results.db", seed=1, loss=0.1))
+    found = nights.run()
+    nights.check(found, latest=SLOWER_FROM + 2)
+    ((_, notification),) = nights.sent
+    assert " of head: Llama-3.2-1B W8A16" in notification.text
+    changed = [night.name for night in found if any(each.changed for each in night.containers)]
+    assert changed == [found[0].name, found[SLOWER_FROM - 1].name]
+    page = (tmp_path / "nights" / "index.html").read_text()
+    assert page.count("<strong>new:</strong>") == len(found[nights.sent[0][0] - 1].regressions)
+
+
+def test_thirty_nights_of_noise_are_quiet(tmp_path: Path) -> None:
+    nights = Nights(tmp_path, MadeUp(tmp_path / "results.db", seed=4, loss=0.0))
+    assert {night.verdict for night in nights.run()} == {"good"}
+    assert nights.sent == []
+
+
+class Real:
+    """Steps on a real device, which is hot from a night on; time and commits are moved on."""
+
+    def __init__(self, steps: PlanSteps, db: Path, heat: Callable[[float], object]) -> None:
+        self._real = steps
+        self._db = db
+        self._heat = heat
+        self._night = 0
+        self._moved: set[str] = set()
+        self.build = steps.build
+        self.judge = steps.judge
+        self.settle = steps.settle
+        self.write_report = steps.write_report
+
+    def measure(
+        self, *, fresh: bool, skipped: Collection[str], on_begin: Callable[[str], None]
+    ) -> Measured:
+        self._night += 1
+        self._heat(100.0 if self._night >= SLOWER_FROM else 25.0)
+        result = self._real.measure(fresh=fresh, skipped=skipped, on_begin=on_begin)
+        self._move()
+        return result
+
+    def _move(self) -> None:
+        """Let tonight's runs have begun on the evening of the simulated night."""
+        with ResultsStore.open(self._db) as store:
+            runs = [run for run in store.list_runs() if run.id not in self._moved]
+            with store.database.writing() as connection:
+                for number, run in enumerate(runs):
+                    at = evening(self._night) + timedelta(minutes=number)
+                    this = update(schema.runs).where(schema.runs.c.id == run.id)
+                    connection.execute(this.values(created_at=at, finished_at=at))
+        self._moved |= {run.id for run in runs}
+
+
+def git(*words: str) -> str:
+    """Run git in the working folder."""
+    author = ["-c", "user.name=lab", "-c", "user.email=lab@example.com"]
+    done = subprocess.run(
+        [system.program("git"), *author, *words], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5400)
+def test_a_device_that_heats_up_is_one_alert(
+    tmp_path: Path,
+    make_virtual_device: Callable[..., tuple[manager.VirtualDevice, AdbDevice]],
+    tiny_bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    virtual, device = make_virtual_device()
+    (tmp_path / "repository").mkdir()
+    monkeypatch.chdir(tmp_path / "repository")
+    git("init", "-q")
+
+    def next_commit(night: int) -> str:
+        git("commit", "-q", "--allow-empty", "-m", f"night {night}")
+        return git("rev-parse", "HEAD")
+
+    pool = tmp_path / "pool.yaml"
+    pool.write_text(f"devices: [{{type: android, identifier: '{device.serial}'}}]\n")
+    bench = {"kind": "bench", "prompt_tokens": 16, "new_tokens": 3, "repetitions": 1, "warmup": 0}
+    plan = {
+        "name": "lab",
+        "containers": [{"path": str(tiny_bundle), "label": "tiny"}],
+        "workloads": [bench],
+        "conditions": "none",
+        "telemetry": False,
+    }
+    (tmp_path / "plan.yaml").write_text(json.dumps(plan))
+    db = tmp_path / "results.db"
+    steps = PlanSteps(Plan.model_validate(plan), tmp_path / "plan.yaml", str(db), pool)
+
+    def heat(temperature_c: float) -> None:  # which stays; above 95 degrees clocks are a tenth
+        manager.control(virtual.name).heat(
+            temperature_c=temperature_c, capacity_j_per_k=1e5, min_speed=0.1
+        )
+
+    nights = Nights(tmp_path, Real(steps, db, heat), next_commit)
+    nights.check(nights.run(), latest=SLOWER_FROM + 3)
