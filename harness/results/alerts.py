@@ -5,6 +5,7 @@ series: however often the history is judged, the loss stays the same alert, what
 When the series recovers at least half of the loss, its alert is fixed.
 """
 
+import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -205,7 +206,7 @@ def _row(series: Series, change: Change, recovery: Night | None) -> Mapping[str,
     moment = now()
     return {
         # The first session at the new level names the loss, whoever finds it.
-        "id": f"{began.sessions[0].run_id[:6]}{series.id[:4]}",
+        "id": hashlib.sha256(f"{began.sessions[0].run_id} {series.id}".encode()).hexdigest()[:10],
         "series": series.id,
         "metric": series.metric.key,
         "name": series.name,
