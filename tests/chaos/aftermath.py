@@ -100,6 +100,8 @@ def _use(lab: Lab, farm: Farm, case: Case, tell: Tell) -> None:
                     if seen:
                         tell({"complaint": f"d{number} itself sees {seen!r}"})
                     if case.scene == "push" and number == 0:
+                        # What a busy device cleared away late made its folder new again.
+                        _age(farm.work_root(number) / "incoming")
                         push_scene.again(lab, device, case, tell)
                     token = lease.token
                 states = {status.name: status for status in pool.members()}
