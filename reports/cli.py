@@ -1,12 +1,24 @@
 """The command `qnnfarm report`. Heavy imports wait until it runs, so that `--help` stays quick."""
 
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reports.errors import OutputIsDatabaseError
+from reports.errors import OutputIsDatabaseError, UnknownFigureError
+
+if TYPE_CHECKING:
+    from reports.figures import Figure
+    from reports.page import Page
+
+
+class Format(StrEnum):
+    """Formats of a figure's values."""
+
+    CSV = "csv"
+    MARKDOWN = "md"
 
 
 def report(
@@ -36,6 +48,31 @@ def report(
             "'tiny/*'; may be repeated."
         ),
     ] = None,
+    site: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a site into this folder instead: a page for each run, and shared scripts."
+        ),
+    ] = None,
+    pool: Annotated[
+        Path | None,
+        typer.Option(
+            help="Pool whose devices' health is shown; by default ./pool.yaml, if it is there."
+        ),
+    ] = None,
+    figure: Annotated[
+        str | None,
+        typer.Option(help="Print the values of one figure of the report, and write nothing."),
+    ] = None,
+    beside: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            help="Print what differs between two runs, and write nothing.", metavar="RUN RUN"
+        ),
+    ] = None,
+    format: Annotated[  # noqa: A002  the option's name
+        Format, typer.Option(help="Format of `--figure` and `--beside`.")
+    ] = Format.MARKDOWN,
     as_json: Annotated[  # noqa: FBT002  typer passes it by name
         bool, typer.Option("--json", help="Print the summary as JSON.")
     ] = False,
@@ -44,26 +81,48 @@ def report(
     from harness.console import answers, print_json
     from harness.moments import parse_moment
     from harness.results.store import RunFilter
-    from reports import document, html_file, page, terminal
+    from reports import devices, document, html_file, page, site_folder, terminal
 
-    if _same_file(db, out):
-        raise OutputIsDatabaseError(str(out))
-    html_file.check_path(out)
+    if beside is not None:
+        _print(page.compare_two(db, *beside), format)
+        return
+    if figure is None and site is None:
+        if _same_file(db, out):
+            raise OutputIsDatabaseError(str(out))
+        html_file.check_path(out)
     wanted = RunFilter(
         since=None if since is None else parse_moment(since, "--since"),
         plan=plan,
         container=container,
         labels=label or (),
     )
-    composed = page.compose(page.load(db, wanted))
-    html_file.write(html_file.render(composed, datetime.now(UTC)), out)
+    composed = page.compose(page.load(db, wanted, devices.read_device_health(pool)))
+    if figure is not None:
+        _print_figure(composed, figure, format)
+        return
+    written = out if site is None else site / "index.html"
+    if site is None:
+        html_file.write(html_file.render(composed, datetime.now(UTC)), out)
+    else:
+        site_folder.write(composed, db, site, datetime.now(UTC))
     if as_json:
-        summary = document.to_document(composed, str(out))
-        print_json(summary)
+        print_json(document.to_document(composed, str(written)))
         return
     console = answers()
     terminal.print_page(composed, console)
-    console.print(f"Report: {out}")
+    console.print(f"Report: {written}")
+
+
+def _print_figure(composed: "Page", name: str, chosen: Format) -> None:
+    found = {one.id: one for one in composed.figures}
+    if name not in found:
+        raise UnknownFigureError(name, tuple(found))
+    _print(found[name], chosen)
+
+
+def _print(figure: "Figure", chosen: Format) -> None:
+    text = figure.to_csv() if chosen is Format.CSV else figure.to_markdown()
+    typer.echo(text, nl=False)
 
 
 def _same_file(db: str, out: Path) -> bool:

@@ -4,6 +4,7 @@
       ReportWriteError       the report cannot be written there
         OutputPathError      nor any other file
       OutputIsDatabaseError  the report would overwrite the results
+      UnknownFigureError     the report has no figure of that name
 
 `str(error)` is one line for the user: what is wrong, where, and what to do.
 """
@@ -32,3 +33,11 @@ class OutputIsDatabaseError(ReportError):
 
     path: str
     template = "{path} is the results database: give --out another name"
+
+
+class UnknownFigureError(ReportError):
+    """The report has no figure of that name."""
+
+    name: str
+    known: tuple[str, ...]
+    template = "the report has no figure {name!r:80}; it has {known}"

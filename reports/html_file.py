@@ -1,37 +1,231 @@
-"""Page as one self-contained HTML file, without scripts or network access."""
+"""Page as HTML: one self-contained file, or a site with a page for each run.
 
+Nothing is loaded from elsewhere. Everything that is printed is escaped, and made visible before
+that. The only scripts are ours and Vega's: a Content Security Policy names them by their hashes, so
+that no other script would run if one slipped in.
+"""
+
+import base64
 import functools
+import hashlib
 import importlib.metadata
+import importlib.resources
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import jinja2
 
 from buildlib.files import atomic_write_bytes
+from buildlib.paths import default_cache_root
 from harness.console import visible
+from harness.results import stats
 from harness.results.identity import device_name, place
+from harness.results.means import RunMeans
 from harness.results.metrics import METRICS, Metric
 from harness.results.records import Run
 from harness.words import pluralize
-from reports import page, text
+from reports import figures, text
 from reports.errors import OutputPathError, ReportWriteError
-from reports.page import Page
+from reports.figures import Figure, Spec
+from reports.page import Page, RunPage, brief_speeds
 
 TEMPLATE = "report.html.j2"
+PAGES = {
+    "overview": "Overview",
+    "history": "History",
+    "curves": "Curves",
+    "runs": "Runs",
+    "compare": "Side by side",
+    "devices": "Devices",
+}
+_GLOBALS = "window.vegaEmbed = vegaEmbed;"
+SPARK_WIDTH, SPARK_HEIGHT = 100.0, 24.0
 
 
-def render(page: Page, generated_at: datetime) -> str:
-    """Render the HTML; only `generated_at` varies for the same page."""
-    return _template().render(
-        page=page,
-        generated_at=generated_at,
-        version=importlib.metadata.version("qnnfarm"),
-    )
+@dataclass(frozen=True, slots=True)
+class Assets:
+    """Style and scripts of all pages."""
+
+    style: str
+    script: str
+    vega: str
+
+    def policy(self) -> str:
+        """Return the Content Security Policy of a page with these assets inside."""
+        scripts = " ".join(f"'sha256-{_digest(one)}'" for one in (self.vega, self.script))
+        return f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:"
+
+
+SITE_POLICY = (
+    "default-src 'none'; script-src 'self' file:; style-src 'self' file: 'unsafe-inline'; "
+    "img-src data:"
+)
 
 
 @functools.cache
-def _template() -> jinja2.Template:
-    """The compiled template: everything that it prints is escaped, and made visible before that."""
+def load_assets() -> Assets:
+    """Read style and scripts."""
+    templates = importlib.resources.files("reports") / "templates"
+    style, script = (
+        (templates / name).read_text(encoding="utf-8") for name in ("style.css", "report.js")
+    )
+    return Assets(style, script, vega_script())
+
+
+def vega_script() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script, from vl-convert.
+
+    Bundling them takes vl-convert some seconds, so the bundle is kept in the cache.
+    """
+    version = importlib.metadata.version("vl-convert-python")
+    path = default_cache_root() / "charts" / f"vega-{version}.js"
+    try:
+        bundle = path.read_text(encoding="utf-8")
+    except OSError:
+        import vl_convert
+
+        bundle = vl_convert.javascript_bundle(_GLOBALS)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write_bytes(path, bundle.encode())
+        except OSError:
+            pass  # a cache that cannot be written only costs time
+    escaped = bundle.replace("</script", "<\\/script")
+    return f"(()=>{{{escaped}\n}})();"
+
+
+def qnnfarm_version() -> str:
+    """Return the version that made a report."""
+    return importlib.metadata.version("qnnfarm")
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where links lead: to an anchor of one file, or to another file of a site.
+
+    Attributes:
+        runs: the runs that have a page, or a line in a list of one file.
+        depth: folders between a page of a site and its root.
+    """
+
+    runs: frozenset[str]
+    site: bool = False
+    depth: int = 0
+
+    def page(self, key: str, anchor: str = "") -> str:
+        """Return the address of a page, or of an anchor on it."""
+        if not self.site:
+            return f"#{anchor or key}"
+        name = "index" if key == "overview" else key
+        return f"{'../' * self.depth}{name}.html{f'#{anchor}' if anchor else ''}"
+
+    def run(self, run_id: str) -> str | None:
+        """Return the address of a run; None if it has none."""
+        if run_id not in self.runs:
+            return None
+        return f"{'../' * self.depth}runs/{run_id}.html" if self.site else f"#run-{run_id}"
+
+    def asset(self, name: str) -> str:
+        """Return the address of a shared file of a site."""
+        return f"{'../' * self.depth}assets/{name}"
+
+
+def render(page: Page, generated_at: datetime) -> str:
+    """Render one self-contained file; only `generated_at` varies for the same page."""
+    listed = (*page.listing.full, *page.listing.brief)
+    return _render(
+        page,
+        generated_at,
+        Addresses(frozenset(run.id for run in listed)),
+        run_pages=page.run_pages,
+        current="overview",
+        policy=load_assets().policy(),
+    )
+
+
+def render_site(page: Page, generated_at: datetime) -> Iterator[tuple[str, str]]:
+    """Render the pages of a site but those of its runs, as pairs of a name and its content."""
+    assets = load_assets()
+    yield "assets/style.css", assets.style
+    yield "assets/report.js", assets.script
+    yield "assets/vega.js", assets.vega
+    at = Addresses(frozenset(one.run.id for one in page.results.measured), site=True)
+    for key in PAGES:
+        if key != "compare":
+            html = _render(page, generated_at, at, run_pages=(), current=key, policy=SITE_POLICY)
+            yield at.page(key), html
+
+
+def render_site_run(page: Page, one: RunPage, generated_at: datetime) -> tuple[str, str]:
+    """Render the page of one run of a site."""
+    ids = frozenset(measured.run.id for measured in page.results.measured)
+    at = Addresses(ids, site=True, depth=1)
+    html = _render(page, generated_at, at, run_pages=(one,), current="run", policy=SITE_POLICY)
+    return f"runs/{one.run.id}.html", html
+
+
+def _render(
+    page: Page,
+    generated_at: datetime,
+    at: Addresses,
+    *,
+    run_pages: Sequence[RunPage],
+    current: str,
+    policy: str,
+) -> str:
+    means = {one.run.id: one for one in page.results.measured}
+    pages = [(key, words) for key, words in PAGES.items() if not (at.site and key == "compare")]
+    template = _environment().get_template(TEMPLATE)
+    return template.render(
+        page=page,
+        at=at,
+        assets=load_assets(),
+        pages=pages if page.results.measured else pages[:1],
+        current=current,
+        run_pages=run_pages,
+        policy=policy,
+        title=page.title if current == "overview" else PAGES.get(current, "Run"),
+        has_charts=bool(page.results.measured),
+        command=lambda figure: reproduce(figure, page),
+        specs=Specs(),
+        means=lambda run_id: brief_speeds(means[run_id]),
+        generated_at=generated_at,
+        version=qnnfarm_version(),
+    )
+
+
+class Specs:
+    """Charts of one HTML file: many figures share one specification."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Spec] = {}
+        self._keys: dict[str, str] = {}
+
+    def __call__(self, figure: Figure) -> str:
+        """Return the id of the specification of a figure."""
+        content = json.dumps(figure.spec)
+        key = self._keys.setdefault(content, f"spec-{len(self._keys)}")
+        self.found[key] = figure.spec
+        return key
+
+
+def reproduce(figure: Figure, page: Page) -> str:
+    """Return the command that prints the values of a figure."""
+    location = shlex.quote(page.results.location)
+    return f"qnnfarm report --db {location} --figure {figure.id} --format csv"
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """The templates: everything that they print is escaped, and made visible before that."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("reports"),
         autoescape=True,
@@ -40,6 +234,7 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
     environment.filters |= {
         "moment": text.moment,
         "short_time": text.short_time,
@@ -51,17 +246,39 @@ def _template() -> jinja2.Template:
         "device_name": device_name,
         "place": place,
         "measured": _measured,
-        "figures": page.brief_speeds,
+        "mean": _mean,
+        "raw": figures.raw,
+        "figures": _brief_speeds,
+        "spark_points": spark_points,
         "condition": text.condition,
         "checked": _checked,
     }
-    return environment.get_template(TEMPLATE)
+    return environment
+
+
+def spark_points(values: Sequence[float]) -> str:
+    """Place values on a sparkline as an SVG polyline takes them."""
+    low, high = min(values), max(values)
+    height, step = high - low or 1.0, SPARK_WIDTH / (len(values) - 1)
+    return " ".join(
+        f"{index * step:.1f},{SPARK_HEIGHT - 2 - (SPARK_HEIGHT - 4) * (value - low) / height:.1f}"
+        for index, value in enumerate(values)
+    )
 
 
 def _measured(run: Run) -> tuple[Metric, ...]:
     """The metrics of a run, in the order of the registry."""
     keys = {measurement.metric for measurement in run.measurements}
     return tuple(metric for key, metric in METRICS.items() if key in keys)
+
+
+def _brief_speeds(run: Run) -> str:
+    return brief_speeds(RunMeans.of(run))
+
+
+def _mean(run: Run, key: str) -> float | None:
+    found = stats.summarise([run.values(key)])
+    return None if found is None else found.mean
 
 
 def _checked(run: Run) -> str | None:

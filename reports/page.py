@@ -2,24 +2,38 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import pairwise
 
-from harness.results import stats
-from harness.results.comparison import ComparisonGroup, find_comparisons
+from harness.errors import ArtifactError
+from harness.results.comparison import SIDES, ComparisonGroup, Verdict, find_comparisons
+from harness.results.device_health import DeviceHealth
 from harness.results.identity import place
+from harness.results.means import RunMeans, read_means
 from harness.results.metrics import Metric, find_metric
 from harness.results.records import ComparisonRecord, RepetitionTelemetry, Run
 from harness.results.store import EVERYTHING, ResultsStore, RunFilter
 from harness.words import pluralize
-from reports import plots, summary, telemetry, text
-from reports.plots import Plot
+from reports import charts, summary, text
+from reports.changes import Change, find_changes
+from reports.devices import DeviceUse, device_figures, find_device_use
+from reports.figures import Figure
+from reports.history import Series, find_levels, find_present, find_series
 from reports.summary import SPEED_METRICS, FailureGroup, PerplexityRow, Row
-from reports.telemetry import TelemetryFigure
+from reports.timeline import build_timeline, energy_per_token, timeline_figure, trace_address
 
 MOST_NAMES = 3
-MOST_IN_FULL = 500
-"""Runs that a report lists in full, so that it stays small; older ones get a line each."""
-MOST_PLOTTED = 12
+MOST_IN_FULL = 200
+"""Runs with a page of their own in a report of one file; older ones get a line each."""
+MOST_IN_BRIEF = 2000
+MOST_TIMELINES = 24
 """Runs whose telemetry is read, the newest ones: it is by far the largest part of a store."""
+LOG_BYTES = 4000
+"""The end of a log that a report shows."""
+MOST_PRESENT = 1000
+"""Sessions behind the summary, the newest ones."""
+RECENT = timedelta(hours=24)
+"""A failure this long before the newest run belongs to the verdict."""
 _BRIEF_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s")
 
 
@@ -29,22 +43,45 @@ class Results:
 
     Attributes:
         name: the database's name.
-        done: runs with a result, oldest first.
-        gaps: runs without a result: failed, interrupted, or still running.
+        location: the `--db` that opens it, without a password.
+        measured: all runs with their means and without measurements, oldest first.
+        full: the runs of the summary and of the run pages with their measurements, oldest first.
         telemetry: by run, of the newest runs that have any.
         comparisons: their terms and verdicts, by group.
+        devices: health of the pool's devices, if a pool is known.
+        logs: the names and ends of the logs that are kept with runs, by run.
     """
 
     name: str
-    done: tuple[Run, ...]
-    gaps: tuple[Run, ...]
+    measured: tuple[RunMeans, ...]
+    full: tuple[Run, ...]
     telemetry: Mapping[str, tuple[RepetitionTelemetry, ...]] = field(default_factory=dict)
     comparisons: Mapping[str, ComparisonRecord] = field(default_factory=dict)
+    location: str = "results.db"
+    devices: tuple[DeviceHealth, ...] = ()
+    logs: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, runs: Sequence[Run]) -> "Results":
+        """Wrap runs that are in memory with their measurements, oldest first."""
+        ordered = sorted(runs, key=lambda run: (run.created_at, run.id))
+        return cls(name, tuple(map(RunMeans.of, ordered)), tuple(ordered))
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """All runs, oldest first."""
-        return tuple(sorted((*self.done, *self.gaps), key=lambda run: (run.created_at, run.id)))
+        """All runs, oldest first, some of them without measurements."""
+        full = {run.id: run for run in self.full}
+        return tuple(full.get(one.run.id, one.run) for one in self.measured)
+
+    @property
+    def done(self) -> tuple[Run, ...]:
+        """The runs with a result that are here in full."""
+        return tuple(run for run in self.full if run.status == "done")
+
+    @property
+    def gaps(self) -> tuple[Run, ...]:
+        """Runs without a result: failed, interrupted, or still running."""
+        return tuple(one.run for one in self.measured if one.run.status != "done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +89,36 @@ class Listing:
     """All runs, oldest first, in full or briefly.
 
     Attributes:
-        full: the newest ones, and the newest of each container, SoC and kind of run.
+        full: the newest ones, and the newest of each model, precision, SoC and kind of run.
         brief: the others.
+        left_out: number of still older runs.
     """
 
     full: tuple[Run, ...]
     brief: tuple[Run, ...]
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The results of one kind of device: hardware, or the emulator."""
+    """The results of one kind of device: hardware, or the emulator.
+
+    Attributes:
+        energy: joules of the battery per generated token, by run, where it was measured.
+    """
 
     emulator: bool
     rows: tuple[Row, ...]
     perplexities: tuple[PerplexityRow, ...]
-    plots: tuple[Plot, ...]
     comparisons: tuple[ComparisonGroup, ...]
-    figures: tuple[TelemetryFigure, ...]
+    changes: tuple[Change, ...] = ()
+    energy: Mapping[str, float] = field(default_factory=dict)
+
+    def energy_of(self, row: Row) -> float | None:
+        """Return the battery energy per generated token of a row's newest run that has one."""
+        return next(
+            (self.energy[run.id] for run in reversed(row.runs) if run.id in self.energy), None
+        )
 
     @property
     def speed_metrics(self) -> tuple[Metric, ...]:
@@ -85,12 +134,39 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedText:
-    """A text, and the runs that generated exactly it from the same prompt."""
+class Headline:
+    """The verdict over everything: the first thing to read.
 
-    prompt: str | None
-    text: str
-    runs: tuple[Run, ...]
+    Attributes:
+        level: `bad`, `doubt`, `good`, or `none` where there is nothing to judge.
+        lines: what it rests on.
+    """
+
+    level: str
+    words: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPage:
+    """A run with its figures.
+
+    Attributes:
+        before: the run before it in the same series, to stand beside.
+        logs: the ends of its logs, by name.
+    """
+
+    run: Run
+    repetitions: Figure | None
+    timeline: Figure | None
+    trace: str | None
+    before: Run | None
+    logs: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """Its figures."""
+        return tuple(one for one in (self.timeline, self.repetitions) if one is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +176,15 @@ class Page:
     results: Results
     title: str
     lead: str
+    headline: Headline
     sections: tuple[Section, ...]
-    texts: tuple[GeneratedText, ...]
+    series: tuple[Series, ...]
+    histories: tuple[Figure, ...]
+    curves: tuple[Figure, ...]
+    run_pages: tuple[RunPage, ...]
+    device_use: tuple[DeviceUse, ...]
+    device_figures: tuple[Figure, ...]
+    listing: Listing
 
     @property
     def failures(self) -> tuple[FailureGroup, ...]:
@@ -109,62 +192,201 @@ class Page:
         return summary.group_failures(self.results.gaps)
 
     @property
-    def listing(self) -> Listing:
-        """Rows of the list of runs."""
-        return list_runs(self.results.runs)
+    def figures(self) -> tuple[Figure, ...]:
+        """All figures."""
+        own = (figure for page in self.run_pages for figure in page.figures)
+        return (*self.histories, *self.curves, *self.device_figures, *own)
 
     @property
     def has_emulator(self) -> bool:
         """Whether any run was on the emulator."""
-        return any(run.device.emulator for run in self.results.runs)
+        return any(one.run.device.emulator for one in self.results.measured)
 
     @property
     def has_hardware(self) -> bool:
         """Whether any run was on hardware."""
-        return any(not run.device.emulator for run in self.results.runs)
+        return any(not one.run.device.emulator for one in self.results.measured)
 
 
-def load(location: str, wanted: RunFilter = EVERYTHING) -> Results:
-    """Read the runs of a store.
+def load(
+    location: str, wanted: RunFilter = EVERYTHING, devices: Sequence[DeviceHealth] = ()
+) -> Results:
+    """Read the means of the runs that are wanted, and what the report shows in full.
 
     Raises:
         StoreError: there is no such store, or it cannot be read.
     """
     with ResultsStore.open(location, create=False) as store:
-        runs = store.list_runs(wanted)
+        measured = tuple(one for one in read_means(store.database) if wanted.matches(one.run))
         name = store.location.rstrip("/").rpartition("/")[2]
-        telemetry = _telemetry(store, runs)
-        comparisons = store.comparisons()
-    return Results(
-        name=name,
-        done=tuple(run for run in runs if run.status == "done"),
-        gaps=tuple(run for run in runs if run.status != "done"),
-        telemetry=telemetry,
-        comparisons=comparisons,
-    )
+        runs = [one.run for one in measured]
+        present = find_present(find_series(measured))
+        newest = [run.id for run in runs if run.id in present or run.label in SIDES]
+        shown = {*newest[-MOST_PRESENT:], *(run.id for run in list_runs(runs).full)}
+        timed = store.newest_with_telemetry(MOST_TIMELINES) & {run.id for run in runs}
+        telemetry = {run.id: store.telemetry(run.id) for run in runs if run.id in timed}
+        full = store.get_runs(sorted(shown | timed))
+        logs = {run.id: read_logs(store, run.id) for run in list_runs(runs).full}
+        return Results(
+            name,
+            measured,
+            full,
+            telemetry,
+            store.comparisons(),
+            store.location,
+            tuple(devices),
+            logs,
+        )
 
 
-def _telemetry(
-    store: ResultsStore, runs: tuple[Run, ...]
-) -> dict[str, tuple[RepetitionTelemetry, ...]]:
-    newest = store.newest_with_telemetry(MOST_PLOTTED)
-    return {run.id: store.telemetry(run.id) for run in runs if run.id in newest}
+def read_logs(store: ResultsStore, run_id: str) -> tuple[tuple[str, str], ...]:
+    """Read the ends of a run's logs, as pairs of a name and the text."""
+    found = []
+    for artifact in store.artifacts(run_id):
+        if artifact.kind == "log":
+            try:
+                end = store.read_artifact(artifact)[-LOG_BYTES:]
+            except ArtifactError as error:
+                end = str(error).encode()
+            found.append((artifact.name, end.decode(errors="replace")))
+    return tuple(found)
 
 
 def compose(results: Results) -> Page:
     """Compose the page of the results."""
-    sections = (_section(results, emulator=emulator) for emulator in (False, True))
+    series = find_levels(find_series(results.measured))
+    changes = find_changes(series)
+    sections = tuple(
+        section
+        for emulator in (False, True)
+        for section in [_section(results, series, changes, emulator=emulator)]
+        if section.rows or section.perplexities or section.changes
+    )
+    listing = list_runs(results.runs)
+    use = find_device_use(results.measured, results.devices)
     return Page(
         results=results,
         title=_title(results.runs),
         lead=_lead(results),
-        sections=tuple(
-            section
-            for section in sections
-            if section.rows or section.perplexities or section.figures
-        ),
-        texts=_texts(results.done),
+        headline=_headline(results, sections),
+        sections=sections,
+        series=series,
+        histories=tuple(charts.history_figure(one) for one in series if len(one.points) > 1),
+        curves=charts.curve_figures(series),
+        run_pages=_run_pages(results, series, listing),
+        device_use=use,
+        device_figures=device_figures(results.measured, use),
+        listing=listing,
     )
+
+
+def compare_two(location: str, a: str, b: str) -> Figure:
+    """Put two runs of a store side by side.
+
+    Raises:
+        StoreError: there is no such store or run.
+    """
+    with ResultsStore.open(location, create=False) as store:
+        return charts.beside_figure(store.get_run(a), store.get_run(b))
+
+
+def _run_pages(results: Results, series: Sequence[Series], listing: Listing) -> tuple[RunPage, ...]:
+    """The pages of the runs that are listed in full, newest first."""
+    full = {run.id: run for run in results.full}
+    before: dict[str, Run] = {}
+    for one in series:
+        runs = [run for point in one.points for run in point.runs if run.id in full]
+        before |= {run.id: full[other.id] for other, run in pairwise(runs)}
+    return tuple(
+        run_page(
+            full.get(run.id, run),
+            results.telemetry.get(run.id, ()),
+            before.get(run.id),
+            results.logs.get(run.id, ()),
+        )
+        for run in reversed(listing.full)
+    )
+
+
+def run_page(
+    run: Run,
+    telemetry: Sequence[RepetitionTelemetry],
+    before: Run | None = None,
+    logs: tuple[tuple[str, str], ...] = (),
+) -> RunPage:
+    """Compose the page of one run."""
+    timeline = build_timeline(run, telemetry)
+    return RunPage(
+        run,
+        charts.repetitions_figure(run),
+        timeline_figure(timeline),
+        trace_address(timeline) if telemetry else None,
+        before,
+        logs,
+    )
+
+
+def _headline(results: Results, sections: Sequence[Section]) -> Headline:
+    changes = [change for section in sections for change in section.changes]
+    compared = [
+        (group, metric, found)
+        for section in sections
+        for group in section.comparisons
+        for metric, found in group.metrics
+    ]
+    worse = [one for one in changes if one.verdict is Verdict.REGRESSED]
+    lost = [one for one in compared if one[2].verdict is Verdict.REGRESSED]
+    wrong = [row for section in sections for row in section.rows if row.output == "doubtful"]
+    failed = _recent_failures(results)
+    lines = [
+        f"{one.metric.label} of {one.series.key.title}: {text.percent(one.ratio - 1)}"
+        for one in worse[:MOST_NAMES]
+    ]
+    lines += [
+        f"{metric.label} of {' and '.join(group.models)}, compared: {found.reason}"
+        for group, metric, found in lost[:MOST_NAMES]
+    ]
+    lines += [f"Doubtful output: {row.subject.model} on {row.subject.place}" for row in wrong[:3]]
+    counts = [
+        (len(worse) + len(lost), "regression"),
+        (len(wrong), "doubtful output"),
+        (len(failed), "recent run without a result"),
+    ]
+    said = [pluralize(number, noun) for number, noun in counts if number]
+    if len(failed) == 1 and said:
+        said[-1] = "1 recent run without a result"
+    elif failed:
+        said[-1] = f"{len(failed)} recent runs without a result"
+    if said:
+        return Headline("bad" if worse or lost or wrong else "doubt", _sentence(said), tuple(lines))
+    judged = [one for one in changes if one.verdict is not Verdict.NOT_ENOUGH_DATA]
+    judged_pairs = [one for one in compared if one[2].verdict is not Verdict.NOT_ENOUGH_DATA]
+    if judged or judged_pairs:
+        better = sum(one.verdict is Verdict.IMPROVED for one in changes)
+        number = pluralize(len(judged) + len(judged_pairs), "comparison")
+        more = (f"{pluralize(better, 'improvement')}",) if better else ()
+        return Headline("good", f"Nothing regressed in {number}", more)
+    why = (
+        "Fewer than 3 earlier results of anything: a verdict needs a past to compare with."
+        if results.measured
+        else "There are no results yet."
+    )
+    return Headline("none", "No verdict yet", (why,))
+
+
+def _sentence(parts: Sequence[str]) -> str:
+    return text.listing(tuple(parts))
+
+
+def _recent_failures(results: Results) -> list[Run]:
+    if not results.measured:
+        return []
+    newest = results.measured[-1].run.created_at
+    return [
+        run
+        for run in results.gaps
+        if run.created_at > newest - RECENT and run.status in {"failed", "interrupted"}
+    ]
 
 
 def list_runs(runs: Sequence[Run], most: int = MOST_IN_FULL) -> Listing:
@@ -176,42 +398,58 @@ def list_runs(runs: Sequence[Run], most: int = MOST_IN_FULL) -> Listing:
     if len(runs) <= most:
         return Listing(tuple(runs), ())
     newest = {
-        (run.kind, run.container.sha256, run.device.soc, run.device.emulator): run.id
+        (
+            run.kind,
+            run.container.model,
+            run.container.precision,
+            run.device.soc,
+            run.device.emulator,
+        ): run.id
         for run in runs
     }
     kept = {*newest.values(), *(run.id for run in runs[len(runs) - most :])}
+    brief = [run for run in runs if run.id not in kept]
     return Listing(
         tuple(run for run in runs if run.id in kept),
-        tuple(run for run in runs if run.id not in kept),
+        tuple(brief[-MOST_IN_BRIEF:]),
+        max(0, len(brief) - MOST_IN_BRIEF),
     )
 
 
-def brief_speeds(run: Run) -> str:
+def brief_speeds(one: RunMeans) -> str:
     """Format the means of a run's speeds in one line; empty if it has none."""
-    words = []
-    for key in _BRIEF_METRICS:
-        found = stats.summarise([run.values(key)])
-        if found is not None:
-            metric = find_metric(key)
-            words.append(f"{metric.label} {metric.show(found.mean)}")
-    return ", ".join(words)
-
-
-def _section(results: Results, *, emulator: bool) -> Section:
-    runs = [run for run in results.done if run.device.emulator == emulator]
-    figures = (
-        telemetry.figure(run, results.telemetry[run.id])
-        for run in results.runs
-        if run.id in results.telemetry and run.device.emulator == emulator
+    return ", ".join(
+        f"{find_metric(key).label} {find_metric(key).show(one.means[key].value)}"
+        for key in _BRIEF_METRICS
+        if key in one.means
     )
+
+
+def _section(
+    results: Results, series: Sequence[Series], changes: Sequence[Change], *, emulator: bool
+) -> Section:
+    present = find_present(series)
+    here = [run for run in results.done if run.device.emulator == emulator]
+    newest = max((run.created_at for run in here), default=None)
+    now = [run for run in here if run.id in present or _is_side(run, newest)]
     return Section(
         emulator,
-        summary.summarise(runs),
-        summary.perplexities(runs),
-        plots.plots(summary.speed_runs(runs)),
-        find_comparisons(runs, results.comparisons),
-        tuple(figure for figure in figures if figure is not None),
+        summary.summarise(now),
+        summary.perplexities(now),
+        find_comparisons(here, results.comparisons),
+        tuple(one for one in changes if one.series.key.speed.subject.emulator == emulator),
+        {
+            run.id: joules
+            for run in now
+            for joules in [energy_per_token(run, results.telemetry.get(run.id, ()))]
+            if joules is not None
+        },
     )
+
+
+def _is_side(run: Run, newest: datetime | None) -> bool:
+    """Whether a run is a side of a recent comparison: no series has those."""
+    return run.label in SIDES and newest is not None and run.created_at > newest - RECENT
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -233,19 +471,9 @@ def _lead(results: Results) -> str:
     first, last = text.day(runs[0].created_at), text.day(runs[-1].created_at)
     when = f"on {first}" if first == last else f"from {first} to {last}"
     lead = f"{pluralize(len(runs), 'run')} {when} (UTC)"
-    if not results.done:
+    gaps = len(results.gaps)
+    if gaps == len(runs):
         lead += ", without a result"
-    elif results.gaps:
-        lead += f", {len(results.gaps)} of them without a result"
+    elif gaps:
+        lead += f", {gaps} of them without a result"
     return f"{lead}."
-
-
-def _texts(done: Sequence[Run]) -> tuple[GeneratedText, ...]:
-    groups: dict[tuple[str | None, str], list[Run]] = {}
-    for run in done:
-        if run.generated_text is not None:
-            groups.setdefault((run.workload.prompt, run.generated_text), []).append(run)
-    return tuple(
-        GeneratedText(prompt, generated, tuple(runs))
-        for (prompt, generated), runs in groups.items()
-    )

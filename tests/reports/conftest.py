@@ -27,6 +27,7 @@ TEXT = (
     "is the law of the LORD, that he hath given the people to be."
 )
 Values = Mapping[str, Sequence[float]]
+MakeStore = Callable[[Sequence[Run]], Path]
 
 
 class Sample:

@@ -1,24 +1,23 @@
 """The report in a real browser: figures can be read, nothing is asked of the network, it fits."""
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from selenium.webdriver import Chrome, ChromeOptions
-from selenium.webdriver.chrome.service import Service
+from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
-from harness.results.records import Run
+from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
-from reports import html_file, page
+from reports import html_file, page, site_folder
 from reports.page import MOST_IN_FULL
 from tests.reports import lab
 from tests.reports.conftest import Sample, speeds
 from tests.system import program
+from tools import screenshots
 
 MakeStore = Callable[[Sequence[Run]], Path]
 Samples = Mapping[str, list[Run]]
@@ -29,29 +28,11 @@ HOSTILE = (
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    options = ChromeOptions()
-    options.binary_location = str(program("chromium"))
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    for argument in (
-        "headless",
-        "disable-gpu",
-        "disable-dev-shm-usage",
-        "no-first-run",
-        "disable-background-networking",
-        "disable-component-update",
-        "disable-sync",
-        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
-        *(("no-sandbox",) if os.geteuid() == 0 else ()),
-    ):
-        options.add_argument(f"--{argument}")
-    driver = Chrome(options=options, service=Service(str(program("chromedriver"))))
-    try:
-        driver.set_page_load_timeout(250)
-        driver.set_script_timeout(250)
-        yield driver
-    finally:
-        driver.quit()
+def browser() -> Iterator[Chrome]:
+    program("chromium"), program("chromedriver")
+    logs = {"goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
+    with screenshots.open_browser("disable-component-update", "disable-sync", **logs) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -93,7 +74,13 @@ def requests(browser: Chrome) -> set[str]:
     # The browser loads pages and pictures of its own, such as its start page's, now or later.
     schemes = ("chrome://", "chrome-untrusted://")
     own = {number for number, url in asked.items() if url.startswith(schemes)}
-    return {url for number, url in asked.items() if number not in blocked | own}
+    return {url.partition("#")[0] for number, url in asked.items() if number not in blocked | own}
+
+
+def show(browser: Chrome, address: str, anchor: str) -> None:
+    """Go to a page of the report, and wait for its charts."""
+    browser.get(f"{address}#{anchor}")
+    assert browser.execute_async_script(screenshots.DRAWN) == 0
 
 
 def overflow(browser: Chrome, width: int) -> int:
@@ -114,6 +101,7 @@ def sideways(browser: Chrome, width: int) -> tuple[int, list[str]]:
     found = browser.execute_script(
         "return [...document.querySelectorAll('*')]"
         ".filter(e => ['auto', 'scroll'].includes(getComputedStyle(e).overflowX))"
+        ".filter(e => !e.matches('.scroll, nav ul'))"  # tables of values; they take the keyboard
         ".filter(e => e.scrollWidth > e.clientWidth)"
         ".map(e => `${e.tagName}.${e.className}: ${e.scrollWidth} in ${e.clientWidth}`)"
     )
@@ -140,7 +128,9 @@ def test_a_figure_can_be_read(
     notice = browser.find_element(By.ID, "emulator-notice")
     assert notice.is_displayed()
     assert "Emulator speed is not hardware speed." in notice.text
-    assert len(browser.find_elements(By.CSS_SELECTOR, "svg circle.point.warmup")) > 0
+    show(browser, address, f"run-{samples['emulator'][0].id}")
+    chart = browser.find_element(By.CSS_SELECTOR, "article.run:target .canvas svg")
+    assert chart.size["width"] > 300
     assert complaints(browser) == []
     assert requests(browser) <= {address}
 
@@ -149,9 +139,12 @@ def test_a_figure_can_be_read(
 def test_it_fits_the_window(
     browser: Chrome, load: Callable[[list[Run]], str], samples: Samples, width: int
 ) -> None:
-    load(samples["mixed"])
+    address = load(samples["mixed"])
     browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
-    assert overflow(browser, width) <= 0
+    run = f"run-{samples['mixed'][6].id}"
+    for anchor in ("overview", "history", "curves", "runs", "compare", "devices", run):
+        browser.get(f"{address}#{anchor}")
+        assert overflow(browser, width) <= 0, anchor
 
 
 @pytest.mark.parametrize("width", [360, 1200])
@@ -167,12 +160,12 @@ def test_telemetry_and_comparisons_fit_and_stay_silent(
     html_file.write(html_file.render(composed, datetime.now(UTC)), path)
     complaints(browser)
     browser.get(path.as_uri())
-    browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
-    assert overflow(browser, width) <= 0
-    lines = browser.find_elements(By.CSS_SELECTOR, "polyline.line")
-    assert lines
-    assert all(line.size["height"] > 0 or line.size["width"] > 0 for line in lines[:3])
     assert browser.find_element(By.CSS_SELECTOR, "[data-verdict=regressed]").is_displayed()
+    show(browser, path.as_uri(), f"run-{lab.sessions()[0].id}")
+    charts = browser.find_elements(By.CSS_SELECTOR, ".page:target .canvas svg")
+    assert len(charts) == 2
+    assert "temp_c:zone-8" in charts[0].text
+    assert overflow(browser, width) <= 0
     assert complaints(browser) == []
 
 
@@ -190,9 +183,11 @@ def test_no_part_of_the_page_scrolls_sideways(
     html_file.write(html_file.render(composed, datetime.now(UTC)), path)
     browser.get(path.as_uri())
     browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
-    for part in (".grade", "[data-output]", "[data-verdict]", ".timeline", ".conditions", "#gaps"):
+    for part in (".grade", "[data-output]", "[data-verdict]", ".canvas", ".conditions", "#gaps"):
         assert browser.find_elements(By.CSS_SELECTOR, part), part
-    assert sideways(browser, width) == (0, [])
+    for anchor in ("overview", "runs", "devices", f"run-{lab.sessions()[3].id}"):
+        browser.get(f"{path.as_uri()}#{anchor}")
+        assert sideways(browser, width) == (0, []), anchor
 
 
 def test_runs_in_one_line_fit_and_are_found(
@@ -202,6 +197,7 @@ def test_runs_in_one_line_fit_and_are_found(
     values = speeds([999, 1000], [50, 51], [0.04, 0.04], 1310)
     runs = [phone.run(number, "bench", values) for number in range(MOST_IN_FULL + 3)]
     address = load(runs)
+    browser.get(f"{address}#runs")
     browser.execute_script("document.querySelector('.brief').open = true")
     assert sideways(browser, 390) == (0, [])
     assert overflow(browser, 1200) <= 0
@@ -209,18 +205,124 @@ def test_runs_in_one_line_fit_and_are_found(
     assert browser.find_element(By.CSS_SELECTOR, "li:target").text.startswith("20 Nov 2026")
 
 
-def test_hostile_text_is_only_text(
-    browser: Chrome, load: Callable[[list[Run]], str], samples: Samples
+def test_hostile_text_names_and_logs_are_only_text(
+    browser: Chrome, tmp_path: Path, samples: Samples
 ) -> None:
-    run = samples["emulator"][2].model_copy(update={"generated_text": HOSTILE})
-    address = load([Run.model_validate(run.model_dump())])
-    block = browser.find_element(By.CSS_SELECTOR, "pre.generated")
-    shown = block.get_attribute("textContent")
-    assert shown == HOSTILE.replace("\0", "\ufffd").replace("\u202e", "[U+202E]")
-    assert browser.title == "tiny_llama on SM8750 · qnnfarm"
-    assert browser.find_elements(By.CSS_SELECTOR, "script, img, pre b") == []
+    """The same text wherever text from outside can be; every page is opened, and its charts."""
+    path, database = tmp_path / "report.html", tmp_path / "results.db"
+    runs = []
+    for run in (*samples["emulator"], *lab.comparison()):
+        data = run.model_dump()
+        data["container"] |= {"model": HOSTILE, "target": HOSTILE}
+        data["device"] |= dict.fromkeys(("serial", "soc", "model", "manufacturer"), HOSTILE)
+        data["provenance"] |= {"host": HOSTILE, "git_commit": HOSTILE}
+        data |= {"generated_text": HOSTILE, "status": "running"}
+        runs += [
+            Run.model_validate(
+                {
+                    **data,
+                    "id": f"{number:016x}{run.id[16:]}",
+                    "group_id": f"{number:016x}{run.group_id[16:]}",
+                    "created_at": run.created_at + timedelta(days=number),
+                }
+            )
+            for number in range(3)
+        ]
+    heat = TelemetrySeries("temp_c:<img src=x>", "degC", (0.0, 1.0, 2.0), (40.0, 41.0, 39.0))
+    with ResultsStore.open(database) as store:
+        for run in runs:
+            recorder = store.begin_run(run)
+            recorder.generated_text = HOSTILE
+            recorder.add_artifact("<b>runner</b>.log", HOSTILE.encode(), "log")
+            recorder.add_telemetry([heat], repetition=0)
+            recorder.finish()
+    composed = page.compose(page.load(str(database)))
+    html_file.write(html_file.render(composed, datetime.now(UTC)), path)
+    for log in ("browser", "performance"):
+        browser.get_log(log)  # type: ignore[no-untyped-call]
+    address = path.as_uri()
+    newest = composed.run_pages[0].run.id
+    for anchor in ("overview", "history", "curves", "runs", "compare", "devices", f"run-{newest}"):
+        show(browser, address, anchor)
+        assert browser.title != "owned"
+        assert browser.find_elements(By.CSS_SELECTOR, "img, pre b, script[src]") == []
+    shown = HOSTILE.replace("\0", "\ufffd").replace("\u202e", "[U+202E]")
+    text = browser.find_element(By.CSS_SELECTOR, ".page:target pre.generated")
+    assert text.get_attribute("textContent") == shown
+    log_text = browser.find_element(By.CSS_SELECTOR, ".page:target pre.log")
+    assert "<script>document.title='owned'</script>" in str(log_text.get_attribute("textContent"))
+    for button in browser.find_elements(By.CSS_SELECTOR, ".page:target .tools button"):
+        button.click()
     assert complaints(browser) == []
     assert requests(browser) <= {address}
+
+
+def test_without_scripts_every_page_and_table_is_there(
+    browser: Chrome, load: Callable[[list[Run]], str], samples: Samples
+) -> None:
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        address = load(samples["mixed"])
+        assert browser.find_element(By.CSS_SELECTOR, "#hardware table").is_displayed()
+        run = f"run-{samples['mixed'][6].id}"
+        for anchor in ("history", "runs", "devices", run):
+            browser.get(f"{address}#{anchor}")
+            assert browser.find_element(By.ID, anchor).is_displayed()
+            assert not browser.find_element(By.ID, "overview").is_displayed()
+        browser.find_element(By.CSS_SELECTOR, ".page:target details.values summary").click()
+        assert browser.find_element(By.CSS_SELECTOR, ".page:target .scroll table").is_displayed()
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def test_figures_are_copied_as_command_csv_and_markdown(
+    browser: Chrome, load: Callable[[list[Run]], str], samples: Samples
+) -> None:
+    run = samples["emulator"][0]
+    address = load(samples["emulator"])
+    show(browser, address, f"run-{run.id}")
+    browser.execute_script(
+        "window.copied = []; navigator.clipboard.writeText = async text => { copied.push(text); };"
+    )
+    for button in browser.find_elements(By.CSS_SELECTOR, f"#repetitions-{run.id} .tools button"):
+        button.click()
+    command, csv, markdown = browser.execute_script("return window.copied")
+    figure = page.run_page(run, ()).repetitions
+    assert figure is not None
+    assert command.endswith(f"--figure repetitions-{run.id} --format csv")
+    assert csv == figure.to_csv()
+    assert markdown == figure.to_markdown()
+
+
+def test_two_runs_stand_side_by_side(browser: Chrome, load: Callable[[list[Run]], str]) -> None:
+    address = load(lab.comparison())
+    browser.get(f"{address}#compare")
+    rows = browser.find_elements(By.CSS_SELECTOR, "#side-by-side tbody tr")
+    found = {row.text.split("\n")[0]: row.text for row in rows}
+    decode = next(text for text in found.values() if text.startswith("Decode, tokens/s"))
+    assert decode.split()[-1] == "0.920"
+    assert any("SHA-256" in text and "b" * 64 in text for text in found.values())
+
+
+def test_a_site_works_from_a_folder(browser: Chrome, tmp_path: Path, samples: Samples) -> None:
+    database, folder = tmp_path / "results.db", tmp_path / "site"
+    with ResultsStore.open(database) as store:
+        lab.add_telemetry(store, lab.sessions())
+        for run in samples["mixed"]:
+            store.write_run(run)
+    composed = page.compose(page.load(str(database)))
+    assert site_folder.write(composed, str(database), folder, datetime.now(UTC)) == 16
+    assert site_folder.write(composed, str(database), folder, datetime.now(UTC)) == 0
+    complaints(browser)
+    browser.get((folder / "runs.html").as_uri())
+    browser.find_element(By.CSS_SELECTOR, "#all-runs tbody a").click()
+    assert browser.execute_async_script(screenshots.DRAWN) == 0
+    assert "/runs/" in browser.current_url
+    assert browser.find_elements(By.CSS_SELECTOR, ".canvas svg")
+    for name in ("index", "history", "curves", "devices"):
+        browser.get((folder / f"{name}.html").as_uri())
+        assert browser.find_element(By.TAG_NAME, "h1").is_displayed()
+    assert complaints(browser) == []
 
 
 def test_the_policy_stops_what_would_slip_through(

@@ -3,6 +3,7 @@
 import re
 from datetime import UTC, datetime
 
+from harness.results.means import RunMeans
 from harness.results.records import Run
 from reports import html_file, page
 from reports.page import MOST_IN_FULL, Results, brief_speeds, list_runs
@@ -28,7 +29,7 @@ def test_the_newest_and_one_of_each_row_are_in_full() -> None:
 
 def test_every_run_is_listed_once_and_links_lead_to_it() -> None:
     runs = _many(MOST_IN_FULL + 40)
-    composed = page.compose(Results("results.db", tuple(runs), ()))
+    composed = page.compose(Results.of("results.db", tuple(runs)))
     html = html_file.render(composed, datetime.now(UTC))
     listed = re.findall(r'id="run-([0-9a-f]+)"', html)
     assert sorted(listed) == sorted(run.id for run in runs)
@@ -42,11 +43,11 @@ def test_every_run_is_listed_once_and_links_lead_to_it() -> None:
 
 def test_a_run_without_speeds_has_no_figures() -> None:
     run = Sample("SM8750", emulator=True).run(1, "perplexity", {"perplexity": [25.5]})
-    assert brief_speeds(run) == ""
+    assert brief_speeds(RunMeans.of(run)) == ""
 
 
 def test_few_runs_are_all_in_full() -> None:
     html = html_file.render(
-        page.compose(Results("r", tuple(_many(3)), ())), datetime(2026, 1, 1, tzinfo=UTC)
+        page.compose(Results.of("r", tuple(_many(3)))), datetime(2026, 1, 1, tzinfo=UTC)
     )
     assert "in one line each" not in html

@@ -28,17 +28,17 @@ def changed(run: Run, **changes: object) -> Run:
 
 def rows(runs: list[Run]) -> tuple[Row, ...]:
     done = tuple(run for run in runs if run.status == "done")
-    page = compose(Results("results.db", done, ()))
+    page = compose(Results.of("results.db", done))
     return tuple(row for section in page.sections for row in section.rows)
 
 
 def test_hardware_and_emulator_never_meet(samples: Samples) -> None:
     runs = [run for run in samples["mixed"] if run.status == "done"]
-    page = compose(Results("results.db", tuple(runs), ()))
+    page = compose(Results.of("results.db", tuple(runs)))
     assert [section.emulator for section in page.sections] == [False, True]
     for section in page.sections:
         behind = [run for row in section.rows for run in row.runs]
-        behind += [lane.run for plot in section.plots for lane in plot.lanes]
+        behind += [run for c in section.changes for p in c.series.points for run in p.runs]
         behind += [run for row in section.perplexities for run in row.runs]
         assert behind
         assert {run.device.emulator for run in behind} == {section.emulator}

@@ -29,7 +29,7 @@ def _shown(runs: list[Run], width: int | None) -> str:
         file=io.StringIO(), width=width or 60, force_terminal=width is not None,
         color_system=None, highlight=False,
     )  # fmt: skip
-    terminal.print_page(page.compose(Results("results.db", tuple(runs), ())), console)
+    terminal.print_page(page.compose(Results.of("results.db", tuple(runs))), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -47,7 +47,7 @@ def test_a_terminal_gets_whole_words_and_numbers(runs: list[Run], width: int) ->
     assert max(map(len, text.splitlines())) <= width
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     table = "\n".join(_table(text))
-    (row, *_) = page.compose(Results("results.db", tuple(runs), ())).sections[0].rows
+    (row, *_) = page.compose(Results.of("results.db", tuple(runs))).sections[0].rows
     names = (row.subject.model, row.subject.target, row.label)
     for word in (*names, "Prefill", "tokens/s", "Decode"):
         assert re.search(rf"(?<!\S){re.escape(word)}(?!\S)", table), (word, table)
@@ -153,7 +153,7 @@ def test_identical_failures_are_one_line() -> None:
         runs.append(failed.model_copy(update={"device": device}))
     runs.append(phones[0].run(4, "bench", {}, status="failed", error="the runner hung"))
     console = Console(file=io.StringIO(), width=200, color_system=None)
-    terminal.print_page(page.compose(Results("results.db", (), tuple(runs))), console)
+    terminal.print_page(page.compose(Results.of("results.db", tuple(runs))), console)
     assert isinstance(console.file, io.StringIO)
     first, second = console.file.getvalue().splitlines()
     assert first.startswith(

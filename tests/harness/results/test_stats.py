@@ -92,7 +92,7 @@ def test_report_plugin_grade_and_comparison_show_the_same_numbers() -> None:
     assert expected is not None
     assert expected.cv is not None
 
-    (section,) = page.compose(Results("results.db", tuple(runs), ())).sections
+    (section,) = page.compose(Results.of("results.db", tuple(runs))).sections
     row = next(row for row in section.rows if row.runs == tuple(a_runs))
     assert row.cells[key].stats == expected
     assert row.cells[key].text == expected.show(find_metric(key))

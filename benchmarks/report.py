@@ -1,0 +1,230 @@
+"""The report of a long history: time, memory, size, and when a browser shows its first table.
+
+    python -m benchmarks.report [--measurements 1000000] [--folder DIR]
+
+Runs are made up: nights of several containers on several phones, written straight into the tables.
+The report is made in a process of its own. The browser is headless Chromium. It exits with 1 if a
+limit is not kept.
+"""
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from sqlalchemy import insert
+
+from harness.results import schema
+from harness.results.provenance import this_writer
+from harness.results.records import (
+    ContainerInfo,
+    DeviceInfo,
+    OutputCheck,
+    Provenance,
+    Run,
+    Workload,
+)
+from harness.results.rows import row_of
+from harness.results.store import ResultsStore
+from tools.screenshots import open_browser
+
+METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s", "init_s", "peak_rss_bytes")
+REPETITIONS, WARMUPS, SESSIONS = 9, 1, 3
+MODELS, PHONES, PROMPTS = 4, 3, (128, 512)
+START = datetime(2024, 1, 1, 2, tzinfo=UTC)
+_BATCH = 500
+MOST_SECONDS, MOST_GIB, MOST_MB, MOST_VISIBLE_S = 20.0, 1.0, 10.0, 1.5
+
+VISIBLE = """
+(() => {
+  const look = () => {
+    const row = document.querySelector('main table tbody tr');
+    if (!row || !row.getBoundingClientRect().height) return requestAnimationFrame(look);
+    requestAnimationFrame(() => setTimeout(() => { window.firstTable = performance.now(); }));
+  };
+  requestAnimationFrame(look);
+})();
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one report took."""
+
+    seconds: float
+    cpu_s: float
+    peak_gib: float
+    megabytes: float
+
+
+def make_database(path: Path, measurements: int) -> int:
+    """Write made-up nights until there are so many measurements; return the number of runs."""
+    noise = random.Random(10)  # noqa: S311
+    each = len(METRICS) * (REPETITIONS + WARMUPS)
+    wanted = -(-measurements // each)
+    writer = this_writer()
+    with ResultsStore.open(path) as store:
+        runs = _runs(noise)
+        for first in range(0, wanted, _BATCH):
+            part = [next(runs) for _ in range(min(_BATCH, wanted - first))]
+            with store.database.writing() as connection:
+                rows = [{**row_of(run), "writer": writer} for run in part]
+                connection.execute(insert(schema.runs), rows)
+                values = [row for run in part for row in _values(run, noise)]
+                connection.execute(insert(schema.measurements), values)
+    return wanted
+
+
+def _runs(noise: random.Random) -> Iterator[Run]:
+    night = 0
+    while True:
+        for model in range(MODELS):
+            for phone in range(PHONES):
+                for prompt in PROMPTS:
+                    group = f"{night:08x}{model:08x}{phone:08x}{prompt:08x}"
+                    for session in range(SESSIONS):
+                        yield _run(night, model, phone, prompt, session, group, noise)
+        night += 1
+
+
+def _run(
+    night: int,
+    model: int,
+    phone: int,
+    prompt: int,
+    session: int,
+    group: str,
+    noise: random.Random,
+) -> Run:
+    at = START + timedelta(days=night, minutes=10 * session + model + noise.random())
+    return Run(
+        group_id=group,
+        session=session,
+        created_at=at,
+        finished_at=at + timedelta(minutes=6),
+        kind="bench",
+        status="done",
+        container=ContainerInfo(
+            model=f"Llama-{model + 1}B",
+            sha256=f"{night:032x}{model:032x}",
+            target="SM8750",
+            ars=(1, 128),
+            cl=4096,
+            n_splits=2,
+            precision=("W4A16", "W8A16")[model % 2],
+            size_bytes=(model + 1) << 29,
+            parameters=(model + 1) << 30,
+        ),
+        device=DeviceInfo(
+            serial=f"R3CX{phone:06d}",
+            soc=("SM8750", "SM8650", "SM8550")[phone],
+            emulator=False,
+            model="Galaxy S25",
+            manufacturer="Samsung",
+            android_version="15",
+        ),
+        workload=Workload(
+            runner="genie-t2t-run",
+            prompt_tokens=prompt,
+            max_new_tokens=128,
+            repetitions=REPETITIONS,
+            warmup=WARMUPS,
+        ),
+        provenance=Provenance(
+            toolchain="ort_qnn",
+            toolchain_versions={"qnn": "2.51"},
+            library_versions={"genie": "1.21"},
+            qnnfarm_version="0.1.0",
+            host="lab (Linux x86_64)",
+            git_commit=f"{night * 7919:040x}",
+        ),
+        check=OutputCheck(outcome="passed", reason="made up"),
+        warmup_detected=True,
+    )
+
+
+def _values(run: Run, noise: random.Random) -> Iterator[dict[str, object]]:
+    base = 50 * (1 + noise.gauss(0, 0.01))
+    for number in range(WARMUPS + REPETITIONS):
+        is_warmup = number < WARMUPS
+        rate = base * (1 + noise.gauss(0, 0.004))
+        values = (28 * rate, rate, 2 / rate, 0.4, float(round(1310 + noise.gauss(0, 3)) << 20))
+        for metric, value in zip(METRICS, values, strict=True):
+            yield {
+                "run_id": run.id,
+                "metric": metric,
+                "is_warmup": is_warmup,
+                "repetition": number if is_warmup else number - WARMUPS,
+                "value": value,
+            }
+
+
+def make_report(database: Path, out: Path) -> Cost:
+    """Run `qnnfarm report` in a process of its own, and measure it."""
+    began = time.perf_counter()
+    child = os.fork()
+    if child == 0:
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, 1)
+        arguments = ["report", "--db", str(database), "--out", str(out)]
+        os.execv(sys.executable, [sys.executable, "-m", "harness.cli", *arguments])  # noqa: S606
+    _, status, used = os.wait4(child, 0)
+    seconds = time.perf_counter() - began
+    if status != 0:
+        sys.exit(f"qnnfarm report ended with {os.waitstatus_to_exitcode(status)}")
+    cpu = used.ru_utime + used.ru_stime
+    return Cost(seconds, cpu, used.ru_maxrss / 2**20, out.stat().st_size / 1e6)
+
+
+def first_table_s(report: Path, times: int = 3) -> float:
+    """Return the seconds until a table's first row is on the screen, the best of some loads."""
+    found = []
+    with open_browser() as browser:
+        browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": VISIBLE})
+        for _ in range(times):
+            browser.get("about:blank")
+            browser.get(report.absolute().as_uri())
+            while (moment := browser.execute_script("return window.firstTable")) is None:
+                time.sleep(0.02)
+            found.append(float(moment) / 1000)
+    return min(found)
+
+
+def main() -> None:
+    """Measure, print a table, and tell by the exit code whether the limits are kept."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--measurements", type=int, default=1_000_000)
+    parser.add_argument("--folder", type=Path, help="keeps database and report there")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = chosen.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        database, out = folder / "results.db", folder / "report.html"
+        if not database.exists():
+            runs = make_database(database, chosen.measurements)
+            print(f"{chosen.measurements:,} measurements in {runs:,} runs", flush=True)
+        make_report(database, out)  # bundles the charts' script where the cache has none
+        cost = make_report(database, out)
+        visible = first_table_s(out)
+    rows = (
+        ("report made, s", cost.seconds, MOST_SECONDS),
+        ("peak memory, GiB", cost.peak_gib, MOST_GIB),
+        ("size, MB", cost.megabytes, MOST_MB),
+        ("first table visible, s", visible, MOST_VISIBLE_S),
+    )
+    print("| | measured | limit |\n| --- | ---: | ---: |")
+    for words, found, limit in rows:
+        print(f"| {words} | {found:.2f} | {limit:g} |")
+    load = ", ".join(f"{one:.0f}" for one in os.getloadavg())
+    print(f"\nCPU time of the report {cost.cpu_s:.1f} s; load of the machine {load}")
+    sys.exit(any(found > limit for _, found, limit in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,359 @@
+"""Charts of a report: histories, curves, repetitions; each one a `Figure`."""
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from harness.results.means import RunMeans
+from harness.results.metrics import METRICS, Metric, find_metric
+from harness.results.records import Run
+from reports.figures import Column, Figure, Spec, Value, moment, quantity, tooltips
+from reports.history import HISTORY_METRICS, Point, Series, thin
+from reports.text import percent
+
+LANE_HEIGHT = 120
+CURVE_HEIGHT = 280
+_BITS = re.compile(r"[Ww](\d+)")
+_MIB = 2.0**20
+
+
+def metric_column(metric: Metric) -> Column:
+    """Return a column of a metric, in the unit that people read."""
+    key = metric.key
+    if metric.scale != 1:
+        key = f"{key.rpartition('_')[0]}_{metric.shown_unit.lower()}"
+    unit = f", {metric.shown_unit}" if metric.shown_unit else ""
+    return Column(key, f"{metric.label}{unit}", "number", metric.decimals)
+
+
+def shown(metric: Metric, value: float | None) -> float | None:
+    """Convert a stored value to the unit that people read."""
+    return None if value is None else value * metric.scale
+
+
+def history_figure(series: Series) -> Figure:
+    """Draw the history of a series: one lane for each metric over one time axis."""
+    metrics = [find_metric(key) for key in series.metrics]
+    columns = (
+        Column("at", "Began (UTC)", "time"),
+        *map(metric_column, metrics),
+        Column("sessions", "Sessions", "number", 0),
+        Column("device", "Device"),
+        Column("commit", "Commit"),
+        Column("container", "Container"),
+        Column("change", "Change of level"),
+        Column("run", "Run"),
+    )
+    told = _changes_by_point(series)
+    rows = tuple(
+        (*row[:-1], told.get(point.at), row[-1])
+        for point in thin(series.points)
+        for row in [_history_row(point, metrics)]
+    )
+    return Figure(
+        f"history-{series.id}",
+        series.key.title,
+        "Means of each group of sessions; a large point is the first of another container, and a "
+        "line the first at another level.",
+        columns,
+        rows,
+        {
+            "vconcat": [_lane(metric, columns, last=metric is metrics[-1]) for metric in metrics],
+            "spacing": 8,
+            "resolve": {"scale": {"x": "shared"}},
+        },
+    )
+
+
+def _history_row(point: Point, metrics: Sequence[Metric]) -> tuple[Value, ...]:
+    devices = sorted({run.device.serial for run in point.runs})
+    return (
+        point.at,
+        *(shown(metric, point.values.get(metric.key)) for metric in metrics),
+        float(len(point.runs)),
+        ", ".join(devices[:3]),
+        point.commit[:12],
+        point.sha256[:12],
+        point.runs[-1].id,
+    )
+
+
+def _changes_by_point(series: Series) -> dict[datetime, str]:
+    """Say which metrics changed at which point, with the commits between."""
+    told: dict[datetime, list[str]] = {}
+    for key, changes in series.changes.items():
+        for change in changes:
+            words = f"{find_metric(key).label} {percent(change.ratio - 1)}"
+            told.setdefault(series.points[change.night].at, []).append(words)
+    return {at: ", ".join(words) for at, words in told.items()}
+
+
+def _lane(metric: Metric, columns: Sequence[Column], *, last: bool) -> Spec:
+    column = metric_column(metric)
+    axis = {} if last else {"labels": False, "ticks": False}
+    return {
+        "width": "container",
+        "height": LANE_HEIGHT,
+        "encoding": {"x": moment("at", axis=axis)},
+        "layer": [
+            {
+                "transform": [{"filter": f"indexof(datum.change || '', '{metric.label} ') >= 0"}],
+                "mark": {"type": "rule", "strokeDash": [4, 3]},
+            },
+            {
+                "mark": {"type": "line", "interpolate": "linear", "opacity": 0.55},
+                "encoding": {"y": quantity(column.key, column.label)},
+            },
+            {
+                "transform": [
+                    {"filter": f"isValid(datum['{column.key}'])"},
+                    {
+                        "window": [{"op": "lag", "field": "container", "as": "before"}],
+                        "sort": [{"field": "at"}],
+                    },
+                    {
+                        "calculate": "datum.before === null || datum.before === datum.container"
+                        " ? 'same' : 'new'",
+                        "as": "build",
+                    },
+                ],
+                "mark": {"type": "point", "filled": True, "size": 34, "opacity": 1},
+                "encoding": {
+                    "y": quantity(column.key, column.label),
+                    "size": {
+                        "condition": {"test": "datum.build === 'new'", "value": 90},
+                        "value": 30,
+                    },
+                    "tooltip": tooltips(columns[:-1]),
+                },
+            },
+        ],
+    }
+
+
+def curve_figures(series: Sequence[Series]) -> tuple[Figure, ...]:
+    """Draw what depends on length or on bits, where two lengths or precisions are known."""
+    found = [
+        _length_figure(series, metric, length)
+        for length in ("prompt", "context")
+        for metric in ("prefill_tokens_per_s", "decode_tokens_per_s")
+    ]
+    found += [_quality_figure(series, against) for against in ("bits", "size")]
+    return tuple(figure for figure in found if figure is not None)
+
+
+def _length_figure(series: Sequence[Series], key: str, length: str) -> Figure | None:
+    metric = find_metric(key)
+    column = metric_column(metric)
+    rows: list[tuple[Value, ...]] = []
+    for one in series:
+        point = next((p for p in reversed(one.points) if key in p.values), None)
+        x = one.key.speed.prompt_tokens if length == "prompt" else one.key.cl
+        if point is None or x is None:
+            continue
+        other = f"CL {one.key.cl}" if length == "prompt" else one.key.speed.label
+        line = ", ".join(filter(None, (_line_name(one), other)))
+        rows.append((line, float(x), shown(metric, point.values[key]), point.at))
+    lines = {
+        line for line in {row[0] for row in rows} if len({r[1] for r in rows if r[0] == line}) > 1
+    }
+    rows = sorted((row for row in rows if row[0] in lines), key=lambda row: (str(row[0]), row[1]))
+    if not rows:
+        return None
+    name = "Prompt" if length == "prompt" else "Context length"
+    columns = (
+        Column("line", "Model and workload"),
+        Column("tokens", f"{name}, tokens", "number", 0),
+        column,
+        Column("at", "Measured (UTC)", "time"),
+    )
+    return Figure(
+        f"curve-{length}-{key.partition('_')[0]}",
+        f"{metric.label} against {name.lower()}",
+        "The newest result of each length.",
+        columns,
+        tuple(rows),
+        _curve(columns, "tokens", f"{name}, tokens", column, log=True),
+    )
+
+
+def _line_name(series: Series) -> str:
+    subject = series.key.speed.subject
+    emulator = " (emulator)" if subject.emulator else ""
+    precision = f" {series.key.precision}" if series.key.precision else ""
+    return f"{subject.model}{precision} on {subject.place}{emulator}"
+
+
+def _quality_figure(series: Sequence[Series], against: str) -> Figure | None:
+    sizes = container_sizes(series)
+    metric = find_metric("perplexity")
+    rows: list[tuple[Value, ...]] = []
+    for one in series:
+        point = next((p for p in reversed(one.points) if "perplexity" in p.values), None)
+        bits = _BITS.match(one.key.precision or "")
+        x = None
+        if point is not None and against == "bits":
+            x = point.bits_per_weight or (float(bits[1]) if bits else None)
+        elif point is not None:
+            x = sizes.get(point.sha256)
+        if point is not None and x is not None:
+            text = one.key.dataset[:12]
+            rows.append((_line_name(one), text, x, point.values["perplexity"], point.at))
+    if len({row[2] for row in rows}) < 2:
+        return None
+    title = "Bits per weight" if against == "bits" else "Size on the device, MiB"
+    columns = (
+        Column("line", "Model"),
+        Column("text", "Text and windows"),
+        Column("x", title, "number", 0 if against == "bits" else 1),
+        metric_column(metric),
+        Column("at", "Measured (UTC)", "time"),
+    )
+    return Figure(
+        f"perplexity-{against}",
+        f"Perplexity against {'bits per weight' if against == 'bits' else 'size'}",
+        "The newest result of each container; lower is better. Only perplexities of one text over "
+        "the same windows can be compared."
+        + (
+            " Bits are those of all files of the container for each weight, or those of the linear "
+            "layers where the number of weights is unknown."
+            if against == "bits"
+            else ""
+        ),
+        columns,
+        tuple(sorted(rows, key=lambda row: (str(row[0]), row[2]))),
+        _curve(columns, "x", title, metric_column(metric), log=False, line=False),
+    )
+
+
+def container_sizes(series: Sequence[Series]) -> dict[str, float]:
+    """Return the size of each container on a device in MiB, as far as a deployment measured it."""
+    return {
+        point.sha256: point.size_bytes / _MIB
+        for one in series
+        for point in one.points
+        if point.size_bytes
+    }
+
+
+def _curve(
+    columns: Sequence[Column], x: str, title: str, y: Column, *, log: bool, line: bool = True
+) -> Spec:
+    scale = {"type": "log", "base": 2} if log else {}
+    mark = {"type": "line", "point": {"size": 60}} if line else {"type": "point", "size": 80}
+    axis = {"format": ",d"} if log else {}
+    return {
+        "width": "container",
+        "height": CURVE_HEIGHT,
+        "mark": mark,
+        "encoding": {
+            "x": quantity(x, title, scale=scale, axis=axis),
+            "y": quantity(y.key, y.label, zero=line),
+            "color": {
+                "field": "line",
+                "type": "nominal",
+                "title": None,
+                "legend": {"orient": "bottom", "columns": 1, "labelLimit": 600},
+            },
+            "tooltip": tooltips(columns),
+        },
+    }
+
+
+def repetitions_figure(run: Run) -> Figure | None:
+    """Draw the repetitions of a run in their order, warm-ups first; None if it has only one."""
+    measured = {m.metric for m in run.measurements}
+    metrics = [find_metric(k) for k in HISTORY_METRICS if k in measured and k in METRICS]
+    numbered = sorted({(not m.is_warmup, m.repetition) for m in run.measurements})
+    found = {(m.metric, not m.is_warmup, m.repetition): m.value for m in run.measurements}
+    metrics = [m for m in metrics if sum((m.key, *n) in found for n in numbered) > 1]
+    if not metrics:
+        return None
+    columns = (
+        Column("number", "Repetition", "number", 0),
+        Column("kind", "Kind"),
+        *map(metric_column, metrics),
+    )
+    rows = tuple(
+        (
+            float(index + 1),
+            "repetition" if is_measured else "warm-up",
+            *(shown(m, found.get((m.key, is_measured, number))) for m in metrics),
+        )
+        for index, (is_measured, number) in enumerate(
+            n for n in numbered if any((m.key, *n) in found for m in metrics)
+        )
+    )
+    return Figure(
+        f"repetitions-{run.id}",
+        "Repetitions",
+        "In the order in which they ran; hollow points are warm-ups, which no mean includes.",
+        columns,
+        rows,
+        {
+            "vconcat": [
+                _repetition_lane(metric_column(m), columns, last=m is metrics[-1]) for m in metrics
+            ],
+            "spacing": 8,
+            "resolve": {"scale": {"x": "shared"}},
+        },
+    )
+
+
+def _repetition_lane(column: Column, columns: Sequence[Column], *, last: bool) -> Spec:
+    axis = {"tickMinStep": 1, "labels": last, "ticks": last}
+    y = quantity(column.key, column.label, zero=True)
+    return {
+        "width": "container",
+        "height": 90,
+        "encoding": {"x": quantity("number", "Repetition" if last else "", axis=axis), "y": y},
+        "layer": [
+            {"mark": {"type": "line", "opacity": 0.4}},
+            {
+                "mark": {"type": "point", "size": 55},
+                "encoding": {
+                    "fill": {
+                        "condition": {"test": "datum.kind === 'warm-up'", "value": "transparent"},
+                        "value": {"expr": "accent"},
+                    },
+                    "tooltip": tooltips(columns),
+                },
+            },
+        ],
+    }
+
+
+def beside_figure(a: Run, b: Run) -> Figure:
+    """Put two runs side by side: their means, and everything else in which they differ."""
+    columns = (
+        Column("what", "Metric or setting"),
+        Column("a", f"A, {a.id[:8]}"),
+        Column("b", f"B, {b.id[:8]}"),
+        Column("ratio", "B over A", "number", 3),
+    )
+    means = (RunMeans.of(a).means, RunMeans.of(b).means)
+    rows: list[tuple[Value, ...]] = []
+    for key, metric in METRICS.items():
+        x, y = (found[key].value if key in found else None for found in means)
+        if x is not None or y is not None:
+            texts = (None if value is None else metric.show(value) for value in (x, y))
+            rows.append((metric.label, *texts, y / x if x and y else None))
+    x_facts, y_facts = dict(_flat(a)), dict(_flat(b))
+    rows += [
+        (key, x_facts.get(key), y_facts.get(key), None)
+        for key in dict.fromkeys((*x_facts, *y_facts))
+        if x_facts.get(key) != y_facts.get(key)
+    ]
+    return Figure("beside", "Two runs side by side", "", columns, tuple(rows))
+
+
+def _flat(run: Run) -> Iterable[tuple[str, str]]:
+    """The settings and facts of a run by name, as text."""
+    left_out = {"id", "measurements", "generated_text", "conditions"}
+    for key, value in run.model_dump(mode="json", exclude=left_out).items():
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        for name, part in parts:
+            for inner, one in part.items() if isinstance(part, dict) else [("", part)]:
+                path = " ".join(filter(None, (key, name, str(inner)))).replace("_", " ")
+                if one is not None and one != "":
+                    yield path, str(one)

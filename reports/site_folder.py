@@ -1,0 +1,115 @@
+"""Site of a report: a page for each run, with shared style and scripts, for histories of any size.
+
+Run pages are written once, as a run that has ended does not change. They are written again when
+another qnnfarm, or another style, makes them.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from buildlib.files import atomic_write_bytes
+from harness.results.records import Run
+from harness.results.store import ResultsStore
+from reports import html_file, page
+from reports.errors import OutputPathError, ReportWriteError
+from reports.page import Page
+
+STAMP = "assets/stamp"
+_BATCH = 200
+
+
+def write(composed: Page, location: str, folder: Path, generated_at: datetime) -> int:
+    """Write the site, and return the number of run pages that were written.
+
+    Args:
+        location: the results database, from which runs are read part by part.
+
+    Raises:
+        OutputPathError: the folder is a file, or holds something else.
+        ReportWriteError: it cannot be written, as on a full disk.
+        StoreError: the database cannot be read.
+    """
+    _check(folder)
+    stamp = _stamp()
+    known = _read(folder / STAMP) == stamp
+    runs = [one.run for one in composed.results.measured]
+    wanted = [
+        run
+        for run in runs
+        if not known or run.status == "running" or not (folder / f"runs/{run.id}.html").exists()
+    ]
+    before = _runs_before(composed)
+    with ResultsStore.open(location, create=False) as store:
+        for start in range(0, len(wanted), _BATCH):
+            part = wanted[start : start + _BATCH]
+            _write_runs(composed, store, part, before, folder, generated_at)
+    for name, content in html_file.render_site(composed, generated_at):
+        _write(folder / name, content)
+    _write(folder / STAMP, stamp)
+    return len(wanted)
+
+
+def _write_runs(
+    composed: Page,
+    store: ResultsStore,
+    part: Sequence[Run],
+    before: dict[str, str],
+    folder: Path,
+    generated_at: datetime,
+) -> None:
+    ids = {run.id for run in part}
+    both = sorted(ids | {before.get(run_id, run_id) for run_id in ids})
+    read = {run.id: run for run in store.get_runs(both)}
+    for run_id in ids & read.keys():
+        one = page.run_page(
+            read[run_id],
+            store.telemetry(run_id),
+            read.get(before.get(run_id, "")),
+            page.read_logs(store, run_id),
+        )
+        name, content = html_file.render_site_run(composed, one, generated_at)
+        _write(folder / name, content)
+
+
+def _runs_before(composed: Page) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for series in composed.series:
+        runs = [run.id for point in series.points for run in point.runs]
+        found |= dict(zip(runs[1:], runs, strict=False))
+    return found
+
+
+def _check(folder: Path) -> None:
+    """Refuse a folder that is no site: its files would be mixed with others."""
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise OutputPathError(str(folder), "it is a file")
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / "assets").is_dir():
+            raise OutputPathError(str(folder), "it is a folder with other files in it")
+        if not folder.absolute().parent.is_dir():
+            raise OutputPathError(str(folder), "the folder around it does not exist")
+    except OSError as error:
+        raise OutputPathError(str(folder), error.strerror or str(error)) from error
+
+
+def _stamp() -> str:
+    assets = html_file.load_assets()
+    content = repr((html_file.qnnfarm_version(), assets))
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _write(path: Path, content: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_bytes(path, content.encode())
+    except OSError as error:
+        raise ReportWriteError(str(path), error.strerror or str(error)) from error

@@ -1,0 +1,186 @@
+// Draws the figures from their tables, copies them, and puts two runs side by side.
+// Everything that this adds is built from text nodes: no value is ever parsed as HTML.
+(() => {
+  'use strict';
+  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const make = (tag, text, attributes = {}) => {
+    const made = document.createElement(tag);
+    if (text !== undefined) made.textContent = text;
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  };
+
+  // Values of a figure.
+
+  const columns = figure => all('thead th', figure).map(th => ({ ...th.dataset, label: th.textContent }));
+  const cells = figure => all('tbody tr', figure).map(row => all('td', row).map(td => td.dataset.v ?? (td.textContent === '\u2013' ? '' : td.textContent)));
+  const quote = text => /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  const csv = figure => figure.querySelector('pre.csv')?.textContent
+    ?? [columns(figure).map(c => c.key), ...cells(figure)].map(row => row.map(quote).join(',')).join('\n') + '\n';
+  const markdown = figure => {
+    const shown = all('tbody tr', figure).map(row => all('td', row).map(td => td.textContent.replaceAll('|', '\\|')));
+    const heads = columns(figure);
+    const line = row => `| ${row.join(' | ')} |`;
+    return [line(heads.map(c => c.label)), line(heads.map(c => c.kind === 'text' ? '---' : '---:')), ...shown.map(line)].join('\n') + '\n';
+  };
+  const parse = text => {
+    const rows = [[]];
+    for (const [, quoted, plain, end] of text.matchAll(/(?:"((?:[^"]|"")*)"|([^,\n]*))(,|\n|$)/g)) {
+      rows.at(-1).push(quoted === undefined ? plain : quoted.replaceAll('""', '"'));
+      if (end === '\n') rows.push([]);
+      if (end === '') break;
+    }
+    return rows.filter(row => row.length > 1 || row[0]);
+  };
+  const typed = (value, kind) => value === '' ? null : kind === 'number' ? Number(value) : value;
+  const data = figure => {
+    const samples = figure.querySelector('pre.csv');
+    if (samples) {
+      const [keys, ...rows] = parse(samples.textContent);
+      return rows.map(row => Object.fromEntries(keys.map((key, i) => [key, typed(row[i] ?? '', /_s$|^value$|^steps$/.test(key) ? 'number' : 'text')])));
+    }
+    const heads = columns(figure);
+    return cells(figure).map(row => Object.fromEntries(heads.map((c, i) => [c.key, typed(row[i], c.kind)])));
+  };
+
+  // Charts.
+
+  const theme = () => {
+    const ink = color('--ink'), soft = color('--soft'), rule = color('--rule');
+    const font = color('--sans');
+    return {
+      background: 'transparent', font,
+      view: { stroke: null },
+      axis: { labelColor: soft, titleColor: soft, gridColor: rule, domainColor: rule, tickColor: rule, labelFontSize: 12, titleFontSize: 12, titleFontWeight: 'normal', labelFont: font, titleFont: font },
+      axisX: { grid: false, labelOverlap: true }, axisY: { titleAnchor: 'end', titleAngle: 0, titleAlign: 'left', titleBaseline: 'bottom', titleX: 0, titleY: -6, domain: false, ticks: false, tickCount: 4, minExtent: 56, maxExtent: 56 },
+      legend: { labelColor: ink, titleColor: soft, labelFontSize: 12, labelFont: font, symbolType: 'circle', labelLimit: 260 },
+      range: { category: [0, 1, 2, 3, 4, 5, 6, 7].map(n => color(`--c${n}`)) },
+      line: { color: color('--c0'), strokeWidth: 1.8 }, point: { color: color('--c0'), stroke: color('--c0') }, bar: { color: color('--c0') }, rule: { color: color('--bad') }, text: { color: ink, font },
+      padding: { left: 0, right: 8, top: 18, bottom: 4 },
+    };
+  };
+  const fit = (spec, width) => {
+    if (Array.isArray(spec)) return spec.map(one => fit(one, width));
+    if (spec === null || typeof spec !== 'object') return spec;
+    return Object.fromEntries(Object.entries(spec).map(([key, value]) => [key, key === 'width' && value === 'container' ? width : fit(value, width)]));
+  };
+  const drawn = new Map();
+  const draw = async figure => {
+    const canvas = figure.querySelector('.canvas'), source = document.getElementById(figure.dataset.spec);
+    const width = canvas.clientWidth;
+    if (!source || !window.vegaEmbed || width < 60 || drawn.get(figure) === width) return;
+    drawn.set(figure, width);
+    const spec = fit(JSON.parse(source.textContent), width - 72);
+    Object.assign(spec, {
+      $schema: 'https://vega.github.io/schema/vega-lite/v6.json', data: { values: data(figure) }, description: figure.getAttribute('aria-label'),
+      params: ['accent', 'bad', 'warn', 'ink'].map(name => ({ name, value: color(name === 'accent' ? '--c0' : `--${name}`) })),
+    });
+    try {
+      await window.vegaEmbed(canvas, spec, { ast: true, renderer: 'svg', actions: false, config: theme(), tooltip: { theme: 'custom' } });
+      figure.dataset.drawn = '';
+    } catch (error) {
+      canvas.textContent = `This chart cannot be drawn: ${error.message}. Its values are below.`;
+    }
+  };
+  const nearby = new IntersectionObserver(entries => entries.filter(e => e.isIntersecting).forEach(e => draw(e.target)), { rootMargin: '600px' });
+  const redraw = () => {
+    drawn.clear();
+    all('figure.chart[data-drawn]').forEach(figure => { nearby.unobserve(figure); nearby.observe(figure); });
+  };
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
+  let settled;
+  addEventListener('resize', () => { clearTimeout(settled); settled = setTimeout(redraw, 150); });
+
+  // Buttons.
+
+  const copy = async text => {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      const area = make('textarea', text);
+      document.body.append(area);
+      area.select();
+      document.execCommand('copy');
+      area.remove();
+    }
+  };
+  const button = (words, text) => {
+    const made = make('button', words, { type: 'button' });
+    made.addEventListener('click', async () => {
+      await copy(text());
+      made.textContent = 'Copied';
+      setTimeout(() => { made.textContent = words; }, 1500);
+    });
+    return made;
+  };
+  for (const figure of all('figure.chart')) {
+    const tools = figure.querySelector('.tools');
+    tools.append(button('Copy command', () => tools.dataset.command), button('Copy CSV', () => csv(figure)), button('Copy markdown', () => markdown(figure)));
+    nearby.observe(figure);
+  }
+
+  // The list of runs, and two runs side by side.
+
+  const search = document.querySelector('.search');
+  if (search) {
+    search.hidden = false;
+    const rows = all('table.filtered tbody tr').map(row => [row, row.textContent.toLowerCase()]);
+    search.querySelector('input').addEventListener('input', event => {
+      const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+      rows.forEach(([row, text]) => { row.hidden = !words.every(word => text.includes(word)); });
+    });
+  }
+  const runs = all('article.run');
+  const pick = document.querySelector('.pick');
+  const facts = run => new Map([
+    ...all('table.metrics tbody tr', run).map(row => [row.querySelector('th').textContent, { text: row.querySelector('td').textContent, value: Number(row.querySelector('td').dataset.v ?? NaN) }]),
+    ...all('.facts > div', run).flatMap(group => all('dt', group).map(dt => [`${group.querySelector('h4').textContent}: ${dt.textContent}`, { text: dt.nextElementSibling.textContent, value: NaN }])),
+  ]);
+  const compare = () => {
+    const [a, b] = all('select', pick).map(select => facts(document.getElementById(select.value)));
+    const table = make('table'), head = make('tr'), body = make('tbody');
+    for (const words of ['', 'A', 'B', 'B over A']) head.append(make('th', words, { scope: 'col' }));
+    const rows = [...new Set([...a.keys(), ...b.keys()])].map(key => {
+      const [x, y] = [a.get(key), b.get(key)];
+      const row = make('tr');
+      if (x?.text === y?.text) row.dataset.same = '';
+      row.append(make('th', key, { scope: 'row' }), make('td', x?.text ?? '', { 'data-label': 'A' }), make('td', y?.text ?? '', { 'data-label': 'B' }), make('td', x?.value > 0 && y?.value > 0 ? (y.value / x.value).toFixed(3) : '', { 'data-label': 'B over A' }));
+      return row;
+    });
+    body.append(...rows);
+    const thead = make('thead');
+    thead.append(head);
+    table.append(thead, body);
+    const card = make('div', undefined, { class: 'card table cards' });
+    card.append(table);
+    document.getElementById('side-by-side').replaceChildren(card);
+  };
+  if (pick && runs.length) {
+    pick.hidden = false;
+    all('select', pick).forEach((select, index) => {
+      select.append(...runs.map(run => make('option', run.dataset.name, { value: run.id })));
+      select.selectedIndex = Math.min(1 - index, runs.length - 1);
+      select.addEventListener('change', compare);
+    });
+    compare();
+    for (const link of all('a[data-a]')) {
+      link.addEventListener('click', () => {
+        all('select', pick).forEach((select, index) => { select.value = index ? link.dataset.b : link.dataset.a; });
+        compare();
+      });
+    }
+  }
+
+  // Pages of one file.
+
+  const pages = all('article.page');
+  const mark = () => {
+    if (pages.length < 2) return;
+    const found = document.getElementById(decodeURIComponent(location.hash.slice(1)))?.closest('.page') ?? pages[0];
+    const key = found.classList.contains('run') ? 'runs' : found.id;
+    all('nav a').forEach(link => link.getAttribute('href') === `#${key}` ? link.setAttribute('aria-current', 'page') : link.removeAttribute('aria-current'));
+  };
+  addEventListener('hashchange', mark);
+  mark();
+})();

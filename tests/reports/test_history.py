@@ -1,0 +1,266 @@
+"""Histories, changes since the past, curves, and figures as CSV and markdown."""
+
+import csv
+import io
+import random
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+
+from harness.results.comparison import Verdict
+from harness.results.means import RunMeans, read_means
+from harness.results.records import Run
+from harness.results.store import ResultsStore
+from reports import charts, page
+from reports.changes import find_changes
+from reports.figures import Column, Figure
+from reports.history import (
+    MOST_POINTS,
+    Point,
+    Series,
+    find_levels,
+    find_present,
+    find_series,
+    thin,
+)
+from reports.page import Results
+from tests.reports import lab
+from tests.reports.conftest import START, MakeStore, Sample, perplexity, speeds
+
+DECODE = "decode_tokens_per_s"
+
+
+def night(
+    number: int,
+    factor: float = 1.0,
+    *,
+    sessions: int = 2,
+    sample: Sample | None = None,
+    seed: int = 0,
+) -> list[Run]:
+    """Sessions of one night; the container is built anew each night."""
+    phone = sample or Sample("SM8750", emulator=False, model="Llama-3.2-1B")
+    noise = random.Random(1000 * seed + number)  # noqa: S311
+    made = []
+    for session in range(sessions):
+        rate = 50 * factor * (1 + noise.gauss(0, 0.004))
+        run = phone.run(
+            10 * number + session,
+            "bench",
+            speeds([20 * rate] * 4, [rate] * 4, [2 / rate] * 4, 1310),
+            group_id=f"{number + 1000 * seed:032x}",
+            session=session,
+            created_at=START + timedelta(days=number, minutes=10 * session),
+        )
+        built = run.container.model_copy(update={"sha256": f"{number:064x}"})
+        made.append(run.model_copy(update={"container": built}))
+    return made
+
+
+def history(runs: Sequence[Run]) -> tuple[Series, ...]:
+    return find_series([RunMeans.of(run) for run in runs])
+
+
+def nights(factors: Sequence[float]) -> list[Run]:
+    return [run for number, factor in enumerate(factors) for run in night(number, factor)]
+
+
+def test_builds_of_one_model_are_one_series_and_sessions_of_a_group_one_point() -> None:
+    (series,) = history(nights([1.0] * 5))
+    assert [len(point.runs) for point in series.points] == [2] * 5
+    assert len({point.sha256 for point in series.points}) == 5
+    first = night(0)
+    means = [sum(run.values(DECODE)) / 3 for run in first]
+    assert series.points[0].values[DECODE] == pytest.approx(sum(means) / 2)
+    assert series.key.title == "Llama-3.2-1B W8A16 on SM8750, pp64+tg16"
+
+
+def test_what_is_not_the_same_is_another_series() -> None:
+    other = Sample("SM8650", emulator=False, model="Llama-3.2-1B")
+    longer = [
+        run.model_copy(update={"workload": run.workload.model_copy(update={"prompt_tokens": 512})})
+        for run in night(0, seed=3)
+    ]
+    assert len(history([*night(0), *night(0, sample=other, seed=2), *longer])) == 3
+
+
+def test_sides_of_a_comparison_and_failures_have_no_series() -> None:
+    failed = [
+        run.model_copy(update={"status": "failed", "error": "no"}) for run in night(0, seed=5)
+    ]
+    assert history([*lab.comparison(), *failed]) == ()
+
+
+def test_the_present_is_the_last_day_and_only_that_is_summed_up() -> None:
+    runs = nights([1.0] * 11 + [0.7] * 3)
+    (series,) = history(runs)
+    assert (len(series.past), len(series.present)) == (13, 1)
+    assert find_present([series]) == {run.id for run in runs[-2:]}
+    (section,) = page.compose(Results.of("results.db", runs)).sections
+    (row,) = section.rows
+    assert row.runs == tuple(runs[-2:])
+    assert row.cells[DECODE].stats.mean == pytest.approx(35, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    [
+        (0.9, Verdict.REGRESSED),
+        (1.0, Verdict.NO_DIFFERENCE),
+        (0.97, Verdict.NO_DIFFERENCE),
+        (1.12, Verdict.IMPROVED),
+    ],
+)
+def test_a_change_is_judged_against_how_much_nights_differ(last: float, verdict: Verdict) -> None:
+    changes = find_changes(history(nights([1.0] * 10 + [last])))
+    decode = next(change for change in changes if change.metric.key == DECODE)
+    assert decode.verdict is verdict
+    assert decode.ratio == pytest.approx(last, rel=0.01)
+    assert decode.low is not None
+    assert decode.high is not None
+    assert decode.low < last < decode.high
+    assert len(decode.trend) == 11
+    latency = next(change for change in changes if change.metric.key == "ttft_s")
+    assert latency.verdict is verdict  # lower is better there
+
+
+def test_noisy_nights_give_no_verdict_and_few_nights_neither() -> None:
+    noisy = find_changes(history(nights([1.0, 0.8, 1.2, 0.9, 1.15, 0.85, 0.92])))
+    assert {c.verdict for c in noisy if c.metric.key == DECODE} == {Verdict.NOT_ENOUGH_DATA}
+    few = find_changes(history(nights([1.0, 1.0, 0.5])))
+    assert {c.verdict for c in few if c.metric.key == DECODE} == {Verdict.NOT_ENOUGH_DATA}
+    assert find_changes(history(nights([1.0]))) == ()
+
+
+def test_a_change_of_level_is_judged_from_where_it_began() -> None:
+    (series,) = find_levels(history(nights([1.0] * 14 + [0.92] * 4)))
+    (level,) = series.changes[DECODE]
+    assert (level.night, level.is_loss) == (14, True)
+    decode = next(one for one in find_changes([series]) if one.metric.key == DECODE)
+    assert decode.verdict is Verdict.REGRESSED
+    assert decode.since is series.points[14]
+    assert decode.ratio == pytest.approx(0.92, rel=0.01)
+    rows = list(csv.DictReader(io.StringIO(charts.history_figure(series).to_csv())))
+    assert [number for number, row in enumerate(rows) if "Decode" in row["change"]] == [14]
+    calm = find_levels(history(nights([1.0] * 18)))
+    assert calm[0].changes == {}
+
+
+def test_changes_come_worst_first() -> None:
+    slower = Sample("SM8650", emulator=False, model="Other")
+    runs = nights([1.0] * 8 + [0.9]) + [
+        run
+        for number in range(9)
+        for run in night(number, 0.8 if number == 8 else 1.0, sample=slower, seed=7)
+    ]
+    changes = find_changes(history(sorted(runs, key=lambda run: run.created_at)))
+    regressed = [change for change in changes if change.verdict is Verdict.REGRESSED]
+    assert changes[: len(regressed)] == tuple(regressed)
+    assert [c.gain for c in regressed] == sorted(c.gain for c in regressed)
+    assert regressed[0].series.key.speed.subject.model == "Other"
+
+
+def test_the_headline_says_the_worst_first() -> None:
+    headline = page.compose(Results.of("r", nights([1.0] * 10 + [0.9]))).headline
+    assert (headline.level, headline.words) == ("bad", "3 regressions")
+    assert "of Llama-3.2-1B W8A16 on SM8750, pp64+tg16" in headline.lines[0]
+    calm = page.compose(Results.of("r", nights([1.0] * 11))).headline
+    assert (calm.level, calm.words) == ("good", "Nothing regressed in 4 comparisons")
+    none = page.compose(Results.of("r", nights([1.0]))).headline
+    assert (none.level, none.words) == ("none", "No verdict yet")
+    failed = lab.sessions()[0].model_copy(update={"status": "failed", "error": "no"})
+    doubt = page.compose(Results.of("r", [failed])).headline
+    assert (doubt.level, doubt.words) == ("doubt", "1 recent run without a result")
+
+
+def test_long_histories_are_thinned_where_they_are_old() -> None:
+    point = history(night(0))[0].points[0]
+    points = [Point(point.at, {DECODE: float(n)}, point.runs) for n in range(5 * MOST_POINTS)]
+    found = thin(points)
+    assert len(found) <= MOST_POINTS
+    assert found[0] is points[0]
+    assert found[-MOST_POINTS // 2 :] == tuple(points[-MOST_POINTS // 2 :])
+
+
+def test_a_history_is_a_figure_with_commits() -> None:
+    (series,) = history(nights([1.0] * 3))
+    figure = charts.history_figure(series)
+    rows = list(csv.DictReader(io.StringIO(figure.to_csv())))
+    assert len(rows) == 3
+    assert float(rows[0][DECODE]) == pytest.approx(series.points[0].values[DECODE])
+    assert float(rows[0]["ttft_ms"]) == pytest.approx(1000 * series.points[0].values["ttft_s"])
+    assert rows[0]["commit"] == "4f2a9d1c88e0"
+    assert len({row["container"] for row in rows}) == 1  # twelve digits of small numbers
+
+
+def test_lengths_make_curves_and_one_length_does_not() -> None:
+    runs = []
+    for number, prompt in enumerate((64, 512, 2048)):
+        runs += [
+            run.model_copy(
+                update={
+                    "workload": run.workload.model_copy(update={"prompt_tokens": prompt}),
+                    "group_id": f"{9000 + number:032x}",
+                }
+            )
+            for run in night(0, 1 - 0.1 * number)
+        ]
+    found = {figure.id: figure for figure in charts.curve_figures(history(runs))}
+    assert set(found) == {"curve-prompt-prefill", "curve-prompt-decode"}
+    assert [row[1] for row in found["curve-prompt-decode"].rows] == [64.0, 512.0, 2048.0]
+    assert charts.curve_figures(history(night(0))) == ()
+
+
+def test_perplexity_stands_against_bits_and_size() -> None:
+    phone = Sample("SM8750", emulator=False)
+    runs = []
+    for number, (precision, size) in enumerate((("W8A16", 8 << 20), ("W4A16", 5 << 20))):
+        container = phone.container.model_copy(
+            update={
+                "precision": precision,
+                "size_bytes": size,
+                "parameters": 8 << 20,
+                "sha256": f"{number:064x}",
+            }
+        )
+        runs.append(
+            phone.run(number, "perplexity", perplexity(13.0 + number, 12, 13), container=container)
+        )
+    found = {figure.id: figure for figure in charts.curve_figures(history(runs))}
+    assert sorted(str(row[2]) for row in found["perplexity-bits"].rows) == ["5.0", "8.0"]
+    assert sorted(str(row[2]) for row in found["perplexity-size"].rows) == ["5.0", "8.0"]
+
+
+def test_two_runs_are_put_side_by_side() -> None:
+    a, b = lab.comparison()[:2]
+    figure = charts.beside_figure(a, b)
+    rows = {row[0]: row[1:] for row in figure.rows}
+    assert rows["Decode"][:2] == ("50.00 tokens/s", "46.00 tokens/s")
+    assert rows["Decode"][2] == pytest.approx(0.92)
+    assert rows["container sha256"] == (a.container.sha256, "b" * 64, None)
+    assert rows["label"] == ("A", "B", None)
+    assert "device serial" not in rows
+
+
+def test_csv_and_markdown_survive_any_text() -> None:
+    nasty = 'a|b,"c"\n\x1b[31m\u202e<b>'
+    figure = Figure("x", "t", "", (Column("k", "K"), Column("n", "N", "number")), ((nasty, 1.5),))
+    ((header, row),) = [list(csv.reader(io.StringIO(figure.to_csv())))]
+    assert header == ["k", "n"]
+    assert row == ['a|b,"c"\n\u241b[31m[U+202E]<b>', "1.5"]
+    assert figure.to_markdown().splitlines()[2] == '| a\\|b,"c" \u241b[31m[U+202E]<b> | 1.50 |'
+
+
+def test_the_store_computes_the_means(make_store: MakeStore) -> None:
+    runs = nights([1.0] * 3)
+    with ResultsStore.open(make_store(runs)) as store:
+        found = read_means(store.database)
+    assert [one.run.id for one in found] == [run.id for run in runs]
+    assert [one.run.measurements for one in found] == [()] * 6
+    for one, run in zip(found, runs, strict=True):
+        expected = RunMeans.of(run).means
+        assert one.means.keys() == expected.keys()
+        for key, mean in expected.items():
+            assert one.means[key].value == pytest.approx(mean.value)
+            assert one.means[key].repetitions == mean.repetitions
