@@ -228,8 +228,8 @@ def test_numbers_stand_beside_what_ran() -> None:
     html = html_file.render(compose(Results.of("results.db", tuple(runs))), MOMENT)
     text = " ".join("".join(Structure(html).text).split())
     a, b = phone.container.sha256[:12], "b" * 12
-    for bits, cl, sha in (("W8A16", 4096, a), ("W4A16", 512, b)):
-        assert f"pp64+tg16 · {bits}, AR 1, 128, CL {cl} · container {sha}" in text
+    for side, bits, cl, sha in (("A", "W8A16", 4096, a), ("B", "W4A16", 512, b)):
+        assert f"pp64+tg16 · {side} · {bits}, AR 1, 128, CL {cl} · container {sha}" in text
     assert f"A {a} W8A16, AR 1, 128, CL 4096B {b} W4A16, AR 1, 128, CL 512pp64+tg16 on" in text
     perplexities = html.split('id="hardware-perplexity"')[1].split("</table>")[0]
     assert f"W4A16, AR 1, 128, CL 512 · container&nbsp;<code>{b}" in perplexities
