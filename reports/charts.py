@@ -45,6 +45,7 @@ def history_figure(series: Series) -> Figure:
         Column("run", "Run"),
     )
     told = _changes_by_point(series)
+    changed = {key for key, changes in series.changes.items() if changes}
     rows = tuple(
         (*row[:-1], told.get(point.at), row[-1])
         for point in thin(series.points)
@@ -58,7 +59,10 @@ def history_figure(series: Series) -> Figure:
         columns,
         rows,
         {
-            "vconcat": [_lane(metric, columns, last=metric is metrics[-1]) for metric in metrics],
+            "vconcat": [
+                _lane(metric, columns, changed=metric.key in changed, last=metric is metrics[-1])
+                for metric in metrics
+            ],
             "spacing": 8,
             "resolve": {"scale": {"x": "shared"}},
         },
@@ -88,18 +92,19 @@ def _changes_by_point(series: Series) -> dict[datetime, str]:
     return {at: ", ".join(words) for at, words in told.items()}
 
 
-def _lane(metric: Metric, columns: Sequence[Column], *, last: bool) -> Spec:
+def _lane(metric: Metric, columns: Sequence[Column], *, changed: bool, last: bool) -> Spec:
     column = metric_column(metric)
     axis = {} if last else {"labels": False, "ticks": False}
+    changes = {
+        "transform": [{"filter": f"indexof(datum.change || '', '{metric.label} ') >= 0"}],
+        "mark": {"type": "rule", "strokeDash": [4, 3]},
+    }
     return {
         "width": "container",
         "height": LANE_HEIGHT,
         "encoding": {"x": moment("at", axis=axis)},
         "layer": [
-            {
-                "transform": [{"filter": f"indexof(datum.change || '', '{metric.label} ') >= 0"}],
-                "mark": {"type": "rule", "strokeDash": [4, 3]},
-            },
+            *([changes] if changed else []),  # Vega warns of a layer without data
             {
                 "mark": {"type": "line", "interpolate": "linear", "opacity": 0.55},
                 "encoding": {"y": quantity(column.key, column.label)},

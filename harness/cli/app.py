@@ -6,6 +6,7 @@ the user sees of it.
 
 import importlib.metadata
 import os
+import re
 import signal
 import sys
 import traceback
@@ -163,6 +164,7 @@ def _usage_line(error: Any) -> str:  # noqa: ANN401 - typer exports no type for 
         return str(said)
     if near := getattr(error, "possibilities", None):
         said = f"{error.message}: did you mean {' or '.join(sorted(near))}?"
+    said = re.sub(r"'[A-Z_]+\.\.\.'", lambda several: several[0].lower(), said)  # as of others
     said = f"{said[:1].lower()}{said[1:]}".rstrip(".").replace(". Did you", ": did you")
     path = error.ctx.command_path if getattr(error, "ctx", None) else "qnnfarm"
     said += f"{'' if said.endswith('?') else ';'} `{path} -h` shows what it takes"

@@ -42,7 +42,7 @@ def test_an_interrupt_that_got_lost_shows_in_the_exit_code(end: str) -> None:
         (["bnech"], "no such command 'bnech': did you mean 'bench'? `qnnfarm -h` shows"),
         (["pool", "show", "--pol", "x"],
          "no such option: --pol: did you mean --pool? `qnnfarm pool show -h` shows"),
-        (["bench"], "missing argument 'container_dir'; `qnnfarm bench -h` shows"),
+        (["bench"], "missing argument 'container_dir...'; `qnnfarm bench -h` shows"),
         (["bench", ".", "--db", "x", "--wait", "soon"],
          "invalid value for '--wait': must be a number, not 'soon'; `qnnfarm"),
         (["bench", ".", "--db", "x", "--sessions", "0"],

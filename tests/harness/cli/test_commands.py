@@ -254,7 +254,7 @@ def test_bad_input_is_one_line(
     one_line_error(long, "192 tokens in all")
     not_utf8 = qnnfarm("generate", *on_device, "--prompt", os.fsdecode(b"caf\xe9"))
     one_line_error(not_utf8, "not UTF-8")
-    one_line_error(qnnfarm("bench", *on_device, "-p", "0", "--db", out), "prompt_tokens")
+    one_line_error(qnnfarm("bench", *on_device, "-p", "-1", "--db", out), "-p")
     missing = qnnfarm("perplexity", *on_device, "--text", tmp_path / "none.txt")
     one_line_error(missing, "none.txt")
     one_line_error(

@@ -48,6 +48,6 @@ def test_another_model_is_a_bad_answer(
     done = qnnfarm("perplexity", tiny_bundle, "--device", virtual_device.serial, *scored)
     assert done.returncode == BAD, done.stdout + done.stderr
     perplexity, beside = done.stdout.splitlines()
-    assert " in 1 window, on " in perplexity
+    assert " in 1 window, tiny_llama W8A16" in perplexity
     assert beside.startswith("in float on this host ")
-    assert "from the same model in float, more than 3%" in done.stderr
+    assert "from the same model in float, more than the 3% of W8A16" in done.stderr

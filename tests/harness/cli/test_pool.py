@@ -67,7 +67,7 @@ def test_show_counts_what_speaks_against_a_device(
         for number in (1, 2):
             with pool.acquire(Requirement(), timeout_s=60) as lease:
                 for part in ("first", "second"):
-                    text = f"{part} of lease {number} " + "and so on " * 40
+                    text = "and so on " * 40 + f"{part} of lease {number}"
                     lease.report(RuntimeOutputError(virtual_device.serial, text, ""))
     lines = qnnfarm(pool_file, "show").stdout.splitlines()
     assert "2 of 3" in lines[1]

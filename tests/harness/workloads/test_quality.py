@@ -56,6 +56,12 @@ class FakeRuntime:
     def versions(self) -> dict[str, str]:
         return LIBRARIES
 
+    def sha256_of(self, _file: str) -> None:
+        return None
+
+    def read_log(self) -> str:
+        return ""
+
     def score(self, windows: list[Window]) -> PerplexityResult:
         self.scored += 1
         tokens = 160 * len(windows)
@@ -71,6 +77,7 @@ def session_of(run: Run, runtime: FakeRuntime) -> Session:
             runtime=runtime,
             container=None,
             device=SimpleNamespace(serial="local"),
+            count=SimpleNamespace(highest=1),
             resolve=Path,
             records=lambda: (run.container, run.device, run.provenance),
         ),

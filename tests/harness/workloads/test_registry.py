@@ -31,7 +31,9 @@ WORKLOADS: st.SearchStrategy[AnyWorkload] = st.one_of(
         reference_tokens=st.none() | TEXTS,
         max_perplexity=BOUNDS,
     ),
-    st.builds(Perplexity, text=TEXTS, windows=st.none() | COUNTS, max=BOUNDS),
+    st.builds(
+        Perplexity, text=TEXTS, windows=st.none() | COUNTS, max=BOUNDS, reference=st.just("model")
+    ),
     st.builds(Generate, prompt=TEXTS, max_tokens=COUNTS, expect=st.none() | TEXTS),
     st.builds(Dialog, dialogs=DIALOGS.map(tuple), max_tokens=COUNTS),
     st.builds(Command, command=st.tuples(st.just("echo"), TEXTS)),
