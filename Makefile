@@ -28,7 +28,7 @@ kills:
 chaos:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/chaos
 
-# Thirty nights of a plan on a virtual device that heats up on the twentieth; a quarter of an hour.
+# Thirty nights of a plan on a virtual device that heats up on the twentieth. The machine must be idle, or heat does not show.
 nights:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/suites/nightly
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from harness.cli.run_progress import RunProgress
-from harness.errors import MissingStoreError
+from harness.errors import HarnessError, MissingStoreError
 from harness.exit_codes import NO_ANSWER
 from harness.plans.builds import ContainerBuild, build_containers, without_containers
+from harness.plans.matrix import resolve_path
 from harness.plans.plan_file import Plan
 from harness.plans.plan_run import open_plan_run
 from harness.results.alerts import Alert, group_alerts, list_alerts, mark_told, review
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from buildlib.pipeline.runner import StageRecord
     from harness.plans.outcome import Summary
+    from harness.results.device_health import DeviceHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +103,23 @@ class PlanSteps:
         from reports import html_file, page
 
         try:
-            composed = page.compose(page.load(self.db))
+            composed = page.compose(page.load(self.db, devices=self._device_health()))
         except MissingStoreError:
             return False
         html_file.write(html_file.render(composed, datetime.now(UTC)), path)
         return True
+
+    def _device_health(self) -> "Sequence[DeviceHealth]":
+        from reports.devices import read_device_health
+
+        pool_file = self.pool_file
+        if pool_file is None and self.plan.pool is not None:
+            pool_file = resolve_path(self.plan_file, self.plan.pool)
+        try:
+            return read_device_health(pool_file)
+        except HarnessError as error:  # the night's results are what counts
+            self._show(f"the report leaves out the health of devices: {error}")
+            return ()
 
     def _show_stage(self, label: str, record: "StageRecord") -> None:
         if not record.reused:

@@ -77,7 +77,9 @@ def test_a_night_builds_runs_reports_and_is_over(lab: Lab) -> None:
     assert (night["verdict"], night["cells"]["done"]) == ("good", 1)
     (container,) = night["containers"]
     assert container["changed"]
-    assert "<html" in Path(night["report"]).read_text()
+    report = Path(night["report"]).read_text()
+    assert "<html" in report
+    assert "what its pool says of it" in report
     assert night["name"] in (lab.folder / "lab-reports" / "index.html").read_text()
 
     code, out, err = lab.run("--quiet")
