@@ -29,7 +29,7 @@ from harness.virtual_device import manager
 from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, probe_namespace
 from suites.models import tiny_llama
 from tests.private_adb import free_port, private_environment
-from tests.system import lacking_library, require_library
+from tests.system import lacking_package, require_library
 from tools.system_packages import LIBRARIES
 
 SOC = "SM8750"
@@ -61,9 +61,9 @@ def pytest_report_header() -> str | None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Skip what failed because the QNN libraries lack one of the system's."""
+    """Skip what failed for want of a program, or of a library that the QNN libraries need."""
     report = yield
-    if report.failed and (reason := lacking_library(str(report.longrepr))):
+    if report.failed and (reason := lacking_package(str(report.longrepr))):
         path, line, _ = item.location
         report.outcome, report.longrepr = "skipped", (path, line or 0, reason)
     return report

@@ -26,8 +26,13 @@ def require_library(name: str) -> None:
         _lack(next(package for package, library in LIBRARIES.items() if library == name))
 
 
-def lacking_library(failure: str) -> str | None:
-    """Return why a test failed, where that is a missing library of `tools.system_packages`."""
+def lacking_package(failure: str) -> str | None:
+    """Return why a test failed, where that is something missing of `tools.system_packages`."""
+    for package, names in PROGRAMS.items():
+        for name in names:
+            told = (f"the program `{name}`", f"No such file or directory: '{name}'")
+            if any(each in failure for each in told) and find_program(name) is None:
+                return None if _INSTALLED else _reason(package)
     for package, name in LIBRARIES.items():
         if name in failure and find_library(name) is None and not _INSTALLED:
             return _reason(package)
