@@ -66,7 +66,7 @@ from harness.results.rows import (
 from harness.results.telemetry import pack
 
 _CONDITIONS: TypeAdapter[tuple[Condition, ...]] = TypeAdapter(tuple[Condition, ...])
-_MOST_NAMED = 500
+_MOST_IDS = 500
 """Databases limit the values of one query."""
 _UNFINISHED = ("running", "interrupted")
 _SHORTEST_ID = 4
@@ -337,8 +337,8 @@ class ResultsStore(Closeable):
             CorruptRunError: qnnfarm cannot have written one of them.
         """
         found = []
-        for start in range(0, len(run_ids), _MOST_NAMED):
-            some = schema.runs.c.id.in_(run_ids[start : start + _MOST_NAMED])
+        for start in range(0, len(run_ids), _MOST_IDS):
+            some = schema.runs.c.id.in_(run_ids[start : start + _MOST_IDS])
             rows, measured = self._fetch(select(schema.runs).where(some))
             found += [parse_run(self.location, row, measured.get(row["id"], ())) for row in rows]
         return tuple(sorted(found, key=lambda run: (run.created_at, run.id)))

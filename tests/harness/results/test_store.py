@@ -454,3 +454,21 @@ def test_runs_are_selected_by_plan_container_and_label(
         assert [RunFilter(**wanted).matches(run) for run in runs] == [
             number in numbers for number in range(len(runs))
         ]
+
+
+def test_many_runs_are_read_at_once(store: ResultsStore, make_run: MakeRun) -> None:
+    runs = [make_run() for _ in range(12)]
+    for run in runs:
+        store.write_run(run)
+    statements: list[str] = []
+
+    def note(*arguments: Any) -> None:  # noqa: ANN401
+        statements.append(arguments[2])
+
+    event.listen(Engine, "after_cursor_execute", note)
+    try:
+        found = store.get_runs([run.id for run in runs])
+    finally:
+        event.remove(Engine, "after_cursor_execute", note)
+    assert {run.id for run in found} == {run.id for run in runs}
+    assert sum("FROM runs" in each and "measurements" not in each for each in statements) == 1
