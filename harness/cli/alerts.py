@@ -39,8 +39,7 @@ def ls(
     from harness.results.history import read_series
     from harness.results.store import ResultsStore
 
-    ResultsStore.open(db, create=False).close()  # a missing one is not created
-    with ResultsStore.open(db) as store:
+    with ResultsStore.open_existing(db) as store:
         review(store, read_series(store))
         found = list_alerts(store, _chosen(state, show_all=show_all))
     _show(found, json=json)
@@ -82,8 +81,7 @@ def _set(db: str, ids: list[str], state: "AlertState", note: str, *, json: bool)
     from harness.results.alerts import set_state
     from harness.results.store import ResultsStore
 
-    ResultsStore.open(db, create=False).close()
-    with ResultsStore.open(db) as store:
+    with ResultsStore.open_existing(db) as store:
         changed = set_state(store, ids, state, note=note)
     _show(changed, json=json)
 

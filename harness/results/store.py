@@ -187,6 +187,17 @@ class ResultsStore(Closeable):
             raise
         return cls(database)
 
+    @classmethod
+    def open_existing(cls, location: str | Path) -> Self:
+        """Open a database for writing as `open` does, but make none.
+
+        Raises:
+            MissingStoreError: there is no database, or a server's is empty.
+            StoreError: it cannot be used.
+        """
+        cls.open(location, create=False).close()
+        return cls.open(location)
+
     @staticmethod
     def check(location: str | Path) -> None:
         """Check whether `open` would work, without changing anything.
@@ -221,10 +232,7 @@ class ResultsStore(Closeable):
             RunConflictError: the run exists already, or a repetition occurs twice.
         """
         with self.database.writing() as connection:
-            values = {**row_of(run), "writer": this_writer()}
-            with _conflicts(self.location, run.id, "it exists already"):
-                connection.execute(insert(schema.runs).values(values))
-            _insert_measurements(connection, self.location, run.id, run.measurements)
+            _insert_run(connection, self.location, run)
 
     def import_runs(
         self, runs: Sequence[Run], name: str, content: bytes, kind: ArtifactKind
@@ -247,11 +255,8 @@ class ResultsStore(Closeable):
             if connection.scalar(known) is not None:
                 return False
             for run in runs:
-                values = {**row_of(run), "writer": this_writer()}
-                connection.execute(insert(schema.runs).values(values))
-                _insert_measurements(connection, self.location, run.id, run.measurements)
-                row = {"run_id": run.id, **artifact.model_dump()}
-                connection.execute(insert(schema.artifacts).values(row))
+                _insert_run(connection, self.location, run)
+                _insert_artifact(connection, self.location, run.id, artifact)
         return True
 
     def begin_run(self, run: Run) -> "RunRecorder":
@@ -399,10 +404,8 @@ class ResultsStore(Closeable):
             CorruptRunError: qnnfarm cannot have written it.
         """
         table = schema.telemetry
-        this_run = schema.runs.c.id == to_storable(run_id)
         with self.database.reading() as connection:
-            if connection.scalar(select(schema.runs.c.id).where(this_run)) is None:
-                raise UnknownRunError(self.location, run_id)
+            self._require_run(connection, run_id)
             rows = connection.execute(
                 select(table)
                 .where(table.c.run_id == run_id)
@@ -421,13 +424,16 @@ class ResultsStore(Closeable):
             CorruptRunError: qnnfarm cannot have written it.
         """
         table = schema.artifacts
-        this_run = schema.runs.c.id == to_storable(run_id)
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
-            if connection.scalar(select(schema.runs.c.id).where(this_run)) is None:
-                raise UnknownRunError(self.location, run_id)
+            self._require_run(connection, run_id)
             query = select(table).where(table.c.run_id == run_id).order_by(table.c.name)
             rows = connection.execute(query).mappings().all()
         return tuple(parse_artifact(self.location, row) for row in rows)
+
+    def _require_run(self, connection: Connection, run_id: str) -> None:
+        known = select(schema.runs.c.id).where(schema.runs.c.id == to_storable(run_id))
+        if connection.scalar(known) is None:
+            raise UnknownRunError(self.location, run_id)
 
     def read_artifact(self, artifact: Artifact) -> bytes:
         """Read the content of a file that is kept with a run.
@@ -528,10 +534,7 @@ class RunRecorder:
         sha256 = ArtifactFolder.of(location).put(content)
         artifact = Artifact(name=name, kind=kind, sha256=sha256, size_bytes=len(content))
         with self._writing() as connection:
-            reason = f"an artifact {artifact.name!r} exists already"
-            with _conflicts(location, self.run.id, reason):
-                row = {"run_id": self.run.id, **artifact.model_dump()}
-                connection.execute(insert(schema.artifacts).values(row))
+            _insert_artifact(connection, location, self.run.id, artifact)
         return artifact
 
     def set_runner_sha256(self, sha256: str) -> None:
@@ -654,6 +657,21 @@ def _measurements(connection: Connection, query: Select[Any]) -> Mapping[str, Se
     for row in rows.mappings():
         grouped[row["run_id"]].append(row)
     return grouped
+
+
+def _insert_run(connection: Connection, location: str, run: Run) -> None:
+    values = {**row_of(run), "writer": this_writer()}
+    with _conflicts(location, run.id, "it exists already"):
+        connection.execute(insert(schema.runs).values(values))
+    _insert_measurements(connection, location, run.id, run.measurements)
+
+
+def _insert_artifact(
+    connection: Connection, location: str, run_id: str, artifact: Artifact
+) -> None:
+    row = {"run_id": run_id, **artifact.model_dump()}
+    with _conflicts(location, run_id, f"an artifact {artifact.name!r} exists already"):
+        connection.execute(insert(schema.artifacts).values(row))
 
 
 def _insert_measurements(

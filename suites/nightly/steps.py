@@ -79,10 +79,10 @@ class PlanSteps:
     def judge(self) -> tuple[Regression, ...]:
         """See `Steps`; plain commands leave no results."""
         try:
-            ResultsStore.open(self.db, create=False).close()
+            existing = ResultsStore.open_existing(self.db)
         except MissingStoreError:
             return ()
-        with ResultsStore.open(self.db) as store:
+        with existing as store:
             review(store, read_series(store))
             alerts = list_alerts(store)
         return tuple(
