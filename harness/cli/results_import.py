@@ -12,7 +12,7 @@ from harness.errors import WrongUseError
 from harness.words import pluralize
 
 if TYPE_CHECKING:
-    from harness.importing.importing import Imported
+    from harness.importing.importer import Imported
 
 Tool = Literal["llama-bench", "genie", "executorch", "etdump", "mllm", "ai-hub"]
 
@@ -53,8 +53,8 @@ def import_results(
     imported before is not imported again. The file itself is kept with its runs.
     """
     from harness.cli.bench_options import parse_labels
-    from harness.importing.importing import Facts, import_file, read_runs
-    from harness.importing.importing import Tool as KnownTool
+    from harness.importing.importer import Facts, import_file, read_runs
+    from harness.importing.importer import Tool as KnownTool
     from harness.results.store import ResultsStore
 
     facts = Facts(

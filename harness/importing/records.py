@@ -1,4 +1,4 @@
-"""What a reader of another tool's file gives: runs as the file tells of them, and what is wrong."""
+"""Records that readers of other tools' files give: runs as a file tells of them, and faults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

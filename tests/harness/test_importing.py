@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from harness.cli.results import app
 from harness.errors import HarnessError, HostFileError, ImportedFileError
-from harness.importing.importing import Facts, Imported, Tool, import_file, read_runs
+from harness.importing.importer import Facts, Imported, Tool, import_file, read_runs
 from harness.results import frames
 from harness.results.records import Run
 from harness.results.store import ResultsStore

@@ -1,4 +1,4 @@
-"""Import of other tools' files: which tool wrote one, its runs as ours, all of them or none."""
+"""Importer of other tools' files: which tool wrote one, its runs as ours, all of them or none."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ class Tool(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the user knows of imported runs and their file does not tell.
+    """Facts about imported runs that the user knows and their file does not tell.
 
     Attributes:
         model: overrides the file's.
@@ -115,8 +115,12 @@ def read_runs(
         ImportedFileError: names the lines that cannot be read, or no tool is known to write this.
         HostFileError: the file cannot be read.
     """
-    facts = facts or Facts()
-    content, written = _read(path)
+    return _parse(path, *_read(path), facts or Facts(), tool, skip=skip)
+
+
+def _parse(
+    path: Path, content: bytes, written: datetime, facts: Facts, tool: Tool | None, *, skip: bool
+) -> Imported:
     text = content.decode("utf-8", "replace")
     tool = tool or _detect(path, text)
     refused: list[tuple[int, str]] = []
@@ -150,8 +154,8 @@ def import_file(
     Raises:
         ImportedFileError, HostFileError: see `read_runs`; nothing is stored.
     """
-    found = read_runs(path, facts, tool=tool, skip=skip)
-    content, _ = _read(path)
+    content, written = _read(path)
+    found = _parse(path, content, written, facts or Facts(), tool, skip=skip)
     is_log = found.tool in _LOG_READERS
     stored = store.import_runs(found.runs, path.name, content, "log" if is_log else "profile")
     return found if stored else Imported(found.tool, ())
