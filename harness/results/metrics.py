@@ -176,6 +176,16 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             _seconds("elapsed_s", "Elapsed"),
             _count("prompt_tokens", "Prompt", "tokens"),
             _count("generated_tokens", "Generated", "tokens"),
+            # Of speculative decoding: tokens that one call of the target gives, 1 without a draft.
+            Metric(
+                "token_acceptance_rate",
+                "Tokens accepted per call",
+                "",
+                Direction.HIGHER,
+                "",
+                2,
+                maximum=1e4,
+            ),
             _bytes("peak_rss_bytes", "Peak memory", positive=True),
             _bytes("peak_anonymous_bytes", "Peak anonymous memory", positive=True),
             _bytes("peak_file_bytes", "Peak file pages", positive=True),

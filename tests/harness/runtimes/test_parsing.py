@@ -77,6 +77,11 @@ def test_the_unit_in_the_profile_decides() -> None:
     }
 
 
+def test_a_speculating_dialog_has_an_acceptance_rate() -> None:
+    text = profile(**{"token-acceptance-rate": {"value": 1.5, "unit": ""}})
+    assert parse_profile(text, "serial")["token_acceptance_rate"] == 1.5
+
+
 def test_one_generated_token_has_no_decode_rate() -> None:
     metrics = parse_profile(profile(**{"num-generated-tokens": {"value": 1, "unit": ""}}), "s")
     assert "decode_tokens_per_s" not in metrics
