@@ -62,7 +62,30 @@ def context_length(config: bytes) -> int:
     return size
 
 
-def evaluate(config_path: str, window: str) -> Dict[str, Any]:
+def accuracy_json(config: bytes, window: str, role: Optional[str]) -> bytes:
+    """Return the accuracy configuration for a window.
+
+    A dialog that speculates is scored as a basic one of one of its models: the accuracy API takes
+    no other (`engine.convert-to-basic`). Only dialogs of two engines have roles.
+
+    Raises:
+        genie_api.RunnerError: The dialog has no engine of that role.
+    """
+    dialog = json.loads(config)["dialog"]
+    engines = dialog.get("engine")
+    roles = [each.get("role") for each in engines] if isinstance(engines, list) else []
+    if role == "draft" and role not in roles:
+        kind = dialog.get("type", "basic")
+        raise genie_api.RunnerError(f"a dialog of type {kind} has no draft model: no --role draft")
+    asked: Dict[str, Any] = {"dataset": window, "type": "perplexity"}
+    if dialog.get("type", "basic") != "basic":
+        asked["engine"] = {"convert-to-basic": True}
+        if roles:
+            asked["engine"]["role"] = role or "target"
+    return json.dumps(asked).encode()
+
+
+def evaluate(config_path: str, window: str, role: Optional[str] = None) -> Dict[str, Any]:
     """Evaluate one window in this process, which may hang or abort: run it in a child.
 
     Raises:
@@ -72,7 +95,7 @@ def evaluate(config_path: str, window: str) -> Dict[str, Any]:
     config_text = genie_api.read_file(config_path, "configuration")
     length = context_length(config_text)
     genie = genie_api.Genie()
-    accuracy_json = json.dumps({"dataset": window, "type": "perplexity"}).encode()
+    asked = accuracy_json(config_text, window, role)
     with genie_api.Resources() as resources:
         config = resources.add(genie_api.DialogConfig(genie, config_text))
         dialog = resources.add(genie_api.Dialog(config))
@@ -83,7 +106,7 @@ def evaluate(config_path: str, window: str) -> Dict[str, Any]:
                 f"{window} has {len(tokens)} tokens; one window of context {length} needs "
                 f"{length - 1} to {2 * length - 2}"
             )
-        accuracy_config = resources.add(genie_api.AccuracyConfig(genie, accuracy_json))
+        accuracy_config = resources.add(genie_api.AccuracyConfig(genie, asked))
         accuracy = resources.add(genie_api.Accuracy(accuracy_config, dialog))
         result = json.loads(accuracy.compute())
     ids = " ".join(map(str, tokens)).encode()
@@ -97,7 +120,7 @@ def evaluate(config_path: str, window: str) -> Dict[str, Any]:
 
 def _child(options: argparse.Namespace) -> int:
     """Run as the child; the answer has its own pipe, since Genie prints to stdout and stderr."""
-    answer = json.dumps(evaluate(options.config, options.window_files[0]))
+    answer = json.dumps(evaluate(options.config, options.window_files[0], options.role))
     genie_t2t_run.flush_c()
     with os.fdopen(options.answer_fd, "w") as pipe:
         pipe.write(answer)
@@ -107,7 +130,9 @@ def _child(options: argparse.Namespace) -> int:
     os._exit(0)
 
 
-def run_child(config: str, window: str, timeout_s: float) -> Optional[Dict[str, Any]]:
+def run_child(
+    config: str, window: str, timeout_s: float, role: Optional[str] = None
+) -> Optional[Dict[str, Any]]:
     """Evaluate one window in a child process; return None if it hung and was killed.
 
     Raises:
@@ -116,6 +141,7 @@ def run_child(config: str, window: str, timeout_s: float) -> Optional[Dict[str, 
     reader, writer = os.pipe()
     try:
         command = [sys.executable, __file__, "-c", config, "--ar", "1", "--out", os.devnull]
+        command += ["--role", role] if role else []
         command += ["--answer-fd", str(writer), "--window-files", window]
         try:
             status = subprocess.run(
@@ -150,7 +176,7 @@ def measure(options: argparse.Namespace, window: str) -> Tuple[Window, str]:
     """Evaluate one window, with up to ``--retries`` retries if it hangs; add Genie's version."""
     for retries in range(options.retries + 1):
         began = time.monotonic()
-        answer = run_child(options.config, window, options.timeout)
+        answer = run_child(options.config, window, options.timeout, options.role)
         seconds = time.monotonic() - began
         if answer is None:
             print(f"{window}: hung for {options.timeout:g} s", file=sys.stderr, flush=True)
@@ -221,6 +247,9 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--ar", type=int, required=True, help="prefill AR of the model")
     build.add_argument("--window-files", metavar="FILE", nargs="+", required=True, help="texts")
     build.add_argument("--out", metavar="FILE", required=True, help="result JSON")
+    build.add_argument(
+        "--role", choices=("target", "draft"), help="which model of a dialog that has two"
+    )
     build.add_argument("--timeout", type=float, default=60.0, help="seconds for one window")
     build.add_argument("--retries", type=int, default=3, help="for a window that hangs")
     build.add_argument("--answer-fd", type=int, help=argparse.SUPPRESS)

@@ -227,7 +227,8 @@ def summarise(runs: Sequence[Run]) -> tuple[Row, ...]:
     for subject, scored in _grouped(measured, lambda row: row.key.subject):
         if not any(subject.matches(other) for other in timed.get(subject.without_versions, ())):
             best, remarks = _choose_perplexity(scored)
-            rows.append(Row(subject, "", (), {}, best, remarks))
+            if best is not None:
+                rows.append(Row(subject, "", (), {}, best, remarks))
     return tuple(sorted(rows, key=_sort_key))
 
 
@@ -339,8 +340,10 @@ def _choose_perplexity(
 ) -> tuple[PerplexityRow | None, tuple[str, ...]]:
     """Choose the perplexity that tells most, and remark on it and on those measured after it.
 
-    A quick one over a few windows does not replace one with a reference.
+    A quick one over a few windows does not replace one with a reference. That of a draft model says
+    nothing of the answers.
     """
+    scored = [row for row in scored if row.key.of_answers]
     if not scored:
         return None, ()
     best = max(scored, key=lambda row: row.weight)

@@ -10,6 +10,7 @@ from harness.results.records import Condition, ContainerInfo, JsonScalar, Positi
 POSITIONS: Mapping[Positions, str] = MappingProxyType(
     {
         "first_cl_minus_ar": "first CL \N{MINUS SIGN} AR of each window",
+        "draft_first_cl_minus_ar": "draft model: first CL \N{MINUS SIGN} AR of each window",
         "all": "all of each window",
     }
 )

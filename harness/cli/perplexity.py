@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,7 +14,7 @@ from harness.exit_codes import BAD
 from harness.words import pluralize
 
 if TYPE_CHECKING:
-    from harness.runtimes.base import PerplexityResult
+    from harness.runtimes.base import ModelRole, PerplexityResult
     from harness.workloads.session import Session
 
 
@@ -48,6 +48,13 @@ def perplexity(
         ),
     ] = None,
     max_perplexity: MaxPerplexity = None,
+    role: Annotated[
+        Literal["target", "draft"],
+        typer.Option(
+            help="The model to score, of a container with two: the one that answers, or the one "
+            "that drafts for it (spd). `--reference` is its checkpoint."
+        ),
+    ] = "target",
     db: Annotated[
         str | None, typer.Option(help="Results database to keep the result in, for the report.")
     ] = None,
@@ -74,14 +81,20 @@ def perplexity(
             "CHECKPOINT_DIR"
         )
     content = read_text(text)
-    references = _references(reference, container_dir, content, windows)
+    references = _references(reference, container_dir, content, windows, role)
     with (
         LazyResultsStore(db) if db is not None else nullcontext() as store,
         open_session(container_dir, device, pool, wait_s=wait) as session,
     ):
         recording = UNRECORDED if store is None else Recording(store.open)
         scored = score_text(
-            session, content, recording, windows=windows, bound=bound, references=references
+            session,
+            content,
+            recording,
+            windows=windows,
+            bound=bound,
+            references=references,
+            role=role,
         )
         precision = session.container.precision
     result = scored.output
@@ -99,7 +112,7 @@ def perplexity(
 
 
 def _references(
-    checkpoint: Path | None, container_dir: Path, text: str, most: int | None
+    checkpoint: Path | None, container_dir: Path, text: str, most: int | None, role: "ModelRole"
 ) -> Mapping[str, float]:
     """Compute references on the host, by metric, before a device is leased."""
     if checkpoint is None:
@@ -111,8 +124,8 @@ def _references(
     from harness.workloads.perplexity import float_perplexity
 
     container = GenAIContainer.load(container_dir)
-    tokenizer = container.files["tokenizer.json"]
-    windows = cut_windows(text, tokenizer, ContextLimit.of(container), most)
+    limit = ContextLimit.of_draft(container) if role == "draft" else ContextLimit.of(container)
+    windows = cut_windows(text, container.files["tokenizer.json"], limit, most)
     print_remark(f"scoring {pluralize(len(windows), 'window')} in float on this host")
     return {PERPLEXITY_FLOAT: float_perplexity(checkpoint, container, windows)}
 
@@ -130,8 +143,9 @@ def _document(result: "PerplexityResult") -> dict[str, object]:
 def _show(result: "PerplexityResult", session: "Session", references: Mapping[str, float]) -> None:
     from harness.results.identity import describe_container
 
+    whose = " of the draft model" if result.positions.startswith("draft_") else ""
     answers().print(
-        f"perplexity {result.perplexity:.3f} over {pluralize(result.tokens, 'token')} in "
+        f"perplexity{whose} {result.perplexity:.3f} over {pluralize(result.tokens, 'token')} in "
         f"{pluralize(len(result.windows), 'window')}, {describe_container(session.container_info)} "
         f"on {session.device_label}",
     )

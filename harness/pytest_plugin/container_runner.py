@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from harness.deploy.deployment import Deployment
 from harness.errors import HarnessError
 from harness.results.records import ContainerInfo, DeviceInfo, Provenance, Run, TelemetrySeries
-from harness.runtimes.base import GenerationRequest, GenerationResult, PerplexityResult, Runtime
+from harness.runtimes.base import (
+    GenerationRequest,
+    GenerationResult,
+    ModelRole,
+    PerplexityResult,
+    Runtime,
+)
 from harness.runtimes.context_limit import ContextLimit
 from harness.telemetry.sampler import DEFAULT_HZ
 from harness.workloads.base import Recording
@@ -173,10 +179,12 @@ class ContainerRunner:
         *,
         max_windows: int | None = None,
         references: Mapping[str, float] | None = None,
+        role: ModelRole = "target",
     ) -> PerplexityResult:
         """Score a text, and store the result.
 
         Args:
+            role: which model of a container that drafts.
             references: by metric, such as `perplexity_float`: what the host computed over the
                 same positions.
 
@@ -191,6 +199,7 @@ class ContainerRunner:
                 Recording(lambda: store),
                 windows=max_windows,
                 references=references,
+                role=role,
             ).output
 
     def dialogs(

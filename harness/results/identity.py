@@ -153,6 +153,12 @@ class PerplexityKey:
         work = run.workload
         return cls(Subject.of(run), work.dataset_sha256, work.perplexity)
 
+    @property
+    def of_answers(self) -> bool:
+        """Whether it is of the model that answers, not of one that drafts for it."""
+        definition = self.definition
+        return definition is None or not definition.positions.startswith("draft_")
+
 
 def find_differences(keys: Sequence[SpeedKey]) -> tuple[str, ...]:
     """Name the parts in which not all keys are equal."""

@@ -23,7 +23,7 @@ RunStatus = Literal["running", "done", "failed", "interrupted"]
 Runner = Literal[
     "genie_t2t_run.py", "genie-t2t-run", "genie_app.py", "genie-app", "genie_perplexity.py"
 ]
-Positions = Literal["first_cl_minus_ar", "all"]
+Positions = Literal["first_cl_minus_ar", "draft_first_cl_minus_ar", "all"]
 CheckOutcome = Literal["none", "passed", "failed"]
 JsonScalar = str | int | float | bool | None
 
@@ -183,7 +183,7 @@ class PerplexityDefinition(Record):
 
     Attributes:
         positions: scored positions of each window: Genie scores the first CL - AR, AR being the
-            prefill graph's.
+            prefill graph's; `draft_` says that the draft model was scored, by its own AR.
         windows: number of whole windows of one context length.
         tokens: number of scored tokens in all windows together.
     """

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from harness.deploy.deployment import Deployment
 from harness.results.records import Positions, Runner, TelemetrySeries
+
+ModelRole = Literal["target", "draft"]
+"""Which model of a container: the one that answers, or the one that drafts for it."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,8 @@ class Runtime(Protocol):
         """The program that scores texts on the device."""
         ...
 
-    @property
-    def positions(self) -> Positions:
-        """Positions that it scores in each window."""
+    def positions(self, role: ModelRole = "target") -> Positions:
+        """Name the positions that it scores in each window."""
         ...
 
     def prepare(self) -> Deployment:
@@ -106,11 +108,13 @@ class Runtime(Protocol):
         """Run one query in a process of its own on the device."""
         ...
 
-    def windows(self, text: str, most: int | None = None) -> Sequence[Window]:
+    def windows(
+        self, text: str, most: int | None = None, role: ModelRole = "target"
+    ) -> Sequence[Window]:
         """Cut a text into the windows that the device scores, at most so many."""
         ...
 
-    def score(self, windows: Sequence[Window]) -> PerplexityResult:
+    def score(self, windows: Sequence[Window], role: ModelRole = "target") -> PerplexityResult:
         """Score windows with the accuracy API of the runtime on the device."""
         ...
 

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from buildlib.container.container import GenAIContainer
-from harness.errors import PromptTooLongError
+from harness.errors import PromptTooLongError, WrongUseError
+
+_TOKENS = "input_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,36 @@ class ContextLimit:
         """Read the limit from a container's manifest."""
         graphs = container.metadata.graphs
         return cls(graphs.context_length, max(graphs.auto_regression_numbers))
+
+    @classmethod
+    def of_draft(cls, container: GenAIContainer) -> "ContextLimit":
+        """Read the limit of a container's draft model from its binaries, which alone tell its AR.
+
+        Raises:
+            WrongUseError: the container has none, or one that predicts no text by itself.
+            InvalidBinaryError: a binary of it cannot be read.
+        """
+        from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+
+        dialog = container.genie_config.dialog
+        draft = next((engine for engine in dialog.engines if engine.role == "draft"), None)
+        if draft is None:
+            raise WrongUseError(
+                f"{container.path} holds no draft model: its dialog is of type {dialog.type}"
+            )
+        binary = container.files[draft.model.binary.ctx_bins[0]]
+        found = [
+            tensor.shape[-1]
+            for graph in OrtQnnToolchain().inspect(binary).graphs
+            for tensor in graph.inputs
+            if tensor.name == _TOKENS
+        ]
+        if dialog.type == "eaglet" or not found:
+            raise WrongUseError(
+                f"the draft model of {container.path} predicts from the hidden states of its "
+                "target, so it has no perplexity of its own"
+            )
+        return cls(container.metadata.graphs.context_length, max(found))
 
     @property
     def past_tokens(self) -> int:

@@ -19,7 +19,13 @@ from harness.errors import (
     RuntimeOutputError,
 )
 from harness.results.records import Positions, Runner
-from harness.runtimes.base import GenerationRequest, GenerationResult, PerplexityResult, Window
+from harness.runtimes.base import (
+    GenerationRequest,
+    GenerationResult,
+    ModelRole,
+    PerplexityResult,
+    Window,
+)
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.files import check_fit, device_files, target_of
 from harness.runtimes.genie_profile import parse_profile
@@ -80,7 +86,6 @@ class GenieRuntime:
     """
 
     perplexity_runner: Runner = "genie_perplexity.py"
-    positions: Positions = "first_cl_minus_ar"
 
     def __init__(
         self,
@@ -189,16 +194,25 @@ class GenieRuntime:
             return ""
         return RunFolder(self._device, self._deployment).read_log()
 
-    def windows(self, text: str, most: int | None = None) -> list[Window]:
+    def windows(
+        self, text: str, most: int | None = None, role: ModelRole = "target"
+    ) -> list[Window]:
         """Cut a text into windows of the container's context length.
 
         Raises:
-            WrongUseError: the text is shorter than one window.
+            WrongUseError: the text is shorter than one window, or there is no such model.
         """
         tokenizer = self._container.files["tokenizer.json"]
-        return cut_windows(text, tokenizer, self._limit, most)
+        return cut_windows(text, tokenizer, self._limit_of(role), most)
 
-    def score(self, windows: Sequence[Window]) -> PerplexityResult:
+    def positions(self, role: ModelRole = "target") -> Positions:
+        """Name the positions that Genie scores."""
+        return "draft_first_cl_minus_ar" if role == "draft" else "first_cl_minus_ar"
+
+    def _limit_of(self, role: ModelRole) -> ContextLimit:
+        return ContextLimit.of_draft(self._container) if role == "draft" else self._limit
+
+    def score(self, windows: Sequence[Window], role: ModelRole = "target") -> PerplexityResult:
         """Score windows by Genie's accuracy API, a fresh process for each.
 
         Raises:
@@ -215,11 +229,12 @@ class GenieRuntime:
         folder = RunFolder(self._device, self.prepare())
         folder.send({**inputs, "query_config.json": self._container.genie_config.to_json()})
         command = [*starting(self.perplexity_runner), "-c", "query_config.json"]
-        command += ["--ar", str(self._limit.prefill_ar)]
+        command += ["--ar", str(self._limit_of(role).prefill_ar), "--role", role]
         command += ["--out", "perplexity.json", "--window-files", *names]
         timeout_s = self._timeout_s * len(windows)
         folder.run(command, name=self.perplexity_runner, timeout_s=timeout_s, stdout=_OUTPUT)
-        return parse_perplexity(folder.read("perplexity.json"), windows, self._device.serial)
+        text = folder.read("perplexity.json")
+        return parse_perplexity(text, windows, self._device.serial, self.positions(role))
 
     def _count_tokens(self, request: GenerationRequest) -> int:
         """Tokens that the prompt takes in the context: Genie puts bos before them."""

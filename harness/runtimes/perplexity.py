@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
@@ -64,14 +64,19 @@ class _Result(BaseModel):
 
     format: int = Field(ge=1, le=1)
     perplexity: float = Field(ge=1.0, le=_LARGEST)
-    positions: Positions
+    positions: Literal["first_cl_minus_ar"]
     n_tokens: int = Field(ge=1)
     retries: int = Field(ge=0)
     windows: Annotated[list[_WindowRecord], FailFast()]
 
 
-def parse_perplexity(text: str, windows: Sequence[Window], device: str) -> PerplexityResult:
+def parse_perplexity(
+    text: str, windows: Sequence[Window], device: str, positions: Positions = "first_cl_minus_ar"
+) -> PerplexityResult:
     """The result as numbers.
+
+    Args:
+        positions: that the windows were cut for.
 
     Raises:
         RuntimeOutputError: no such file, or one about other windows than those that were sent.
@@ -98,5 +103,5 @@ def parse_perplexity(text: str, windows: Sequence[Window], device: str) -> Perpl
         windows=tuple(window.perplexity for window in result.windows),
         tokens=scored,
         retries=result.retries,
-        positions=result.positions,
+        positions=positions,
     )

@@ -14,7 +14,7 @@ from harness.results.identity import describe_scored
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PerplexityBound
 from harness.results.records import PerplexityDefinition
 from harness.results.records import Workload as WorkloadRecord
-from harness.runtimes.base import PerplexityResult, Window
+from harness.runtimes.base import ModelRole, PerplexityResult, Window
 from harness.workloads.base import (
     UNRECORDED,
     NonEmpty,
@@ -46,6 +46,7 @@ class Perplexity(WorkloadModel):
         windows: score only the first windows of the context length; None scores all.
         max: the bound above which the container counts as broken.
         reference: folder of the checkpoint that the host scores in float over the same positions.
+        role: which model of a container that drafts; `reference` is that model's.
     """
 
     kind: Literal["perplexity"] = "perplexity"
@@ -53,9 +54,10 @@ class Perplexity(WorkloadModel):
     windows: Annotated[int, Field(ge=1)] | None = None
     max: MaxPerplexity | None = None
     reference: NonEmpty | None = None
+    role: ModelRole | None = None
 
     input_keys: ClassVar[tuple[str, ...]] = ("text",)
-    later_keys: ClassVar[frozenset[str]] = frozenset({"reference"})
+    later_keys: ClassVar[frozenset[str]] = frozenset({"reference", "role"})
 
     @model_validator(mode="after")
     def _relative_to_a_reference(self) -> Self:
@@ -74,9 +76,10 @@ class Perplexity(WorkloadModel):
     ) -> WorkloadResult[PerplexityResult]:
         """Score the file, on the host in float first."""
         text = read_text(session.resolve(self.text))
+        role = self.role or "target"
         references = {}
         if self.reference is not None:
-            cut = session.runtime.windows(text, self.windows)
+            cut = session.runtime.windows(text, self.windows, role)
             value = float_perplexity(session.resolve(self.reference), session.container, cut)
             references[PERPLEXITY_FLOAT] = value
         return score_text(
@@ -86,6 +89,7 @@ class Perplexity(WorkloadModel):
             windows=self.windows,
             bound=self.bound,
             references=references,
+            role=role,
         )
 
 
@@ -110,6 +114,7 @@ def score_text(
     bound: PerplexityBound | None = None,
     references: Mapping[str, float] | None = None,
     dataset_sha256: str | None = None,
+    role: ModelRole = "target",
 ) -> WorkloadResult[PerplexityResult]:
     """Score a text on the session's device.
 
@@ -119,15 +124,16 @@ def score_text(
         references: by metric, e.g. `perplexity_float`: what the host computed over the same
             positions.
         dataset_sha256: hash of the text that this one repeats; by default of this one.
+        role: which model of a container that drafts.
 
     Raises:
         OutputCheckError: the perplexity is above the bound.
         HarnessError: what else went wrong; the run is stored as failed, with that error.
     """
     runtime = session.runtime
-    cut = runtime.windows(text, windows)
+    cut = runtime.windows(text, windows, role)
     definition = PerplexityDefinition(
-        positions=runtime.positions,
+        positions=runtime.positions(role),
         windows=len(cut),
         tokens=sum(len(window.scored) for window in cut),
     )
@@ -137,7 +143,7 @@ def score_text(
         perplexity=definition,
     )
     with recording.start_if_stored(session, "perplexity", record) as recorder:
-        result = runtime.score(cut)
+        result = runtime.score(cut, role)
         values = {PERPLEXITY: result.perplexity, **(references or {})}
         if recorder is not None:
             recorder.add_values(values)

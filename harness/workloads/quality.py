@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import WrongUseError
-from harness.results.identity import describe_scored
+from harness.results.identity import PerplexityKey, describe_scored
 from harness.results.perplexity import (
     PERPLEXITY,
     PERPLEXITY_FLOAT,
@@ -82,7 +82,7 @@ class QualityCheck:
         runtime = session.runtime
         cut = runtime.windows(text, self.windows)
         definition = PerplexityDefinition(
-            positions=runtime.positions,
+            positions=runtime.positions(),
             windows=len(cut),
             tokens=sum(len(window.scored) for window in cut),
         )
@@ -211,5 +211,5 @@ def _measured(store: ResultsStore, container: ContainerInfo, device: DeviceInfo)
     )
     for run in reversed(store.list_runs(wanted)):
         judged = run.status == "done" or run.check.outcome == "failed"
-        if judged and PERPLEXITY in last_values(run):
+        if judged and PerplexityKey.of(run).of_answers and PERPLEXITY in last_values(run):
             yield run

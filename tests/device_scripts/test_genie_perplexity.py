@@ -124,3 +124,36 @@ def test_what_fails_leaves_no_result(measure: Measure, name: str, message: str) 
 def test_a_configuration_without_a_context_length(text: str) -> None:
     with pytest.raises(genie_api.RunnerError):
         genie_perplexity.context_length(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("dialog", "role", "engine"),
+    [
+        ({}, "target", None),
+        ({"type": "basic", "engine": {}}, None, None),
+        ({"type": "lade", "engine": {}}, "target", {"convert-to-basic": True}),
+        (
+            {"type": "spd", "engine": [{"role": "target"}, {"role": "draft"}]},
+            None,
+            {"convert-to-basic": True, "role": "target"},
+        ),
+        (
+            {"type": "spd", "engine": [{"role": "target"}, {"role": "draft"}]},
+            "draft",
+            {"convert-to-basic": True, "role": "draft"},
+        ),
+    ],
+)
+def test_a_dialog_that_speculates_is_scored_as_a_basic_one(
+    dialog: dict[str, object], role: str | None, engine: dict[str, object] | None
+) -> None:
+    config = json.dumps({"dialog": dialog}).encode()
+    asked = json.loads(genie_perplexity.accuracy_json(config, "w.txt", role))
+    assert asked == {"dataset": "w.txt", "type": "perplexity"} | (
+        {} if engine is None else {"engine": engine}
+    )
+
+
+def test_a_dialog_without_a_draft_model_has_none_to_score() -> None:
+    with pytest.raises(genie_api.RunnerError, match="type lade has no draft model"):
+        genie_perplexity.accuracy_json(b'{"dialog": {"type": "lade"}}', "w.txt", "draft")

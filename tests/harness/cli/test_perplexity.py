@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_config import GenieConfig, Lade, Spd
+from buildlib.container.writer import ContainerContents, write_container
+from buildlib.targets import parse_target
 from harness.devices.adb.device import AdbDevice
-from harness.exit_codes import BAD, GOOD
+from harness.exit_codes import BAD, GOOD, NO_ANSWER
 from harness.results.store import ResultsStore, RunFilter
+from harness.workloads.quality import stored_quality
 from suites.models import tiny_llama
 from tests.harness.cli.conftest import Run
 
@@ -51,3 +56,63 @@ def test_another_model_is_a_bad_answer(
     assert " in 1 window, tiny_llama W8A16" in perplexity
     assert beside.startswith("in float on this host ")
     assert "from the same model in float, more than the 3% of W8A16" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def speculating(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Containers of the same binaries whose dialogs look ahead, and draft, by the type."""
+    plain = GenAIContainer.load(tiny_bundle)
+    engine = plain.genie_config.dialog.target_engine
+    configs = {
+        "lade": plain.genie_config.with_type("lade", lade=Lade(window=4, ngram=3, gcap=4)),
+        "spd": plain.genie_config.with_type("spd", draft=engine, spd=Spd(draft_len=4)),
+    }
+    folder = tmp_path_factory.mktemp("speculating")
+    return {kind: repackage(plain, config, folder / kind).path for kind, config in configs.items()}
+
+
+def repackage(plain: GenAIContainer, config: GenieConfig, folder: Path) -> GenAIContainer:
+    """Write a container with another configuration over the same binaries."""
+    metadata = plain.metadata
+    contents = ContainerContents(
+        target=parse_target(metadata.target.name),
+        model=metadata.model,
+        graphs=metadata.graphs,
+        genie_config=config,
+        htp_config=plain.htp_config,
+        tokenizer=plain.files["tokenizer.json"],
+        binaries={name: plain.files[name] for name in config.ctx_bins},
+        toolchain=metadata.toolchain,
+        options=metadata.options,
+    )
+    return write_container(contents, folder)
+
+
+def test_a_speculating_container_is_scored_as_its_target(
+    qnnfarm: Run, virtual_device: AdbDevice, tiny_bundle: Path, speculating: dict[str, Path]
+) -> None:
+    where = ("--device", virtual_device.serial, "--text", TEXT, "--windows", "1", "--json")
+    answers = {}
+    for kind, folder in {"plain": tiny_bundle, **speculating}.items():
+        done = qnnfarm("perplexity", folder, *where)
+        assert done.returncode == GOOD, done.stderr
+        answers[kind] = json.loads(done.stdout)["perplexity"]
+    assert answers["lade"] == answers["spd"] == answers["plain"]
+
+
+def test_the_draft_model_has_a_perplexity_of_its_own(
+    qnnfarm: Run, virtual_device: AdbDevice, speculating: dict[str, Path], tmp_path: Path
+) -> None:
+    db = tmp_path / "results.db"
+    where = ("--device", virtual_device.serial, "--db", db, "--text", TEXT, "--windows", "1")
+    done = qnnfarm("perplexity", speculating["spd"], *where, "--role", "draft")
+    assert done.returncode == GOOD, done.stderr
+    assert done.stdout.startswith("perplexity of the draft model ")
+    with ResultsStore.open(db) as store:
+        (run,) = store.list_runs(RunFilter(kind="perplexity"))
+        assert run.workload.perplexity is not None
+        assert run.workload.perplexity.positions == "draft_first_cl_minus_ar"
+        assert stored_quality(store, run.container, run.device) is None
+    done = qnnfarm("perplexity", speculating["lade"], *where, "--role", "draft")
+    assert done.returncode == NO_ANSWER
+    assert "holds no draft model: its dialog is of type lade" in done.stderr

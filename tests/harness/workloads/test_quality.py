@@ -46,11 +46,13 @@ def perplexity(*values: float, windows: int = 8, precision: str = "W8A16") -> Ru
 class FakeRuntime:
     """Scores every text as 33.988."""
 
-    positions = "first_cl_minus_ar"
     perplexity_runner = "genie_perplexity.py"
     scored = 0
 
-    def windows(self, text: str, most: int | None = None) -> list[Window]:
+    def positions(self, _role: str = "target") -> str:
+        return "first_cl_minus_ar"
+
+    def windows(self, text: str, most: int | None = None, _role: str = "target") -> list[Window]:
         return [Window(text[:9], (1,) * 160)] * (most or 8)
 
     def versions(self) -> dict[str, str]:
@@ -62,7 +64,7 @@ class FakeRuntime:
     def read_log(self) -> str:
         return ""
 
-    def score(self, windows: list[Window]) -> PerplexityResult:
+    def score(self, windows: list[Window], _role: str = "target") -> PerplexityResult:
         self.scored += 1
         tokens = 160 * len(windows)
         return PerplexityResult(33.988, (33.988,) * len(windows), tokens, 0, "first_cl_minus_ar")
