@@ -15,6 +15,12 @@ from buildlib.error_base import one_line
 Location = Sequence[int | str]
 
 MISSING = "missing"
+RULE = "rule"
+"""Kind of a fault between several keys."""
+NULL = "null"
+"""Kind of a value that is null where none is allowed."""
+OBJECT, ARRAY = "(object)", "(array)"
+"""Tags of the kinds of a union that differ in shape; no steps of a location."""
 _NO_SUCH_KEY = "extra_forbidden"
 _TAG = "union_tag_invalid"
 _LISTS = {"tuple_type", "list_type", "frozen_set_type", "set_type"}
@@ -106,12 +112,21 @@ class Fault:
 
 def first_fault(error: ValidationError, model: type[BaseModel] | None = None) -> Fault:
     """The first fault; with the model that was validated, it names the nearest known key."""
-    found = error.errors(include_url=False)[0]
+    return faults(error, model)[0]
+
+
+def faults(error: ValidationError, model: type[BaseModel] | None = None) -> tuple[Fault, ...]:
+    """All faults, as `first_fault` gives the first."""
+    return tuple(_fault(found, model) for found in error.errors(include_url=False))
+
+
+def _fault(found: ErrorDetails, model: type[BaseModel] | None) -> Fault:
     reason, given = reason_for(found, model), found["input"]
     if found["type"] in _WITH_VALUE and isinstance(given, str | int | float):
         shown = repr(given)
         reason += f", not {shown if len(shown) <= _SHOWN else f'{shown[:_SHOWN]}...'}"
-    return Fault(tuple(found["loc"]), found["type"], reason)
+    location = tuple(step for step in found["loc"] if step not in {OBJECT, ARRAY})
+    return Fault(location, found["type"], reason)
 
 
 def reason_for(found: ErrorDetails, model: type[BaseModel] | None = None) -> str:

@@ -1,20 +1,47 @@
 """Base of the typed configurations: vendor's keys outside, Python names inside, nothing unknown."""
 
+import codecs
 import json
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic.alias_generators import to_snake
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from buildlib.errors import GenieConfigError
-from buildlib.validation import first_fault
+from buildlib.validation import ARRAY, NULL, OBJECT, RULE, Fault, faults
 
 _MAX_BYTES = 4 * 1024 * 1024
+_INT32 = 2**31 - 1
+_INT64 = 2**63 - 1
 
-Version = Literal[1]
-Count = Annotated[int, Field(ge=1)]
-Size = Annotated[int, Field(ge=0)]
+WRITTEN = object()
+"""Mark of a key that has a default in Python, and that a file must have."""
+
+Version = Annotated[Literal[1], WRITTEN]
+Count = Annotated[int, Field(ge=1, le=_INT64)]
+Size = Annotated[int, Field(ge=0, le=_INT64)]
+Count32 = Annotated[int, Field(ge=1, le=_INT32)]
+Size32 = Annotated[int, Field(ge=0, le=_INT32)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1)]
+Texts = tuple[Text, ...]
+
+One = Tag(OBJECT)
+Several = Tag(ARRAY)
+OneOrSeveral = Discriminator(lambda value: ARRAY if isinstance(value, list | tuple) else OBJECT)
+"""How a value that may stand alone or in an array is read: errors name the key alone."""
 
 
 def kebab(name: str) -> str:
@@ -22,10 +49,40 @@ def kebab(name: str) -> str:
     return to_snake(name).replace("_", "-")
 
 
+def refuse(reason: str, *location: str | int, kind: str = RULE) -> ValidationError:
+    """Return the error of a rule between keys, for a validator to raise.
+
+    Args:
+        reason: the fault in one line.
+        location: keys and indices that lead to it from the object that is validated.
+        kind: of the fault.
+    """
+    template = "{reason}"  # noqa: RUF027 - pydantic fills it in
+    error = PydanticCustomError(kind, template, {"reason": reason})
+    return ValidationError.from_exception_data(
+        "rule", [InitErrorDetails(type=error, loc=location, input=None)]
+    )
+
+
 class ConfigModel(BaseModel):
-    """Immutable, and refuses keys that it does not know."""
+    """Immutable, and refuses keys that it does not know.
+
+    What a file does not say stays unsaid: `to_json` gives back what `from_json` read.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    @model_validator(mode="after")
+    def _file_is_complete(self, info: ValidationInfo) -> Self:
+        if info.mode != "json":
+            return self
+        for name, field in type(self).model_fields.items():
+            key = field.alias or field.serialization_alias or name
+            if WRITTEN in field.metadata and name not in self.model_fields_set:
+                raise refuse("it is missing", key, kind="missing")
+            if name in self.model_fields_set and getattr(self, name) is None:
+                raise refuse("must not be null", key, kind=NULL)
+        return self
 
     def to_json(self) -> str:
         """Text with the vendor's keys in the order of the fields, without what is not set."""
@@ -40,9 +97,27 @@ class ConfigModel(BaseModel):
             GenieConfigError: not JSON, an unknown key, or a value of the wrong kind.
         """
         try:
-            return cls.model_validate_json(text, strict=True)
+            return cls._read(text)
         except ValidationError as error:
-            raise GenieConfigError(path, str(first_fault(error, cls))) from error
+            raise GenieConfigError(path, str(faults(error, cls)[0])) from error
+
+    @classmethod
+    def faults_of(cls, text: str | bytes) -> tuple[Fault, ...]:
+        """All faults of a text; none if `from_json` reads it."""
+        try:
+            cls._read(text)
+        except ValidationError as error:
+            return faults(error, cls)
+        return ()
+
+    @classmethod
+    def _read(cls, text: str | bytes) -> Self:
+        text = text.encode() if isinstance(text, str) else text
+        text = text.removeprefix(codecs.BOM_UTF8)
+        repeated = _repeated_key(text)
+        if repeated is not None:
+            raise refuse(f"the key {repeated!r} stands twice in one object", kind="repeated")
+        return cls.model_validate_json(text, strict=True, by_alias=True, by_name=False)
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
@@ -51,13 +126,36 @@ class ConfigModel(BaseModel):
         Raises:
             GenieConfigError: as `from_json`, or the file cannot be read.
         """
-        try:
-            if path.stat().st_size > _MAX_BYTES:
-                raise GenieConfigError(str(path), f"larger than {_MAX_BYTES} bytes")
-            text = path.read_bytes()
-        except OSError as error:
-            raise GenieConfigError(str(path), error.strerror or str(error)) from error
-        return cls.from_json(text, str(path))
+        return cls.from_json(read_config(path), str(path))
+
+
+def _repeated_key(text: bytes) -> str | None:
+    """The first key that an object has twice: one of its values would be lost."""
+    found: list[str] = []
+
+    def note(pairs: list[tuple[str, object]]) -> None:
+        names = [name for name, _ in pairs]
+        found.extend(name for name in dict.fromkeys(names) if names.count(name) > 1)
+
+    try:
+        json.loads(text, object_pairs_hook=note)
+    except (ValueError, RecursionError):  # the model says what is wrong
+        return None
+    return found[0] if found else None
+
+
+def read_config(path: Path) -> bytes:
+    """Read the bytes of a configuration file.
+
+    Raises:
+        GenieConfigError: it cannot be read, or is too large to be one.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise GenieConfigError(str(path), f"larger than {_MAX_BYTES} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise GenieConfigError(str(path), error.strerror or str(error)) from error
 
 
 class GenieModel(ConfigModel):

@@ -1,16 +1,40 @@
 """`genie_config.json`: the dialog that Genie creates, as typed models.
 
-Keys: "Genie Dialog JSON configuration", docs.qualcomm.com 80-63442-10, as far as dialogs on HTP
-need them. What is required, and what excludes what, is what `libGenie.so` 1.21 enforces; see
-`buildlib.container.genie_validator`.
+Keys: "Genie Dialog JSON configuration", docs.qualcomm.com 80-63442-10. What is required, and what
+excludes what, is what the parser of libGenie 1.21 enforces (`buildlib.container.genie_validator`).
+A key that is `None` is not written, and Genie takes its own default.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainSerializer, model_validator
 
-from buildlib.container.config_model import Count, GenieModel, Size, Version
+from buildlib.container.config_model import (
+    WRITTEN,
+    Count,
+    GenieModel,
+    Number,
+    One,
+    OneOrSeveral,
+    Positive,
+    Several,
+    Size,
+    Text,
+    Texts,
+    Version,
+    refuse,
+)
+from buildlib.container.genie_decoding import (
+    GREEDY,
+    Eaglet,
+    KvShare,
+    Lade,
+    Multistream,
+    Sampler,
+    Spd,
+    Ssd,
+)
 from buildlib.container.genie_engine import (
     Backend,
     Binaries,
@@ -21,185 +45,175 @@ from buildlib.container.genie_engine import (
     QnnHtp,
     RopeScaling,
 )
-from buildlib.container.layout import TOKENIZER
+from buildlib.container.layout import HTP_CONFIG, TOKENIZER
 
-
-class Lade(GenieModel):
-    """Lookahead decoding: n-grams that the model itself has seen coming are verified at once."""
-
-    version: Version = 1
-    window: Count
-    ngram: Annotated[int, Field(ge=2)]
-    gcap: Count
-    update_mode: Literal["ALWAYS_FWD_ONE", "FWD_MAX_HIT", "FWD_LEVEL"] | None = None
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one call: an AR of at least as many is needed."""
-        return (self.window + self.gcap) * (self.ngram - 1)
-
-
-class Spd(GenieModel):
-    """Speculative decoding: a small model drafts tokens, the large one verifies them."""
-
-    version: Version = 1
-    draft_len: Count
-
-
-class Ssd(GenieModel):
-    """Self-speculative decoding: trained tokens after a trained prefix forecast the next ones.
-
-    Attributes:
-        branches: candidates of each forecast token that are verified.
-        forecast_prefix: its length in tokens.
-        forecast_prefix_name: its folder, relative to the runtime's working folder.
-    """
-
-    version: Version = 1
-    ssd_version: Count = 1
-    forecast_token_count: Count
-    branches: Annotated[tuple[Count, ...], Field(min_length=1)]
-    forecast_prefix: Count
-    forecast_prefix_name: Annotated[str, Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _forecasts_cover_branches(self) -> Self:
-        if len(self.branches) > self.forecast_token_count:
-            raise ValueError(
-                f"{len(self.branches)} branches of {self.forecast_token_count} forecast tokens"
-            )
-        return self
-
-
-class Eaglet(GenieModel):
-    """A draft head on the hidden states of the target proposes a tree of tokens."""
-
-    version: Version = 1
-    eaglet_version: Size
-    draft_len: Count
-    n_branches: Count
-    max_tokens_target_can_evaluate: Count
-    draft_kv_cache: bool
-
-
-GenieDatatype = Literal["float32", "ufixed8", "ufixed16", "sfixed8", "sfixed16"]
-TokenId = Annotated[int, Field(ge=0)]
+GenieDatatype = Literal["float32", "native", "ufixed8", "ufixed16", "sfixed8", "sfixed16"]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class Context(GenieModel):
     """Sizes and special tokens of the model.
 
-    `bos_token` and `eos_token` lie inside the vocabulary: an id outside it aborts the graph.
+    All special tokens lie inside the vocabulary: an id outside it aborts the graph.
+
+    Attributes:
+        eot_token: ends a turn.
+        n_embd: length of an embedding vector.
+        draft_n_vocab: vocabulary of a draft model that knows fewer tokens.
     """
 
     version: Version = 1
     size: Count
     n_vocab: Count
     bos_token: TokenId
-    eos_token: TokenId | tuple[TokenId, ...]
+    eos_token: Annotated[
+        Annotated[TokenId, One] | Annotated[tuple[TokenId, ...], Field(min_length=1), Several],
+        OneOrSeveral,
+    ]
+    eot_token: TokenId | None = None
     pad_token: TokenId | None = None
     n_embd: Count | None = None
+    draft_n_vocab: Count | None = None
 
     @model_validator(mode="after")
     def _tokens_are_in_vocabulary(self) -> Self:
-        eos = self.eos_token if isinstance(self.eos_token, tuple) else (self.eos_token,)
-        for token in (self.bos_token, *eos, self.pad_token or 0):
-            if token >= self.n_vocab:
-                raise ValueError(f"token {token} is outside the vocabulary of {self.n_vocab}")
+        given: dict[tuple[str | int, ...], int | None] = {
+            ("bos-token",): self.bos_token,
+            ("eot-token",): self.eot_token,
+            ("pad-token",): self.pad_token,
+        }
+        if isinstance(self.eos_token, tuple):
+            given |= {("eos-token", index): token for index, token in enumerate(self.eos_token)}
+        else:
+            given["eos-token",] = self.eos_token
+        for location, token in given.items():
+            if token is not None and token >= self.n_vocab:
+                raise refuse(
+                    f"token {token} is outside the vocabulary of {self.n_vocab}", *location
+                )
         return self
-
-
-class TokenPenalty(GenieModel):
-    """Penalty of repeated tokens."""
-
-    version: Version = 1
-    penalize_last_n: Size
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-
-
-class Sampler(GenieModel):
-    """Choice of the next token: the most probable if `greedy`, otherwise drawn at random."""
-
-    version: Version = 1
-    seed: Annotated[int, Field(ge=-1)] = 42
-    temp: Annotated[float, Field(ge=0.0)] = 1.0
-    top_k: Size = 1
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    greedy: bool = True
-    token_penalty: TokenPenalty | None = None
 
 
 class Tokenizer(GenieModel):
     """File of the tokenizer, relative to the working folder of the runtime."""
 
     version: Version = 1
-    path: str = TOKENIZER
+    path: Annotated[Text, WRITTEN] = TOKENIZER
+
+
+def _whole(value: float) -> float | int:
+    return int(value) if value.is_integer() else value
 
 
 class QuantParam(GenieModel):
     """An integer q of a table means (q + offset) * scale."""
 
-    scale: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-    offset: int
+    scale: Positive
+    offset: Annotated[Number, PlainSerializer(_whole)]
 
 
 class Embedding(GenieModel):
-    """The table that tokens are looked up in on the host; `size` is the length of a row.
+    """Embedding vectors of tokens, from the host instead of the graph.
 
-    Genie accepts signed types, but looks up in them for graphs with signed inputs alone. It rounds
-    float32 down onto the grid of the graph's input; a table on that very grid is copied.
+    A table (`lut`) is looked up by Genie; otherwise the program hands vectors over, and answers for
+    generated tokens by a callback. Genie accepts signed types, but looks up in them for graphs with
+    signed inputs alone. It rounds float32 down onto the grid of the graph's input; a table on that
+    very grid is copied.
+
+    Attributes:
+        size: length of a vector.
+        datatype: of the table, or of the vectors that are handed over; `native` is that of the
+            graph's input.
     """
 
     version: Version = 1
-    type: Literal["lut"] = "lut"
-    lut_path: str
+    type: Literal["lut", "callback"] | None = None
+    lut_path: Text | None = None
     size: Count
-    datatype: GenieDatatype
+    datatype: GenieDatatype | None = None
     quant_param: QuantParam | None = None
 
     @model_validator(mode="after")
-    def _integers_have_a_meaning(self) -> Self:
-        if (self.quant_param is None) != (self.datatype == "float32"):
-            raise ValueError("quant-param is needed by integer datatypes, and by no other")
+    def _table_is_whole(self) -> Self:
+        if self.type != "lut":
+            if self.lut_path is not None:
+                raise refuse("it belongs to embeddings of type lut", "lut-path")
+            return self
+        if self.lut_path is None:
+            reason = "it is missing: an embedding of type lut needs it"
+            raise refuse(reason, "lut-path", kind="missing")
+        if self.datatype is None:
+            return self
+        has_grid = self.quant_param is not None
+        if self.datatype == "float32" and has_grid:
+            raise refuse("a table of float32 has none", "quant-param")
+        if "fixed" in self.datatype and not has_grid:
+            raise refuse(f"a table of {self.datatype} needs it", "quant-param", kind="missing")
         return self
 
 
+DialogType = Literal["basic", "ssd-q1", "lade", "spd", "multistream", "eaglet", "kv-share"]
+_NEEDED_BLOCKS = ("ssd-q1", "spd", "multistream", "eaglet")
+_ROLES: Mapping[str, tuple[str, str]] = {
+    "spd": ("target", "draft"),
+    "eaglet": ("target", "draft"),
+    "kv-share": ("primary", "secondary"),
+}
+
+
 class Dialog(GenieModel):
-    """A conversation with one model, or with two of which one drafts for the other.
+    """A conversation with one model, or with two of which one works for the other.
 
     `max_num_tokens` bounds what one query generates; without it only the context length does.
     """
 
     version: Version = 1
-    type: Literal["basic", "lade", "spd", "ssd-q1", "eaglet"] = "basic"
-    max_num_tokens: Count | None = None
-    stop_sequence: tuple[str, ...] | None = None
+    type: Annotated[DialogType, WRITTEN] = "basic"
+    max_num_tokens: Size | None = None
+    stop_sequence: Texts | None = None
     context: Context
-    sampler: Sampler = Sampler()
+    sampler: Sampler | None = None
     tokenizer: Tokenizer
     embedding: Embedding | None = None
     lade: Lade | None = None
     spd: Spd | None = None
     ssd: Annotated[Ssd | None, Field(alias="ssd-q1")] = None
+    multistream: Multistream | None = None
     eaglet: Eaglet | None = None
-    engine: Engine | tuple[Engine, Engine]
+    kv_share: KvShare | None = None
+    engine: Annotated[
+        Annotated[Engine, One] | Annotated[tuple[Engine, Engine], Several], OneOrSeveral
+    ]
 
     @model_validator(mode="after")
-    def _type_and_parts_agree(self) -> Self:
-        blocks = {"lade": self.lade, "spd": self.spd, "ssd-q1": self.ssd, "eaglet": self.eaglet}
+    def _type_and_blocks_agree(self) -> Self:
+        blocks: dict[str, object | None] = {
+            "ssd-q1": self.ssd,
+            "lade": self.lade,
+            "spd": self.spd,
+            "multistream": self.multistream,
+            "eaglet": self.eaglet,
+            "kv-share": self.kv_share,
+        }
         for name, block in blocks.items():
             if block is not None and self.type != name:
-                raise ValueError(f"a dialog of type {self.type} has no {name}")
-        if self.type != "lade" and blocks.get(self.type, self) is None:
-            raise ValueError(f"a dialog of type {self.type} needs {self.type}")
-        roles = {engine.role for engine in self.engines}
-        if self.type in {"spd", "eaglet"}:
-            if roles != {"target", "draft"}:
-                raise ValueError(f"type {self.type} needs an engine for each role: target, draft")
-        elif roles != {None} or isinstance(self.engine, tuple):
-            raise ValueError(f"type {self.type} takes one engine, without a role")
+                raise refuse(f"a dialog of type {self.type} has no {name}", name)
+        if self.type in _NEEDED_BLOCKS and blocks[self.type] is None:
+            reason = f"it is missing: a dialog of type {self.type} needs it"
+            raise refuse(reason, self.type, kind="missing")
+        return self
+
+    @model_validator(mode="after")
+    def _type_and_engines_agree(self) -> Self:
+        roles = _ROLES.get(self.type)
+        if roles is None:
+            if isinstance(self.engine, tuple) or self.engine.role is not None:
+                raise refuse(
+                    f"a dialog of type {self.type} has one engine, without a role", "engine"
+                )
+        elif sorted(engine.role or "" for engine in self.engines) != sorted(roles):
+            reason = f"a dialog of type {self.type} has an engine of each role: {', '.join(roles)}"
+            raise refuse(reason, "engine")
         return self
 
     @property
@@ -209,8 +223,8 @@ class Dialog(GenieModel):
 
     @property
     def target_engine(self) -> Engine:
-        """The engine whose tokens are generated."""
-        return next(engine for engine in self.engines if engine.role != "draft")
+        """The engine whose tokens are generated; of a dialog that shares a KV cache, the first."""
+        return next(e for e in self.engines if e.role not in {"draft", "secondary"})
 
 
 class GenieConfig(GenieModel):
@@ -221,7 +235,7 @@ class GenieConfig(GenieModel):
     @property
     def ctx_bins(self) -> tuple[str, ...]:
         """The context binaries of the (target) model in the order of the splits."""
-        return self.dialog.target_engine.model.binary.ctx_bins
+        return self.dialog.target_engine.model.ctx_bins
 
     @property
     def referenced_files(self) -> tuple[str, ...]:
@@ -229,14 +243,12 @@ class GenieConfig(GenieModel):
         dialog = self.dialog
         names = list(self.ctx_bins)
         for engine in dialog.engines:
-            names += engine.model.binary.ctx_bins
+            names += engine.model.ctx_bins
         names.append(dialog.tokenizer.path)
-        if dialog.embedding is not None:
+        if dialog.embedding is not None and dialog.embedding.lut_path is not None:
             names.append(dialog.embedding.lut_path)
         for engine in dialog.engines:
-            names += [engine.backend.extensions] if engine.backend.extensions else []
-            lora = engine.model.binary.lora
-            names += [adapter.path for adapter in lora.adapters] if lora else []
+            names += engine.files()
         if dialog.ssd is not None:
             names.append(dialog.ssd.forecast_prefix_name)
         return tuple(dict.fromkeys(names))
@@ -260,13 +272,12 @@ class GenieConfig(GenieModel):
         """A copy whose (target) engine has adapters."""
 
         def adapted(engine: Engine) -> Engine:
-            binary = engine.model.binary.model_copy(update={"lora": lora})
-            model = engine.model.model_copy(update={"binary": binary})
-            return engine.model_copy(update={"model": model})
+            return engine.model_copy(update={"model": engine.model.with_lora(lora)})
 
         engine = self.dialog.engine
         if isinstance(engine, tuple):
-            first, second = (adapted(e) if e.role == "target" else e for e in engine)
+            target = self.dialog.target_engine
+            first, second = (adapted(e) if e is target else e for e in engine)
             return self._changed({"engine": (first, second)})
         return self._changed({"engine": adapted(engine)})
 
@@ -309,20 +320,18 @@ def basic_dialog(
 
     On the emulator Genie's threads neither spin nor are bound to the big cores that a phone has.
     """
-    htp = (
-        QnnHtp(kv_dim=head_dim, poll=False, cpu_mask="0x0", use_mmap=False)
-        if emulator
-        else QnnHtp(kv_dim=head_dim)
-    )
+    waits = {"poll": False, "cpu_mask": "0x0", "use_mmap": False} if emulator else {}
+    htp = QnnHtp.model_validate({"kv_dim": head_dim, "allow_async_init": False, **waits})
     encoding = PositionalEncoding(
         rope_dim=rotary_dim // 2, rope_theta=rope_theta, rope_scaling=rope_scaling
     )
     return GenieConfig(
         dialog=Dialog(
             context=context,
+            sampler=GREEDY,
             tokenizer=Tokenizer(),
             engine=Engine(
-                backend=Backend(qnn_htp=htp),
+                backend=Backend(qnn_htp=htp, extensions=HTP_CONFIG),
                 model=Model(
                     binary=Binaries(ctx_bins=tuple(ctx_bins)), positional_encoding=encoding
                 ),

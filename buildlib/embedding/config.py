@@ -90,6 +90,7 @@ class EmbeddingConfig(BaseModel):
             )
             raise InvalidOptionError("embedding.embed_datatype", reason, ("uint16", "uint8"))
         return Embedding(
+            type="lut",
             lut_path=lut_path,
             size=self.embed_length,
             datatype=_GENIE_TYPES[self.embed_datatype],

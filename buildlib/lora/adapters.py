@@ -100,7 +100,7 @@ class Adapters:
     def genie(self, alpha_name: str) -> Lora:
         """The block of the engine, for files as `write` puts them."""
         adapters = (LoraAdapter(name=name, path=f"{LORA_FOLDER}/{name}") for name in self.names)
-        return Lora(alpha_tensor_name=alpha_name, adapters=tuple(adapters))
+        return Lora(lora_version=1, alpha_tensor_name=alpha_name, adapters=tuple(adapters))
 
     def write(self, folder: Path) -> dict[str, Path]:
         """Write `lora/<use case>/<input>.raw` under `folder`, float32, as Genie reads them.

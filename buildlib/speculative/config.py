@@ -16,7 +16,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from buildlib.container.config_model import Count, GenieModel
 from buildlib.container.container import GenAIContainer
-from buildlib.container.genie_config import Eaglet, GenieConfig, Lade, Spd, Ssd
+from buildlib.container.genie_config import GenieConfig
+from buildlib.container.genie_decoding import Eaglet, Lade, Spd, Ssd
 from buildlib.container.genie_engine import Engine
 from buildlib.container.layout import TOKENIZER
 from buildlib.errors import InvalidOptionError
@@ -126,7 +127,7 @@ def check_speculation(how: SpeculativeConfig, ars: Sequence[int]) -> None:
     ar = max(ars)
     match how:
         case LadeBuilderConfig():
-            tokens = _lade(how).tokens_per_step
+            tokens = _lade(how).tokens_per_step or 0
             _require(tokens <= ar, "window", _too_long(tokens, ar))
         case SpdBuilderConfig():
             # A longer draft than the target can verify hangs Genie.
@@ -237,8 +238,7 @@ def _tokens(tokenizer: Path) -> dict[str, int]:
 
 
 def _with_binaries(engine: Engine, names: tuple[str, ...]) -> Engine:
-    binary = engine.model.binary.model_copy(update={"ctx_bins": names, "lora": None})
-    model = engine.model.model_copy(update={"binary": binary})
+    model = engine.model.with_lora(None).with_ctx_bins(names)
     return engine.model_copy(update={"model": model})
 
 

@@ -47,7 +47,7 @@ class ContextLimit:
             raise WrongUseError(
                 f"{container.path} holds no draft model: its dialog is of type {dialog.type}"
             )
-        binary = container.files[draft.model.binary.ctx_bins[0]]
+        binary = container.files[draft.model.ctx_bins[0]]
         found = [
             tensor.shape[-1]
             for graph in OrtQnnToolchain().inspect(binary).graphs

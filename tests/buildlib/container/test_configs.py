@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from buildlib.container.genie_config import (
-    Context,
-    GenieConfig,
-    Sampler,
-    TokenPenalty,
-    basic_dialog,
-)
+from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
+from buildlib.container.genie_decoding import GenieConfigWarning, Sampler, TokenPenalty
 from buildlib.container.genie_engine import RopeScaling
 from buildlib.container.genie_validator import check_genie_config, check_genie_text
 from buildlib.container.htp_config import HtpConfig, HtpContext, htp_config
@@ -96,6 +91,33 @@ def test_nonsense_is_refused_by_both(text: bytes) -> None:
         GenieConfig.from_json(text)
     with pytest.raises(GenieConfigError):
         check_genie_text(text, "genie_config.json")
+
+
+def test_greedy_is_read_as_top_k_1_with_a_warning() -> None:
+    """Genie ignores `greedy`: what the file means is written as Genie does it."""
+    text = '{"version": 1, "greedy": true, "top-k": 40, "seed": 3}'
+    with pytest.warns(GenieConfigWarning, match="ignores sampler greedy"):
+        sampler = Sampler.from_json(text)
+    assert json.loads(sampler.to_json()) == {"version": 1, "top-k": 1, "seed": 3}
+    assert sampler.is_greedy
+    assert Sampler(greedy=True) == Sampler(top_k=1)  # and no warning where nothing was ignored
+    assert not Sampler.from_json('{"version": 1, "greedy": false, "temp": 0.5}').is_greedy
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"version": 1, "seed": 1, "seed": 2}', "'seed' stands twice"),
+        ('{"version": 1, "seed": null}', "/seed: must not be null"),
+        ('{"seed": 1}', "/version: it is missing"),
+        ('{"version": 1, "top_k": 1}', "/top_k: there is no such key: did you mean top-k"),
+        ('{"version": 1, "type": "custom"}', "/callback-name: it is missing"),
+        ('{"version": 1, "type": "custom", "callback-name": "f", "seed": 1}', "/seed: a sampler"),
+    ],
+)
+def test_what_a_file_must_not_say(text: str, said: str) -> None:
+    with pytest.raises(GenieConfigError, match=said):
+        Sampler.from_json(text)
 
 
 def test_the_validator_reads_the_folder(genie_config: GenieConfig, tmp_path: Path) -> None:

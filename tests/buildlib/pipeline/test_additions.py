@@ -36,7 +36,7 @@ def test_adapters_are_inputs_of_the_graphs_and_files_of_the_container(
     assert all(comparison.passed for comparison in floats), report.to_json()
     container = GenAIContainer.load(builder.build().path)
     assert container.metadata.graphs.splits == 3  # embedding and head apart
-    lora = container.genie_config.dialog.target_engine.model.binary.lora
+    lora = container.genie_config.dialog.target_engine.model.lora
     assert lora is not None
     assert [a.path for a in lora.adapters] == ["lora/one"]
     kinds = {name: record.kind for name, record in container.metadata.files.items()}

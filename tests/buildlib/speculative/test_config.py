@@ -146,7 +146,7 @@ def test_a_draft_with_a_table_of_its_own(tiny_bundle: Path, tmp_path: Path) -> N
         binaries={name: bundle.files[name] for name in bundle.genie_config.ctx_bins},
         toolchain=bundle.metadata.toolchain,
         options=bundle.metadata.options,
-        extras={TABLE.lut_path: ContainerFile(tmp_path / "rows", "embedding")},
+        extras={"embedding_weights.raw": ContainerFile(tmp_path / "rows", "embedding")},
     )
     folder = write_container(draft, tmp_path / "draft").path
     with pytest.raises(InvalidOptionError, match=r"draft_container.*table of its own"):
@@ -173,8 +173,13 @@ def test_lookahead_fits_the_graphs_or_is_refused(how: SpeculativeConfig, ar: int
         assert fits
 
 
-LORA = Lora(alpha_tensor_name="lora_alpha", adapters=(LoraAdapter(name="a", path="lora/a"),))
+LORA = Lora(
+    lora_version=1,
+    alpha_tensor_name="lora_alpha",
+    adapters=(LoraAdapter(name="a", path="lora/a"),),
+)
 TABLE = Embedding(
+    type="lut",
     lut_path="embedding_weights.raw",
     size=144,
     datatype="ufixed16",
@@ -187,7 +192,7 @@ def test_table_and_adapters(tiny_bundle: Path) -> None:
     assert {"embedding_weights.raw", "lora/a"} <= set(config.referenced_files)
     assert judged(config.with_dialog(max_num_tokens=3)).dialog.embedding == TABLE
     spd = speculated(config, SpdBuilderConfig(draft_container=tiny_bundle), (1, 32)).genie_config
-    adapted = [engine.role for engine in judged(spd).dialog.engines if engine.model.binary.lora]
+    adapted = [engine.role for engine in judged(spd).dialog.engines if engine.model.lora]
     assert adapted == ["target"]
 
 
@@ -215,4 +220,4 @@ def test_genie_and_our_model_refuse_the_same(edit: dict[str, object]) -> None:
 def test_a_table_says_what_its_integers_mean() -> None:
     for datatype, grid in (("float32", TABLE.quant_param), ("ufixed8", None)):
         with pytest.raises(ValidationError, match="quant-param"):
-            Embedding(lut_path="t", size=1, datatype=datatype, quant_param=grid)  # type: ignore[arg-type]
+            Embedding(type="lut", lut_path="t", size=1, datatype=datatype, quant_param=grid)  # type: ignore[arg-type]

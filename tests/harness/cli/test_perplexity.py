@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from buildlib.container.container import GenAIContainer
-from buildlib.container.genie_config import GenieConfig, Lade, Spd
+from buildlib.container.genie_config import GenieConfig
+from buildlib.container.genie_decoding import Lade, Spd
 from buildlib.container.writer import ContainerContents, write_container
 from buildlib.targets import parse_target
 from harness.devices.adb.device import AdbDevice
