@@ -6,9 +6,13 @@ quic/ai-engine-direct-helper) and runs against the library. The API promises no 
 thread uses it here.
 """
 
+import contextlib
 import ctypes
+import os
+import signal
+import sys
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
 
 STATUS_NAMES = {
@@ -48,6 +52,7 @@ PERFORMANCE_POLICIES = {
 SENTENCE_COMPLETE = 0
 SENTENCE_REWIND = 5
 ACTION_ABORT = 1
+_MOST_DEAF = 8  # pieces that a dialog still gives after it was told to stop
 _LARGEST_RESULT = 1 << 30  # bytes; what Genie asks for beyond it is refused, not allocated
 
 _Handle = ctypes.c_void_p
@@ -55,6 +60,7 @@ _Text = ctypes.c_char_p
 _U32 = ctypes.c_uint32
 _QueryCallback = ctypes.CFUNCTYPE(None, _Text, ctypes.c_int, _Handle)
 _TokenCallback = ctypes.CFUNCTYPE(None, ctypes.POINTER(_U32), _U32, ctypes.c_int, _Handle)
+_EmbeddingCallback = ctypes.CFUNCTYPE(None, ctypes.c_int32, _Handle, _U32, _Handle)
 _AllocCallback = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p))
 
 _SIGNATURES: Dict[str, Tuple[Any, ...]] = {
@@ -77,6 +83,28 @@ _SIGNATURES: Dict[str, Tuple[Any, ...]] = {
         _TokenCallback,
         _Handle,
     ),
+    "GenieDialog_embeddingQuery": (
+        _Handle,
+        _Handle,
+        _U32,
+        ctypes.c_int,
+        _EmbeddingCallback,
+        _QueryCallback,
+        _Handle,
+    ),
+    "GenieDialog_embeddingTokenQuery": (
+        _Handle,
+        _Handle,
+        _U32,
+        ctypes.c_int,
+        _EmbeddingCallback,
+        _TokenCallback,
+        _Handle,
+    ),
+    "GenieDialog_save": (_Handle, _Text),
+    "GenieDialog_restore": (_Handle, _Text),
+    "GenieDialog_setStopSequence": (_Handle, _Text),
+    "GenieDialog_setMaxNumTokens": (_Handle, _U32),
     "GenieDialog_signal": (_Handle, ctypes.c_int),
     "GenieDialog_reset": (_Handle,),
     "GenieDialog_applyLora": (_Handle, _Text, _Text),
@@ -127,6 +155,43 @@ class GenieError(RunnerError):
         return f"{self.function} failed: {name} ({self.status})"
 
 
+class Interrupted(RunnerError):  # noqa: N818  (what happened, not a fault)
+    """A signal asked the runner to end; what it opened is closed first."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    def __str__(self) -> str:
+        return f"ended by {signal.Signals(self.number).name}"
+
+
+class Stop:
+    """Signal that asked this process to end: noted when it comes, acted on between two calls.
+
+    An exception out of a signal handler would be lost in the library's callbacks.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    @classmethod
+    def watching(cls) -> "Stop":
+        """Return one that notes TERM, INT and HUP from now on."""
+        stop = cls()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, stop._note)
+        return stop
+
+    def check(self) -> None:
+        """Raise `Interrupted` if a signal came."""
+        if self._number:
+            raise Interrupted(self._number)
+
+    def _note(self, number: int, _frame: Optional[FrameType]) -> None:
+        self._number = number
+
+
 class Genie:
     """The loaded library; every call checks its status.
 
@@ -134,7 +199,8 @@ class Genie:
     because its own dependencies are looked up there too.
     """
 
-    def __init__(self, library: str = "libGenie.so") -> None:
+    def __init__(self, library: str = "libGenie.so", stop: Optional[Stop] = None) -> None:
+        self.stop = stop or Stop()
         try:
             self._library = ctypes.CDLL(library)
         except OSError as error:
@@ -151,7 +217,10 @@ class Genie:
 
         Raises:
             GenieError: The status is an error.
+            Interrupted: A signal came before the call; what frees and stops runs all the same.
         """
+        if not name.endswith(("_free", "_signal")):
+            self.stop.check()
         function = self._function(name)
         function.argtypes = _SIGNATURES[name]
         function.restype = ctypes.c_int32
@@ -273,6 +342,27 @@ class DialogConfig(Owned):
         self.genie.call("GenieDialogConfig_bindLogger", self.handle, log.handle)
 
 
+TextSink = Callable[[bytes], None]
+TokenSink = Callable[[List[int]], None]
+Lookup = Callable[[int, int], bytes]
+
+
+def _pieces(sink: TextSink) -> Callable[..., None]:
+    def take(piece: Optional[bytes], _code: int, _data: Optional[int]) -> None:
+        if piece:
+            sink(piece)
+
+    return take
+
+
+def _ids(sink: TokenSink) -> Callable[..., None]:
+    def take(ids: Any, count: int, _code: int, _data: Optional[int]) -> None:
+        if ids and count:
+            sink([int(ids[i]) for i in range(count)])
+
+    return take
+
+
 class Dialog(Owned):
     """A loaded model with its context."""
 
@@ -281,57 +371,116 @@ class Dialog(Owned):
     def __init__(self, config: DialogConfig) -> None:
         super().__init__(config.genie, config.genie.create("GenieDialog_create", config.handle))
 
-    def query(self, prompt: bytes, sink: Callable[[bytes], None], *, rewind: bool = False) -> int:
+    def query(self, prompt: bytes, sink: TextSink, *, rewind: bool = False) -> int:
         """Generate, passing each piece to ``sink`` as bytes from Genie.
 
-        A piece may end inside a UTF-8 character. An exception of ``sink`` stops the generation and
-        is raised here.
+        A piece may end inside a UTF-8 character. An exception of ``sink``, or a signal, stops the
+        generation and is raised here.
 
         Returns:
             The status: 0, or a warning such as `CONTEXT_EXCEEDED`.
         """
-        failures: List[BaseException] = []
-
-        def receive(piece: Optional[bytes], _code: int, _data: Optional[int]) -> None:
-            if piece and not failures:
-                self._guard(failures, lambda: sink(piece or b""))
-
-        callback = _QueryCallback(receive)
         code = SENTENCE_REWIND if rewind else SENTENCE_COMPLETE
-        status = self.genie.call("GenieDialog_query", self.handle, prompt, code, callback, None)
-        if failures:
-            raise failures[0]
-        return status
+        query = (self.handle, prompt, code)
+        return self._generate("GenieDialog_query", query, _QueryCallback, _pieces(sink))
 
-    def token_query(self, tokens: Sequence[int], sink: Callable[[List[int]], None]) -> int:
+    def token_query(self, tokens: Sequence[int], sink: TokenSink) -> int:
         """Generate from token ids to token ids; otherwise like `query`."""
+        ids = (_U32 * len(tokens))(*tokens)
+        query = (self.handle, ids, len(tokens), SENTENCE_COMPLETE)
+        return self._generate("GenieDialog_tokenQuery", query, _TokenCallback, _ids(sink))
+
+    def embedding_query(self, rows: bytes, lookup: Optional[Lookup], sink: TextSink) -> int:
+        """Generate from embeddings to text; otherwise like `query`.
+
+        Args:
+            rows: Embeddings of the prompt, bos included, as the graph's input has them.
+            lookup: Gives the row of a generated token, of so many bytes; None if the configuration
+                names a table.
+            sink: As for `query`.
+        """
+        return self._embedding_query("", rows, lookup, _QueryCallback, _pieces(sink))
+
+    def embedding_token_query(self, rows: bytes, lookup: Optional[Lookup], sink: TokenSink) -> int:
+        """Generate from embeddings to token ids; otherwise like `embedding_query`."""
+        return self._embedding_query("Token", rows, lookup, _TokenCallback, _ids(sink))
+
+    def _embedding_query(
+        self,
+        kind: str,
+        rows: bytes,
+        lookup: Optional[Lookup],
+        callback: Any,
+        take: Callable[..., None],
+    ) -> int:
         failures: List[BaseException] = []
 
-        def receive(ids: Any, count: int, _code: int, _data: Optional[int]) -> None:
-            if ids and count and not failures:
-                self._guard(failures, lambda: sink([int(ids[i]) for i in range(count)]))
+        def write(token: int, target: int, size: int, _data: Optional[int]) -> None:
+            row = b""
+            if lookup is not None:
+                try:
+                    row = lookup(token, size)
+                except RunnerError as error:
+                    failures.append(error)
+            ctypes.memmove(target, row.ljust(size, b"\0"), size)
 
-        callback = _TokenCallback(receive)
-        status = self.genie.call(
-            "GenieDialog_tokenQuery",
-            self.handle,
-            (_U32 * len(tokens))(*tokens),
-            len(tokens),
-            SENTENCE_COMPLETE,
-            callback,
-            None,
-        )
-        if failures:
-            raise failures[0]
+        table = _EmbeddingCallback(write) if lookup is not None else _EmbeddingCallback(0)
+        buffer = ctypes.create_string_buffer(rows, len(rows))
+        pointer = ctypes.cast(buffer, _Handle)
+        query = (self.handle, pointer, len(rows), SENTENCE_COMPLETE, table)
+        name = f"GenieDialog_embedding{kind}Query"
+        return self._generate(name, query, callback, take, failures)
+
+    def _generate(
+        self,
+        name: str,
+        query: Tuple[Any, ...],
+        callback: Any,
+        take: Callable[..., None],
+        failures: Optional[List[BaseException]] = None,
+    ) -> int:
+        """Run a query; stop it at the first failure of what takes its pieces."""
+        failed: List[BaseException] = [] if failures is None else failures
+        deaf = 0
+
+        def receive(*piece: Any) -> None:
+            nonlocal deaf
+            try:
+                if not failed:
+                    self.genie.stop.check()
+                    take(*piece)
+                    return
+            except BaseException as error:  # noqa: BLE001  (ctypes would print it and go on)
+                failed.append(error)
+            deaf += 1
+            if deaf > _MOST_DEAF:  # lade dialogs take no signal, and would fill the context
+                leave(1, str(failed[0]))
+            self.genie.call("GenieDialog_signal", self.handle, ACTION_ABORT)
+
+        status = self.genie.call(name, *query, callback(receive), None)
+        if failed:
+            raise failed[0]
         return status
 
-    def _guard(self, failures: List[BaseException], action: Callable[[], None]) -> None:
-        # ctypes would print an exception and go on generating.
+    def save(self, path: str) -> None:
+        """Write the conversation into a folder, which is created."""
         try:
-            action()
-        except BaseException as error:  # noqa: BLE001  (raised again by the caller)
-            failures.append(error)
-            self.genie.call("GenieDialog_signal", self.handle, ACTION_ABORT)
+            Path(path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunnerError(f"cannot save into {path}: {error.strerror}") from error
+        self.genie.call("GenieDialog_save", self.handle, os.fsencode(path))
+
+    def restore(self, path: str) -> None:
+        """Go on with the conversation that `save` wrote."""
+        self.genie.call("GenieDialog_restore", self.handle, os.fsencode(path))
+
+    def set_stop_sequence(self, text: Optional[bytes]) -> None:
+        """Replace the stop sequences by those of a JSON; None removes them."""
+        self.genie.call("GenieDialog_setStopSequence", self.handle, text)
+
+    def set_max_tokens(self, count: int) -> None:
+        """Bound what a query generates; lade and multistream dialogs ignore it."""
+        self.genie.call("GenieDialog_setMaxNumTokens", self.handle, count)
 
     def reset(self) -> None:
         """Reset the conversation."""
@@ -449,6 +598,20 @@ def _close(owned: Owned) -> Optional[GenieError]:
     except GenieError as error:
         return error
     return None
+
+
+def leave(status: int, error: str = "") -> None:
+    """End the process at once with a status.
+
+    The library's own exit handlers abort (status 134) where a dialog could not be freed.
+    """
+    if error:
+        print(f"error: {error}", file=sys.stderr)
+    ctypes.CDLL(None).fflush(None)
+    with contextlib.suppress(OSError, ValueError):  # the reader may be gone
+        sys.stderr.flush()
+        sys.stdout.flush()
+    os._exit(status)
 
 
 def read_file(path: str, what: str) -> bytes:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
 
 if TYPE_CHECKING:
-    from device_scripts import genie_api, genie_t2t_run
+    from device_scripts import genie_api, genie_embeddings, genie_t2t_run
     from device_scripts.genie_app_script import Loop, ScriptError, Statement, Usage, Word, parse
 else:  # beside this file on the device
     import genie_api
+    import genie_embeddings
     import genie_t2t_run
     from genie_app_script import Loop, ScriptError, Statement, Usage, Word, parse
 
@@ -31,10 +32,18 @@ _USAGES = (
     Usage('dialog query DIALOG_NAME "PROMPT"/PROMPT_FILE [OUTPUT_FILE]'),
     Usage('dialog rewindQuery DIALOG_NAME "PROMPT"/PROMPT_FILE [OUTPUT_FILE]'),
     Usage("dialog tokenQuery DIALOG_NAME TOKENS_PATH [OUTPUT_FILE]"),
+    Usage("dialog embeddingQuery DIALOG_NAME EMBEDDINGS_PATH EMBEDDINGS_TABLE_PATH [OUTPUT_FILE]"),
+    Usage(
+        "dialog embeddingTokenQuery DIALOG_NAME EMBEDDINGS_PATH EMBEDDINGS_TABLE_PATH [OUTPUT_FILE]"
+    ),
     Usage("dialog applyLora DIALOG_NAME ENGINE_NAME ADAPTER_NAME"),
     Usage("dialog setLoraStrength DIALOG_NAME ENGINE_NAME TENSOR_NAME ALPHA ..."),
     Usage("dialog setPerformance DIALOG_NAME POLICY"),
+    Usage("dialog setStopSequence DIALOG_NAME FILE.json", _OURS),
+    Usage("dialog setMaxNumTokens DIALOG_NAME COUNT", _OURS),
     Usage("dialog reset DIALOG_NAME"),
+    Usage("dialog save DIALOG_NAME PATH"),
+    Usage("dialog restore DIALOG_NAME PATH"),
     Usage("dialog free DIALOG_NAME"),
     Usage("profile create PROFILE_NAME"),
     Usage("profile save PROFILE_NAME FILE.json"),
@@ -53,12 +62,7 @@ _USAGES = (
 )
 _UNSUPPORTED = (
     Usage("dialog batchQuery"),
-    Usage("dialog embeddingQuery"),
-    Usage("dialog embeddingTokenQuery"),
-    Usage("dialog save"),
-    Usage("dialog restore"),
     Usage("dialog setPriority"),
-    Usage("dialog setStopSequence"),
     Usage("dialog signal"),
     Usage("embedding"),
     Usage("pipeline"),
@@ -96,6 +100,12 @@ class App:
             ("dialog", "query"): self._query,
             ("dialog", "rewindQuery"): self._rewind_query,
             ("dialog", "tokenQuery"): self._token_query,
+            ("dialog", "embeddingQuery"): self._embedding_query,
+            ("dialog", "embeddingTokenQuery"): self._embedding_token_query,
+            ("dialog", "setStopSequence"): self._set_stop_sequence,
+            ("dialog", "setMaxNumTokens"): self._set_max_tokens,
+            ("dialog", "save"): self._save,
+            ("dialog", "restore"): self._restore,
             ("dialog", "applyLora"): self._apply_lora,
             ("dialog", "setLoraStrength"): self._set_lora_strength,
             ("dialog", "setPerformance"): self._set_performance,
@@ -137,6 +147,8 @@ class App:
                 self._run_command(statement.words, statement.arguments)
             except _Wrong as error:
                 raise ScriptError(statement.line, str(error)) from error
+            except genie_api.Interrupted:
+                raise
             except genie_api.RunnerError as error:
                 raise genie_api.RunnerError(f"line {statement.line}: {error}") from error
 
@@ -173,11 +185,13 @@ class App:
         for kind, name in self._objects:
             _say(f"{kind} {name}")
 
-    @staticmethod
-    def _sleep(milliseconds: str) -> None:
+    def _sleep(self, milliseconds: str) -> None:
         if not milliseconds.isdigit() or len(milliseconds) > 9:
             raise _Wrong(f"not a number of milliseconds: {milliseconds}")
-        time.sleep(int(milliseconds) / 1000)
+        end = time.monotonic() + int(milliseconds) / 1000
+        while (left := end - time.monotonic()) > 0:
+            self._genie.stop.check()
+            time.sleep(min(left, 0.5))
 
     @staticmethod
     def _exit() -> None:
@@ -229,6 +243,43 @@ class App:
         status = dialog.token_query(tokens, answer.extend)
         _write_file(output, " ".join(map(str, answer)).encode())
         genie_t2t_run.check_status(status, generated=bool(answer))
+
+    def _embedding_query(self, name: str, path: str, table: str, output: str = "") -> None:
+        dialog, rows = self._dialog(name), genie_embeddings.read_rows(path)
+        lookup = genie_embeddings.Table(genie_embeddings.EmbeddingFile.parse(table))
+        if not output:
+            genie_t2t_run.ask_embeddings(dialog, rows, lookup)
+            return
+        pieces: List[bytes] = []
+        status = dialog.embedding_query(rows, lookup, pieces.append)
+        _write_file(output, b"".join(pieces))
+        genie_t2t_run.check_status(status, generated=bool(pieces))
+
+    def _embedding_token_query(self, name: str, path: str, table: str, output: str = "") -> None:
+        dialog, rows = self._dialog(name), genie_embeddings.read_rows(path)
+        lookup = genie_embeddings.Table(genie_embeddings.EmbeddingFile.parse(table))
+        answer: List[int] = []
+        status = dialog.embedding_token_query(rows, lookup, answer.extend)
+        text = " ".join(map(str, answer))
+        if output:
+            _write_file(output, text.encode())
+        else:
+            _say(text)
+        genie_t2t_run.check_status(status, generated=bool(answer))
+
+    def _set_stop_sequence(self, name: str, path: str) -> None:
+        self._dialog(name).set_stop_sequence(_read_json(path))
+
+    def _set_max_tokens(self, name: str, count: str) -> None:
+        if not count.isdigit() or len(count) > 9:
+            raise _Wrong(f"not a number of tokens: {count}")
+        self._dialog(name).set_max_tokens(int(count))
+
+    def _save(self, name: str, path: str) -> None:
+        self._dialog(name).save(path)
+
+    def _restore(self, name: str, path: str) -> None:
+        self._dialog(name).restore(path)
 
     def _apply_lora(self, name: str, engine: str, adapter: str) -> None:
         self._dialog(name).apply_lora(engine, adapter)
@@ -325,7 +376,7 @@ def _decode(script: bytes) -> str:
         raise ScriptError(script.count(b"\n", 0, error.start) + 1, "not UTF-8") from error
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Stop] = None) -> int:
     """Run the program and return its exit status."""
     build = argparse.ArgumentParser(
         prog="genie-app",
@@ -338,7 +389,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     options = build.parse_args(arguments)
     try:
         statements = parse_script(_decode(genie_api.read_file(options.script, "script")))
-        app = App(genie_api.Genie())
+        app = App(genie_api.Genie(stop=stop))
         try:
             app.run(statements)
         finally:
@@ -349,9 +400,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except (genie_api.RunnerError, BrokenPipeError) as error:
         genie_t2t_run.flush_c()
         print(f"genie-app: error: {error}", file=sys.stderr)
-        return 1
+        return 128 + error.number if isinstance(error, genie_api.Interrupted) else 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    genie_api.leave(main(stop=genie_api.Stop.watching()))

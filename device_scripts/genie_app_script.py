@@ -66,6 +66,7 @@ _MIXED_CASE = frozenset(
         "embeddingTokenQuery",
         "rewindQuery",
         "setLoraStrength",
+        "setMaxNumTokens",
         "setPerformance",
         "setPriority",
         "setStopSequence",

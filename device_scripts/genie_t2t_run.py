@@ -8,25 +8,20 @@ Python 3.8+; README.md beside this file lists differences from the documented pr
 
 import argparse
 import ctypes
+import json
 import os
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, List, NoReturn, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple
 
 if TYPE_CHECKING:
-    from device_scripts import genie_api
+    from device_scripts import genie_api, genie_embeddings
 else:  # beside this file on the device
     import genie_api
+    import genie_embeddings
 
-_UNSUPPORTED = "is documented for genie-t2t-run but not supported by this runner"
 _LARGEST_TOKEN = (1 << 31) - 1
-
-
-class _Refuse(argparse.Action):
-    """Refuses a documented option by name, instead of ignoring it."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        parser.error(f"{'/'.join(self.option_strings)} {_UNSUPPORTED}")
 
 
 def _lora(text: str) -> Tuple[str, str, float]:
@@ -49,9 +44,20 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="file of whitespace-separated token ids to query with (basic dialog only)",
     )
-    refusal = f"this {_UNSUPPORTED}"
-    query.add_argument("-e", "--embedding_file", nargs="?", action=_Refuse, help=refusal)
-    build.add_argument("-t", "--embedding_table", nargs="?", action=_Refuse, help=refusal)
+    query.add_argument(
+        "-e",
+        "--embedding_file",
+        metavar="PATH[,TYPE,SCALE,OFFSET]",
+        type=genie_embeddings.EmbeddingFile.parse,
+        help="file of embeddings to query with, and the encoding of the graph's input",
+    )
+    build.add_argument(
+        "-t",
+        "--embedding_table",
+        metavar="PATH[,TYPE,SCALE,OFFSET]",
+        type=genie_embeddings.EmbeddingFile.parse,
+        help="table that generated tokens are looked up in, and its encoding",
+    )
     build.add_argument(
         "-l",
         "--lora",
@@ -62,6 +68,9 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("-w", metavar="PROMPT", dest="rewind", help="second query, with KV rewind")
     build.add_argument("--log", choices=tuple(genie_api.LOG_LEVELS), help="Genie's own log")
     build.add_argument("--profile", metavar="FILE", help="write Genie's profile JSON")
+    build.add_argument(
+        "--clock", metavar="FILE", help="write when each piece came, by our clock (option of ours)"
+    )
     return build
 
 
@@ -116,63 +125,171 @@ def check_status(status: int, *, generated: bool) -> None:
         print(f"genie-t2t-run: warning: {name} ({status})", file=sys.stderr)
 
 
-def ask(dialog: genie_api.Dialog, prompt: bytes, *, rewind: bool = False) -> None:
+class Clock:
+    """Times of the last query's pieces by the callback's clock, for profiles without figures.
+
+    Args:
+        most: Pieces (tokens) after which nothing more is taken, for dialogs that ignore
+            ``max-num-tokens``; 0 for no bound.
+    """
+
+    def __init__(self, most: int = 0) -> None:
+        self.most = most
+        self.init_s = 0.0
+        self.prompt_tokens = 0
+        self.pieces: List[float] = []
+        self._began = 0.0
+
+    def start(self, prompt_tokens: int) -> None:
+        """Begin a query."""
+        self.prompt_tokens = prompt_tokens
+        self.pieces = []
+        self._began = time.monotonic()
+
+    def takes(self) -> bool:
+        """Note that a piece came, and say whether it is one to take."""
+        if self.most and len(self.pieces) >= self.most:
+            return False
+        self.pieces.append(time.monotonic() - self._began)
+        return True
+
+    def json(self) -> str:
+        """Return what was noted, in seconds since the query began."""
+        return json.dumps(
+            {
+                "format": 1,
+                "init_s": self.init_s,
+                "prompt_tokens": self.prompt_tokens,
+                "pieces": [round(moment, 6) for moment in self.pieces],
+            }
+        )
+
+
+def ask(
+    dialog: genie_api.Dialog, prompt: bytes, *, rewind: bool = False, clock: Optional[Clock] = None
+) -> None:
     """Run one text query and print it in the documented form."""
-    pieces: List[int] = []
+    clock = clock or Clock()
 
     def sink(piece: bytes) -> None:
-        pieces.append(len(piece))
-        write(piece)
+        if clock.takes():
+            write(piece)
 
     flush_c()
     write(b"[PROMPT]: " + prompt + b"\n\n[BEGIN]: ")
+    clock.start(0)
     status = dialog.query(prompt, sink, rewind=rewind)
     write(b"[END]\n\n")
-    check_status(status, generated=bool(pieces))
+    check_status(status, generated=bool(clock.pieces))
 
 
-def ask_tokens(dialog: genie_api.Dialog, tokens: Sequence[int]) -> None:
+def ask_tokens(
+    dialog: genie_api.Dialog, tokens: Sequence[int], clock: Optional[Clock] = None
+) -> None:
     """Run one token query and print the answer as ids, the form in which Genie returns it."""
+    clock = clock or Clock()
     count = 0
 
     def sink(ids: List[int]) -> None:
         nonlocal count
+        if not clock.takes():
+            return
         write(b"".join(b"%s%d" % (b" " if count + i else b"", id_) for i, id_ in enumerate(ids)))
         count += len(ids)
 
     flush_c()
     write(b"[PROMPT]: " + " ".join(map(str, tokens)).encode() + b"\n\n[BEGIN]: ")
+    clock.start(1 + len(tokens))
     status = dialog.token_query(tokens, sink)
     write(b"[END]\n\n")
     check_status(status, generated=count > 0)
 
 
+def ask_embeddings(
+    dialog: genie_api.Dialog,
+    rows: bytes,
+    lookup: Optional[genie_api.Lookup],
+    clock: Optional[Clock] = None,
+) -> None:
+    """Run one query by embeddings and print the answer as text."""
+    clock = clock or Clock()
+
+    def sink(piece: bytes) -> None:
+        if clock.takes():
+            write(piece)
+
+    flush_c()
+    write(b"[PROMPT]: %d bytes of embeddings\n\n[BEGIN]: " % len(rows))
+    clock.start(0)
+    status = dialog.embedding_query(rows, lookup, sink)
+    write(b"[END]\n\n")
+    check_status(status, generated=bool(clock.pieces))
+
+
+def token_bound(config: bytes) -> int:
+    """Return the bound that this runner keeps itself: lade dialogs ignore ``max-num-tokens``."""
+    try:
+        dialog = json.loads(config)["dialog"]
+        most = dialog.get("max-num-tokens", 0)
+        return int(most) if dialog.get("type") == "lade" else 0
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return 0  # Genie's own parser says what is wrong
+
+
 def write_profile(profile: genie_api.Profile, path: str) -> None:
     """Write Genie's JSON atomically."""
+    write_file(profile.json(), path, "profile")
+
+
+def write_file(data: bytes, path: str, what: str) -> None:
+    """Write a result atomically.
+
+    Raises:
+        genie_api.RunnerError: It cannot be written.
+    """
     temporary = Path(f"{path}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(profile.json())
+        temporary.write_bytes(data)
         temporary.replace(path)
     except OSError as error:
-        raise genie_api.RunnerError(f"cannot write the profile {path}: {error}") from error
+        raise genie_api.RunnerError(f"cannot write the {what} {path}: {error}") from error
 
 
-def run(options: argparse.Namespace) -> None:
+def query_of(options: argparse.Namespace, clock: Clock) -> Callable[[genie_api.Dialog], None]:
+    """Return the query that the options ask for; its files are read before Genie is loaded.
+
+    Raises:
+        genie_api.RunnerError: A file cannot be read, or holds something else.
+    """
+    if options.tokens_file is not None:
+        tokens = parse_tokens(genie_api.read_file(options.tokens_file, "tokens file"))
+        return lambda dialog: ask_tokens(dialog, tokens, clock)
+    if options.embedding_file is not None:
+        rows = genie_embeddings.read_rows(options.embedding_file.path)
+        lookup = None
+        if options.embedding_table is not None:
+            target = options.embedding_file.encoding
+            lookup = genie_embeddings.Table(options.embedding_table, target)
+        return lambda dialog: ask_embeddings(dialog, rows, lookup, clock)
+    prompt = (
+        os.fsencode(options.prompt)
+        if options.prompt_file is None
+        else genie_api.read_file(options.prompt_file, "prompt file")
+    )
+    text = c_string(prompt, "the prompt")
+    return lambda dialog: ask(dialog, text, clock=clock)
+
+
+def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     """Do what the options ask for.
 
     Raises:
         genie_api.RunnerError: A file, the library or Genie failed.
     """
-    tokens: List[int] = []
-    prompt = b""
-    if options.tokens_file is not None:
-        tokens = parse_tokens(genie_api.read_file(options.tokens_file, "tokens file"))
-    elif options.prompt_file is not None:
-        prompt = c_string(genie_api.read_file(options.prompt_file, "prompt file"), "the prompt")
-    else:
-        prompt = os.fsencode(options.prompt)
     text = c_string(genie_api.read_file(options.config, "configuration"), "the configuration")
-    genie = genie_api.Genie()
+    clock = Clock(token_bound(text))
+    query = query_of(options, clock)
+    genie = genie_api.Genie(stop=stop)
     write(f"Using libGenie.so version {genie.version()}\n\n".encode())
     with genie_api.Resources() as resources:
         # Made first, to be freed last: Genie frees no profile that a configuration is bound to.
@@ -183,35 +300,38 @@ def run(options: argparse.Namespace) -> None:
             config.bind_log(log)
         if profile is not None:
             config.bind_profile(profile)
+        began = time.monotonic()
         dialog = resources.add(genie_api.Dialog(config))
+        clock.init_s = time.monotonic() - began
         if options.lora:
             adapter, tensor, value = options.lora
             dialog.apply_lora("primary", adapter)
             dialog.set_lora_strength("primary", tensor, value)
-        if tokens:
-            ask_tokens(dialog, tokens)
-        else:
-            ask(dialog, prompt)
+        query(dialog)
         if options.rewind is not None:
-            ask(dialog, os.fsencode(options.rewind), rewind=True)
+            ask(dialog, os.fsencode(options.rewind), rewind=True, clock=clock)
         if profile is not None:
             write_profile(profile, options.profile)
+        if options.clock is not None:
+            write_file(clock.json().encode(), options.clock, "clock")
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Stop] = None) -> int:
     """Run the program and return its exit status."""
     build = parser()
     options = build.parse_args(arguments)
-    if options.rewind is not None and options.tokens_file is not None:
-        build.error("argument -w: not allowed with argument -tok/--tokens_file")
+    if options.rewind is not None and options.prompt is None and options.prompt_file is None:
+        build.error("argument -w: goes with a prompt (-p or --prompt_file)")
+    if options.embedding_table is not None and options.embedding_file is None:
+        build.error("argument -t/--embedding_table: goes with -e/--embedding_file")
     try:
-        run(options)
+        run(options, stop or genie_api.Stop())
     except (genie_api.RunnerError, BrokenPipeError) as error:
         flush_c()
         print(f"genie-t2t-run: error: {error}", file=sys.stderr)
-        return 1
+        return 128 + error.number if isinstance(error, genie_api.Interrupted) else 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    genie_api.leave(main(stop=genie_api.Stop.watching()))

@@ -141,12 +141,32 @@ def test_a_reader_that_goes_away_ends_the_run(runner: "Runner", short_bundle: Pa
     assert done.returncode != 0
 
 
+def test_a_signal_closes_the_dialog_and_is_told(runner: "Runner", bundle: Path) -> None:
+    """Without that the process aborts when it ends."""
+    process = subprocess.Popen(
+        runner.command("genie_t2t_run.py", ["-c", "genie_config.json", "-p", "In the beginning"]),
+        cwd=bundle,
+        env=runner.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    said = b""
+    while len(said.partition(b"[BEGIN]: ")[2]) < 2:
+        said += process.stdout.read(1)
+    process.terminate()
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert error.splitlines()[-1] == b"genie-t2t-run: error: ended by SIGTERM"
+
+
 def test_an_app_script(runner: "Runner", short_bundle: Path) -> None:
     (short_bundle / "tokens").write_text("43 80 263")
     (short_bundle / "accuracy.json").write_text(
         json.dumps({"dataset": "window", "type": "perplexity"})
     )
     (short_bundle / "window").write_text(TEXT * 4)
+    (short_bundle / "stop.json").write_text('{"stop-sequence": ["xyzzy"]}')
     (short_bundle / "script").write_text(
         f"""# everything once
 version
@@ -161,6 +181,13 @@ loop 2
   dialog reset d
   dialog query d "{TEXT}" answer
 endloop
+dialog save d saved
+dialog query d "And" after
+dialog reset d
+dialog restore d saved
+dialog query d "And" restored
+dialog setStopSequence d stop.json
+dialog setMaxNumTokens d 8
 dialog reset d
 dialog tokenQuery d tokens ids
 profile save p p.json
@@ -177,6 +204,9 @@ nothing after exit is run, but it is checked
     done = runner.run("genie_app.py", "-s", "script", cwd=short_bundle)
     assert done.returncode == 0, done.stderr
     assert (short_bundle / "answer").read_bytes()
+    after = (short_bundle / "after").read_bytes()
+    assert after
+    assert (short_bundle / "restored").read_bytes() == after
     assert len((short_bundle / "ids").read_text().split()) == 8
     events = json.loads((short_bundle / "p.json").read_text())["components"][0]["events"]
     assert sum(event["type"] == "GenieDialog_query" for event in events) >= 2

@@ -1,4 +1,5 @@
 import io
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -95,16 +96,13 @@ def test_what_is_no_token_is_refused(text: bytes) -> None:
         (["-c", "f", "-p", "x", "--prompt_file", "g"], "not allowed with argument"),
         (["-c", "f", "-tok", "t", "--prompt", "x"], "not allowed with argument"),
         (["-c", "f", "--tokens_file", "t", "--prompt_file", "g"], "not allowed with argument"),
-        (["-c", "f", "-tok", "t", "-w", "x"], "-w: not allowed with argument -tok"),
-        (
-            ["-c", "f", "-e", "emb.raw"],
-            "-e/--embedding_file is documented for genie-t2t-run but not supported",
-        ),
-        (
-            ["-c", "f", "-t", "lut.raw"],
-            "-t/--embedding_table is documented for genie-t2t-run but not supported",
-        ),
-        (["-c", "f", "-p", "x", "-t"], "-t/--embedding_table is documented"),
+        (["-c", "f", "-tok", "t", "-w", "x"], "-w: goes with a prompt"),
+        (["-c", "f", "-e", "e.raw", "-p", "x"], "not allowed with argument"),
+        (["-c", "f", "-e", "e.raw,int9,1,0"], "invalid"),
+        (["-c", "f", "-e", "e.raw,int8,0,0"], "invalid"),
+        (["-c", "f", "-e", "e.raw,int8,1"], "invalid"),
+        (["-c", "f", "-t", "lut.raw"], "one of the arguments"),
+        (["-c", "f", "-p", "x", "-t", "l"], "-t/--embedding_table: goes with -e/--embedding_file"),
         (["-c", "f", "-p", "x", "-l", "a,b"], "invalid"),
         (["-c", "f", "-p", "x", "-l", "a,b,c"], "invalid"),
         (["-c", "f", "-p", "x", "--log", "loud"], "invalid choice"),
@@ -143,6 +141,19 @@ def test_help_tells_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         "-t",
     ):
         assert option in printed_help
+
+
+def test_a_bound_of_ours_cuts_what_genie_does_not() -> None:
+    """Lade dialogs ignore max-num-tokens: what comes after so many pieces is not printed."""
+    config = b'{"dialog": {"type": "%s", "max-num-tokens": 2}}'
+    assert genie_t2t_run.token_bound(config % b"lade") == 2
+    assert genie_t2t_run.token_bound(config % b"basic") == 0
+    assert genie_t2t_run.token_bound(b"nonsense") == 0
+    clock = genie_t2t_run.Clock(most=2)
+    dialog = Pieces([b"a", b"b", b"c"])
+    out = printed(lambda: genie_t2t_run.ask(dialog, b"x", clock=clock))  # type: ignore[arg-type]
+    assert out.getvalue().endswith(b"[BEGIN]: ab[END]\n\n")
+    assert len(json.loads(clock.json())["pieces"]) == 2
 
 
 def test_lora_is_split() -> None:
