@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
@@ -53,6 +54,8 @@ SENTENCE_COMPLETE = 0
 SENTENCE_REWIND = 5
 ACTION_ABORT = 1
 _MOST_DEAF = 8  # pieces that a dialog still gives after it was told to stop
+_TRACED = b'{"profile": {"version": 1, "trace": {"version": 1, "enable": true}}}'
+_LONGEST_LOG_LINE = 4096
 _LARGEST_RESULT = 1 << 30  # bytes; what Genie asks for beyond it is refused, not allocated
 
 _Handle = ctypes.c_void_p
@@ -62,10 +65,14 @@ _QueryCallback = ctypes.CFUNCTYPE(None, _Text, ctypes.c_int, _Handle)
 _TokenCallback = ctypes.CFUNCTYPE(None, ctypes.POINTER(_U32), _U32, ctypes.c_int, _Handle)
 _EmbeddingCallback = ctypes.CFUNCTYPE(None, ctypes.c_int32, _Handle, _U32, _Handle)
 _AllocCallback = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p))
+# handle, format, level, nanoseconds since the log was made, the format's va_list
+_LogCallback = ctypes.CFUNCTYPE(None, _Handle, _Text, ctypes.c_int, ctypes.c_uint64, _Handle)
 
 _SIGNATURES: Dict[str, Tuple[Any, ...]] = {
-    "GenieLog_create": (_Handle, _Handle, ctypes.c_int, ctypes.POINTER(_Handle)),
+    "GenieLog_create": (_Handle, _LogCallback, ctypes.c_int, ctypes.POINTER(_Handle)),
     "GenieLog_free": (_Handle,),
+    "GenieProfileConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
+    "GenieProfileConfig_free": (_Handle,),
     "GenieProfile_create": (_Handle, ctypes.POINTER(_Handle)),
     "GenieProfile_getJsonData": (_Handle, _AllocCallback, ctypes.POINTER(ctypes.c_void_p)),
     "GenieProfile_free": (_Handle,),
@@ -299,21 +306,45 @@ OwnedType = TypeVar("OwnedType", bound=Owned)
 
 
 class Log(Owned):
-    """Genie's own log: logcat on Android, stdout elsewhere."""
+    """The log of Genie and of QNN below it: one line each to stderr, ``[ERROR] text``.
+
+    Without a callback they go to logcat on Android and to stdout elsewhere, among the answers.
+    """
 
     _free = "GenieLog_free"
 
     def __init__(self, genie: Genie, level: str) -> None:
-        super().__init__(genie, genie.create("GenieLog_create", None, None, LOG_LEVELS[level]))
+        self._format = ctypes.CDLL(None).vsnprintf
+        self._format.argtypes = [_Text, ctypes.c_size_t, _Text, _Handle]
+        self._callback = _LogCallback(self._write)  # Genie calls it as long as the log lives
+        super().__init__(
+            genie, genie.create("GenieLog_create", None, self._callback, LOG_LEVELS[level])
+        )
+
+    def _write(self, _log: Any, form: bytes, level: int, _time: int, values: Any) -> None:
+        # A va_list is passed by reference on x86-64 and AArch64 alike.
+        line = ctypes.create_string_buffer(_LONGEST_LOG_LINE)
+        self._format(line, _LONGEST_LOG_LINE, form, values)
+        name = next((name for name, number in LOG_LEVELS.items() if number == level), str(level))
+        text = line.value.decode(errors="replace").strip()
+        if text:
+            os.write(2, f"[{name.upper()}] {text}\n".encode(errors="replace"))
 
 
 class Profile(Owned):
-    """Genie's own measurements of the dialogs bound to it."""
+    """Genie's own measurements of the dialogs bound to it, with its trace events if asked for."""
 
     _free = "GenieProfile_free"
 
-    def __init__(self, genie: Genie) -> None:
-        super().__init__(genie, genie.create("GenieProfile_create", None))
+    def __init__(self, genie: Genie, *, trace: bool = False) -> None:
+        if not trace:
+            super().__init__(genie, genie.create("GenieProfile_create", None))
+            return
+        config = genie.create("GenieProfileConfig_createFromJson", _TRACED)
+        try:
+            super().__init__(genie, genie.create("GenieProfile_create", config))
+        finally:
+            genie.call("GenieProfileConfig_free", config)
 
     def json(self) -> bytes:
         """Return the documented profile JSON, as Genie wrote it."""
@@ -364,11 +395,17 @@ def _ids(sink: TokenSink) -> Callable[..., None]:
 
 
 class Dialog(Owned):
-    """A loaded model with its context."""
+    """A loaded model with its context.
+
+    Attributes:
+        answers: When each callback with tokens came, by ``time.monotonic_ns``, and how many it
+            brought; 0 for the beginning of a query.
+    """
 
     _free = "GenieDialog_free"
 
     def __init__(self, config: DialogConfig) -> None:
+        self.answers: List[Tuple[int, int]] = []
         super().__init__(config.genie, config.genie.create("GenieDialog_create", config.handle))
 
     def query(self, prompt: bytes, sink: TextSink, *, rewind: bool = False) -> int:
@@ -445,6 +482,9 @@ class Dialog(Owned):
 
         def receive(*piece: Any) -> None:
             nonlocal deaf
+            if piece[0]:
+                count = piece[1] if callback is _TokenCallback else 1
+                self.answers.append((time.monotonic_ns(), count))
             try:
                 if not failed:
                     self.genie.stop.check()
@@ -457,6 +497,7 @@ class Dialog(Owned):
                 leave(1, str(failed[0]))
             self.genie.call("GenieDialog_signal", self.handle, ACTION_ABORT)
 
+        self.answers.append((time.monotonic_ns(), 0))
         status = self.genie.call(name, *query, callback(receive), None)
         if failed:
             raise failed[0]

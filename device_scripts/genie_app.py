@@ -308,7 +308,8 @@ class App:
         self._add("profile", name, lambda: genie_api.Profile(self._genie))
 
     def _profile_save(self, name: str, path: str) -> None:
-        genie_t2t_run.write_profile(self._get("profile", name, genie_api.Profile), path)
+        profile = self._get("profile", name, genie_api.Profile)
+        genie_t2t_run.write_file(profile.json(), path, "profile")
 
     def _log_create(self, name: str, level: str) -> None:
         if level not in genie_api.LOG_LEVELS:

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple
 
 if TYPE_CHECKING:
-    from device_scripts import genie_api, genie_embeddings
+    from device_scripts import genie_api, genie_embeddings, genie_trace
 else:  # beside this file on the device
     import genie_api
     import genie_embeddings
+    import genie_trace
 
 _LARGEST_TOKEN = (1 << 31) - 1
 
@@ -68,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("-w", metavar="PROMPT", dest="rewind", help="second query, with KV rewind")
     build.add_argument("--log", choices=tuple(genie_api.LOG_LEVELS), help="Genie's own log")
     build.add_argument("--profile", metavar="FILE", help="write Genie's profile JSON")
+    build.add_argument(
+        "--trace", metavar="FILE", help="write a trace that Perfetto reads (option of ours)"
+    )
     build.add_argument(
         "--clock", metavar="FILE", help="write when each piece came, by our clock (option of ours)"
     )
@@ -236,9 +240,16 @@ def token_bound(config: bytes) -> int:
         return 0  # Genie's own parser says what is wrong
 
 
-def write_profile(profile: genie_api.Profile, path: str) -> None:
-    """Write Genie's JSON atomically."""
-    write_file(profile.json(), path, "profile")
+def write_profile(
+    profile: genie_api.Profile, dialog: genie_api.Dialog, options: argparse.Namespace
+) -> None:
+    """Write Genie's profile, and its trace events beside it."""
+    content = profile.json()
+    if options.trace is not None:
+        content, traced = genie_trace.split_profile(content)
+        write_file(genie_trace.document(traced, dialog.answers), options.trace, "trace")
+    if options.profile is not None:
+        write_file(content, options.profile, "profile")
 
 
 def write_file(data: bytes, path: str, what: str) -> None:
@@ -294,7 +305,9 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     with genie_api.Resources() as resources:
         # Made first, to be freed last: Genie frees no profile that a configuration is bound to.
         log = resources.add(genie_api.Log(genie, options.log)) if options.log else None
-        profile = resources.add(genie_api.Profile(genie)) if options.profile else None
+        profile = None
+        if options.profile is not None or options.trace is not None:
+            profile = resources.add(genie_api.Profile(genie, trace=options.trace is not None))
         config = resources.add(genie_api.DialogConfig(genie, text))
         if log is not None:
             config.bind_log(log)
@@ -311,7 +324,7 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
         if options.rewind is not None:
             ask(dialog, os.fsencode(options.rewind), rewind=True, clock=clock)
         if profile is not None:
-            write_profile(profile, options.profile)
+            write_profile(profile, dialog, options)
         if options.clock is not None:
             write_file(clock.json().encode(), options.clock, "clock")
 

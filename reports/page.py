@@ -11,8 +11,9 @@ from harness.results.device_health import DeviceHealth
 from harness.results.identity import place
 from harness.results.means import RunMeans, read_means
 from harness.results.metrics import Metric, find_metric
-from harness.results.records import ComparisonRecord, RepetitionTelemetry, Run
+from harness.results.records import Artifact, ComparisonRecord, RepetitionTelemetry, Run
 from harness.results.store import EVERYTHING, ResultsStore, RunFilter
+from harness.results.timeline import UNTRACED, Traces, build_timeline, read_traces
 from harness.words import pluralize
 from reports import charts, summary, text
 from reports.changes import Change, find_changes
@@ -20,7 +21,7 @@ from reports.devices import DeviceUse, device_figures, find_device_use
 from reports.figures import Figure
 from reports.history import Series, find_levels, find_present, find_series
 from reports.summary import SPEED_METRICS, FailureGroup, PerplexityRow, Row
-from reports.timeline import build_timeline, energy_per_token, timeline_figure, trace_address
+from reports.timeline import energy_per_token, timeline_figure, trace_address
 
 MOST_NAMES = 3
 MOST_IN_FULL = 200
@@ -38,6 +39,19 @@ _BRIEF_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s")
 
 
 @dataclass(frozen=True, slots=True)
+class KeptFiles:
+    """The files that are kept with a run.
+
+    Attributes:
+        logs: their names and ends.
+    """
+
+    artifacts: tuple[Artifact, ...] = ()
+    logs: tuple[tuple[str, str], ...] = ()
+    traces: Traces = UNTRACED
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     """The runs of a store.
 
@@ -49,7 +63,7 @@ class Results:
         telemetry: by run, of the newest runs that have any.
         comparisons: their terms and verdicts, by group.
         devices: health of the pool's devices, if a pool is known.
-        logs: the names and ends of the logs that are kept with runs, by run.
+        kept: the files that are kept with runs, by run.
     """
 
     name: str
@@ -59,7 +73,7 @@ class Results:
     comparisons: Mapping[str, ComparisonRecord] = field(default_factory=dict)
     location: str = "results.db"
     devices: tuple[DeviceHealth, ...] = ()
-    logs: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    kept: "Mapping[str, KeptFiles]" = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, runs: Sequence[Run]) -> "Results":
@@ -153,7 +167,7 @@ class RunPage:
 
     Attributes:
         before: the run before it in the same series, to stand beside.
-        logs: the ends of its logs, by name.
+        kept: the files that are kept with it.
     """
 
     run: Run
@@ -161,7 +175,7 @@ class RunPage:
     timeline: Figure | None
     trace: str | None
     before: Run | None
-    logs: tuple[tuple[str, str], ...] = ()
+    kept: KeptFiles
 
     @property
     def figures(self) -> tuple[Figure, ...]:
@@ -226,7 +240,7 @@ def load(
         timed = store.newest_with_telemetry(MOST_TIMELINES) & {run.id for run in runs}
         telemetry = {run.id: store.telemetry(run.id) for run in runs if run.id in timed}
         full = store.get_runs(sorted(shown | timed))
-        logs = {run.id: read_logs(store, run.id) for run in list_runs(runs).full}
+        kept = {run.id: read_kept(store, run.id) for run in list_runs(runs).full}
         return Results(
             name,
             measured,
@@ -235,21 +249,24 @@ def load(
             store.comparisons(),
             store.location,
             tuple(devices),
-            logs,
+            kept,
         )
 
 
-def read_logs(store: ResultsStore, run_id: str) -> tuple[tuple[str, str], ...]:
-    """Read the ends of a run's logs, as pairs of a name and the text."""
-    found = []
-    for artifact in store.artifacts(run_id):
+def read_kept(store: ResultsStore, run_id: str) -> KeptFiles:
+    """Read what a page shows of the files that are kept with a run."""
+    artifacts = store.artifacts(run_id)
+    logs = []
+    for artifact in artifacts:
         if artifact.kind == "log":
             try:
                 end = store.read_artifact(artifact)[-LOG_BYTES:]
             except ArtifactError as error:
                 end = str(error).encode()
-            found.append((artifact.name, end.decode(errors="replace")))
-    return tuple(found)
+            logs.append((artifact.name, end.decode(errors="replace")))
+    traced = any(artifact.kind == "trace" for artifact in artifacts)
+    traces = read_traces(store, run_id) if traced else UNTRACED
+    return KeptFiles(artifacts, tuple(logs), traces)
 
 
 def compose(results: Results) -> Page:
@@ -302,7 +319,7 @@ def _run_pages(results: Results, series: Sequence[Series], listing: Listing) -> 
             full.get(run.id, run),
             results.telemetry.get(run.id, ()),
             before.get(run.id),
-            results.logs.get(run.id, ()),
+            results.kept.get(run.id, KeptFiles()),
         )
         for run in reversed(listing.full)
     )
@@ -312,17 +329,18 @@ def run_page(
     run: Run,
     telemetry: Sequence[RepetitionTelemetry],
     before: Run | None = None,
-    logs: tuple[tuple[str, str], ...] = (),
+    kept: KeptFiles | None = None,
 ) -> RunPage:
     """Compose the page of one run."""
-    timeline = build_timeline(run, telemetry)
+    kept = kept or KeptFiles()
+    timeline = build_timeline(run, telemetry, kept.traces)
     return RunPage(
         run,
         charts.repetitions_figure(run),
         timeline_figure(timeline),
-        trace_address(timeline) if telemetry else None,
+        trace_address(timeline) if telemetry or timeline.traced else None,
         before,
-        logs,
+        kept,
     )
 
 

@@ -67,7 +67,7 @@ def _write_runs(
             read[run_id],
             store.telemetry(run_id),
             read.get(before.get(run_id, "")),
-            page.read_logs(store, run_id),
+            page.read_kept(store, run_id),
         )
         name, content = html_file.render_site_run(composed, one, generated_at)
         _write(folder / name, content)

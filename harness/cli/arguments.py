@@ -1,11 +1,19 @@
 """Arguments and options that several commands share."""
 
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.errors import WrongUseError
+from harness.errors import HarnessError, WrongUseError
+
+if TYPE_CHECKING:
+    from harness.results.lazy_store import LazyResultsStore
+    from harness.runtimes.base import LogLevel as LogLevelName
+    from harness.workloads.session import Session
 
 ContainerDir = Annotated[Path, typer.Argument(help="Folder of a container.")]
 DeviceName = Annotated[
@@ -30,6 +38,24 @@ Wait = Annotated[
     typer.Option(min=0, help="Seconds to wait for a device that somebody else holds."),
 ]
 WAIT_S = 600.0
+LogLevel = Annotated[
+    Literal["error", "warn", "info", "verbose"] | None,
+    typer.Option(
+        "--log-level",
+        help="Level of the library's own log, of Genie and of QNN. It goes with the log of the run "
+        "and with every failure; by default, its errors do.",
+        show_default=False,
+    ),
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Write a trace that ui.perfetto.dev reads: the deployment, each call of a graph, each "
+        "token, and what the sensors read. Packed if the name ends in .gz.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 
 
@@ -43,3 +69,69 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise WrongUseError(f"cannot read the text {path}: {error}") from error
+
+
+@contextmanager
+def scratch_store(trace: Path | None) -> "Iterator[LazyResultsStore | None]":
+    """Make a store for a trace where the user keeps no results; None without a trace."""
+    if trace is None:
+        yield None
+        return
+    from harness.results.lazy_store import LazyResultsStore
+
+    with (
+        tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder,
+        LazyResultsStore(str(Path(folder) / "results.db")) as store,
+    ):
+        yield store
+
+
+def show_log(session: "Session", log_level: "LogLevelName | None") -> None:
+    """Print the log of a session's last process, if a level was asked for."""
+    from harness.console import print_remark
+
+    if log_level is not None:
+        with suppress(HarnessError):
+            print_remark(session.runtime.read_log().rstrip())
+
+
+@contextmanager
+def writing_trace(
+    trace: Path | None, store: "LazyResultsStore | None", group_ids: Sequence[str]
+) -> Iterator[None]:
+    """Write the trace of what the block stores, also of what fails in it.
+
+    Args:
+        trace: the file; None for none.
+        group_ids: of the runs, once the block has ended.
+
+    Raises:
+        WrongUseError: the file's folder does not exist.
+    """
+    if trace is None or store is None:
+        yield
+        return
+    if not trace.parent.is_dir():
+        raise WrongUseError(f"--trace {trace}: there is no folder {trace.parent}")
+    try:
+        yield
+    except HarnessError as error:
+        try:
+            _write_trace(trace, store, group_ids)
+        except HarnessError as unwritten:
+            error.add_note(f"and there is no trace: {unwritten}")
+        raise
+    _write_trace(trace, store, group_ids)
+
+
+def _write_trace(trace: Path, store: "LazyResultsStore", group_ids: Sequence[str]) -> None:
+    from harness.console import print_remark
+    from harness.results.store import RunFilter
+    from harness.results.timeline import write_trace
+
+    if store.existing is None:
+        return
+    found = [store.existing.list_runs(RunFilter(group_id=group_id)) for group_id in group_ids]
+    runs = sorted((run for group in found for run in group), key=lambda run: run.created_at)
+    write_trace(store.existing, runs, trace)
+    print_remark(f"wrote {trace}: open it in ui.perfetto.dev")

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.arguments import WAIT_S, Json, PoolFile, Wait
+from harness.cli.arguments import (
+    WAIT_S,
+    Json,
+    LogLevel,
+    PoolFile,
+    TraceFile,
+    Wait,
+    writing_trace,
+)
 from harness.cli.bench_options import (
     Charge,
     Devices,
@@ -69,6 +77,8 @@ def bench(
     charge: Charge = None,
     no_gate: NoGate = False,
     wait: Wait = WAIT_S,
+    log_level: LogLevel = None,
+    trace: TraceFile = None,
     output: Output = None,
     json: Json = False,
 ) -> None:
@@ -105,10 +115,14 @@ def bench(
     benchmarks = [(container, workload) for container in containers for workload in workloads]
     results = [Result(test) for _ in containers for test in tests]
     counting = _Counting(sessions * len(benchmarks))
-    with open_series(
-        device, pool, db, wait_s=wait, prepare=prepare, labels=labels,
-        on_session=counting.announce if counting.total > 1 else _nothing,
-    ) as series:  # fmt: skip
+    with (
+        open_series(
+            device, pool, db, wait_s=wait, prepare=prepare, labels=labels,
+            on_session=counting.announce if counting.total > 1 else _nothing,
+            log_level=log_level, trace=trace is not None,
+        ) as series,
+        writing_trace(trace, series.store, series.group_ids),
+    ):  # fmt: skip
         try:
             for index, run in series.run(benchmarks, sessions=sessions):
                 results[index].runs.append(run)

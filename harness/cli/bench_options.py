@@ -15,7 +15,7 @@ from harness.errors import WrongUseError
 
 if TYPE_CHECKING:
     from harness.results.perplexity import PerplexityBound
-    from harness.runtimes.base import GenerationResult
+    from harness.runtimes.base import GenerationResult, LogLevel
     from harness.workloads.bench import Bench
     from harness.workloads.bench_series import BenchSeries, OnSession
     from harness.workloads.session import Prepare
@@ -253,6 +253,8 @@ def open_series(
     prepare: "Prepare | None",
     on_session: "OnSession",
     labels: Mapping[str, str],
+    log_level: "LogLevel | None" = None,
+    trace: bool = False,
 ) -> "Iterator[BenchSeries]":
     """Open the store and the source of devices for a series of sessions.
 
@@ -260,6 +262,7 @@ def open_series(
         names, pool, wait_s: see `device_source`.
         prepare: see `conditioning`.
         labels: of all runs.
+        log_level, trace: see `SessionOptions`.
 
     Raises:
         StoreError: the database cannot be used.
@@ -278,6 +281,8 @@ def open_series(
         prepare=prepare,
         shown=deploy_progress,
         on_repetition=_tell_repetition,
+        log_level=log_level,
+        trace=trace,
     )
     with (
         report_interrupt(shown(db)),

@@ -13,6 +13,7 @@ from harness.errors import LeaseTimeoutError, one_line
 if TYPE_CHECKING:
     from harness.devices.base import Device
     from harness.pool.pool import Pool
+    from harness.runtimes.base import LogLevel
     from harness.workloads.bench_series import DeviceSource
     from harness.workloads.session import Session
 
@@ -165,11 +166,14 @@ def open_session(
     pool: Path | None = None,
     *,
     wait_s: float = 0.0,
+    log_level: "LogLevel | None" = None,
+    trace: bool = False,
 ) -> Iterator["Session"]:
     """Load a container, lease a device, and open a session that leaves nothing on it.
 
     Args:
         name, pool, wait_s: see `device_source`.
+        log_level, trace: see `SessionOptions`.
 
     Raises:
         BuildError: the container is incomplete.
@@ -183,12 +187,13 @@ def open_session(
     from harness.workloads.session import Session, SessionOptions
 
     container = GenAIContainer.load(container_dir)
+    options = SessionOptions(shown=deploy_progress, log_level=log_level, trace=trace)
     purpose = f"running {container.metadata.model.name}"
     with (
         device_source(
             [name] if name else None, pool, wait_s=wait_s, purpose=lambda _: purpose
         ) as source,
         source(0, target_of(container).soc.name) as device,
-        Session(device, container, SessionOptions(shown=deploy_progress)) as session,
+        Session(device, container, options) as session,
     ):
         yield session

@@ -4,7 +4,19 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, PoolFile, Wait
+from harness.cli.arguments import (
+    WAIT_S,
+    ContainerDir,
+    DeviceName,
+    Json,
+    LogLevel,
+    PoolFile,
+    TraceFile,
+    Wait,
+    scratch_store,
+    show_log,
+    writing_trace,
+)
 from harness.console import print_json, print_remark, print_text
 from harness.errors import WrongUseError
 
@@ -16,11 +28,15 @@ def generate(
     pool: PoolFile = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Stop after that many tokens.")] = 32,
     wait: Wait = WAIT_S,
+    log_level: LogLevel = None,
+    trace: TraceFile = None,
     json: Json = False,
 ) -> None:
     """Generate text on a device, greedily, and print its speed."""
     from harness.cli.device_lease import open_session
     from harness.results.metrics import METRICS
+    from harness.results.records import new_run_id
+    from harness.workloads.base import UNRECORDED, Recording
     from harness.workloads.generate import Generate
 
     try:
@@ -28,8 +44,19 @@ def generate(
     except UnicodeEncodeError as error:
         raise WrongUseError("the prompt is not UTF-8: give it in that encoding") from error
     workload = Generate.of(prompt=prompt, max_tokens=max_tokens)
-    with open_session(container_dir, device, pool, wait_s=wait) as session:
-        result = workload.run(session).output
+    group_id = new_run_id()
+    with (
+        scratch_store(trace) as store,
+        writing_trace(trace, store, [group_id]),
+        open_session(
+            container_dir, device, pool, wait_s=wait, log_level=log_level, trace=bool(trace)
+        ) as session,
+    ):
+        recording = Recording(store.open, group_id) if store else UNRECORDED
+        try:
+            result = workload.run(session, recording).output
+        finally:
+            show_log(session, log_level)
     if json:
         print_json(
             {

@@ -59,14 +59,24 @@ def deploy(
         DeviceLostError, DeviceTimeoutError: see `Device`.
     """
     deadline = Deadline.for_device(device.serial, "deployment", timeout_s)
+    stages: dict[str, float] = {}
+
+    def end_stage(name: str) -> None:
+        stages[name] = deadline.elapsed_s - sum(stages.values())
+
     planned = _plan(files)
     contents = {item.digest: item.file.path for item in planned}
+    end_stage("hash on the host")
     scripts_dir = ensure_scripts(device, deadline)
+    end_stage("scripts")
     with DeviceStore(device, scripts_dir, deadline, policy or EvictionPolicy()) as store:
         held = store.holds(list(contents))
         missing = {d: path for d, path in contents.items() if d.sha256 not in held}
+        end_stage("look for contents")
         room = store.add(missing, on_progress)
+        end_stage("push contents")
         run_dir = store.link(run_id, [(i.name, i.digest, i.file.executable) for i in planned])
+        end_stage("link the run folder")
     pushed_bytes = sum(digest.size for digest in missing)
     adopted = {sha256 for sha256, answer in held.items() if answer == "adopted"}
     return Deployment(
@@ -83,6 +93,7 @@ def deploy(
         resumed_bytes=sum(digest.size for digest in contents if digest.sha256 in adopted),
         evicted_bytes=room.evicted_bytes if room else 0,
         elapsed_s=deadline.elapsed_s,
+        stages=tuple(stages.items()),
     )
 
 

@@ -43,6 +43,7 @@ class Deployment:
         resumed_bytes: the part of `reused_bytes` that an interrupted deployment had pushed.
         evicted_bytes: what went from the device's store to make room.
         elapsed_s: from the first hash on the host to the finished run folder.
+        stages: its stages in their order, with the seconds that each took.
     """
 
     serial: str
@@ -55,6 +56,7 @@ class Deployment:
     elapsed_s: float
     resumed_bytes: int = 0
     evicted_bytes: int = 0
+    stages: tuple[tuple[str, float], ...] = ()
 
     @property
     def pushed(self) -> tuple[str, ...]:

@@ -10,6 +10,9 @@ from harness.results.records import Positions, Runner, TelemetrySeries
 ModelRole = Literal["target", "draft"]
 """Which model of a container: the one that answers, or the one that drafts for it."""
 
+LogLevel = Literal["error", "warn", "info", "verbose"]
+"""Of Genie's own log, and of QNN's below it."""
+
 
 @dataclass(frozen=True)
 class GenerationRequest:
@@ -37,12 +40,14 @@ class GenerationResult:
         text: what was generated, without the prompt.
         telemetry: what was sampled on the device meanwhile, if that was asked for.
         profile: the runtime's own record of the query, as JSON; empty if it keeps none.
+        trace: what it did when, in the Trace Event Format, if that was asked for.
     """
 
     text: str
     metrics: Mapping[str, float]
     telemetry: tuple[TelemetrySeries, ...] = ()
     profile: str = ""
+    trace: str = ""
 
 
 @dataclass(frozen=True)

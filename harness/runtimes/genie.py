@@ -22,13 +22,14 @@ from harness.results.records import Positions, Runner
 from harness.runtimes.base import (
     GenerationRequest,
     GenerationResult,
+    LogLevel,
     ModelRole,
     PerplexityResult,
     Window,
 )
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.files import check_fit, device_files, target_of
-from harness.runtimes.genie_profile import parse_profile
+from harness.runtimes.genie_profile import parse_profile, parse_trace
 from harness.runtimes.libraries.choice import find_genie
 from harness.runtimes.perplexity import cut_windows, parse_perplexity
 from harness.runtimes.run_folder import RunFolder
@@ -79,6 +80,8 @@ class GenieRuntime:
         deploy_timeout_s: for bringing container and runner there.
         telemetry_hz: how often `generate` samples the device meanwhile; `None`: not at all.
         shown: shows the deployment; `None`: it goes on in silence.
+        log_level: of the library's log in the log of the run; `None`: its errors alone.
+        trace: whether each answer comes with Genie's trace events.
 
     Raises:
         RuntimeChoiceError: the container is not for this device.
@@ -97,6 +100,8 @@ class GenieRuntime:
         deploy_timeout_s: float = DEPLOY_TIMEOUT_S,
         telemetry_hz: float | None = None,
         shown: Shown | None = None,
+        log_level: LogLevel | None = None,
+        trace: bool = False,
     ) -> None:
         check_fit(container, properties)
         self._device = device
@@ -111,6 +116,13 @@ class GenieRuntime:
         self._deploy_timeout_s = deploy_timeout_s
         self._telemetry_hz = telemetry_hz
         self._shown = shown or _in_silence
+        if log_level is None and self._has_python:
+            log_level = "error"  # the SDK's program writes its log among Android's
+        self._logging = ["--log", log_level] if log_level else []
+        if trace and not self._has_python:
+            reason = "the SDK's genie-t2t-run writes no trace: leave out --trace"
+            raise RuntimeChoiceError(device.serial, reason)
+        self._trace = trace
         self._run_id = f"run-{uuid.uuid4().hex}"
         self._deployment: Deployment | None = None
         self._touched = False
@@ -176,7 +188,9 @@ class GenieRuntime:
         self._queries += 1
         profile = f"profile-{self._queries}.json"  # none can be taken for that of another query
         command = [*starting(self.runner), "-c", "query_config.json", *query]
-        command += ["--profile", profile]
+        command += ["--profile", profile, *self._logging]
+        trace = f"trace-{self._queries}.json"
+        command += ["--trace", trace] if self._trace else []
         with self._sampling() as samples:
             outcome = folder.run(
                 command, name=self.runner, timeout_s=self._timeout_s, stdout=_OUTPUT
@@ -186,7 +200,8 @@ class GenieRuntime:
         metrics = parse_profile(profiled, self._device.serial) | outcome.memory
         if request.token_ids is not None:
             text = self._decode(text)
-        return GenerationResult(text, metrics, samples.series, profiled)
+        traced = parse_trace(folder.read(trace), self._device.serial) if self._trace else ""
+        return GenerationResult(text, metrics, samples.series, profiled, traced)
 
     def read_log(self) -> str:
         """Read the end of what the last process on the device logged; empty if there was none."""

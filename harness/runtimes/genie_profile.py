@@ -54,6 +54,21 @@ def parse_profile(text: str, device: str) -> dict[str, float]:
     return metrics
 
 
+def parse_trace(text: str, device: str) -> str:
+    """Return a trace that a runner wrote, on one line.
+
+    Raises:
+        RuntimeOutputError: it is no JSON document of traces.
+    """
+    try:
+        document = json.loads(text)
+        if not isinstance(document["traceEvents"], list):
+            raise TypeError("it has no events")
+        return json.dumps(document, separators=(",", ":"))
+    except _UNREADABLE as error:
+        raise RuntimeOutputError(device, f"unreadable trace: {error}", text[-500:]) from error
+
+
 def _figures(components: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401  (raw JSON)
     for component in components:
         for event in component["events"]:

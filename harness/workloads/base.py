@@ -17,6 +17,8 @@ from harness.results.records import OutputCheck, Run, RunKind, new_run_id
 from harness.results.records import Workload as WorkloadRecord
 from harness.results.stats import summarise
 from harness.results.store import ResultsStore, RunRecorder
+from harness.results.timeline import TRACES, pack_traces
+from harness.runtimes.base import GenerationResult
 from harness.workloads.session import Session
 
 NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\Z")]
@@ -125,13 +127,39 @@ def _keep_log(session: Session, recorder: RunRecorder) -> None:
         recorder.add_artifact("run.log", log.encode(), "log")
 
 
-def keep_profiles(recorder: RunRecorder, profiles: Sequence[str]) -> None:
-    """Keep the runtime's profiles of a session's queries in their order, one on a line."""
+@contextmanager
+def keeping_answers(
+    session: Session, recorder: RunRecorder | None
+) -> Iterator[list[GenerationResult]]:
+    """Keep what the runtime itself recorded of the answers that the block puts into the list.
+
+    Profiles and traces are kept when the block ends, also by an error.
+    """
+    answers: list[GenerationResult] = []
+    try:
+        yield answers
+    except HarnessError:
+        with suppress(HarnessError):  # the failure is what counts
+            _keep_answers(session, recorder, answers)
+        raise
+    _keep_answers(session, recorder, answers)
+
+
+def _keep_answers(
+    session: Session, recorder: RunRecorder | None, answers: Sequence[GenerationResult]
+) -> None:
+    """Keep profiles, one on a line, and traces, in the order of the answers."""
+    if recorder is None:
+        return
+    profiles = [one.profile for one in answers if one.profile]
     lines = [json.dumps(json.loads(profile), separators=(",", ":")) for profile in profiles]
     if lines:
-        recorder.add_artifact(
-            "profiles.jsonl", "".join(f"{line}\n" for line in lines).encode(), "profile"
-        )
+        content = "".join(f"{line}\n" for line in lines).encode()
+        recorder.add_artifact("profiles.jsonl", content, "profile")
+    traces = [one.trace for one in answers if one.trace]
+    if traces:
+        packed = pack_traces(session.runtime.prepare().stages, traces)
+        recorder.add_artifact(TRACES, packed, "trace")
 
 
 UNRECORDED = Recording()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -16,7 +16,7 @@ from harness.results.records import Workload as WorkloadRecord
 from harness.results.stability import THROTTLING
 from harness.results.store import ResultsStore, RunRecorder
 from harness.results.warmup import MIN_STEADY, Warmup, detect_warmup
-from harness.runtimes.base import GenerationRequest
+from harness.runtimes.base import GenerationRequest, GenerationResult
 from harness.runtimes.context_limit import ContextLimit
 from harness.telemetry.throttling import judge_throttling
 from harness.workloads.base import (
@@ -25,7 +25,7 @@ from harness.workloads.base import (
     Recording,
     WorkloadModel,
     WorkloadResult,
-    keep_profiles,
+    keeping_answers,
     require_passed,
     stored_result,
 )
@@ -144,7 +144,8 @@ class Bench(WorkloadModel):
             if session.options.prepare is not None:
                 conditions = session.options.prepare(session.device, deployment)
                 recorder.add_conditions(stack.enter_context(conditions))
-            self._repeat(session, recorder, prompt, expectations)
+            answers = stack.enter_context(keeping_answers(session, recorder))
+            self._repeat(session, recorder, prompt, expectations, answers)
         return stored_result(recording.store.get_run(recorder.run.id))
 
     def judge_container(self, session: Session, store: ResultsStore) -> OutputCheck | None:
@@ -185,26 +186,25 @@ class Bench(WorkloadModel):
         recorder: RunRecorder,
         prompt: BenchPrompt,
         expectations: Sequence[Expectation],
+        answers: list[GenerationResult],
     ) -> None:
         request = GenerationRequest(self.new_tokens, token_ids=prompt.token_ids)
         steadiness, throttled = _Steadiness(self), False
-        profiles: list[str] = []
         while not steadiness.is_enough:
             number = steadiness.count
             is_warmup = self.warmup == "auto" or number < self.warmup
             repetition = number if self.warmup == "auto" or is_warmup else number - self.warmup
             result = session.runtime.generate(request)
+            answers.append(replace(result, telemetry=()))  # the store has it
             _check_output(recorder, expectations, result.text)
             recorder.add_values(result.metrics, repetition=repetition, is_warmup=is_warmup)
             recorder.add_telemetry(result.telemetry, repetition=repetition, is_warmup=is_warmup)
             if not throttled:
                 throttled = _record_throttling(recorder, number, result.telemetry)
             steadiness.add(result.metrics)
-            profiles += [result.profile] if result.profile else []
             if session.options.on_repetition is not None:
                 session.options.on_repetition(number, self.most_repetitions, result)
         steadiness.settle(recorder)
-        keep_profiles(recorder, profiles)
 
 
 @dataclass(slots=True)

@@ -36,6 +36,7 @@ class BenchSeries:
     Attributes:
         devices: leases the device of each session, or pair of sessions.
         labels: the user's own keys and values, which every run is stored with.
+        group_ids: of the benchmarks that have begun.
     """
 
     devices: DeviceSource
@@ -43,6 +44,7 @@ class BenchSeries:
     options: SessionOptions = field(default_factory=SessionOptions)
     on_session: OnSession = lambda _number, _label, _session: None
     labels: Mapping[str, str] = field(default_factory=dict)
+    group_ids: list[str] = field(default_factory=list)
 
     def run(self, benchmarks: Sequence[Benchmark], *, sessions: int) -> Iterator[tuple[int, Run]]:
         """Run sessions of benchmarks, each of which is a group; with a run comes its benchmark.
@@ -55,6 +57,7 @@ class BenchSeries:
         _require_one(sessions)
         first = Recording(self.store.open, labels=self.labels)
         recordings = [replace(first, group_id=new_run_id()) for _ in benchmarks]
+        self.group_ids.extend(recording.group_id for recording in recordings)
         for number in range(sessions):
             for index, (container, bench) in enumerate(benchmarks):
                 recording = replace(recordings[index], session=number)

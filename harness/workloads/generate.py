@@ -15,7 +15,7 @@ from harness.workloads.base import (
     Recording,
     WorkloadModel,
     WorkloadResult,
-    keep_profiles,
+    keeping_answers,
     require_passed,
     summarize,
 )
@@ -54,15 +54,18 @@ class Generate(WorkloadModel):
             prompt=self.prompt,
             sampler={"greedy": True},
         )
-        with recording.start_if_stored(session, "generate", record) as recorder:
+        with (
+            recording.start_if_stored(session, "generate", record) as recorder,
+            keeping_answers(session, recorder) as answers,
+        ):
             result = runtime.generate(GenerationRequest(self.max_tokens, prompt=self.prompt))
+            answers.append(result)
             if recorder is not None:
                 recorder.generated_text = result.text
             require_passed(self._check_answer(result.text), recorder, session.device.serial)
             if recorder is not None:
                 recorder.add_values(result.metrics)
                 recorder.add_telemetry(result.telemetry, repetition=0)
-                keep_profiles(recorder, [result.profile] if result.profile else [])
         run = recording.stored_run(recorder)
         return WorkloadResult(result, result.metrics, summarize(result.metrics, result.text), run)
 

@@ -17,7 +17,7 @@ from harness.deploy.pipeline import Shown
 from harness.devices.base import Device, DeviceProperties
 from harness.results import provenance
 from harness.results.records import Condition, ContainerInfo, DeviceInfo, Provenance
-from harness.runtimes.base import GenerationResult, Runtime
+from harness.runtimes.base import GenerationResult, LogLevel, Runtime
 from harness.runtimes.genie import GenieRuntime
 from harness.telemetry.conditions import Conditions, prepared
 from harness.telemetry.gate import OnWait
@@ -59,6 +59,8 @@ class SessionOptions:
         folder: what a workload's relative paths are relative to.
         shown: shows the deployment; None deploys silently.
         on_repetition: called after each repetition of a benchmark.
+        log_level: of the runtime's own log; None keeps its errors.
+        trace: whether runs are kept with a trace of what the runtime did when.
     """
 
     timeout_s: float = DEPLOY_TIMEOUT_S
@@ -68,6 +70,8 @@ class SessionOptions:
     folder: Path = Path()
     shown: Shown | None = None
     on_repetition: OnRepetition | None = None
+    log_level: LogLevel | None = None
+    trace: bool = False
 
 
 class Session(Closeable):
@@ -138,6 +142,8 @@ class Session(Closeable):
                 deploy_timeout_s=self.options.timeout_s,
                 telemetry_hz=self.options.telemetry_hz,
                 shown=self.options.shown,
+                log_level=self.options.log_level,
+                trace=self.options.trace,
             )
         return self._runtime
 

@@ -1,68 +1,21 @@
-"""Time lines of runs, their charts, their traces, and energy."""
+"""Time lines of runs as the pages draw them, and energy."""
 
-import gzip
-import json
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from harness.results.records import Measurement, RepetitionTelemetry, Run, TelemetrySeries
+from harness.results.records import RepetitionTelemetry, TelemetrySeries
 from harness.results.store import ResultsStore
+from harness.results.timeline import Process, Traced, Traces, build_timeline, to_trace
 from reports import page, timeline
-from reports.timeline import (
-    MOST_POINTS,
-    build_timeline,
-    energy_per_token,
-    timeline_figure,
-    to_trace,
-)
+from reports.timeline import MOST_POINTS, energy_per_token, timeline_figure
 from tests.reports import lab
 
 TIMES = tuple(n / 10 for n in range(40))
 
 
-def with_push(run: Run) -> Run:
-    push = Measurement(metric="push_s", value=1.5)
-    return run.model_copy(update={"measurements": (*run.measurements, push)})
-
-
 def repetition(*series: TelemetrySeries, number: int = 0) -> RepetitionTelemetry:
     return RepetitionTelemetry(number, is_warmup=False, series=series)
-
-
-def test_phases_follow_each_other_as_genie_measured_them() -> None:
-    run = with_push(lab.sessions()[0])
-    found = build_timeline(run, ())
-    assert [span.name for span in found.spans] == ["push", *["load", "prefill", "decode"] * 4]
-    assert [span.part for span in found.spans[1::3]] == [
-        "warm-up 1",
-        "repetition 1",
-        "repetition 2",
-        "repetition 3",
-    ]
-    load, prefill, decode = found.spans[4:7]
-    assert load.seconds == run.values("init_s")[0]
-    assert prefill.seconds == run.values("ttft_s")[0]
-    assert prefill.start_s == pytest.approx(load.start_s + load.seconds)
-    assert (decode.steps, decode.seconds) == (15, 15 / run.values("decode_tokens_per_s")[0])
-    starts = [span.start_s for span in found.spans]
-    assert starts == sorted(starts)
-    assert found.seconds == pytest.approx(found.spans[-1].start_s + found.spans[-1].seconds)
-
-
-def test_samples_stand_where_their_repetition_does() -> None:
-    run = lab.sessions()[0]
-    heat = TelemetrySeries("temp_c:skin", "degC", (-0.5, 0.0, 1.0), (30.0, 31.0, 32.0))
-    found = build_timeline(run, [repetition(heat), repetition(heat, number=1)])
-    (counter,) = found.counters
-    first, second = (found.spans[index].start_s for index in (3, 6))
-    known = [(t, v) for t, v in counter.points if v is not None]
-    assert [known[1][0], known[4][0]] == pytest.approx([first, second])
-    assert known[1][1] == known[4][1] == 31.0
-    assert [t for t, _ in counter.points] == sorted(t for t, _ in counter.points)
-    assert any(v is None for _, v in counter.points)  # no line joins two repetitions
 
 
 def test_many_samples_are_thinned_and_keep_extremes_and_gaps() -> None:
@@ -109,7 +62,7 @@ def test_odd_series_are_no_obstacle(series: TelemetrySeries) -> None:
     assert figure is not None
     assert figure.samples is not None
     assert figure.samples.to_csv().startswith("panel,name,part,start_s,end_s,value,steps\nphase,")
-    assert to_trace(found)
+    assert to_trace([found])
 
 
 def test_a_run_without_repetitions_has_no_time_line() -> None:
@@ -127,37 +80,6 @@ def test_energy_is_that_of_measured_repetitions_per_token() -> None:
     assert energy_per_token(run, [repetition(current)]) is None
 
 
-def trace_of(run: Run) -> bytes:
-    return to_trace(build_timeline(with_push(run), [repetition(*lab.samples_of(run))]))
-
-
-def test_a_trace_is_in_the_trace_event_format() -> None:
-    document = json.loads(gzip.decompress(trace_of(lab.sessions()[0])))
-    events = document["traceEvents"]
-    assert {event["ph"] for event in events} == {"M", "X", "C"}
-    assert all(event["dur"] > 0 and event["ts"] >= 0 for event in events if event["ph"] == "X")
-    assert all(isinstance(e["args"]["value"], float) for e in events if e["ph"] == "C")
-    steps = [e for e in events if e["ph"] == "X" and e["tid"] == 3]
-    assert len(steps) == 4 * 15
-    assert all("evenly" in step["args"]["time"] for step in steps)
-
-
-def test_the_trace_processor_reads_a_trace(tmp_path: Path) -> None:
-    """The package `perfetto` is a client; it loads the processor itself from Perfetto's server."""
-    binary = os.environ.get("QNNFARM_TRACE_PROCESSOR") or shutil.which("trace_processor_shell")
-    if binary is None:
-        pytest.skip("no trace_processor_shell: name one with QNNFARM_TRACE_PROCESSOR")
-    from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
-
-    path = tmp_path / "trace.json.gz"
-    path.write_bytes(trace_of(lab.sessions()[0]))
-    with TraceProcessor(str(path), config=TraceProcessorConfig(bin_path=binary)) as processor:
-        names = {row.name for row in processor.query("SELECT DISTINCT name FROM slice")}
-        assert {"push", "load", "prefill", "decode"} <= names
-        (row,) = processor.query("SELECT COUNT(*) AS n FROM counter")
-        assert row.n > 1000
-
-
 def test_telemetry_comes_out_of_the_store_with_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     with ResultsStore.open(path) as store:
@@ -169,3 +91,22 @@ def test_telemetry_comes_out_of_the_store_with_a_trace(tmp_path: Path) -> None:
     )
     (section,) = found.sections
     assert section.energy_of(section.rows[0]) is not None
+
+
+def test_a_figure_says_whether_its_decode_steps_were_seen() -> None:
+    run = lab.sessions()[0]
+    calls = (
+        Traced("call", "GenieDialog_create", 0.1, 0.2),
+        Traced("call", "GenieDialog_query", 0.3, 1.0),
+        Traced("token", "token 1", 0.3, 0.4),
+        Traced("token", "token 2", 0.7, 0.1),
+        Traced("token", "token 3", 0.8, 0.5),
+    )
+    plain, traced = (
+        timeline_figure(build_timeline(run, (), traces))
+        for traces in (Traces(), Traces(processes=(Process(calls),)))
+    )
+    assert plain is not None
+    assert traced is not None
+    assert "drawn evenly" in plain.about
+    assert "drawn evenly" not in traced.about

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -105,13 +106,22 @@ def test_the_path_of_a_user(
     generated = qnnfarm("generate", *on_device, *prompt)
     assert generated.returncode == 0, generated.stderr
     assert "emulator speed says nothing about hardware speed" in generated.stderr
-    answer = json.loads(qnnfarm("generate", *on_device, *prompt, "--json").stdout)
+    trace = tmp_path / "trace.json"
+    traced = qnnfarm("generate", *on_device, *prompt, "--json", "--trace", trace)
+    assert f"wrote {trace}" in traced.stderr
+    names = Counter(event["name"] for event in json.loads(trace.read_text())["traceEvents"])
+    assert names["QnnApi::graphExecute"] == 2 * 6  # two parts, six steps
+    assert {"push contents", "load", "prefill", "decode", "token 6"} <= names.keys()
+    answer = json.loads(traced.stdout)
     assert answer["emulator"] is True
     assert generated.stdout == answer["text"] + "\n"
     assert answer["metrics"]["generated_tokens"] == 6
 
     short = ("-p", "40", "-n", "4", "-r", "2", "-w", "1", "--db", str(db))
-    (bench,) = json.loads(qnnfarm("bench", *on_device, *short, "--json").stdout)["benchmarks"]
+    kept = ("--trace", tmp_path / "bench.json.gz", "--log-level", "info")
+    (bench,) = json.loads(qnnfarm("bench", *on_device, *short, *kept, "--json").stdout)[
+        "benchmarks"
+    ]
     (run,) = bench["sessions"]
     assert bench["workload"] == "pp40+tg4"
     assert bench["metrics"]["prompt_tokens"]["mean"] == 40
@@ -123,6 +133,15 @@ def test_the_path_of_a_user(
     assert run["status"] == "done"
     assert run["provenance"]["library_versions"]["libGenie.so"].startswith("sha256:")
     assert rows(db, "SELECT count(*) FROM runs") == [(1,)]
+    saved = qnnfarm("results", "show", run["id"], "--db", db, "--save", tmp_path / "saved")
+    assert saved.returncode == 0, saved.stderr
+    folder = tmp_path / "saved" / run["id"]
+    assert "[INFO] qnn-htp: loading model" in (folder / "run.log").read_text()
+    assert {path.name for path in folder.iterdir()} == {
+        "run.log",
+        "profiles.jsonl",
+        "traces.jsonl.gz",
+    }
 
     text = tiny_llama.folder() / "text" / "heldout.txt"
     window = ("--text", text, "--windows", "1", "--db", db, "--json")
