@@ -1,12 +1,14 @@
 """ONNX files with external weights: load, save, and link without copying."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 
 from buildlib.errors import ModelFileError
@@ -22,18 +24,25 @@ def load_model(path: Path) -> ir.Model:
     Raises:
         ModelFileError: missing, no ONNX, or with weights outside its folder or its files.
     """
-    if not path.is_file():
-        raise ModelFileError(path, "no such file")
-    try:
-        model = ir.load(path)
-    except Exception as error:  # protobuf and onnx_ir raise many kinds
-        raise ModelFileError(path, f"not a readable ONNX model ({type(error).__name__})") from error
+    model: ir.Model = _load(ir.load, path)
     sizes: dict[str, int] = {}
     for tensor in external_tensors(model):
         if str(tensor.location) not in sizes:
             sizes[str(tensor.location)] = _file_size(path, tensor)
         _check_external(path, tensor, sizes[str(tensor.location)])
     return model
+
+
+def load_proto(path: Path) -> onnx.ModelProto:
+    """Load the bare message of a model, without its external weights.
+
+    It tells names, types and shapes in a tenth of the time of `load_model`, and checks no weights.
+
+    Raises:
+        ModelFileError: missing, or no ONNX.
+    """
+    message: onnx.ModelProto = _load(partial(onnx.load, load_external_data=False), path)
+    return message
 
 
 def save_model(model: ir.Model, path: Path) -> Path:
@@ -98,6 +107,15 @@ def link_into(source: Path, folder: Path, name: str | None = None) -> Path:
         except OSError:
             shutil.copyfile(real, temporary)
     return target
+
+
+def _load(load: Callable[[Path], Any], path: Path) -> Any:  # noqa: ANN401
+    if not path.is_file():
+        raise ModelFileError(path, "no such file")
+    try:
+        return load(path)
+    except Exception as error:  # protobuf and onnx_ir raise many kinds
+        raise ModelFileError(path, f"not a readable ONNX model ({type(error).__name__})") from error
 
 
 def _file_size(model_path: Path, tensor: ir.ExternalTensor) -> int:

@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.errors import ModelFileError
-from buildlib.graph.files import load_model
+from buildlib.graph.files import load_proto
 from buildlib.graph.shape import GraphShape
-from buildlib.graph.values import static_shape
+from buildlib.graph.values import declared_shape, static_shape
 
 INPUT_IDS = "input_ids"
 INPUTS_EMBEDS = "inputs_embeds"
@@ -97,7 +97,8 @@ def require_shape(path: Path) -> GraphShape:
     Raises:
         ModelFileError: the model cannot be read, or has no attention mask.
     """
-    shape = model_shape(load_model(path))
+    inputs = {value.name: declared_shape(value) for value in load_proto(path).graph.input}
+    shape = shape_of({name: dims for name, dims in inputs.items() if dims is not None})
     if shape is None:
         raise ModelFileError(path, "it has no attention mask to tell AR and CL from")
     return shape

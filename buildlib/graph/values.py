@@ -41,6 +41,15 @@ def static_shape(value: ir.Value) -> tuple[int, ...] | None:
     return tuple(int(dim) for dim in value.shape if isinstance(dim, int))
 
 
+def declared_shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
+    """Return the shape of an input or output of a bare message, or None as `static_shape` does."""
+    tensor = value.type.tensor_type
+    dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
+    if not tensor.HasField("shape") or None in dims:
+        return None
+    return tuple(dim for dim in dims if dim is not None)
+
+
 def source_of(value: ir.Value) -> ir.Value:
     """Return the stored initializer that `value` is a cast of, or `value` itself."""
     producer = value.producer()

@@ -1,20 +1,20 @@
 """Runners of one part of a model: the `PartRunner` Protocol, and ONNX Runtime on the CPU."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
+import onnx
 
 from buildlib.encodings.grid import Grid
 from buildlib.error_base import one_line
 from buildlib.errors import ModelFileError
 from buildlib.graph import interface
-from buildlib.graph.files import load_model
-from buildlib.graph.values import static_shape
+from buildlib.graph.files import load_proto
+from buildlib.graph.values import declared_shape
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -103,10 +103,17 @@ def read_ports(path: Path) -> Ports:
     Raises:
         ModelFileError: a dimension is dynamic.
     """
-    model = load_model(path)
-    inputs = {str(v.name): _port(path, v, _grid_of_input(v)) for v in model.graph.inputs}
-    outputs = {str(v.name): _port(path, v, _grid_of_output(v)) for v in model.graph.outputs}
-    return Ports(inputs, outputs)
+    graph = load_proto(path).graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    readers = {n.input[0]: n for n in reversed(graph.node) if n.op_type == "DequantizeLinear"}
+    writers = {n.output[0]: n for n in graph.node if n.op_type == "QuantizeLinear"}
+
+    def ports(
+        values: Iterable[onnx.ValueInfoProto], grids: Mapping[str, onnx.NodeProto]
+    ) -> dict[str, Port]:
+        return {v.name: _port(path, v, _grid_of(grids.get(v.name), constants)) for v in values}
+
+    return Ports(ports(graph.input, readers), ports(graph.output, writers))
 
 
 class OnnxRunner:
@@ -181,36 +188,17 @@ def _session(path: Path, n_threads: int, *, plain: bool) -> Any:  # noqa: ANN401
         raise ModelFileError(path, str(error).splitlines()[0][:200]) from error
 
 
-def _port(path: Path, value: ir.Value, grid: Grid | None) -> Port:
-    shape = static_shape(value)
-    if shape is None or value.dtype is None or value.dtype == ir.DataType.UNDEFINED:
+def _port(path: Path, value: onnx.ValueInfoProto, grid: Grid | None) -> Port:
+    shape, kind = declared_shape(value), value.type.tensor_type.elem_type
+    if shape is None or kind == onnx.TensorProto.UNDEFINED:
         raise ModelFileError(path, f"{value.name} has no static shape and type")
-    return Port(str(value.name), value.dtype.numpy(), shape, grid)
+    return Port(value.name, onnx.helper.tensor_dtype_to_np_dtype(kind), shape, grid)
 
 
-def _grid_of_input(value: ir.Value) -> Grid | None:
-    for node in value.consumers():
-        if node.op_type == "DequantizeLinear":
-            return _grid_of(node)
-    return None
-
-
-def _grid_of_output(value: ir.Value) -> Grid | None:
-    node = value.producer()
-    if node is None:
-        return None
-    if node.op_type == "QuantizeLinear":
-        return _grid_of(node)
-    return None
-
-
-def _grid_of(node: ir.Node) -> Grid | None:
-    scale, zero = (value.const_value if value is not None else None for value in node.inputs[1:3])
+def _grid_of(node: onnx.NodeProto | None, constants: Mapping[str, onnx.TensorProto]) -> Grid | None:
+    """Return the grid of a QDQ node whose scale and zero point are constants."""
+    scale, zero = (constants.get(name) for name in node.input[1:3]) if node else (None, None)
     if scale is None or zero is None:
         return None
-    zeros = zero.numpy()
-    return Grid(
-        zeros.dtype,
-        tuple(float(s) for s in scale.numpy().reshape(-1)),
-        tuple(int(z) for z in zeros.reshape(-1)),
-    )
+    scales, zeros = onnx.numpy_helper.to_array(scale), onnx.numpy_helper.to_array(zero)
+    return Grid(zeros.dtype, tuple(scales.reshape(-1).tolist()), tuple(zeros.reshape(-1).tolist()))
