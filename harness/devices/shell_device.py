@@ -36,7 +36,8 @@ _ASK_TIMEOUT_S = 10.0
 _FIND_TIMEOUT_S = 30.0
 _BOOT_ID = re.compile(r"[\x21-\x7e]{1,100}")
 _BOOT_ID_SCRIPT = (
-    "cat /proc/sys/kernel/random/boot_id 2>/dev/null || getprop ro.boottime.init 2>/dev/null"
+    "cat ${QNNFARM_BOOT_ID:-/proc/sys/kernel/random/boot_id} 2>/dev/null || "
+    "getprop ro.boottime.init 2>/dev/null"
 )
 _NOT_YET = (
     DeviceCommandError,

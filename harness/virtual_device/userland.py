@@ -155,7 +155,9 @@ class Userland:
     def environment(self, term: str) -> dict[str, str]:
         """Return all variables of a shell; none come from the daemon's own environment."""
         temporary = self.filesystem.temporary
+        boot_id = {"QNNFARM_BOOT_ID": str(self.filesystem.root / "boot_id")}
         return {
+            **({} if self.filesystem.in_namespace else boot_id),  # `/proc` is the host's there
             "ANDROID_DATA": str(self.filesystem.data),
             "ANDROID_ROOT": self.filesystem.tools.removesuffix("/bin"),
             "HOME": temporary,
