@@ -355,15 +355,15 @@ def test_an_interrupt_of_a_benchmark_is_stored_as_such_and_cleaned(
 
 
 def test_a_device_that_goes_away_costs_no_cell(lab: Lab, start: Start) -> None:
-    gate = "while [ ! -e /data/local/tmp/go ]; do sleep 0.1; done; echo went"
+    gate = 'while [ ! -e "$HOME/go" ]; do sleep 0.1; done; echo went'
     plan = lab.plan(
         workloads=[{"kind": "command", "label": "gate", "command": ["sh", "-c", gate],
                     "sessions": 4}],
     )  # fmt: skip
     process = start(plan, "--json")
-    wait_for(lambda: all(lab.processes(d, "/data/local/tmp/go") for d in lab.devices), process)
+    wait_for(lambda: all(lab.processes(d, "$HOME/go") for d in lab.devices), process)
     manager.stop(lab.virtual[0].name)
-    lab.devices[1].shell(["touch", "/data/local/tmp/go"])
+    lab.devices[1].shell('touch "$HOME/go"')
     answer, err = finish(process)
     assert answer["exit_code"] == 0, err
     cells = by_label(answer)
