@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.container.container import GenAIContainer
+from buildlib.encoder.builder import encodes_text, plan_encoder
 from buildlib.errors import InvalidOptionError, UnknownOptionError
 from buildlib.paths import absolute_user_path, default_cache_root, user_path
 from buildlib.pipeline.build import Build, Sources
@@ -149,7 +150,7 @@ class GenAIBuilderFactory:
         calibration_text: str | None = None,
         toolchain: Toolchain | None = None,
     ) -> "GenAIBuilderHTP":
-        """A builder for the model in a folder.
+        """A builder for the model in a folder: a decoder, or the ONNX of a text encoder.
 
         Args:
             pretrained_model_path: a folder with ONNX and encodings, the ONNX file itself, or a
@@ -182,7 +183,8 @@ class GenAIBuilderFactory:
         files = SourceFiles(_path(tokenizer_path), _path(config_path), text, _path(encodings_path))
         folder = user_path(pretrained_model_path)
         source = find_source(folder.absolute(), calibration_text, files)
-        if architecture_of(source) is None:
+        embeds = architecture_of(source) is None and encodes_text(source)
+        if architecture_of(source) is None and not embeds:
             known = ", ".join(SupportedLLMs)
             warnings.warn(
                 f"{source.name} is of no known family ({known}); it is built as its graph and its "
@@ -191,7 +193,7 @@ class GenAIBuilderFactory:
                 stacklevel=2,
             )
         root = absolute_user_path(default_cache_root() if cache_root is None else cache_root)
-        return GenAIBuilderHTP(source, root, toolchain or _default_toolchain())
+        return GenAIBuilderHTP(source, root, toolchain or _default_toolchain(), embeds=embeds)
 
 
 class GenAIBuilderHTP:
@@ -211,6 +213,7 @@ class GenAIBuilderHTP:
     __slots__ = (
         "_attached",
         "_cache_root",
+        "_embeds",
         "_keeps_ar",
         "_options",
         "_source",
@@ -223,8 +226,11 @@ class GenAIBuilderHTP:
         "speculative_config",
     )
 
-    def __init__(self, source: ModelSource, cache_root: Path, toolchain: Toolchain) -> None:
+    def __init__(
+        self, source: ModelSource, cache_root: Path, toolchain: Toolchain, *, embeds: bool = False
+    ) -> None:
         self._source = source
+        self._embeds = embeds
         self._cache_root = cache_root
         self._toolchain = toolchain
         self._targets: tuple[Target, ...] = ()
@@ -424,6 +430,16 @@ class GenAIBuilderHTP:
         (target,) = self._targets
         self.sync_attached_builder_options()
         options = self._options
+        if self._embeds:
+            self._refuse_what_encoders_lack()
+            return plan_encoder(
+                self._source,
+                options.transformation,
+                options.conversion,
+                options.compile_config(target),
+                self._cache_root,
+                self._toolchain,
+            )
         graph_options = {arn: child.graph_options for arn, child in self._attached.items()}
         plan = BuildPlan.create(
             options.transformation,
@@ -444,6 +460,17 @@ class GenAIBuilderHTP:
             self._source, {arn: child.source for arn, child in self._attached.items()}
         )
         return Build(sources, plan, self._cache_root, self._toolchain, workers)
+
+    def _refuse_what_encoders_lack(self) -> None:
+        for key, asked in (
+            ("lora_config", self.lora_config),
+            ("speculative_config", self.speculative_config),
+            ("prepare_embedding_lut", self.prepare_embedding_lut),
+            ("skip_ar_conversion", self._keeps_ar),
+            ("attach_model_for_arn", self._attached),
+        ):
+            if asked:
+                raise InvalidOptionError(key, "a text encoder has none; leave it out", ())
 
     def _warn_of_length(self) -> None:
         options = self._options.transformation.arn_cl_options

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
 STATUS_NAMES = {
     0: "GENIE_STATUS_SUCCESS",
@@ -56,6 +56,7 @@ ACTION_ABORT = 1
 _MOST_DEAF = 8  # pieces that a dialog still gives after it was told to stop
 _TRACED = b'{"profile": {"version": 1, "trace": {"version": 1, "enable": true}}}'
 _LONGEST_LOG_LINE = 4096
+_MOST_AXES = 8
 _LARGEST_RESULT = 1 << 30  # bytes; what Genie asks for beyond it is refused, not allocated
 
 _Handle = ctypes.c_void_p
@@ -64,6 +65,9 @@ _U32 = ctypes.c_uint32
 _QueryCallback = ctypes.CFUNCTYPE(None, _Text, ctypes.c_int, _Handle)
 _TokenCallback = ctypes.CFUNCTYPE(None, ctypes.POINTER(_U32), _U32, ctypes.c_int, _Handle)
 _EmbeddingCallback = ctypes.CFUNCTYPE(None, ctypes.c_int32, _Handle, _U32, _Handle)
+_VectorCallback = ctypes.CFUNCTYPE(
+    None, ctypes.POINTER(_U32), _U32, ctypes.POINTER(ctypes.c_float), _Handle
+)
 _AllocCallback = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p))
 # handle, format, level, nanoseconds since the log was made, the format's va_list
 _LogCallback = ctypes.CFUNCTYPE(None, _Handle, _Text, ctypes.c_int, ctypes.c_uint64, _Handle)
@@ -133,6 +137,13 @@ _SIGNATURES: Dict[str, Tuple[Any, ...]] = {
         _AllocCallback,
         ctypes.POINTER(ctypes.c_void_p),
     ),
+    "GenieEmbeddingConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
+    "GenieEmbeddingConfig_bindProfiler": (_Handle, _Handle),
+    "GenieEmbeddingConfig_bindLogger": (_Handle, _Handle),
+    "GenieEmbeddingConfig_free": (_Handle,),
+    "GenieEmbedding_create": (_Handle, ctypes.POINTER(_Handle)),
+    "GenieEmbedding_generate": (_Handle, _Text, _VectorCallback, _Handle),
+    "GenieEmbedding_free": (_Handle,),
     "GenieAccuracyConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
     "GenieAccuracyConfig_free": (_Handle,),
     "GenieAccuracy_createFromDialog": (_Handle, _Handle, ctypes.POINTER(_Handle)),
@@ -574,6 +585,61 @@ class Dialog(Owned):
 
     def _tokenizer(self) -> ctypes.c_void_p:
         return self.genie.create("GenieDialog_getTokenizer", self.handle)
+
+
+class EmbeddingConfig(Owned):
+    """A parsed configuration of a text encoder."""
+
+    _free = "GenieEmbeddingConfig_free"
+
+    def __init__(self, genie: Genie, text: bytes) -> None:
+        super().__init__(genie, genie.create("GenieEmbeddingConfig_createFromJson", text))
+
+    def bind_profile(self, profile: Profile) -> None:
+        """Measure embeddings made of this configuration into ``profile``."""
+        self.genie.call("GenieEmbeddingConfig_bindProfiler", self.handle, profile.handle)
+
+    def bind_log(self, log: Log) -> None:
+        """Log embeddings made of this configuration to ``log``."""
+        self.genie.call("GenieEmbeddingConfig_bindLogger", self.handle, log.handle)
+
+
+class Vectors(NamedTuple):
+    """What an encoder made of a text: float32 in the byte order of the device, row by row."""
+
+    shape: Tuple[int, ...]
+    data: bytes
+
+
+class Embedding(Owned):
+    """A loaded text encoder."""
+
+    _free = "GenieEmbedding_free"
+
+    def __init__(self, config: EmbeddingConfig) -> None:
+        super().__init__(config.genie, config.genie.create("GenieEmbedding_create", config.handle))
+
+    def generate(self, text: bytes) -> Vectors:
+        """Embed a text.
+
+        Raises:
+            GenieError: Genie failed, or called back without a vector.
+        """
+        found: List[Vectors] = []
+
+        def receive(dims: Any, rank: int, data: Any, _user: Optional[int]) -> None:
+            shape = tuple(int(dims[axis]) for axis in range(min(rank, _MOST_AXES)))
+            count = 1
+            for size in shape:
+                count *= size
+            if data and 0 < count * 4 <= _LARGEST_RESULT:
+                found.append(Vectors(shape, ctypes.string_at(data, count * 4)))
+
+        name = "GenieEmbedding_generate"
+        self.genie.call(name, self.handle, text, _VectorCallback(receive), None)
+        if not found:
+            raise GenieError(name, -10)
+        return found[-1]
 
 
 class AccuracyConfig(Owned):

@@ -27,7 +27,7 @@ from harness.devices.adb.server import ensure_server
 from harness.devices.types import device_types
 from harness.virtual_device import manager
 from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, probe_namespace
-from suites.models import tiny_llama
+from suites.models import tiny_encoder, tiny_llama
 from tests.private_adb import free_port, private_environment
 from tests.system import lacking_package, require_library
 from tools.system_packages import LIBRARIES
@@ -203,6 +203,21 @@ def plan_reference(cache: Path, target: str) -> Build:
 def reference_outputs(build_cache: Path) -> BuildOutputs:
     """The reference model built for the emulator of `SOC`, with the models of its stages."""
     return plan_reference(build_cache, f"{SOC}:emulator").outputs()
+
+
+@pytest.fixture(scope="session")
+def encoder_model(build_cache: Path) -> Path:
+    """The reference text encoder as an exporter leaves it."""
+    return tiny_encoder.write(build_cache.parent / "tiny_encoder")
+
+
+@pytest.fixture(scope="session")
+def encoder_bundle(encoder_model: Path, build_cache: Path) -> Path:
+    """The container of the reference text encoder for the emulator, 64 tokens."""
+    builder = GenAIBuilderFactory.create(encoder_model, cache_root=build_cache)
+    builder.set_targets([f"{SOC}:emulator"])
+    builder.set_transformation_options({"arn_cl_options.context_length": (64,)})
+    return builder.build().path
 
 
 @pytest.fixture(scope="session")

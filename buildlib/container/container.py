@@ -35,7 +35,17 @@ from buildlib.container.manifest import (
     is_container,
     read_metadata,
 )
-from buildlib.errors import ContainerExistsError, ContainerFileError, InvalidOptionError
+from buildlib.container.text_embedding import (
+    Configuration,
+    TextEmbeddingConfig,
+    read_configuration,
+)
+from buildlib.errors import (
+    ContainerError,
+    ContainerExistsError,
+    ContainerFileError,
+    InvalidOptionError,
+)
 from buildlib.paths import user_path
 
 
@@ -88,11 +98,12 @@ class GenAIContainer(GenAIContainerable):
 
     Attributes:
         path: its folder.
+        configuration: of Genie: a dialog, or of a text encoder an embedding.
     """
 
     path: Path
     metadata: ContainerMetadata
-    genie_config: GenieConfig
+    configuration: Configuration
     htp_config: HtpConfig
 
     @classmethod
@@ -113,12 +124,41 @@ class GenAIContainer(GenAIContainerable):
         folder = user_path(path)
         metadata = read_metadata(folder)
         _check_files(folder, metadata, verify=verify)
-        genie_config = GenieConfig.from_file(folder / GENIE_CONFIG)
-        for name in genie_config.referenced_files:
+        configuration = read_configuration(folder / GENIE_CONFIG)
+        for name in configuration.referenced_files:
             if not has_file(metadata.files, name):
                 raise ContainerFileError(str(folder), name, "is configured but is not in it")
         htp_config = HtpConfig.from_file(folder / HTP_CONFIG)
-        return cls(folder, metadata, genie_config, htp_config)
+        return cls(folder, metadata, configuration, htp_config)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it holds a text encoder, which embeds texts and answers no prompts."""
+        return isinstance(self.configuration, TextEmbeddingConfig)
+
+    @property
+    def genie_config(self) -> GenieConfig:
+        """The dialog.
+
+        Raises:
+            ContainerError: it holds a text encoder.
+        """
+        if not isinstance(self.configuration, GenieConfig):
+            reason = "holds a text encoder, which answers no prompts: use `qnnfarm embed`"
+            raise ContainerError(str(self.path), reason)
+        return self.configuration
+
+    @property
+    def embedding_config(self) -> TextEmbeddingConfig:
+        """The embedding.
+
+        Raises:
+            ContainerError: it holds a dialog.
+        """
+        if not isinstance(self.configuration, TextEmbeddingConfig):
+            reason = "holds a dialog, which embeds no texts: build a text encoder from its ONNX"
+            raise ContainerError(str(self.path), reason)
+        return self.configuration
 
     def save(self, dest: str | PathLike[str], *, exist_ok: bool = False) -> "GenAIContainer":
         """Copy the container to another folder, checking every file on the way.
@@ -139,7 +179,7 @@ class GenAIContainer(GenAIContainerable):
         with place_folder(destination, exist_ok=exist_ok, may_replace=is_container) as scratch:
             self._copy_to(scratch)
             write_text(scratch / METADATA, self.metadata.to_json(), "configuration")
-        return GenAIContainer(destination, self.metadata, self.genie_config, self.htp_config)
+        return GenAIContainer(destination, self.metadata, self.configuration, self.htp_config)
 
     def export(self, dest: str | PathLike[str], format: ExportFormat = "genie_bundle") -> Path:  # noqa: A002 - the documented word
         """Export the bundle: the files that Genie reads, without our manifest.

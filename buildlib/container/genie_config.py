@@ -233,6 +233,11 @@ class GenieConfig(GenieModel):
     dialog: Dialog
 
     @property
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self.dialog.context.size
+
+    @property
     def ctx_bins(self) -> tuple[str, ...]:
         """The context binaries of the (target) model in the order of the splits."""
         return self.dialog.target_engine.model.ctx_bins

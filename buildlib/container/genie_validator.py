@@ -1,4 +1,4 @@
-"""Genie validator: `GenieDialogConfig_createFromJson` in a child process.
+"""Genie validator: `GenieDialogConfig_createFromJson`, or that of embeddings, in a child process.
 
 Genie checks the text against its own schema and opens no file, so this needs neither the binaries
 nor a device.

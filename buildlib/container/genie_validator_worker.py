@@ -1,6 +1,7 @@
 """Child process of the validator: `python -m buildlib.container.genie_validator_worker`."""
 
 import ctypes
+import json
 import os
 import sys
 import tempfile
@@ -9,11 +10,19 @@ from buildlib.toolchains.child_process import RefusedError, serve
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 
 
+def _kind(request: bytes) -> str:
+    try:
+        found = json.loads(request)
+    except (ValueError, RecursionError):
+        return "Dialog"
+    return "Embedding" if isinstance(found, dict) and "embedding" in found else "Dialog"
+
+
 def validate(request: bytes) -> object:
     """Return Genie's status for a configuration, and its output."""
     try:
         genie = ctypes.CDLL(str(find_libraries().genie))
-        create = genie.GenieDialogConfig_createFromJson
+        create = getattr(genie, f"Genie{_kind(request)}Config_createFromJson")
     except (OSError, AttributeError) as error:
         raise RefusedError(f"Genie does not load: {error}") from error
     if b"\0" in request:

@@ -8,7 +8,6 @@ from pathlib import Path
 from buildlib.cache.file_hashes import HashMemo
 from buildlib.container.container import GenAIContainer
 from buildlib.container.files import copy_file, place_folder, write_text
-from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_validator import check_genie_config
 from buildlib.container.htp_config import HtpConfig
 from buildlib.container.layout import (
@@ -29,6 +28,7 @@ from buildlib.container.manifest import (
     build_metadata,
     is_container,
 )
+from buildlib.container.text_embedding import Configuration
 from buildlib.errors import ContainerError
 from buildlib.targets import Target
 
@@ -56,7 +56,7 @@ class ContainerContents:
     target: Target
     model: ModelRecord
     graphs: GraphsRecord
-    genie_config: GenieConfig
+    genie_config: Configuration
     htp_config: HtpConfig
     tokenizer: Path
     binaries: Mapping[str, Path]
@@ -128,7 +128,7 @@ def _check_fit(draft: ContainerContents, dest: Path) -> None:
     problem = file_name_problem(given)
     if problem:
         raise ContainerError(str(dest), problem)
-    if draft.genie_config.dialog.context.size != draft.graphs.context_length:
+    if draft.genie_config.context_length != draft.graphs.context_length:
         raise ContainerError(str(dest), "context length of configuration and graphs differ")
     if len(draft.binaries) != draft.graphs.splits:
         raise ContainerError(str(dest), "number of binaries and splits differ")

@@ -110,6 +110,35 @@ def complete_encodings(
         CalibrationError: the text cannot calibrate this model.
         ModelFileError: the model cannot be read, or tells no AR and CL.
     """
+
+    def observe() -> Mapping[str, Range]:
+        return observe_ranges(model_path, config, token_windows, progress).ranges()
+
+    return encodings_from_ranges(
+        model_path, encodings, observe if token_windows else None, bitwidths
+    )
+
+
+def encodings_from_ranges(
+    model_path: Path,
+    encodings: Encodings,
+    observe: Callable[[], Mapping[str, Range]] | None,
+    bitwidths: Bitwidths | None = None,
+) -> Encodings:
+    """Return encodings for every float value of a model of whatever kind, as `complete_encodings`.
+
+    Args:
+        model_path: the whole float model.
+        encodings: given ones, which stay unchanged.
+        observe: runs the model and returns the ranges of its activations by name; called only if
+            one is needed. Without it only what follows from the model itself is filled in.
+        bitwidths: bits of new encodings.
+
+    Raises:
+        EncodingsError: as `complete_encodings`.
+        InvalidOptionError: as `complete_encodings`.
+        ModelFileError: the model cannot be read.
+    """
     bits = bitwidths or Bitwidths()
     model = load_model(model_path)
     attach(model, encodings)
@@ -121,15 +150,15 @@ def complete_encodings(
     _check_blocks([use for name, use in uses.items() if name not in heads], bits)
     ranges = fixed_ranges(graph)
     unknown = [name for name in names if name not in grids and name not in ranges]
-    if not token_windows:
+    if observe is None:
         ranges = rotated_ranges(graph, grids) | ranges
     elif unknown or uses:
-        ranges = observe_ranges(model_path, config, token_windows, progress).ranges() | ranges
+        ranges = {**observe(), **ranges}
     work = _EncodingBuilder(grids, ranges, bits, heads)
     work.add_parameter_ranges(uses)
     work.share_encodings(shared_grids(graph))
     missing = [name for name in unknown if name not in work.shared]
-    if not token_windows:
+    if observe is None:
         missing += [name for name, use in uses.items() if _is_matrix(use)]
     if missing:
         raise missing_encodings_error(missing)

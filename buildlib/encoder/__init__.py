@@ -1,0 +1,1 @@
+"""Text encoders: from anybody's ONNX to a container that Genie embeds texts with."""

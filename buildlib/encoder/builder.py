@@ -1,0 +1,138 @@
+"""Builder of text encoders: one ONNX in, a container that Genie embeds texts with out."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from buildlib.cache.key import text_sha256
+from buildlib.cache.store import StageCache
+from buildlib.container.container import GenAIContainer
+from buildlib.encoder.interface import EncoderConfig, is_encoder, read_pooling
+from buildlib.encoder.stages import (
+    CompileEncoder,
+    EncoderModel,
+    ImportEncoder,
+    PackageEncoder,
+    QuantizeEncoder,
+    encoder_binary,
+)
+from buildlib.errors import InvalidOptionError, ModelFileError
+from buildlib.graph.files import load_model
+from buildlib.pipeline.build import Build, BuildOutputs, Sources
+from buildlib.pipeline.options import (
+    ARnContextLengthConfig,
+    ConversionConfig,
+    ModelTransformerConfig,
+)
+from buildlib.pipeline.plan import BuildPlan
+from buildlib.pipeline.runner import OnStage, StageRunner
+from buildlib.pipeline.sources import ModelSource, OnnxSource
+from buildlib.pipeline.stages.package import CONTAINER
+from buildlib.quantize.recipe import Bitwidths
+from buildlib.toolchains.base import CompileConfig, Toolchain
+
+DEFAULT_LENGTH = 128
+"""Tokens of the longest text, if no context length is set; a shorter model sets a lower one."""
+_LENGTHS = "arn_cl_options.context_length"
+_STAGES = 4
+
+
+def encodes_text(source: ModelSource) -> bool:
+    """Whether a source is a text encoder; an ONNX that cannot be read is none, as a build says."""
+    try:
+        return isinstance(source, OnnxSource) and is_encoder(load_model(source.model))
+    except ModelFileError:
+        return False
+
+
+@dataclass
+class EncoderBuild(Build):
+    """A build of a text encoder, ready to run.
+
+    Attributes:
+        length: tokens of the longest text.
+    """
+
+    length: int = DEFAULT_LENGTH
+
+    def run(self, on_stage: OnStage | None = None) -> GenAIContainer:
+        """See `Build.run`."""
+        source = self.sources.main
+        if not isinstance(source, OnnxSource):
+            raise TypeError("an encoder is built from ONNX")
+        with StageCache(self.cache_root, self.name) as cache:
+            runner = StageRunner(self.toolchain, cache, self.cache_root, on_stage)
+            runner.total = _STAGES
+            self.records = runner.records
+            return GenAIContainer.load(self._container(runner, source))
+
+    def outputs(self, on_stage: OnStage | None = None) -> BuildOutputs:
+        """Refuse: the stages of an encoder are not those of a decoder.
+
+        Raises:
+            InvalidOptionError: always.
+        """
+        del on_stage
+        reason = "stages of a text encoder are not compared; `qnnfarm embed --reference` compares"
+        raise InvalidOptionError("verify", reason, ())
+
+    def _container(self, runner: StageRunner, source: OnnxSource) -> Path:
+        plan = self.plan
+        texts = {name: text_sha256(text) for name, text in source.texts().items()}
+        model = EncoderModel(
+            export=source,
+            config=EncoderConfig.from_text(source.config, source.config_file),
+            files=runner.watch.hash(source.inputs()) | texts,
+            length=self.length,
+            pooling=read_pooling(source.folder),
+        )
+        imported = runner.run(ImportEncoder(model))
+        quantized = runner.run(QuantizeEncoder(model, imported, plan.conversion.quantization))
+        name = encoder_binary(source.name)
+        compiled = runner.run(
+            CompileEncoder(quantized, plan.compilation, plan.target, name, self.toolchain)
+        )
+        package = PackageEncoder(model, plan, imported, quantized, compiled, runner.versions)
+        return runner.run(package).folder / CONTAINER
+
+
+def plan_encoder(
+    source: ModelSource,
+    transformation: ModelTransformerConfig,
+    conversion: ConversionConfig,
+    compilation: CompileConfig,
+    cache_root: Path,
+    toolchain: Toolchain,
+) -> EncoderBuild:
+    """Check the options of a builder and return the build.
+
+    The context length is that of the longest text, and there is one. ARs mean nothing to an
+    encoder, which sees a text at once.
+
+    Raises:
+        InvalidOptionError: several context lengths or parts, or one that the model does not have.
+        CheckpointError: `config.json` does not tell the vocabulary.
+    """
+    if not isinstance(source, OnnxSource):
+        raise TypeError("an encoder is built from ONNX")
+    config = EncoderConfig.from_text(source.config, source.config_file)
+    longest = config.max_position_embeddings
+    wanted = transformation.arn_cl_options
+    lengths = wanted.context_length
+    if lengths == ARnContextLengthConfig().context_length:  # nothing was asked for
+        lengths = (min(DEFAULT_LENGTH, longest or DEFAULT_LENGTH),)
+    if len(lengths) != 1:
+        raise InvalidOptionError(_LENGTHS, f"an encoder has one, not {len(lengths)}", ())
+    if longest is not None and lengths[0] > longest:
+        reason = f"{lengths[0]} is more than the {longest} positions of {source.name}"
+        raise InvalidOptionError(_LENGTHS, f"{reason} (max_position_embeddings)", ())
+    if transformation.split_model.num_splits not in {None, 1}:
+        raise InvalidOptionError("split_model.num_splits", "an encoder is built in one part", ())
+    Bitwidths.from_options(conversion.quantization)
+    toolchain.check(compilation)
+    shapes = wanted.model_copy(
+        update={"context_length": lengths, "auto_regression_number": lengths}
+    )
+    transformation = transformation.model_copy(update={"arn_cl_options": shapes})
+    plan = BuildPlan((), compilation.target, transformation, conversion, compilation, {})
+    build = EncoderBuild(Sources(source), plan, cache_root, toolchain)
+    return replace(build, length=lengths[0])

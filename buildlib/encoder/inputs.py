@@ -1,0 +1,150 @@
+"""Texts as the inputs of an encoder, as Genie makes them, and their embeddings in float."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from buildlib.checkpoint.tokenizer import load_tokenizer, spread_windows
+from buildlib.encoder import interface
+from buildlib.errors import ModelFileError
+from buildlib.quantize.calibration import RangeObserver, instrument_ranges
+from buildlib.reference.runners import OnnxRunner, run_session
+
+Vector = npt.NDArray[np.float32]
+_WINDOWS = 32
+_SHORTEST = 4
+
+
+@dataclass(frozen=True)
+class TextTokens:
+    """Tokens of a text by an encoder's tokenizer, between what its template puts around it.
+
+    Attributes:
+        template: text before and after each prompt.
+        length: more tokens are cut off, as Genie does it.
+    """
+
+    tokenizer: Path
+    template: tuple[str, str]
+    length: int
+
+    def of(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each text.
+
+        Raises:
+            CheckpointError: the tokenizer cannot be read.
+        """
+        encoder = load_tokenizer(self.tokenizer)
+        before, after = self.template
+        return [
+            encoder.encode(f"{before}{text}{after}", add_special_tokens=False).ids[: self.length]
+            for text in texts
+        ]
+
+
+def padded_inputs(
+    tokens: Sequence[int], length: int, padding: int
+) -> dict[str, npt.NDArray[np.int32]]:
+    """Return the four inputs of the graph for a text."""
+    ids = np.full((1, length), padding, np.int32)
+    ids[0, : len(tokens)] = tokens
+    return {
+        interface.INPUT_IDS: ids,
+        interface.TOKEN_TYPE_IDS: np.zeros((1, length), np.int32),
+        interface.POSITION_IDS: np.arange(length, dtype=np.int32)[None],
+        interface.ATTENTION_MASK: (np.arange(length)[None] < len(tokens)).astype(np.int32),
+    }
+
+
+def calibration_tokens(tokenizer: TextTokens, text: str) -> Iterator[list[int]]:
+    """Yield windows of a text of all lengths up to the longest, half of them of that."""
+    (before,), (after,) = ([*tokenizer.of([part])] for part in tokenizer.template)
+    inner = max(1, tokenizer.length - len(before) - len(after))
+    tokens = load_tokenizer(tokenizer.tokenizer).encode(text, add_special_tokens=False).ids
+    for number, window in enumerate(spread_windows(tokens, inner, _WINDOWS, 0)):
+        taken = window[1:] if number % 2 == 0 else window  # those led by a bos, without it
+        shorter = max(_SHORTEST, inner * (1 + number % 7) // 8)
+        yield [*before, *(taken if number % 2 else taken[:shorter]), *after]
+
+
+def observe_encoder(
+    model_path: Path, windows: Sequence[Sequence[int]], padding: int, folder: Path
+) -> Mapping[str, tuple[float, float]]:
+    """Run windows of tokens through an imported encoder and return the ranges of its activations.
+
+    Args:
+        model_path: as `import_encoder` writes it.
+        windows: tokens, each at most as many as the model takes.
+        padding: token that fills them.
+        folder: for a copy of the model.
+    """
+    runner = OnnxRunner(instrument_ranges(model_path, folder / "model.onnx"))
+    length = runner.ports.inputs[interface.INPUT_IDS].shape[1]
+    ranges = RangeObserver()
+    for window in windows:
+        ranges.observe(runner.run(padded_inputs(window, length, padding)), len(window))
+    runner.close()
+    return ranges.ranges()
+
+
+def embed_in_float(
+    model_path: Path, tokens: Sequence[Sequence[int]], pooling: str = "mean"
+) -> list[Vector]:
+    """Embed texts on this host with an encoder's ONNX as its exporter wrote it.
+
+    Nothing of the builder is in the way, so what differs from it is the builder's or the device's
+    doing. Each text runs at its own length where the model takes any.
+
+    Args:
+        model_path: the export.
+        tokens: of each text.
+        pooling: `mean` or `cls`, where the model gives hidden states alone.
+
+    Raises:
+        ModelFileError: the model cannot be run, or gives neither.
+    """
+    import onnxruntime as ort
+
+    try:
+        session = ort.InferenceSession(model_path, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the runtime raises a dozen private kinds
+        raise ModelFileError(model_path, str(error).splitlines()[0][:200]) from error
+    outputs = {each.name for each in session.get_outputs()}
+    pooled = next((name for name in interface.POOLED_NAMES if name in outputs), None)
+    hidden = next((name for name in interface.SEQUENCE_NAMES if name in outputs), None)
+    name = pooled or hidden
+    if name is None:
+        raise ModelFileError(model_path, "it gives neither a sentence embedding nor hidden states")
+    found = []
+    for ids in tokens:
+        (result,) = run_session(model_path, session, [name], _feeds(session, ids))
+        if pooled is None:
+            states = result[0, : len(ids)]
+            result = states[0] if pooling == "cls" else states.mean(axis=0)
+        found.append(np.asarray(result, np.float32).reshape(-1))
+    return found
+
+
+def _feeds(session: Any, ids: Sequence[int]) -> dict[str, npt.NDArray[Any]]:  # noqa: ANN401
+    """Inputs of the model in its own types, as long as the text or as the model insists."""
+    inputs = {each.name: each for each in session.get_inputs()}
+    fixed = inputs[interface.INPUT_IDS].shape[1] if interface.INPUT_IDS in inputs else None
+    length = fixed if isinstance(fixed, int) else len(ids)
+    whole = padded_inputs(ids[:length], length, 0)
+    types = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float)": np.float32}
+    return {
+        name: whole[name].astype(types.get(each.type, np.int64))
+        for name, each in inputs.items()
+        if name in whole
+    }
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    """Return the cosine of the angle between two vectors; 0 if one is all zeros."""
+    a, b = one.astype(np.float64).ravel(), other.astype(np.float64).ravel()
+    lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / lengths if lengths else 0.0

@@ -1,0 +1,335 @@
+"""Anybody's ONNX of a text encoder in the form that Genie and the quantizer take.
+
+Exports differ in the types and lengths of inputs, in which inputs there are, and in the names of
+outputs. What comes out has one length, int32 inputs, and nothing that integers cannot hold: a mask
+is looked up in a table of two floats, and its minus infinity is -100.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from buildlib.encoder import interface
+from buildlib.error_base import one_line
+from buildlib.errors import ModelFileError
+from buildlib.graph.builder import IR_VERSION, OPSET
+from buildlib.graph.files import load_model, save_model, tensor_array
+from buildlib.graph.interface import MASKED
+from buildlib.graph.values import infer_shapes, remove_unused
+from buildlib.quantize.structure import LAYOUT_OPS
+
+_MINUS_INFINITY = -1e4
+_TYPES = 2
+_SQRT_TWO = math.sqrt(2.0)
+_FUSIONS = ("MatMulAddFusion",)
+"""Of the runtime, whose names are in the way when the model is opened again."""
+
+
+def import_encoder(model_path: Path, out_path: Path, length: int, pooling: str = "mean") -> Path:
+    """Write an encoder's ONNX for texts of `length` tokens; shorter ones are padded.
+
+    Args:
+        model_path: from any exporter, with static or dynamic lengths.
+        out_path: the model, with weights inside.
+        length: tokens of the longest text.
+        pooling: `mean` or `cls`, how tokens become one vector where the model does not say.
+
+    Raises:
+        ModelFileError: it is no encoder, or has something that cannot be brought to the form.
+    """
+    model = ir.from_proto(_static(model_path, length))
+    work = _Importer(model, model_path, length)
+    work.lookup_mask()
+    work.take_int32()
+    work.add_missing_inputs()
+    work.bound_mask()
+    work.fuse_gelu()
+    work.name_outputs(pooling)
+    remove_unused(model.graph)
+    model.graph.sort()
+    try:
+        infer_shapes(model)
+    except onnx.shape_inference.InferenceError as error:
+        raise ModelFileError(model_path, one_line(str(error), 200)) from error
+    return save_model(model, out_path)
+
+
+def _static(path: Path, length: int) -> onnx.ModelProto:
+    """Load a model at one length, with everything computed that follows from it."""
+    import onnxruntime as ort
+
+    if not interface.is_encoder(load_model(path)):
+        raise ModelFileError(path, "it is no text encoder: input_ids in, hidden states out")
+    try:
+        model = onnx.load(path)
+        for value in model.graph.input:
+            dims = value.type.tensor_type.shape.dim
+            for dim, size in zip(dims, (1, length), strict=True):
+                if dim.HasField("dim_value") and dim.dim_value not in {size, 0}:
+                    reason = f"{value.name} has {dim.dim_value} where {size} are asked for"
+                    raise ModelFileError(path, f"{reason}: set the context length to it")
+                dim.dim_value = size
+        del model.graph.value_info[:]
+        for output in model.graph.output:
+            output.type.tensor_type.ClearField("shape")
+        with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
+            options = ort.SessionOptions()
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+            options.optimized_model_filepath = str(Path(folder) / "model.onnx")
+            options.log_severity_level = 3
+            ort.InferenceSession(
+                model.SerializeToString(),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=list(_FUSIONS),
+            )
+            model = onnx.load(Path(folder) / "model.onnx")
+        domains = [each for each in model.opset_import if each.domain in {"", "ai.onnx"}]
+        del model.opset_import[:]
+        model.opset_import.extend(domains)
+        if domains[0].version < OPSET:
+            model = onnx.version_converter.convert_version(model, OPSET)
+    except ModelFileError:
+        raise
+    except Exception as error:  # onnx and the runtime raise a dozen kinds
+        raise ModelFileError(
+            path, f"it cannot be fixed at {length} tokens: {one_line(str(error), 200)}"
+        ) from error
+    model.ir_version = IR_VERSION
+    return model
+
+
+class _Importer:
+    """Edits one graph in place."""
+
+    def __init__(self, model: ir.Model, path: Path, length: int) -> None:
+        self.graph = model.graph
+        self.path = path
+        self.length = length
+        self.inputs = {str(value.name): value for value in self.graph.inputs}
+
+    def refuse(self, reason: str) -> ModelFileError:
+        return ModelFileError(self.path, reason)
+
+    def constant(self, name: str, values: object, dtype: type = np.float32) -> ir.Value:
+        tensor = ir.tensor(np.asarray(values, dtype), name=name)
+        value = ir.Value(
+            name=name,
+            type=ir.TensorType(tensor.dtype),
+            shape=ir.Shape(tensor.shape.numpy()),
+            const_value=tensor,
+        )
+        self.graph.register_initializer(value)
+        return value
+
+    def node(self, kind: str, inputs: list[ir.Value], name: str, **attributes: object) -> ir.Value:
+        output = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT))
+        self.graph.append(
+            ir.node(kind, inputs, attributes=attributes, outputs=[output], name=name)  # type: ignore[arg-type]
+        )
+        return output
+
+    def lookup_mask(self) -> None:
+        """Replace casts of the mask by a table of 0 and 1: integers have no grid."""
+        mask = self.inputs.get(interface.ATTENTION_MASK)
+        if mask is None:
+            raise self.refuse("it has no attention_mask, without which padding would be read")
+        uses = [use for use in mask.uses() if use.node.op_type != "Gather"]
+        if not uses:
+            return
+        looked_up = self.node(
+            "Gather",
+            [self.constant("mask_values", [0.0, 1.0]), mask],
+            "attention_mask_float",
+            axis=0,
+        )
+        for use in uses:
+            use.node.replace_input_with(use.idx, looked_up)
+        reached = [use.node for use in uses]
+        for node in reached:
+            if node.op_type == "Cast":
+                if node.attributes.get_int("to") != ir.DataType.FLOAT.value:
+                    raise self._odd_mask(node)
+                (data,) = node.inputs
+                if data is not None:
+                    node.outputs[0].replace_all_uses_with(data)
+            elif node.op_type in LAYOUT_OPS and node.op_type != "Gather":
+                node.outputs[0].dtype = ir.DataType.FLOAT
+                reached += [use.node for use in node.outputs[0].uses()]
+            else:
+                raise self._odd_mask(node)
+
+    def _odd_mask(self, node: ir.Node) -> ModelFileError:
+        return self.refuse(
+            f"its attention_mask goes through {node.op_type} ({str(node.name)[:60]}), which is not "
+            "understood: export it with eager attention"
+        )
+
+    def take_int32(self) -> None:
+        """Give the inputs Genie's type; they may be looked up with, and nothing else."""
+        for name, value in self.inputs.items():
+            value.dtype = ir.DataType.INT32
+            odd = next((use.node for use in value.uses() if use.node.op_type != "Gather"), None)
+            if odd is not None:
+                raise self.refuse(
+                    f"its {name} goes through {odd.op_type} ({str(odd.name)[:60]}), not a lookup"
+                )
+
+    def add_missing_inputs(self) -> None:
+        """Add the inputs that Genie feeds and the model does not have, as lookups of zero."""
+        words = next((use.node for use in self.inputs[interface.INPUT_IDS].uses()), None)
+        if words is None:
+            raise self.refuse("it reads no tokens: nothing is looked up by input_ids")
+        embedded = words.outputs[0]
+        for name, rows in (
+            (interface.TOKEN_TYPE_IDS, _TYPES),
+            (interface.POSITION_IDS, self.length),
+        ):
+            if name in self.inputs:
+                continue
+            ids = ir.Value(
+                name=name,
+                type=ir.TensorType(ir.DataType.INT32),
+                shape=ir.Shape((1, self.length)),
+            )
+            self.inputs[name] = ids
+            zeros = self.constant(f"{name}_zeros", np.zeros((rows, 1)))
+            found = self.node("Gather", [zeros, ids], f"{name}_nothing", axis=0)
+            uses = list(embedded.uses())
+            total = self.node("Add", [embedded, found], f"{name}_added")
+            for use in uses:
+                use.node.replace_input_with(use.idx, total)
+            embedded = total
+        self.graph.inputs[:] = [self.inputs[name] for name in interface.INPUTS]
+
+    def bound_mask(self) -> None:
+        """Bound minus infinity: on a grid that reaches so far all other values would be one."""
+        for tensor, replace in self._floats():
+            if tensor.size != 1:
+                continue
+            number = float(tensor_array(tensor).reshape(()))
+            if number < _MINUS_INFINITY:
+                replace(ir.tensor(np.full(tensor.shape.numpy(), MASKED, np.float32)))
+
+    def _floats(self) -> Iterator[tuple[ir.TensorProtocol, Callable[[ir.TensorProtocol], None]]]:
+        for value in self.graph.initializers.values():
+            if value.const_value is not None and value.dtype == ir.DataType.FLOAT:
+
+                def replace(tensor: ir.TensorProtocol, value: ir.Value = value) -> None:
+                    value.const_value = tensor
+
+                yield value.const_value, replace
+
+    def fuse_gelu(self) -> None:
+        """Replace `x * 0.5 * (1 + erf(x / sqrt(2)))`, in whatever order, by Gelu."""
+        for node in [node for node in self.graph if node.op_type == "Erf"]:
+            found = self._gelu_around(node)
+            if found is None:
+                raise self.refuse(
+                    f"it has an Erf ({str(node.name)[:60]}) that is no part of a GELU"
+                )
+            data, end = found
+            output = self.node("Gelu", [data], f"{end.name}_gelu")
+            end.replace_all_uses_with(output, replace_graph_outputs=True)
+
+    def _gelu_around(self, erf: ir.Node) -> tuple[ir.Value, ir.Value] | None:
+        scaled = erf.inputs[0].producer() if erf.inputs[0] is not None else None
+        data = None if scaled is None else self._scaled_by(scaled, 1 / _SQRT_TWO)
+        plus = self._only_user(erf.outputs[0], "Add")
+        if data is None or plus is None or self._number(plus.inputs) != 1.0:
+            return None
+        end, factor, seen = plus.outputs[0], 1.0, False
+        while not (seen and math.isclose(factor, 0.5)):
+            product = self._only_user(end, "Mul")
+            if product is None:
+                return None
+            number = self._number(product.inputs)
+            if number is not None:
+                factor *= number
+            else:
+                other = next(value for value in product.inputs if value is not end)
+                maker = None if other is None else other.producer()
+                halved = None if maker is None else self._scaled_by(maker, 0.5)
+                if halved is data:
+                    factor *= 0.5
+                elif other is not data:
+                    return None
+                seen = True
+            end = product.outputs[0]
+        return data, end
+
+    def _scaled_by(self, node: ir.Node, factor: float) -> ir.Value | None:
+        number = self._number(node.inputs)
+        if number is None or node.op_type not in {"Mul", "Div"}:
+            return None
+        actual = number if node.op_type == "Mul" else 1 / number
+        if not math.isclose(actual, factor, rel_tol=1e-4):
+            return None
+        return next(value for value in node.inputs if value is None or value.const_value is None)
+
+    @staticmethod
+    def _number(values: object) -> float | None:
+        for value in values:  # type: ignore[attr-defined]
+            tensor = None if value is None else value.const_value
+            if tensor is not None and tensor.size == 1:
+                return float(tensor_array(tensor).reshape(()))
+        return None
+
+    @staticmethod
+    def _only_user(value: ir.Value, kind: str) -> ir.Node | None:
+        users = [use.node for use in value.uses()]
+        return users[0] if len(users) == 1 and users[0].op_type == kind else None
+
+    def name_outputs(self, pooling: str) -> None:
+        """Name the outputs as Genie does; pool the tokens where the model does not."""
+        found = {str(value.name): value for value in self.graph.outputs}
+        sequence = next((found[n] for n in interface.SEQUENCE_NAMES if n in found), None)
+        pooled = next((found[n] for n in interface.POOLED_NAMES if n in found), None)
+        if pooled is None and sequence is not None:
+            pooled = self._pooled(sequence, pooling)
+        outputs = []
+        for value, name in (
+            (sequence, interface.SEQUENCE_OUTPUT),
+            (pooled, interface.POOLED_OUTPUT),
+        ):
+            if value is not None:
+                value.name = name
+                outputs.append(value)
+        self.graph.outputs[:] = outputs
+
+    def _pooled(self, sequence: ir.Value, pooling: str) -> ir.Value:
+        """Pool by a product with weights that add up to 1: a softmax of the mask."""
+        if pooling == "cls":
+            first = self.constant("pool_first", [0], np.int64)
+            return self.node(
+                "Squeeze",
+                [
+                    self.node(
+                        "Slice",
+                        [
+                            sequence,
+                            first,
+                            self.constant("pool_second", [1], np.int64),
+                            self.constant("pool_axis", [1], np.int64),
+                        ],
+                        "pool_token",
+                    ),
+                    self.constant("pool_squeezed", [1], np.int64),
+                ],
+                "pool_output",
+            )
+        mask = self.inputs[interface.ATTENTION_MASK]
+        table = self.constant("pool_values", [MASKED, 0.0])
+        bias = self.node("Gather", [table, mask], "pool_mask", axis=0)
+        shape = self.constant("pool_shape", [1, 1, self.length], np.int64)
+        weights = self.node(
+            "Softmax", [self.node("Reshape", [bias, shape], "pool_bias")], "pool_weights", axis=-1
+        )
+        product = self.node("MatMul", [weights, sequence], "pool_product")
+        axis = self.constant("pool_axis", [1], np.int64)
+        return self.node("Squeeze", [product, axis], "pool_output")

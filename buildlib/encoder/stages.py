@@ -1,0 +1,255 @@
+"""Stages of the build of a text encoder: import, quantize, compile, package."""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildlib.cache.key import combined_sha256, text_sha256
+from buildlib.cache.layout import CacheEntry
+from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.container.htp_config import htp_config
+from buildlib.container.layout import binary_name
+from buildlib.container.manifest import GraphsRecord, ModelRecord, plain_name
+from buildlib.container.text_embedding import EncoderContext, TextEmbeddingConfig, text_embedding
+from buildlib.container.writer import ContainerContents, write_container
+from buildlib.encoder import interface
+from buildlib.encoder.inputs import TextTokens, calibration_tokens, observe_encoder
+from buildlib.encoder.onnx_import import import_encoder
+from buildlib.encodings.files import load_encodings, save_encodings
+from buildlib.encodings.model import Encodings
+from buildlib.errors import CalibrationTextMissingError
+from buildlib.graph.files import load_model
+from buildlib.graph.values import static_shape
+from buildlib.pipeline.original_paths import original_paths
+from buildlib.pipeline.plan import BuildPlan
+from buildlib.pipeline.sources import OnnxSource
+from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stages.package import CONTAINER
+from buildlib.quantize.options import QuantizationOptions
+from buildlib.quantize.qdq import apply_encodings
+from buildlib.quantize.recipe import Bitwidths, encodings_from_ranges
+from buildlib.quantize.summary import summarize_quantization
+from buildlib.targets import Target
+from buildlib.toolchains.base import CompileConfig, Toolchain
+
+GRAPH = "encoder"
+"""Name of the graph, and of its files."""
+
+
+@dataclass(frozen=True)
+class EncoderModel:
+    """An encoder that is built.
+
+    Attributes:
+        files: SHA-256 of its files by name.
+        length: tokens of the longest text.
+        pooling: how tokens become one vector where the model does not say.
+    """
+
+    export: OnnxSource
+    config: interface.EncoderConfig
+    files: Mapping[str, str]
+    length: int
+    pooling: str
+
+    @property
+    def tokens(self) -> TextTokens:
+        """Tokens of its texts."""
+        template = interface.prompt_template(self.export.tokenizer)
+        return TextTokens(self.export.tokenizer, template, self.length)
+
+
+@dataclass(frozen=True)
+class ImportEncoder(Stage):
+    """The encoder at one length, with the inputs and outputs that Genie knows."""
+
+    operation = "import"
+    model: EncoderModel
+
+    @property
+    def subject(self) -> str:
+        return f"{GRAPH} of {self.model.length} tokens"
+
+    @property
+    def source(self) -> Path:
+        return self.model.export.model
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        return {"length": self.model.length, "pooling": self.model.pooling}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (combined_sha256(self.model.files),)
+
+    def run(self, folder: Path) -> None:
+        import_encoder(self.source, folder / MODEL_FILE, self.model.length, self.model.pooling)
+
+
+@dataclass(frozen=True)
+class QuantizeEncoder(Stage):
+    """The imported encoder in integers, with encodings calibrated on text of all lengths."""
+
+    operation = "quantize"
+    model: EncoderModel
+    imported: CacheEntry
+    quantization: QuantizationOptions
+
+    @property
+    def subject(self) -> str:
+        return GRAPH
+
+    @property
+    def source(self) -> Path:
+        return self.imported.folder / MODEL_FILE
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        text = self.model.export.calibration_text
+        return {
+            "quantization": self.quantization,
+            "calibration_sha256": text_sha256(text) if text else None,
+            "padding": self.model.config.padding,
+        }
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        given = self.model.files.get(ENCODINGS_FILE)
+        tokenizer = self.model.files[TOKENIZER_FILE]
+        return (self.imported.hash, tokenizer, *([given] if given else []))
+
+    def run(self, folder: Path) -> None:
+        export = self.model.export
+        with original_paths(export), tempfile.TemporaryDirectory(prefix="qnnfarm-") as scratch:
+
+            def observe() -> Mapping[str, tuple[float, float]]:
+                if export.calibration_text is None:
+                    raise CalibrationTextMissingError(str(export.folder))
+                windows = list(calibration_tokens(self.model.tokens, export.calibration_text))
+                return observe_encoder(
+                    self.source, windows, self.model.config.padding, Path(scratch)
+                )
+
+            given = Encodings() if export.encodings is None else load_encodings(export.encodings)
+            bits = Bitwidths.from_options(self.quantization)
+            encodings = encodings_from_ranges(self.source, given, observe, bits)
+        save_encodings(encodings, folder / ENCODINGS_FILE)
+        apply_encodings(self.source, encodings, folder / f"{GRAPH}.qdq.onnx")
+
+
+@dataclass(frozen=True)
+class CompileEncoder(Stage):
+    """The context binary of an encoder."""
+
+    operation = "compile"
+    compiles = True
+    quantized: CacheEntry
+    config: CompileConfig
+    target: Target
+    binary: str
+    toolchain: Toolchain
+
+    @property
+    def subject(self) -> str:
+        return GRAPH
+
+    @property
+    def source(self) -> Path:
+        return self.quantized.folder / f"{GRAPH}.qdq.onnx"
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        return self.config.compiled_part().model_dump(mode="json") | {"target": str(self.target)}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.quantized.hash,)
+
+    def run(self, folder: Path) -> None:
+        binary, dlc = folder / self.binary, folder / f"{GRAPH}.dlc"
+        renamed = {binary: Path(binary.name), dlc: Path(dlc.name)}
+        with original_paths(None, renamed):
+            self.toolchain.convert(self.source, dlc, self.target)
+            self.toolchain.compile([dlc], binary, self.config)
+
+
+@dataclass(frozen=True)
+class PackageEncoder(Stage):
+    """The container of an encoder; Genie judges its configuration before it appears."""
+
+    operation = "package"
+    compiles = True
+    model: EncoderModel
+    plan: BuildPlan
+    imported: CacheEntry
+    quantized: CacheEntry
+    compiled: CacheEntry
+    toolchain_versions: Mapping[str, str]
+
+    @property
+    def subject(self) -> str:
+        return str(self.plan.target)
+
+    @property
+    def source(self) -> Path:
+        return self.model.export.folder
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        return {
+            "target": str(self.plan.target),
+            "model": self.model.export.name,
+            "options": self.plan.as_options(),
+            "genie_config": json.loads(self.configuration().to_json()),
+        }
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (combined_sha256(self.model.files), self.quantized.hash, self.compiled.hash)
+
+    @property
+    def binary(self) -> str:
+        """Name of the context binary."""
+        return encoder_binary(self.model.export.name)
+
+    def configuration(self) -> TextEmbeddingConfig:
+        """The embedding: the sizes of the encoder and what its tokenizer puts around texts."""
+        graph = load_model(self.imported.folder / MODEL_FILE).graph
+        shape = static_shape(graph.outputs[-1]) or (1, 1)
+        context = EncoderContext(
+            n_vocab=self.model.config.vocab_size,
+            ctx_size=self.model.length,
+            embed_size=shape[-1],
+            pad_token=self.model.config.padding,
+        )
+        target = self.plan.target
+        template = self.model.tokens.template
+        return text_embedding(context, [self.binary], template, emulator=target.emulator)
+
+    def run(self, folder: Path) -> None:
+        plan, model = self.plan, self.model
+        length = model.length
+        draft = ContainerContents(
+            target=plan.target,
+            model=ModelRecord(
+                name=plain_name(model.export.name),
+                architecture=model.config.model_type,
+                inputs=model.files,
+                quantization=summarize_quantization([self.quantized.folder / f"{GRAPH}.qdq.onnx"]),
+            ),
+            graphs=GraphsRecord(auto_regression_numbers=(length,), context_length=length, splits=1),
+            genie_config=self.configuration(),
+            htp_config=htp_config(plan.compilation),
+            tokenizer=model.export.tokenizer,
+            binaries={self.binary: self.compiled.folder / self.binary},
+            toolchain=self.toolchain_versions,
+            options=plan.as_options(),
+        )
+        write_container(draft, folder / CONTAINER)
+
+
+def encoder_binary(name: str) -> str:
+    """Return the name of the context binary of an encoder."""
+    return binary_name(name, 1, 1)

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Text embedding with libGenie: the documented command line of the SDK's ``genie-t2e-run``.
+
+For devices without an SDK binary: x86-64 (the emulator) and Linux boards. ``--prompts_file`` and
+``--summary`` are ours. Standard library only, Python 3.8+. Exit status: 0 success, 1 Genie failed,
+2 wrong use.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
+
+if TYPE_CHECKING:
+    from device_scripts import genie_api, genie_t2t_run
+else:  # beside this file on the device
+    import genie_api
+    import genie_t2t_run
+
+_FORMAT = 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the documented options, and of ours."""
+    build = argparse.ArgumentParser(prog="genie-t2e-run", allow_abbrev=False, description=__doc__)
+    build.add_argument("-c", "--config", metavar="FILE", required=True, help="embedding JSON")
+    prompt = build.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("-p", "--prompt", metavar="VAL", help="the text")
+    prompt.add_argument("--prompt_file", metavar="FILE", help="file that holds the text")
+    prompt.add_argument(
+        "--prompts_file", metavar="FILE", help="JSON array of texts, one after another (ours)"
+    )
+    build.add_argument(
+        "--output_file", metavar="FILE", default="output.raw", help="float32 values, text by text"
+    )
+    build.add_argument(
+        "--summary", metavar="FILE", help="write shape and seconds of each embedding (ours)"
+    )
+    build.add_argument("--log", choices=tuple(genie_api.LOG_LEVELS), help="Genie's own log")
+    build.add_argument("--profile", metavar="FILE", help="write Genie's profile JSON")
+    return build
+
+
+def read_prompts(options: argparse.Namespace) -> List[bytes]:
+    """Return the texts that the options name.
+
+    Raises:
+        genie_api.RunnerError: A file cannot be read, or is no JSON array of texts.
+    """
+    if options.prompts_file is not None:
+        try:
+            texts = json.loads(genie_api.read_file(options.prompts_file, "prompts file"))
+        except (ValueError, RecursionError) as error:
+            raise genie_api.RunnerError(f"the prompts file is no JSON: {error}") from error
+        if not isinstance(texts, list) or not texts or not all(type(t) is str for t in texts):
+            raise genie_api.RunnerError("the prompts file is no JSON array of texts")
+        found = [text.encode("utf-8", "surrogatepass") for text in texts]
+    elif options.prompt_file is not None:
+        found = [genie_api.read_file(options.prompt_file, "prompt file")]
+    else:
+        found = [os.fsencode(options.prompt)]
+    return [genie_t2t_run.c_string(text, "the prompt") for text in found]
+
+
+def embed(
+    embedding: genie_api.Embedding, prompts: Sequence[bytes], summary: Dict[str, Any]
+) -> bytes:
+    """Embed texts one after another, and note shape and time of each."""
+    data = b""
+    for prompt in prompts:
+        began = time.monotonic()
+        vectors = embedding.generate(prompt)
+        seconds = time.monotonic() - began
+        summary["embeddings"].append({"shape": vectors.shape, "seconds": round(seconds, 6)})
+        data += vectors.data
+    return data
+
+
+def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
+    """Do what the options ask for.
+
+    Raises:
+        genie_api.RunnerError: A file, the library or Genie failed.
+    """
+    text = genie_t2t_run.c_string(
+        genie_api.read_file(options.config, "configuration"), "the configuration"
+    )
+    prompts = read_prompts(options)
+    genie = genie_api.Genie(stop=stop)
+    genie_t2t_run.write(f"Using libGenie.so version {genie.version()}\n\n".encode())
+    with genie_api.Resources() as resources:
+        # Made first, to be freed last: Genie frees no profile that a configuration is bound to.
+        log = resources.add(genie_api.Log(genie, options.log)) if options.log else None
+        profile = resources.add(genie_api.Profile(genie)) if options.profile else None
+        config = resources.add(genie_api.EmbeddingConfig(genie, text))
+        if log is not None:
+            config.bind_log(log)
+        if profile is not None:
+            config.bind_profile(profile)
+        began = time.monotonic()
+        embedding = resources.add(genie_api.Embedding(config))
+        summary: Dict[str, Any] = {
+            "format": _FORMAT,
+            "init_s": round(time.monotonic() - began, 6),
+            "embeddings": [],
+        }
+        data = embed(embedding, prompts, summary)
+        if profile is not None:
+            genie_t2t_run.write_file(profile.json(), options.profile, "profile")
+    genie_t2t_run.write_file(data, options.output_file, "embedding")
+    if options.summary is not None:
+        genie_t2t_run.write_file(json.dumps(summary).encode(), options.summary, "summary")
+    for prompt, found in zip(prompts, summary["embeddings"]):
+        shape = "x".join(map(str, found["shape"]))
+        genie_t2t_run.write(b"[PROMPT]: " + prompt + f"\n[EMBEDDING]: {shape}\n\n".encode())
+
+
+def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Stop] = None) -> int:
+    """Run the program and return its exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        run(options, stop or genie_api.Stop())
+    except (genie_api.RunnerError, BrokenPipeError) as error:
+        genie_t2t_run.flush_c()
+        print(f"genie-t2e-run: error: {error}", file=sys.stderr)
+        return 128 + error.number if isinstance(error, genie_api.Interrupted) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    genie_api.leave(main(stop=genie_api.Stop.watching()))

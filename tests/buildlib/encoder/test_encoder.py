@@ -1,0 +1,197 @@
+"""A text encoder's ONNX becomes what Genie takes, and stays the same model."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from buildlib.container.container import GenAIContainer
+from buildlib.encoder.inputs import TextTokens, cosine, embed_in_float, padded_inputs
+from buildlib.encoder.interface import INPUTS, prompt_template, read_pooling
+from buildlib.encoder.onnx_import import import_encoder
+from buildlib.errors import BuildError, CheckpointError, InvalidOptionError, ModelFileError
+from buildlib.genai import GenAIBuilderFactory
+from buildlib.graph.files import load_model
+from buildlib.reference.runners import OnnxRunner
+from suites.models import tiny_encoder
+
+LENGTH = 64
+Change = Callable[[onnx.ModelProto], None]
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_encoder.write(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def tokens(export: Path) -> list[list[int]]:
+    sentences = [*tiny_encoder.heldout_sentences(3), "a", "and God said " * 40]
+    return TextTokens(export / "tokenizer.json", ("", ""), LENGTH).of(sentences)
+
+
+def changed(export: Path, folder: Path, change: Change) -> Path:
+    """Write the export with a change."""
+    model = onnx.load(export / "model.onnx")
+    change(model)
+    onnx.save(model, folder / "changed.onnx")
+    return folder / "changed.onnx"
+
+
+def pooled(model: Path, tokens: list[list[int]]) -> list[np.ndarray]:
+    runner = OnnxRunner(model)
+    return [runner.run(padded_inputs(ids, LENGTH, padding=0))["pooled_output"][0] for ids in tokens]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_the_imported_model_is_the_same_model(
+    export: Path, tokens: list[list[int]], tmp_path: Path, pooling: str
+) -> None:
+    model = import_encoder(export / "model.onnx", tmp_path / "model.onnx", LENGTH, pooling)
+    expected = embed_in_float(export / "model.onnx", tokens, pooling)
+    for ours, theirs in zip(pooled(model, tokens), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def test_it_has_the_inputs_and_outputs_that_genie_knows(export: Path, tmp_path: Path) -> None:
+    model = load_model(import_encoder(export / "model.onnx", tmp_path / "model.onnx", LENGTH))
+    inputs = {str(v.name): (v.dtype, tuple(v.shape or ())) for v in model.graph.inputs}
+    assert tuple(inputs) == INPUTS  # position_ids is none of the export's
+    assert {str(kind) for kind, _ in inputs.values()} == {"INT32"}
+    assert {dims for _, dims in inputs.values()} == {(1, LENGTH)}
+    outputs = {str(v.name): tuple(v.shape or ()) for v in model.graph.outputs}
+    assert outputs == {"sequence_output": (1, LENGTH, 144), "pooled_output": (1, 144)}
+    assert "Erf" not in {node.op_type for node in model.graph}
+
+
+def rename_output(model: onnx.ModelProto) -> None:
+    model.graph.output[0].name = model.graph.node[-1].output[0] = "logits"
+
+
+def drop_mask(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        for index, name in enumerate(node.input):
+            if name == "attention_mask":
+                node.input[index] = "token_type_ids"
+    del model.graph.input[1]
+
+
+def compare_mask(model: onnx.ModelProto) -> None:
+    node = next(node for node in model.graph.node if "attention_mask" in node.input)
+    node.input[0] = "mask_compared"
+    compared = helper.make_node("Equal", ["attention_mask", "token_type_ids"], ["mask_equal"])
+    cast = helper.make_node("Cast", ["mask_equal"], ["mask_compared"], to=7)
+    model.graph.node.insert(0, cast)
+    model.graph.node.insert(0, compared)
+
+
+def bare_erf(model: onnx.ModelProto) -> None:
+    halves = next(tensor for tensor in model.graph.initializer if tensor.name == "half")
+    halves.CopyFrom(onnx.numpy_helper.from_array(np.array(0.7, np.float32), "half"))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (rename_output, "it is no text encoder"),
+        (drop_mask, "it has no attention_mask"),
+        (compare_mask, "export it with eager attention"),
+        (bare_erf, "is no part of a GELU"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused(
+    export: Path, tmp_path: Path, change: Change, reason: str
+) -> None:
+    with pytest.raises(ModelFileError, match=reason):
+        import_encoder(changed(export, tmp_path, change), tmp_path / "model.onnx", LENGTH)
+
+
+def test_a_model_of_one_length_is_built_at_that_length_only(export: Path, tmp_path: Path) -> None:
+    def fix(model: onnx.ModelProto) -> None:
+        for value in model.graph.input:
+            value.type.tensor_type.shape.dim[1].dim_value = 32
+
+    fixed = changed(export, tmp_path, fix)
+    import_encoder(fixed, tmp_path / "model.onnx", 32)
+    with pytest.raises(ModelFileError, match="has 32 where 64 are asked for"):
+        import_encoder(fixed, tmp_path / "model.onnx", 64)
+
+
+def test_pooling_is_that_of_sentence_transformers(tmp_path: Path) -> None:
+    assert read_pooling(tmp_path) == "mean"
+    (tmp_path / "1_Pooling").mkdir()
+    config = tmp_path / "1_Pooling" / "config.json"
+    config.write_text(
+        json.dumps({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": False})
+    )
+    assert read_pooling(tmp_path) == "cls"
+    config.write_text(json.dumps({"pooling_mode_max_tokens": True}))
+    with pytest.raises(CheckpointError, match="pooling by max_tokens"):
+        read_pooling(tmp_path)
+
+
+def test_special_tokens_are_the_prompt_template(export: Path, tmp_path: Path) -> None:
+    assert prompt_template(export / "tokenizer.json") == ("", "")
+    tokenizer = json.loads((export / "tokenizer.json").read_text())
+    first, last = (each["content"] for each in tokenizer["added_tokens"][:2])
+    special = {
+        name: {"id": name, "ids": [number], "tokens": [name]}
+        for number, name in enumerate((first, last))
+    }
+    single = [
+        {"SpecialToken": {"id": first, "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": last, "type_id": 0}},
+    ]
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special,
+    }  # fmt: skip
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(tokenizer))
+    assert prompt_template(path) == (first, last)
+    (ids,) = TextTokens(path, (first, last), LENGTH).of(["a"])
+    assert (ids[0], ids[-1]) == (0, 1)
+
+
+def test_one_onnx_becomes_a_container(encoder_bundle: Path) -> None:
+    container = GenAIContainer.load(encoder_bundle)
+    assert container.embeds
+    assert container.precision == "W8A16"
+    embedding = container.embedding_config.embedding
+    assert (embedding.context.ctx_size, embedding.context.embed_size) == (LENGTH, 144)
+    assert embedding.context.n_vocab == 1280
+    with pytest.raises(BuildError, match="holds a text encoder, which answers no prompts"):
+        _ = container.genie_config
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"arn_cl_options.context_length": (64, 128)}, "an encoder has one, not 2"),
+        ({"arn_cl_options.context_length": (256,)}, "256 is more than the 128 positions"),
+        ({"split_model.num_splits": 2}, "an encoder is built in one part"),
+    ],
+)
+def test_options_that_an_encoder_lacks_are_refused(
+    export: Path, tmp_path: Path, options: dict[str, object], reason: str
+) -> None:
+    builder = GenAIBuilderFactory.create(export, cache_root=tmp_path)
+    builder.set_targets(["SM8750:emulator"]).set_transformation_options(options)
+    with pytest.raises(InvalidOptionError, match=reason):
+        builder.plan()
+
+
+def test_a_dialog_embeds_no_texts(tiny_bundle: Path) -> None:
+    with pytest.raises(BuildError, match="holds a dialog, which embeds no texts"):
+        _ = GenAIContainer.load(tiny_bundle).embedding_config
+
+
+def test_cosine_of_equal_directions_is_one() -> None:
+    a = np.array([3.0, 4.0], np.float32)
+    assert cosine(a, 2 * a) == pytest.approx(1.0)
+    assert cosine(a, np.zeros(2, np.float32)) == 0.0
