@@ -99,7 +99,7 @@ def _options(
     across: list[str] | None,
 ) -> "GateOptions":
     from harness.results.comparison import COMPARABLE_METRICS
-    from harness.results.gate import GATE_METRICS, TERMS, GateOptions
+    from harness.results.gate import ACROSS, GATE_METRICS, GateOptions
     from harness.results.perplexity import PERPLEXITY
 
     known = (*COMPARABLE_METRICS, PERPLEXITY)
@@ -107,8 +107,8 @@ def _options(
         if key not in known:
             raise UnknownMetricError(key, known)
     for name in across or ():
-        if name not in TERMS:
-            raise WrongUseError(f"--across {name[:40]!r}: it is one of {', '.join(TERMS)}")
+        if name not in ACROSS:
+            raise WrongUseError(f"--across {name[:40]!r}: it is one of {', '.join(ACROSS)}")
     chosen = tuple(dict.fromkeys(metrics or GATE_METRICS))
     return GateOptions(chosen, threshold, perplexity_threshold, frozenset(across or ()))
 

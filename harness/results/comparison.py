@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from harness.errors import UnknownMetricError, WrongUseError
 from harness.results.identity import SpeedKey, find_incomparable
-from harness.results.metrics import METRICS, Direction, Metric, find_metric
+from harness.results.metrics import METRICS, Metric, find_metric
 from harness.results.records import ComparisonRecord, MetricVerdict, Run
 from harness.words import pluralize
 
@@ -87,7 +87,7 @@ def min_pairs(metrics: int = 1, *, error_rate: float = ERROR_RATE) -> int:
 def compare(
     pairs: Sequence[Pair],
     *,
-    higher_is_better: bool,
+    metric: Metric,
     threshold: float = THRESHOLD,
     metrics: int = 1,
     error_rate: float = ERROR_RATE,
@@ -97,6 +97,7 @@ def compare(
     Args:
         pairs: measured repetitions of A and of B, of sessions that ran one after the other on one
             device; a pair with an empty side does not count.
+        metric: what was measured.
         threshold: the part of A that B may lose without being a regression.
         metrics: how many metrics are compared together; they share the error rate.
 
@@ -117,9 +118,8 @@ def compare(
         )
     low, high, confidence = _interval(logs, share)
     low, high = math.exp(low), math.exp(high)
-    verdict, reason = _judge(
-        *_gains(ratio, low, high, higher_is_better=higher_is_better), threshold
-    )
+    worst, best = sorted((metric.gain(low), metric.gain(high)))
+    verdict, reason = _judge(metric.gain(ratio), worst, best, threshold)
     return Comparison(verdict, ratio, low, high, confidence, len(logs), reason)
 
 
@@ -330,12 +330,7 @@ def _compare_metric(
     if not all(value > 0 for a, b in whole for value in (*a, *b)):  # as bytes that were pushed
         reason = "a value is 0, so there is no ratio"
         return Comparison(Verdict.NOT_ENOUGH_DATA, None, None, None, 0.0, len(whole), reason)
-    return compare(
-        whole,
-        higher_is_better=metric.direction is Direction.HIGHER,
-        threshold=threshold,
-        metrics=metrics,
-    )
+    return compare(whole, metric=metric, threshold=threshold, metrics=metrics)
 
 
 def _pair(
@@ -367,15 +362,6 @@ def _subset_means(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         chosen = chosen[chosen.any(axis=1)]
     means: npt.NDArray[np.float64] = (chosen @ values) / chosen.sum(axis=1)
     return means
-
-
-def _gains(
-    ratio: float, low: float, high: float, *, higher_is_better: bool
-) -> tuple[float, float, float]:
-    """The change for the better, its worst and its best case, as parts of A."""
-    if higher_is_better:
-        return ratio - 1, low - 1, high - 1
-    return 1 - ratio, 1 - high, 1 - low
 
 
 def _judge(gain: float, worst: float, best: float, threshold: float) -> tuple[Verdict, str]:

@@ -11,17 +11,16 @@ the false discovery rate", JRSS B 57, 1995, pages 289-300): of the changes that 
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from harness.results.baseline import Point, find_candidate, find_points
 from harness.results.comparison import DEFAULT_METRICS, THRESHOLD, Verdict, worst_verdict
-from harness.results.identity import SpeedKey, container_name, device_name
-from harness.results.metrics import Direction, Metric, find_metric
+from harness.results.identity import TERMS, SpeedKey, Terms, container_name, with_values
+from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import PERPLEXITY
-from harness.results.provenance import HOST_LIBRARIES
 from harness.results.records import Run
 from harness.results.store import ResultsStore
 from harness.words import pluralize, soc_label
@@ -32,6 +31,9 @@ PERPLEXITY_THRESHOLD = 0.01
 """A perplexity has no noise: what a container gives over the same tokens, it gives again."""
 FALSE_DISCOVERY_RATE = 0.05
 CONFIDENCE = 0.95
+_OF_CELL = frozenset({"npu", "soc", "target", "workload", "prompt"})
+ACROSS = tuple(name for name in TERMS if name not in _OF_CELL)
+"""Terms in which both sides of a cell may differ where a user asks for it."""
 MIN_SESSIONS = 2
 """Sessions of each side; with fewer, nothing is known of their spread."""
 
@@ -66,69 +68,6 @@ class CellKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What must be equal on both sides, or their numbers cannot be compared.
-
-    Attributes:
-        device: its model with the version of its system.
-        host: of an emulator, whose speed is the host's.
-        libraries: on the device.
-        concurrent: whether other sessions ran on the host at the same time.
-        scored: text, windows and positions of a perplexity.
-    """
-
-    precision: str
-    ars: str
-    cl: int
-    splits: int
-    device: str
-    host: str
-    runner: str
-    sampler: str
-    libraries: str
-    concurrent: bool
-    scored: str
-
-    @classmethod
-    def of(cls, run: Run) -> "Terms":
-        """Return the terms of a run."""
-        container, work = run.container, run.workload
-        on_host = {"python", *HOST_LIBRARIES}
-        libraries = {
-            name: version
-            for name, version in run.provenance.library_versions.items()
-            if name not in on_host
-        }
-        scored = work.perplexity.model_dump() if work.perplexity else {}
-        return cls(
-            precision=container.precision or "",
-            ars=_words(container.ars),
-            cl=container.cl,
-            splits=container.n_splits,
-            device=device_name(run),
-            host=run.provenance.host if run.device.emulator else "",
-            runner=work.runner,
-            sampler=_pairs(work.sampler),
-            libraries=_pairs(libraries),
-            concurrent=(run.concurrent_sessions or 1) > 1,
-            scored=" ".join(filter(None, (work.dataset_sha256, _pairs(scored)))),
-        )
-
-    def differences(self, other: "Terms") -> tuple[str, ...]:
-        """Name the terms in which they differ, with both values where these are short."""
-        found = []
-        for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if mine != theirs:
-                both = f" ({theirs} before, {mine} now)"
-                found.append(field.name + (both if len(both) <= 60 else ""))
-        return tuple(found)
-
-
-TERMS = tuple(field.name for field in fields(Terms))
-
-
-@dataclass(frozen=True, slots=True)
 class Side:
     """The sessions of one side of a cell.
 
@@ -151,6 +90,7 @@ class GateCell:
         name: of the cell, for people.
         ratio: new over baseline; None where they could not be compared.
         low, high: the interval around it; None for a perplexity, which has no noise.
+        p_value: two-sided, of no change, before the adjustment; None without an interval.
         reason: the verdict in words.
         runs: ids of the new runs.
     """
@@ -165,6 +105,7 @@ class GateCell:
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
+    p_value: float | None = None
     runs: tuple[str, ...] = ()
 
 
@@ -239,6 +180,11 @@ class _Group:
 _Groups = dict[tuple[CellKey, Terms], _Group]
 
 
+def allowed_loss(metric: Metric) -> float:
+    """Return the loss that is none by default: of a perplexity far less than of a speed."""
+    return PERPLEXITY_THRESHOLD if metric.key == PERPLEXITY else THRESHOLD
+
+
 def judge_gate(
     store: ResultsStore,
     reference: str,
@@ -308,8 +254,12 @@ def _why_apart(key: CellKey, terms: Terms, old: Sequence[_Groups], new: _Groups)
     for groups in old:
         others = [t for k, t in groups if k == key and (k, t) not in new and _done(groups, k, t)]
         if others:
-            nearest = min(others, key=lambda other: len(terms.differences(other)))
-            return f"not comparable, it differs in {', '.join(terms.differences(nearest))}"
+            nearest = min((terms.differences(other) for other in others), key=len)
+            named = [
+                with_values(name, f"{theirs or 'none'} before, {mine or 'none'} now")
+                for name, (mine, theirs) in nearest.items()
+            ]
+            return f"not comparable, it differs in {', '.join(named)}"
     return ""
 
 
@@ -357,24 +307,12 @@ def _judge_perplexity(cell: GateCell, threshold: float) -> GateCell:
     if cell.baseline is None or cell.candidate is None:
         raise AssertionError("both sides were measured")
     ratio = cell.candidate.mean / cell.baseline.mean
+    gain = cell.metric.gain(ratio)
     verdict = Verdict.NO_DIFFERENCE
-    if ratio - 1 > threshold:
-        verdict = Verdict.REGRESSED
-    elif 1 - ratio > threshold:
-        verdict = Verdict.IMPROVED
-    reason = f"{abs(ratio - 1):.1%} {'worse' if ratio > 1 else 'better'} over the same tokens"
+    if abs(gain) > threshold:
+        verdict = Verdict.IMPROVED if gain > 0 else Verdict.REGRESSED
+    reason = f"{abs(gain):.1%} {'worse' if gain < 0 else 'better'} over the same tokens"
     return replace(cell, verdict=verdict, ratio=ratio, reason=reason)
-
-
-@dataclass(frozen=True, slots=True)
-class _Estimate(GateCell):
-    """A cell that waits for its p-value to be adjusted for all others.
-
-    Attributes:
-        p_value: two-sided, of no change.
-    """
-
-    p_value: float = 1.0
 
 
 def _estimate(
@@ -408,33 +346,33 @@ def _estimate(
     error = max(error, 1e-9)  # values that are all equal, as bytes can be
     low, high = stats.t.interval(CONFIDENCE, freedom, loc=effects[0], scale=error)
     p_value = 2 * float(stats.t.sf(abs(effects[0]) / error, freedom))
-    known = {field.name: getattr(cell, field.name) for field in fields(GateCell)}
-    known |= {"ratio": ratio, "low": math.exp(low), "high": math.exp(high)}
-    return _Estimate(**known, p_value=p_value)
+    return replace(cell, ratio=ratio, low=math.exp(low), high=math.exp(high), p_value=p_value)
 
 
 def _adjusted(cells: Sequence[GateCell], options: GateOptions) -> list[GateCell]:
     """Judge the estimates, all of them together."""
-    estimates = [cell for cell in cells if isinstance(cell, _Estimate)]
-    others = [cell for cell in cells if not isinstance(cell, _Estimate)]
-    if not estimates:
-        return others
+    p_values = {
+        number: cell.p_value for number, cell in enumerate(cells) if cell.p_value is not None
+    }
+    if not p_values:
+        return list(cells)
     from scipy import stats
 
-    p_values = stats.false_discovery_control([cell.p_value for cell in estimates], method="bh")
-    return others + [
-        _judge(cell, options.threshold, is_change=p_value <= FALSE_DISCOVERY_RATE)
-        for cell, p_value in zip(estimates, p_values, strict=True)
+    adjusted = stats.false_discovery_control(list(p_values.values()), method="bh")
+    is_change = {n: p <= FALSE_DISCOVERY_RATE for n, p in zip(p_values, adjusted, strict=True)}
+    return [
+        _judge(cell, options.threshold, is_change=is_change[number])
+        if number in is_change
+        else cell
+        for number, cell in enumerate(cells)
     ]
 
 
-def _judge(cell: _Estimate, threshold: float, *, is_change: bool) -> GateCell:
+def _judge(cell: GateCell, threshold: float, *, is_change: bool) -> GateCell:
     if cell.ratio is None or cell.low is None or cell.high is None:
         raise AssertionError("an estimate has an interval")
-    better = cell.metric.direction is Direction.HIGHER
-    gain = cell.ratio - 1 if better else 1 - cell.ratio
-    worst = cell.low - 1 if better else 1 - cell.high
-    best = cell.high - 1 if better else 1 - cell.low
+    gain = cell.metric.gain(cell.ratio)
+    worst, best = sorted((cell.metric.gain(cell.low), cell.metric.gain(cell.high)))
     if is_change and -gain > threshold:
         verdict, reason = Verdict.REGRESSED, f"{-gain:.1%} worse (at least {-best:.1%})"
     elif is_change and gain > threshold:
@@ -447,8 +385,7 @@ def _judge(cell: _Estimate, threshold: float, *, is_change: bool) -> GateCell:
         )
     else:
         verdict, reason = Verdict.NO_DIFFERENCE, f"a loss of more than {threshold:.1%} is ruled out"
-    known = {field.name: getattr(cell, field.name) for field in fields(GateCell)}
-    return GateCell(**(known | {"verdict": verdict, "reason": reason}))
+    return replace(cell, verdict=verdict, reason=reason)
 
 
 def _missing(new: _Groups, old: Sequence[_Groups], options: GateOptions) -> list[GateCell]:
@@ -486,11 +423,3 @@ _ORDER = (Verdict.REGRESSED, Verdict.NOT_ENOUGH_DATA, Verdict.IMPROVED, Verdict.
 def _worst_first(cell: GateCell) -> tuple[int, float, str]:
     distance = 0.0 if cell.ratio is None else -abs(cell.ratio - 1)
     return _ORDER.index(cell.verdict), distance, cell.name
-
-
-def _words(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values))
-
-
-def _pairs(mapping: Mapping[str, object]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in sorted(mapping.items()))

@@ -15,7 +15,7 @@ from harness.words import pluralize
 Pairs = tuple[tuple[str, str], ...]
 UNKNOWN = "an unknown device"
 _ON_HOST = frozenset({"python", *HOST_LIBRARIES})
-_LONGEST_VALUES = 80
+_LONGEST_VALUES = 78
 SHORTEST_PROMPT = 2
 """Tokens of the shortest prompt, bos and one more: what is left of a prompt with `-p 0`."""
 
@@ -198,47 +198,121 @@ def describe_scored(definition: PerplexityDefinition | None) -> str:
     return f"{pluralize(definition.windows, 'window')}, {pluralize(definition.tokens, 'token')}"
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What must be equal on both sides, or their numbers cannot be compared.
+
+    The one rule of `compare`, `gate` and their like. A workload and the place where it runs belong
+    to it; the containers are what is compared, but for their shapes and precision where those are
+    to be the same.
+
+    Attributes:
+        device: its model with the version of its system.
+        host: of an emulator, whose speed is the host's.
+        tool: what measured it.
+        libraries: on the device.
+        concurrent: whether other sessions ran on the host at the same time.
+        scored: text, windows and positions of a perplexity.
+    """
+
+    npu: str
+    soc: str
+    target: str
+    workload: str
+    prompt: str
+    device: str
+    host: str
+    tool: str
+    runner: str
+    sampler: Pairs
+    libraries: Pairs
+    concurrent: bool
+    scored: str
+    precision: str
+    ars: str
+    cl: int
+    splits: int
+
+    @classmethod
+    def of(cls, run: Run) -> "Terms":
+        """Return the terms of a run."""
+        container, work = run.container, run.workload
+        key = SpeedKey.of(run)
+        versions = run.provenance.library_versions
+        scored = work.perplexity.model_dump() if work.perplexity else {}
+        return cls(
+            npu="the HTP emulator" if run.device.emulator else "hardware",
+            soc=run.device.soc,
+            target=container.target.partition(":")[0],
+            workload=key.label,
+            prompt=key.prompt or "",
+            device=device_name(run),
+            host=key.subject.host,
+            tool=run.origin.tool if run.origin else "qnnfarm",
+            runner=work.runner,
+            sampler=key.sampler,
+            libraries=_pairs({n: each for n, each in versions.items() if n not in _ON_HOST}),
+            concurrent=(run.concurrent_sessions or 1) > 1,
+            scored=" ".join((work.dataset_sha256 or "", _words(_pairs(scored)))).strip(),
+            precision=container.precision or "",
+            ars=", ".join(map(str, container.ars)),
+            cl=container.cl,
+            splits=container.n_splits,
+        )
+
+    def differences(self, other: "Terms") -> dict[str, tuple[str, str]]:
+        """Return the terms in which both differ, with both values in words."""
+        found = {
+            field.name: (getattr(self, field.name), getattr(other, field.name))
+            for field in fields(self)
+        }
+        return {
+            name: (_words(mine), _words(theirs))
+            for name, (mine, theirs) in found.items()
+            if mine != theirs
+        }
+
+
+TERMS = tuple(field.name for field in fields(Terms))
+_OF_ONE_SIDE = frozenset({"precision", "ars", "cl", "splits", "concurrent", "scored"})
+"""Terms in which the containers of a comparison may differ, and what they ran beside."""
+_LABELS = {"npu": "device", "device": "device model", "tool": "measured by", "target": "target SoC"}
+
+
 def find_incomparable(a: Run, b: Run) -> tuple[str, ...]:
     """Name what two runs must share for a comparison of their containers, and do not.
 
     Each key comes with both values where they are short: `soc (SM8750 against SM8650)`. The
-    containers may differ, as they are what is compared; their target's SoC may not.
+    containers may differ, as they are what is compared; their target's SoC may not. Libraries that
+    only one of them knows are ignored.
     """
-    found = []
-    for (key, mine), (_, theirs) in zip(_shared(a), _shared(b), strict=True):
-        if mine != theirs:
-            values = f" ({mine or 'none'} against {theirs or 'none'})"
-            found.append(key + (values if len(values) <= _LONGEST_VALUES else ""))
-    known, others = _device_libraries(a), _device_libraries(b)
-    found += [
-        f"{name} ({known[name]} against {others[name]})"
+    mine, theirs = Terms.of(a), Terms.of(b)
+    found = {
+        _LABELS.get(name, name): values
+        for name, values in mine.differences(theirs).items()
+        if name not in {*_OF_ONE_SIDE, "libraries"}
+    }
+    known, others = dict(mine.libraries), dict(theirs.libraries)
+    found |= {
+        name: (known[name], others[name])
         for name in sorted(known.keys() & others.keys())
         if known[name] != others[name]
-    ]
-    return tuple(found)
-
-
-def _shared(run: Run) -> tuple[tuple[str, str], ...]:
-    """What both sides of a comparison have in common, by name."""
-    key = SpeedKey.of(run)
-    kind = "the HTP emulator" if run.device.emulator else "hardware"
-    return (
-        ("device", kind),
-        ("soc", run.device.soc),
-        ("device model", device_name(run)),
-        ("host", key.subject.host),
-        ("measured by", run.origin.tool if run.origin else "qnnfarm"),
-        ("runner", run.workload.runner),
-        ("workload", key.label),
-        ("sampler", ", ".join(f"{name}={value}" for name, value in key.sampler)),
-        ("prompt", key.prompt or ""),
-        ("target SoC", run.container.target.partition(":")[0]),
+    }
+    return tuple(
+        with_values(name, f"{one or 'none'} against {other or 'none'}")
+        for name, (one, other) in found.items()
     )
 
 
-def _device_libraries(run: Run) -> dict[str, str]:
-    versions = run.provenance.library_versions
-    return {name: each for name, each in versions.items() if name not in _ON_HOST}
+def with_values(name: str, values: str) -> str:
+    """Append values to a name where they are short."""
+    return f"{name} ({values})" if len(values) < _LONGEST_VALUES else name
+
+
+def _words(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(f"{name} {each}" for name, each in value)
+    return str(value)
 
 
 def place(run: Run) -> str:

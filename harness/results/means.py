@@ -5,15 +5,16 @@ repetitions become some ten thousand rows before Python sees any of them.
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 
 from harness.results import schema
 from harness.results.database import Database, refuse_unreadable_rows
 from harness.results.records import Run
-from harness.results.rows import parse_run
+from harness.results.rows import RunParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,20 @@ class RunMeans:
         return cls(run, means)
 
 
-def read_means(database: Database) -> tuple[RunMeans, ...]:
-    """Read every run with its means, oldest first.
+def read_means(
+    database: Database, chosen: Select[Any] | None = None, metrics: Collection[str] = ()
+) -> tuple[RunMeans, ...]:
+    """Read runs with their means, oldest first.
+
+    Args:
+        chosen: a query of rows of runs; by default all runs.
+        metrics: those whose means are needed; by default all.
 
     Raises:
-        CorruptRunError: qnnfarm cannot have written one of them.
+        CorruptRunError: qnnfarm cannot have written one of the runs.
     """
     runs, measured = schema.runs, schema.measurements
+    wanted = select(runs) if chosen is None else chosen
     averages = (
         select(
             measured.c.run_id,
@@ -59,12 +67,16 @@ def read_means(database: Database) -> tuple[RunMeans, ...]:
         .where(measured.c.is_warmup.is_(False))
         .group_by(measured.c.run_id, measured.c.metric)
     )
+    if chosen is not None:
+        ids = chosen.with_only_columns(runs.c.id).subquery()
+        averages = averages.join(ids, measured.c.run_id == ids.c.id)
+    if metrics:
+        averages = averages.where(measured.c.metric.in_(metrics))
+    ordered = wanted.order_by(None).order_by(runs.c.created_at, runs.c.session, runs.c.id)
     found: dict[str, dict[str, Mean]] = {}
+    parser = RunParser(database.location)
     with database.reading() as connection, refuse_unreadable_rows(database.location):
         for run_id, metric, value, repetitions in connection.execute(averages):
             found.setdefault(run_id, {})[metric] = Mean(value, repetitions)
-        rows = connection.execute(select(runs).order_by(runs.c.created_at, runs.c.id)).mappings()
-        return tuple(
-            RunMeans(parse_run(database.location, row, ()), found.get(row["id"], {}))
-            for row in rows
-        )
+        rows = connection.execute(ordered).mappings()
+        return tuple(RunMeans(parser.parse(row), found.get(row["id"], {})) for row in rows)

@@ -71,6 +71,14 @@ class Metric:
             raise MetricValueError(self.key, float(value), self.legal_range)
         return float(value)
 
+    def gain(self, ratio: float) -> float:
+        """Return a change for the better as a part of what was before; below 0 for the worse.
+
+        Args:
+            ratio: now over before.
+        """
+        return ratio - 1 if self.direction is Direction.HIGHER else 1 - ratio
+
     @property
     def legal_range(self) -> str:
         """The legal values in words."""

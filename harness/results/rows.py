@@ -3,7 +3,7 @@
 Rows are checked like new records: a file from outside is not trusted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -78,20 +78,55 @@ def row_of(run: Run) -> dict[str, Any]:
     }
 
 
-def parse_run(location: str, row: RowMapping, measured: Sequence[RowMapping]) -> Run:
-    """Convert a row, and the rows of its measurements, to a run.
+class RunParser:
+    """Parser of many runs, which share the records that are equal: a container, a device.
 
-    Raises:
-        CorruptRunError: qnnfarm cannot have written it.
+    In a history nearly all are: sharing them takes most of the time and memory off reading it.
     """
-    try:
-        return _parse(row, measured)
-    except ValidationError as error:
-        fault = first_fault(error, Run)
-        said = f"{fault.key}: {fault.reason}" if fault.key else fault.reason
-        raise CorruptRunError(location, str(row["id"]), said) from error
-    except (UnknownMetricError, MetricValueError) as error:
-        raise CorruptRunError(location, str(row["id"]), str(error)) from error
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        self._known: dict[str, Any] = {}
+
+    def parse(self, row: RowMapping, measured: Sequence[RowMapping] = ()) -> Run:
+        """Convert a row, and the rows of its measurements, to a run.
+
+        Raises:
+            CorruptRunError: qnnfarm cannot have written it.
+        """
+        try:
+            return self._parse(row, measured)
+        except ValidationError as error:
+            fault = first_fault(error, Run)
+            said = f"{fault.key}: {fault.reason}" if fault.key else fault.reason
+            raise CorruptRunError(self._location, str(row["id"]), said) from error
+        except (UnknownMetricError, MetricValueError) as error:
+            raise CorruptRunError(self._location, str(row["id"]), str(error)) from error
+
+    def _parse(self, row: RowMapping, measured: Sequence[RowMapping]) -> Run:
+        values = dict(row)
+        if values["status"] == "running" and has_ended(values["writer"]):
+            values["status"] = "interrupted"
+        return Run(
+            **{name: values[name] for name in _PLAIN},
+            container=self._shared("container", _container, values),
+            device=self._shared("device", _device, values),
+            workload=self._shared("workload", _workload, values),
+            provenance=self._shared("provenance", _provenance, values),
+            origin=self._shared("origin", _origin, values),
+            check=self._shared("check", _check, values),
+            measurements=tuple(
+                Measurement(**{name: m[name] for name in Measurement.model_fields})
+                for m in measured
+            ),
+        )
+
+    def _shared(self, kind: str, make: Callable[[Mapping[str, Any]], Any], values: Any) -> Any:  # noqa: ANN401
+        """The record of a row; that of an earlier row if the columns are equal."""
+        key = kind + repr([values[name] for name in _COLUMNS[kind]])
+        if key not in self._known:
+            self._known[key] = make(values)
+        return self._known[key]
 
 
 def parse_comparison(location: str, row: RowMapping) -> ComparisonRecord:
@@ -135,74 +170,53 @@ def parse_artifact(location: str, row: RowMapping) -> Artifact:
         raise CorruptRunError(location, str(row["run_id"]), said) from error
 
 
-def _parse(row: RowMapping, measured: Sequence[RowMapping]) -> Run:
-    status = row["status"]
-    if status == "running" and has_ended(row["writer"]):
-        status = "interrupted"
-    return Run(
-        id=row["id"],
-        created_at=row["created_at"],
-        finished_at=row["finished_at"],
-        kind=row["kind"],
-        status=status,
-        error=row["error"],
-        container=ContainerInfo(
-            model=row["model"],
-            sha256=row["container_sha256"],
-            target=row["target"],
-            ars=row["ars"],
-            cl=row["cl"],
-            n_splits=row["n_splits"],
-            precision=row["precision"],
-            size_bytes=row["container_bytes"],
-            parameters=row["parameters"],
-        ),
-        device=DeviceInfo(
-            serial=row["device_serial"],
-            soc=row["soc"],
-            emulator=row["emulator"],
-            model=row["device_model"],
-            manufacturer=row["device_manufacturer"],
-            dsp_arch=row["dsp_arch"],
-            abi=row["abi"],
-            android_version=row["android_version"],
-            ram_bytes=row["ram_bytes"],
-            os_build=row["os_build"],
-            build_fingerprint=row["build_fingerprint"],
-            clocks=row["clocks"],
-        ),
-        workload=_workload(row),
-        provenance=Provenance(**{name: row[name] for name in Provenance.model_fields}),
-        generated_text=row["generated_text"],
-        group_id=row["group_id"],
-        session=row["session"],
-        label=row["label"],
-        labels=row["labels"],
-        plan=row["plan"],
-        concurrent_sessions=row["concurrent_sessions"],
-        origin=_origin(row),
-        conditions=row["conditions"],
-        check=OutputCheck(outcome=row["check_outcome"], reason=row["check_reason"]),
-        warmup_detected=row["warmup_detected"],
-        measurements=tuple(
-            Measurement(**{name: m[name] for name in Measurement.model_fields}) for m in measured
-        ),
-    )
+_OF_CONTAINER = {"sha256": "container_sha256", "size_bytes": "container_bytes"}
+_OF_DEVICE = {name: f"device_{name}" for name in ("serial", "model", "manufacturer")}
+_DEFINITION = {name: f"perplexity_{name}" for name in PerplexityDefinition.model_fields}
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "container": tuple(_OF_CONTAINER.get(name, name) for name in ContainerInfo.model_fields),
+    "device": tuple(_OF_DEVICE.get(name, name) for name in DeviceInfo.model_fields),
+    "workload": (
+        *(name for name in Workload.model_fields if name != "perplexity"),
+        *_DEFINITION.values(),
+    ),
+    "provenance": tuple(Provenance.model_fields),
+    "origin": tuple(f"origin_{name}" for name in Origin.model_fields),
+    "check": ("check_outcome", "check_reason"),
+}
+"""The columns of each record of a run."""
+_PLAIN = tuple(name for name in Run.model_fields if name not in {*_COLUMNS, "measurements"})
 
 
-def _origin(row: RowMapping) -> Origin | None:
+def _container(row: Mapping[str, Any]) -> ContainerInfo:
+    named = zip(ContainerInfo.model_fields, _COLUMNS["container"], strict=True)
+    values: dict[str, Any] = {name: row[column] for name, column in named}
+    return ContainerInfo(**values)
+
+
+def _device(row: Mapping[str, Any]) -> DeviceInfo:
+    named = zip(DeviceInfo.model_fields, _COLUMNS["device"], strict=True)
+    values: dict[str, Any] = {name: row[column] for name, column in named}
+    return DeviceInfo(**values)
+
+
+def _provenance(row: Mapping[str, Any]) -> Provenance:
+    return Provenance(**{name: row[name] for name in Provenance.model_fields})
+
+
+def _check(row: Mapping[str, Any]) -> OutputCheck:
+    return OutputCheck(outcome=row["check_outcome"], reason=row["check_reason"])
+
+
+def _origin(row: Mapping[str, Any]) -> Origin | None:
     if row["origin_tool"] is None:
         return None
     return Origin(**{name: row[f"origin_{name}"] for name in Origin.model_fields})
 
 
-def _workload(row: RowMapping) -> Workload:
+def _workload(row: Mapping[str, Any]) -> Workload:
     plain = {name: row[name] for name in Workload.model_fields if name != "perplexity"}
     if row["perplexity_positions"] is None:
         return Workload(**plain)
-    definition = PerplexityDefinition(
-        positions=row["perplexity_positions"],
-        windows=row["perplexity_windows"],
-        tokens=row["perplexity_tokens"],
-    )
+    definition = PerplexityDefinition(**{name: row[key] for name, key in _DEFINITION.items()})
     return Workload(**plain, perplexity=definition)

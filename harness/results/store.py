@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,9 +58,9 @@ from harness.results.records import (
     to_storable,
 )
 from harness.results.rows import (
+    RunParser,
     parse_artifact,
     parse_comparison,
-    parse_run,
     parse_telemetry,
     row_of,
 )
@@ -72,6 +73,17 @@ _UNFINISHED = ("running", "interrupted")
 _SHORTEST_ID = 4
 """Digits of the beginning of an id or a hash that may stand for it."""
 _MOST_NAMED = 5
+_EQUAL: Mapping[str, str] = {
+    "kind": "kind",
+    "model": "container.model",
+    "target": "container.target",
+    "soc": "device.soc",
+    "emulator": "device.emulator",
+    "container_sha256": "container.sha256",
+    "group_id": "group_id",
+    "plan": "plan",
+}
+"""Columns that a filter may ask for, with the attribute of a run; status depends on writers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +114,19 @@ class RunFilter:
 
     def matches(self, run: Run) -> bool:
         """Whether a run is one of those that are asked for, but for `newest`."""
-        container, device = run.container, run.device
-        pairs = (
-            (self.kind, run.kind),
-            (self.status, run.status),
-            (self.model, container.model),
-            (self.target, container.target),
-            (self.soc, device.soc),
-            (self.emulator, device.emulator),
-            (self.container_sha256, container.sha256),
-            (self.group_id, run.group_id),
-            (self.plan, run.plan),
-        )
         return (
-            all(wanted is None or to_storable(wanted) == found for wanted, found in pairs)
+            all(value == attrgetter(_EQUAL[column])(run) for column, value in self.equal.items())
+            and self.status in {None, run.status}
             and (self.since is None or run.created_at >= self.since)
-            and self._has_container(container)
+            and self._has_container(run.container)
             and all(_has_label(run, label) for label in self.labels)
         )
+
+    @property
+    def equal(self) -> Mapping[str, object]:
+        """The values that are asked for of columns, as the store has them."""
+        asked = {column: to_storable(getattr(self, column)) for column in _EQUAL}
+        return {column: value for column, value in asked.items() if value is not None}
 
     def _has_container(self, container: ContainerInfo) -> bool:
         wanted = self.container
@@ -301,7 +308,8 @@ class ResultsStore(Closeable):
             CorruptRunError: qnnfarm cannot have written one of them.
         """
         rows, measured = self._fetch(select_runs(wanted))
-        runs = (parse_run(self.location, row, measured.get(row["id"], ())) for row in rows)
+        parser = RunParser(self.location)
+        runs = (parser.parse(row, measured.get(row["id"], ())) for row in rows)
         fitting = [run for run in runs if wanted.matches(run)]
         return tuple(reversed(fitting[: wanted.newest]))
 
@@ -316,7 +324,7 @@ class ResultsStore(Closeable):
         rows, measured = self._fetch(select(schema.runs).where(this_run))
         if not rows:
             raise UnknownRunError(self.location, run_id)
-        return parse_run(self.location, rows[0], measured.get(run_id, ()))
+        return RunParser(self.location).parse(rows[0], measured.get(run_id, ()))
 
     def heads(self, plan: str = "") -> tuple[RunHead, ...]:
         """Read what places each run in the history, oldest first; without running ones.
@@ -341,11 +349,11 @@ class ResultsStore(Closeable):
         Raises:
             CorruptRunError: qnnfarm cannot have written one of them.
         """
-        found = []
+        found, parser = list[Run](), RunParser(self.location)
         for start in range(0, len(run_ids), _MOST_IDS):
             some = schema.runs.c.id.in_(run_ids[start : start + _MOST_IDS])
             rows, measured = self._fetch(select(schema.runs).where(some))
-            found += [parse_run(self.location, row, measured.get(row["id"], ())) for row in rows]
+            found += [parser.parse(row, measured.get(row["id"], ())) for row in rows]
         return tuple(sorted(found, key=lambda run: (run.created_at, run.id)))
 
     def write_comparison(self, comparison: ComparisonRecord) -> None:
@@ -628,12 +636,8 @@ def select_runs(wanted: RunFilter) -> Select[Any]:
     """The query of a filter, newest first."""
     table = schema.runs
     query = select(table).order_by(*_NEWEST_FIRST)
-    for column in (
-        "kind", "model", "target", "soc", "emulator", "container_sha256", "group_id", "plan",
-    ):  # fmt: skip
-        value = getattr(wanted, column)
-        if value is not None:
-            query = query.where(table.c[column] == to_storable(value))
+    for column, value in wanted.equal.items():
+        query = query.where(table.c[column] == value)
     # An interrupted run is stored as running until the next writer comes by.
     unsure = wanted.status in {"interrupted", "running"}
     if wanted.status is not None:

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.results.comparison import Pair, Verdict, compare, min_pairs
+from harness.results.metrics import find_metric
 
+DECODE, TTFT = find_metric("decode_tokens_per_s"), find_metric("ttft_s")
 speeds = st.floats(0.01, 1e6)
 values = st.lists(speeds, min_size=1, max_size=4)
 some_pairs = st.lists(st.tuples(values, values), max_size=9)
@@ -21,7 +23,7 @@ def pairs(*ratios: float, base: float = 100.0) -> list[Pair]:
 
 
 def test_a_regression_is_seen_through_a_common_drift() -> None:
-    found = compare(pairs(0.90, 0.91, 0.89, 0.90, 0.905, 0.9), higher_is_better=True)
+    found = compare(pairs(0.90, 0.91, 0.89, 0.90, 0.905, 0.9), metric=DECODE)
     assert found.verdict is Verdict.REGRESSED
     assert found.ratio is not None
     assert found.ratio == pytest.approx(0.90, abs=0.005)
@@ -32,50 +34,50 @@ def test_a_regression_is_seen_through_a_common_drift() -> None:
 
 
 def test_an_improvement_is_no_regression() -> None:
-    found = compare(pairs(1.1, 1.12, 1.09, 1.1, 1.11), higher_is_better=True)
+    found = compare(pairs(1.1, 1.12, 1.09, 1.1, 1.11), metric=DECODE)
     assert found.verdict is Verdict.IMPROVED
 
 
 def test_for_times_more_is_worse() -> None:
-    found = compare(pairs(1.1, 1.12, 1.09, 1.1, 1.11), higher_is_better=False)
+    found = compare(pairs(1.1, 1.12, 1.09, 1.1, 1.11), metric=TTFT)
     assert found.verdict is Verdict.REGRESSED
 
 
 def test_the_same_is_the_same() -> None:
-    found = compare(pairs(1.0, 1.01, 0.99, 1.005, 0.995), higher_is_better=True)
+    found = compare(pairs(1.0, 1.01, 0.99, 1.005, 0.995), metric=DECODE)
     assert found.verdict is Verdict.NO_DIFFERENCE
     assert found.reason == "a loss of more than 5.0% is ruled out"
 
 
 def test_a_small_loss_is_within_the_threshold() -> None:
     ratios = (0.97, 0.972, 0.968, 0.971, 0.97)
-    assert compare(pairs(*ratios), higher_is_better=True).verdict is Verdict.NO_DIFFERENCE
-    sharp = compare(pairs(*ratios), higher_is_better=True, threshold=0.01)
+    assert compare(pairs(*ratios), metric=DECODE).verdict is Verdict.NO_DIFFERENCE
+    sharp = compare(pairs(*ratios), metric=DECODE, threshold=0.01)
     assert sharp.verdict is Verdict.REGRESSED
 
 
 def test_noise_is_no_pass() -> None:
     """A gate that saw nothing must not say that all is well."""
-    found = compare(pairs(0.8, 1.2, 0.85, 1.15, 1.0, 0.95), higher_is_better=True)
+    found = compare(pairs(0.8, 1.2, 0.85, 1.15, 1.0, 0.95), metric=DECODE)
     assert found.verdict is Verdict.NOT_ENOUGH_DATA
     assert "run more of them" in found.reason
 
 
 def test_too_few_pairs_are_no_data() -> None:
-    found = compare(pairs(0.5, 0.5, 0.5, 0.5), higher_is_better=True)
+    found = compare(pairs(0.5, 0.5, 0.5, 0.5), metric=DECODE)
     assert found.verdict is Verdict.NOT_ENOUGH_DATA
     assert (found.low, found.high) == (None, None)
     assert found.ratio == pytest.approx(0.5)
     assert found.reason.startswith("4 pairs of sessions, and a verdict needs 5")
-    nothing = compare([([1.0], []), ([], [1.0])], higher_is_better=True)
+    nothing = compare([([1.0], []), ([], [1.0])], metric=DECODE)
     assert (nothing.pairs, nothing.ratio) == (0, None)
 
 
 def test_metrics_share_the_error_rate() -> None:
     assert (min_pairs(1), min_pairs(2), min_pairs(3)) == (5, 6, 6)
     five = pairs(0.5, 0.5, 0.5, 0.5, 0.5)
-    assert compare(five, higher_is_better=True).verdict is Verdict.REGRESSED
-    assert compare(five, higher_is_better=True, metrics=2).verdict is Verdict.NOT_ENOUGH_DATA
+    assert compare(five, metric=DECODE).verdict is Verdict.REGRESSED
+    assert compare(five, metric=DECODE, metrics=2).verdict is Verdict.NOT_ENOUGH_DATA
 
 
 @pytest.mark.parametrize(("size", "rounds"), [(5, 300), (8, 200), (16, 40)])
@@ -85,7 +87,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(size: int, rounds: int
     held, confidence = 0, 0.0
     for _ in range(rounds):
         logs = source.standard_t(3, size) * 0.02 + np.log(0.97)
-        found = compare([([1.0], [float(np.exp(one))]) for one in logs], higher_is_better=True)
+        found = compare([([1.0], [float(np.exp(one))]) for one in logs], metric=DECODE)
         assert found.low is not None
         assert found.high is not None
         held += found.low <= 0.97 <= found.high
@@ -101,15 +103,15 @@ def test_false_alarms_are_rare() -> None:
     for _ in range(rounds):
         logs = source.normal(0, 0.1, 7)
         made = [([1.0], [float(np.exp(one))]) for one in logs]
-        found = compare(made, higher_is_better=True, threshold=0.0)
+        found = compare(made, metric=DECODE, threshold=0.0)
         alarms += found.verdict is Verdict.REGRESSED
     assert alarms / rounds < 0.08
 
 
 @given(some_pairs)
 def test_swapping_sides_swaps_the_answer(made: list[tuple[list[float], list[float]]]) -> None:
-    one = compare(made, higher_is_better=True, threshold=0.0)
-    other = compare([(b, a) for a, b in made], higher_is_better=True, threshold=0.0)
+    one = compare(made, metric=DECODE, threshold=0.0)
+    other = compare([(b, a) for a, b in made], metric=DECODE, threshold=0.0)
     if one.ratio is not None and other.ratio is not None:
         assert one.ratio * other.ratio == pytest.approx(1.0)
     if one.low is not None and other.high is not None:
@@ -118,14 +120,14 @@ def test_swapping_sides_swaps_the_answer(made: list[tuple[list[float], list[floa
 
 @given(some_pairs)
 def test_what_is_better_high_or_low_mirrors(made: list[tuple[list[float], list[float]]]) -> None:
-    found = {compare(made, higher_is_better=better).verdict for better in (True, False)}
+    found = {compare(made, metric=metric).verdict for metric in (DECODE, TTFT)}
     assert found != {Verdict.REGRESSED}
     assert found != {Verdict.IMPROVED}
 
 
 @given(some_pairs)
 def test_the_interval_is_around_the_ratio(made: list[tuple[list[float], list[float]]]) -> None:
-    found = compare(made, higher_is_better=True)
+    found = compare(made, metric=DECODE)
     if found.low is not None and found.high is not None and found.ratio is not None:
         assert found.low <= found.high
         assert found.low <= found.ratio * (1 + 1e-9)
@@ -135,4 +137,4 @@ def test_the_interval_is_around_the_ratio(made: list[tuple[list[float], list[flo
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_nonsense_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
-        compare([([1.0], [value])], higher_is_better=True)
+        compare([([1.0], [value])], metric=DECODE)
