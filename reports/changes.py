@@ -1,49 +1,53 @@
-"""Changes since a baseline: each series and metric now, against what it measured before.
+"""Changes over time: each series now against what it measured before, with one verdict.
 
-Where `harness.results.changes` found a change of level among the newest points, the present begins
-with that change, which has its verdict. Elsewhere the present is the last day, and the past the
-points before it, at most `MOST_BEFORE` of them. Points differ between nights by far more than
-repetitions within one, so a point is the unit, and the interval is the one for a new mean given
-earlier ones: Student's t over the logarithms of the points (G. J. Hahn and W. Q. Meeker,
-"Statistical Intervals", 1991, section 4.2). With too few points for the detection, a change is real
-where the interval is all on one side of no change, and the change is larger than the threshold.
+The verdict is that of the history (`harness.results.changes`) and of its alerts, as `qnnfarm
+alerts` and nightly jobs have it: a loss is a regression from the night on which it is told from
+noise until somebody or a recovery settles it. The present then begins with that change. Elsewhere
+the present is the last day, and the past the nights before it, at most `MOST_BEFORE` of them.
+
+Nights differ from each other by far more than repetitions within one, so a night is the unit of the
+interval that stands beside the change: the one for a new mean given earlier ones, Student's t over
+logarithms (G. J. Hahn and W. Q. Meeker, "Statistical Intervals", 1991, section 4.2). It gives no
+verdict but that there is no difference: where a loss above the threshold is outside of it.
 """
 
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import timedelta
 
-from harness.results.comparison import THRESHOLD, Verdict
-from harness.results.metrics import Direction, Metric, find_metric
-from reports.history import Point, Series
-
-if TYPE_CHECKING:
-    from harness.results.changes import Change as Level
+from harness.results.alerts import UNSETTLED, Alert, find_alert
+from harness.results.changes import MIN_NIGHTS
+from harness.results.changes import Change as Level
+from harness.results.comparison import Verdict
+from harness.results.gate import allowed_loss
+from harness.results.history import Night, Series
+from harness.results.metrics import Direction
+from reports.history import CURRENT
 
 MOST_BEFORE = 20
 MIN_BEFORE = 3
-"""Fewer points before say nothing about how much nights differ."""
+"""Fewer nights before say nothing about how much nights differ."""
 CONFIDENCE = 0.95
 SPARK_POINTS = 30
 NEWEST = 14
-"""Points in which a change of level is news; later it is the past."""
+"""Nights in which a settled change of level is news; later it is the past."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One metric of one series, before and now.
+    """One series, before and now.
 
     Attributes:
         ratio: now over before.
-        low, high: the interval of the ratio; None with too few points.
+        low, high: the interval of the ratio; None with too few nights.
         trend: the newest values, oldest first, for a sparkline.
-        since: the first point of the present.
+        since: the first night of the present.
+        alert: of the loss with which the present began, or that its gain has settled; else None.
     """
 
     series: Series
-    metric: Metric
     verdict: Verdict
     before: float
     now: float
@@ -51,94 +55,126 @@ class Change:
     low: float | None
     high: float | None
     trend: tuple[float, ...]
-    since: Point
+    since: Night
+    alert: Alert | None = None
 
     @property
     def gain(self) -> float:
         """The change for the better, as a part of the past; below 0 for the worse."""
-        return self.ratio - 1 if self.metric.direction is Direction.HIGHER else 1 - self.ratio
+        return self.series.metric.gain(self.ratio)
+
+    @property
+    def status(self) -> str:
+        """The verdict, or what became of the loss: `acknowledged`, `expected`, `fixed`."""
+        if self.alert is not None and self.alert.state != "open":
+            return self.alert.state
+        return self.verdict.value
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether it is a loss that nobody has settled or works on."""
+        return self.status == Verdict.REGRESSED
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the newest night alone is worse than earlier ones explain; one is not enough."""
+        if self.verdict is not Verdict.NOT_ENOUGH_DATA or self.low is None or self.high is None:
+            return False
+        best = max(self.series.metric.gain(self.low), self.series.metric.gain(self.high))
+        return best < 0 and -self.gain > allowed_loss(self.series.metric)
+
+    @property
+    def note(self) -> str:
+        """The alert with its note, or the reason why there is no verdict."""
+        if self.alert is not None:
+            return ": ".join(filter(None, (f"alert {self.alert.id}", self.alert.note)))
+        if self.verdict is not Verdict.NOT_ENOUGH_DATA:
+            return ""
+        if len(self.series.nights) <= MIN_NIGHTS:
+            return f"{len(self.series.nights)} of {MIN_NIGHTS + 2} nights"
+        return "one night is not enough" if self.is_suspect else "nights differ too much"
 
 
-def find_changes(series: Sequence[Series], *, threshold: float = THRESHOLD) -> tuple[Change, ...]:
-    """Compare the present of each series with its past, worst first."""
-    found = [
-        change
-        for one in series
-        for key in one.metrics
-        for change in [_change(one, find_metric(key), threshold)]
-        if change is not None
-    ]
-    ranks = (Verdict.REGRESSED, Verdict.IMPROVED)
-    return tuple(
-        sorted(
-            found,
-            key=lambda one: (
-                ranks.index(one.verdict) if one.verdict in ranks else len(ranks),
-                one.gain,
-            ),
-        )
-    )
+def find_changes(series: Sequence[Series], alerts: Sequence[Alert] = ()) -> tuple[Change, ...]:
+    """Compare the present of each series with its past, worst first.
+
+    Args:
+        alerts: as `harness.results.alerts.assess` gives them.
+    """
+    found = (change for one in series for change in [_change(one, alerts)] if change is not None)
+    return tuple(sorted(found, key=_order))
 
 
-def _change(series: Series, metric: Metric, threshold: float) -> Change | None:
-    level = _newest_level(series, metric.key)
-    start = len(series.past) if level is None else level.night
-    present = [p for p in series.points[start:] if metric.key in p.values]
-    past = [p for p in series.points[:start] if metric.key in p.values][-MOST_BEFORE:]
-    values = [p.values[metric.key] for p in (*past, *present)]
-    if not present or not past or min(values) <= 0:
+def _order(change: Change) -> tuple[int, float]:
+    ranks = ("regressed", "acknowledged", "expected", "fixed", "improved")
+    rank = ranks.index(change.status) if change.status in ranks else len(ranks)
+    return rank, change.gain
+
+
+def _change(series: Series, alerts: Sequence[Alert]) -> Change | None:
+    level, alert = _newest_level(series, alerts)
+    nights = series.nights
+    start = level.night if level else _last_day(nights)
+    past, present = nights[max(start - MOST_BEFORE, 0) : start], nights[start:]
+    if not past or not present:
         return None
-    before = [math.log(value) for value in values[: len(past)]]
-    now = [math.log(value) for value in values[len(past) :]]
+    before = [math.log(night.mean) for night in past]
+    now = [math.log(night.mean) for night in present]
     change = statistics.fmean(now) - statistics.fmean(before)
     half = _half_width(before, len(now))
     low = None if half is None else math.exp(change - half)
     high = None if half is None else math.exp(change + half)
     return Change(
         series,
-        metric,
-        _judge(metric, math.exp(change), low, high, threshold)
-        if level is None
-        else (Verdict.REGRESSED if level.is_loss else Verdict.IMPROVED),
+        _verdict(series, level, low, high),
         math.exp(statistics.fmean(before)),
         math.exp(statistics.fmean(now)),
         math.exp(change),
         low,
         high,
-        tuple(
-            p.values[metric.key] for p in series.points[-SPARK_POINTS:] if metric.key in p.values
-        ),
+        tuple(night.mean for night in nights[-SPARK_POINTS:]),
         present[0],
+        alert,
     )
 
 
-def _newest_level(series: Series, key: str) -> "Level | None":
-    """The last change of level, if it is among the newest points."""
-    levels = series.changes.get(key, ())
-    newest = len(series.points) - NEWEST
-    return levels[-1] if levels and levels[-1].night >= max(newest, 1) else None
+def _newest_level(series: Series, alerts: Sequence[Alert]) -> tuple[Level | None, Alert | None]:
+    """The change with which the present begins: an unsettled loss, else the newest one."""
+    known = [
+        (change, find_alert(series, change, alerts) if change.is_loss else None)
+        for change in series.changes
+    ]
+    unsettled = [one for one in known if one[1] is not None and one[1].state in UNSETTLED]
+    if unsettled:
+        return unsettled[-1]
+    newest = max(len(series.nights) - NEWEST, 1)
+    recent = [one for one in known if one[0].night >= newest]
+    if not recent:
+        return None, None
+    level, alert = recent[-1]
+    settled = recent[-2][1] if len(recent) > 1 and not level.is_loss else None
+    return level, settled if settled is not None and settled.state == "fixed" else alert
+
+
+def _last_day(nights: Sequence[Night]) -> int:
+    newest = nights[-1].at - CURRENT + timedelta(microseconds=1)
+    return next(number for number, night in enumerate(nights) if night.at >= newest)
+
+
+def _verdict(series: Series, level: Level | None, low: float | None, high: float | None) -> Verdict:
+    if level is not None:
+        return Verdict.REGRESSED if level.is_loss else Verdict.IMPROVED
+    metric = series.metric
+    if low is None or high is None or metric.direction is Direction.NEITHER:
+        return Verdict.NOT_ENOUGH_DATA
+    worst = min(metric.gain(low), metric.gain(high))
+    return Verdict.NOT_ENOUGH_DATA if -worst > allowed_loss(metric) else Verdict.NO_DIFFERENCE
 
 
 def _half_width(before: Sequence[float], now: int) -> float | None:
     if len(before) < MIN_BEFORE:
         return None
-    from scipy import stats
+    from scipy.special import stdtrit  # Student's t of `scipy.stats`, which takes a second to load
 
     spread = statistics.stdev(before) * math.sqrt(1 / now + 1 / len(before))
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, len(before) - 1)) * spread
-
-
-def _judge(
-    metric: Metric, ratio: float, low: float | None, high: float | None, threshold: float
-) -> Verdict:
-    if low is None or high is None or metric.direction is Direction.NEITHER:
-        return Verdict.NOT_ENOUGH_DATA
-    gains = sorted(
-        (bound - 1) * (1 if metric.direction is Direction.HIGHER else -1) for bound in (low, high)
-    )
-    gain = (ratio - 1) * (1 if metric.direction is Direction.HIGHER else -1)
-    if gains[1] < 0 and -gain > threshold:
-        return Verdict.REGRESSED
-    if gains[0] > 0 and gain > threshold:
-        return Verdict.IMPROVED
-    return Verdict.NO_DIFFERENCE if -gains[0] <= threshold else Verdict.NOT_ENOUGH_DATA
+    return float(stdtrit(len(before) - 1, (1 + CONFIDENCE) / 2)) * spread

@@ -4,11 +4,13 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from harness.results.history import JUDGED_METRICS
+from harness.results.identity import SpeedKey, container_name, describe_scored, place
 from harness.results.means import RunMeans
 from harness.results.metrics import METRICS, Metric, find_metric
 from harness.results.records import Run
 from reports.figures import Column, Figure, Spec, Value, moment, quantity, tooltips
-from reports.history import HISTORY_METRICS, Point, Series, thin
+from reports.history import Point, Subject, thin
 from reports.text import percent
 
 LANE_HEIGHT = 120
@@ -31,9 +33,9 @@ def shown(metric: Metric, value: float | None) -> float | None:
     return None if value is None else value * metric.scale
 
 
-def history_figure(series: Series) -> Figure:
-    """Draw the history of a series: one lane for each metric over one time axis."""
-    metrics = [find_metric(key) for key in series.metrics]
+def history_figure(subject: Subject) -> Figure:
+    """Draw the history of a subject: one lane for each metric over one time axis."""
+    metrics = [series.metric for series in subject.series]
     columns = (
         Column("at", "Began (UTC)", "time"),
         *map(metric_column, metrics),
@@ -44,17 +46,17 @@ def history_figure(series: Series) -> Figure:
         Column("change", "Change of level"),
         Column("run", "Run"),
     )
-    told = _changes_by_point(series)
-    changed = {key for key, changes in series.changes.items() if changes}
+    told = _changes_by_point(subject)
+    changed = {series.metric.key for series in subject.series if series.changes}
     rows = tuple(
         (*row[:-1], told.get(point.at), row[-1])
-        for point in thin(series.points)
+        for point in thin(subject.points)
         for row in [_history_row(point, metrics)]
     )
     return Figure(
-        f"history-{series.id}",
-        series.key.title,
-        "Means of each group of sessions; a large point is the first of another container, and a "
+        f"history-{subject.id}",
+        subject.title,
+        "Means of each night's sessions; a large point is the first of another container, and a "
         "line the first at another level.",
         columns,
         rows,
@@ -74,21 +76,21 @@ def _history_row(point: Point, metrics: Sequence[Metric]) -> tuple[Value, ...]:
     return (
         point.at,
         *(shown(metric, point.values.get(metric.key)) for metric in metrics),
-        float(len(point.runs)),
+        float(len(point.sessions)),
         ", ".join(devices[:3]),
         point.commit[:12],
         point.sha256[:12],
-        point.runs[-1].id,
+        point.sessions[-1].run.id,
     )
 
 
-def _changes_by_point(series: Series) -> dict[datetime, str]:
-    """Say which metrics changed at which point, with the commits between."""
+def _changes_by_point(subject: Subject) -> dict[datetime, str]:
+    """Say which metrics changed at which point."""
     told: dict[datetime, list[str]] = {}
-    for key, changes in series.changes.items():
-        for change in changes:
-            words = f"{find_metric(key).label} {percent(change.ratio - 1)}"
-            told.setdefault(series.points[change.night].at, []).append(words)
+    for series in subject.series:
+        for change in series.changes:
+            words = f"{series.metric.label} {percent(change.ratio - 1)}"
+            told.setdefault(series.nights[change.night].at, []).append(words)
     return {at: ", ".join(words) for at, words in told.items()}
 
 
@@ -136,27 +138,32 @@ def _lane(metric: Metric, columns: Sequence[Column], *, changed: bool, last: boo
     }
 
 
-def curve_figures(series: Sequence[Series]) -> tuple[Figure, ...]:
+def curve_figures(subjects: Sequence[Subject]) -> tuple[Figure, ...]:
     """Draw what depends on length or on bits, where two lengths or precisions are known."""
     found = [
-        _length_figure(series, metric, length)
+        _length_figure(subjects, metric, length)
         for length in ("prompt", "context")
         for metric in ("prefill_tokens_per_s", "decode_tokens_per_s")
     ]
-    found += [_quality_figure(series, against) for against in ("bits", "size")]
+    found += [_quality_figure(subjects, against) for against in ("bits", "size")]
     return tuple(figure for figure in found if figure is not None)
 
 
-def _length_figure(series: Sequence[Series], key: str, length: str) -> Figure | None:
+def _newest_with(subject: Subject, metric: str) -> Point | None:
+    return next((point for point in reversed(subject.points) if metric in point.values), None)
+
+
+def _length_figure(subjects: Sequence[Subject], key: str, length: str) -> Figure | None:
     metric = find_metric(key)
     column = metric_column(metric)
     rows: list[tuple[Value, ...]] = []
-    for one in series:
-        point = next((p for p in reversed(one.points) if key in p.values), None)
-        x = one.key.speed.prompt_tokens if length == "prompt" else one.key.cl
+    for one in subjects:
+        point, container = _newest_with(one, key), one.newest.container
+        x = one.newest.workload.prompt_tokens if length == "prompt" else container.cl
         if point is None or x is None:
             continue
-        other = f"CL {one.key.cl}" if length == "prompt" else one.key.speed.label
+        workload = SpeedKey.of(one.newest).label
+        other = f"CL {container.cl}" if length == "prompt" else workload
         line = ", ".join(filter(None, (_line_name(one), other)))
         rows.append((line, float(x), shown(metric, point.values[key]), point.at))
     lines = {
@@ -182,27 +189,27 @@ def _length_figure(series: Sequence[Series], key: str, length: str) -> Figure | 
     )
 
 
-def _line_name(series: Series) -> str:
-    subject = series.key.speed.subject
-    emulator = " (emulator)" if subject.emulator else ""
-    precision = f" {series.key.precision}" if series.key.precision else ""
-    return f"{subject.model}{precision} on {subject.place}{emulator}"
+def _line_name(subject: Subject) -> str:
+    run = subject.newest
+    emulator = " (emulator)" if run.device.emulator else ""
+    return f"{container_name(run.container)} on {place(run)}{emulator}"
 
 
-def _quality_figure(series: Sequence[Series], against: str) -> Figure | None:
-    sizes = container_sizes(series)
+def _quality_figure(subjects: Sequence[Subject], against: str) -> Figure | None:
+    sizes = container_sizes(subjects)
     metric = find_metric("perplexity")
     rows: list[tuple[Value, ...]] = []
-    for one in series:
-        point = next((p for p in reversed(one.points) if "perplexity" in p.values), None)
-        bits = _BITS.match(one.key.precision or "")
+    for one in subjects:
+        point, run = _newest_with(one, "perplexity"), one.newest
+        bits = _BITS.match(run.container.precision or "")
         x = None
         if point is not None and against == "bits":
             x = point.bits_per_weight or (float(bits[1]) if bits else None)
         elif point is not None:
             x = sizes.get(point.sha256)
         if point is not None and x is not None:
-            text = one.key.dataset[:12]
+            scored = describe_scored(run.workload.perplexity)
+            text = f"{(run.workload.dataset_sha256 or '')[:12]}, {scored}"
             rows.append((_line_name(one), text, x, point.values["perplexity"], point.at))
     if len({row[2] for row in rows}) < 2:
         return None
@@ -210,7 +217,7 @@ def _quality_figure(series: Sequence[Series], against: str) -> Figure | None:
     columns = (
         Column("line", "Model"),
         Column("text", "Text and windows"),
-        Column("x", title, "number", 0 if against == "bits" else 1),
+        Column("x", title, "number", 1),
         metric_column(metric),
         Column("at", "Measured (UTC)", "time"),
     )
@@ -231,11 +238,11 @@ def _quality_figure(series: Sequence[Series], against: str) -> Figure | None:
     )
 
 
-def container_sizes(series: Sequence[Series]) -> dict[str, float]:
+def container_sizes(subjects: Sequence[Subject]) -> dict[str, float]:
     """Return the size of each container on a device in MiB, as far as a deployment measured it."""
     return {
         point.sha256: point.size_bytes / _MIB
-        for one in series
+        for one in subjects
         for point in one.points
         if point.size_bytes
     }
@@ -268,7 +275,7 @@ def _curve(
 def repetitions_figure(run: Run) -> Figure | None:
     """Draw the repetitions of a run in their order, warm-ups first; None if it has only one."""
     measured = {m.metric for m in run.measurements}
-    metrics = [find_metric(k) for k in HISTORY_METRICS if k in measured and k in METRICS]
+    metrics = [find_metric(k) for k in JUDGED_METRICS if k in measured and k in METRICS]
     numbered = sorted({(not m.is_warmup, m.repetition) for m in run.measurements})
     found = {(m.metric, not m.is_warmup, m.repetition): m.value for m in run.measurements}
     metrics = [m for m in metrics if sum((m.key, *n) in found for n in numbered) > 1]

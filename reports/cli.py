@@ -48,6 +48,14 @@ def report(
             "'tiny/*'; may be repeated."
         ),
     ] = None,
+    baseline: Annotated[
+        str,
+        typer.Option(
+            metavar="REF",
+            help="Judge the newest results against this, as `qnnfarm gate` does: previous, a date, "
+            "a branch, a commit.",
+        ),
+    ] = "",
     site: Annotated[
         Path | None,
         typer.Option(
@@ -96,7 +104,7 @@ def report(
         container=container,
         labels=label or (),
     )
-    composed = page.compose(page.load(db, wanted, devices.read_device_health(pool)))
+    composed = page.compose(page.load(db, wanted, devices.read_device_health(pool), baseline))
     if figure is not None:
         _print_figure(composed, figure, format)
         return

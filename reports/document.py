@@ -2,8 +2,11 @@
 
 from dataclasses import asdict
 
+from harness.results.alerts import Alert
 from harness.results.comparison import ComparisonGroup
+from harness.results.gate_formats import to_document as to_gate_document
 from harness.results.records import ContainerInfo, Run
+from reports.changes import Change
 from reports.page import Page
 from reports.summary import Cell, FailureGroup, PerplexityRow, Row
 
@@ -16,7 +19,11 @@ def to_document(page: Page, report: str) -> dict[str, object]:
     return {
         "version": VERSION,
         "report": report,
-        "runs": len(page.results.runs),
+        "runs": len(page.results.measured),
+        "headline": asdict(page.headline),
+        "gate": to_gate_document(page.results.gate) if page.results.gate else None,
+        "changes": [_change(one) for section in page.sections for one in section.changes],
+        "alerts": [_alert(one) for one in page.results.alerts],
         "rows": [_row(row) for section in page.sections for row in section.rows],
         "perplexities": [
             _perplexity(row) for section in page.sections for row in section.perplexities
@@ -27,6 +34,32 @@ def to_document(page: Page, report: str) -> dict[str, object]:
         "failures": [_failure(group) for group in page.failures],
         "gaps": [_gap(run) for run in page.results.gaps],
     }
+
+
+def _change(change: Change) -> dict[str, object]:
+    series = change.series
+    return {
+        "series": series.id,
+        "name": series.name,
+        "emulator": series.emulator,
+        "metric": series.metric.key,
+        "unit": series.metric.unit,
+        "verdict": change.verdict.value,
+        "status": change.status,
+        "alert": change.alert.id if change.alert else None,
+        "before": change.before,
+        "now": change.now,
+        "ratio": change.ratio,
+        "low": change.low,
+        "high": change.high,
+        "since": change.since.at,
+        "commit": change.since.commit,
+    }
+
+
+def _alert(alert: Alert) -> dict[str, object]:
+    fields = {name: getattr(alert, name) for name in alert.__slots__}
+    return {**fields, "metric": alert.metric.key}
 
 
 def _row(row: Row) -> dict[str, object]:

@@ -22,13 +22,14 @@ import jinja2
 from buildlib.files import atomic_write_bytes
 from buildlib.paths import default_cache_root
 from harness.console import visible
-from harness.results import stats
+from harness.results import gate_formats, stats
+from harness.results.gate import GateCell
 from harness.results.identity import device_name, place
-from harness.results.means import RunMeans
 from harness.results.metrics import METRICS, Metric
 from harness.results.records import Run
 from harness.words import pluralize
 from reports import figures, text
+from reports.changes import SPARK_POINTS
 from reports.errors import OutputPathError, ReportWriteError
 from reports.figures import Figure, Spec
 from reports.page import Page, RunPage, brief_speeds
@@ -140,7 +141,7 @@ class Addresses:
 
 def render(page: Page, generated_at: datetime) -> str:
     """Render one self-contained file; only `generated_at` varies for the same page."""
-    listed = (*page.listing.full, *page.listing.brief)
+    listed = (*page.results.listing.full, *page.results.listing.brief)
     return _render(
         page,
         generated_at,
@@ -197,9 +198,28 @@ def _render(
         command=lambda figure: reproduce(figure, page),
         specs=Specs(),
         means=lambda run_id: brief_speeds(means[run_id]),
+        trend=_Trends(page),
         generated_at=generated_at,
         version=qnnfarm_version(),
     )
+
+
+class _Trends:
+    """The newest values of the series that a run belongs to, for the sparkline of a gate's cell."""
+
+    def __init__(self, page: Page) -> None:
+        self._found = {
+            (session.run.id, series.metric.key): series
+            for series in page.results.series
+            for night in series.nights[-1:]
+            for session in night.sessions
+        }
+
+    def __call__(self, cell: GateCell) -> Sequence[float]:
+        """Return the values, oldest first; none if the runs have no history."""
+        keys = ((run_id, cell.metric.key) for run_id in cell.runs)
+        found = next((self._found[key] for key in keys if key in self._found), None)
+        return [night.mean for night in found.nights[-SPARK_POINTS:]] if found else []
 
 
 class Specs:
@@ -248,10 +268,12 @@ def _environment() -> jinja2.Environment:
         "measured": _measured,
         "mean": _mean,
         "raw": figures.raw,
-        "figures": _brief_speeds,
         "spark_points": spark_points,
         "condition": text.condition,
         "checked": _checked,
+        "cells": gate_formats.cells_of,
+        "sides": gate_formats.sides,
+        "verdict": gate_formats.verdict_in_words,
     }
     return environment
 
@@ -270,10 +292,6 @@ def _measured(run: Run) -> tuple[Metric, ...]:
     """The metrics of a run, in the order of the registry."""
     keys = {measurement.metric for measurement in run.measurements}
     return tuple(metric for key, metric in METRICS.items() if key in keys)
-
-
-def _brief_speeds(run: Run) -> str:
-    return brief_speeds(RunMeans.of(run))
 
 
 def _mean(run: Run, key: str) -> float | None:

@@ -1,25 +1,29 @@
 """Content of a report, before it becomes HTML, JSON or terminal output."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from itertools import pairwise
 
 from harness.errors import ArtifactError
-from harness.results.comparison import SIDES, ComparisonGroup, Verdict, find_comparisons
+from harness.results.alerts import Alert, assess, list_alerts
+from harness.results.comparison import SIDES, ComparisonGroup, find_comparisons
 from harness.results.device_health import DeviceHealth
+from harness.results.gate import Gate, GateOptions, judge_gate
+from harness.results.history import Series, find_series
 from harness.results.identity import place
 from harness.results.means import RunMeans, read_means
 from harness.results.metrics import Metric, find_metric
 from harness.results.records import Artifact, ComparisonRecord, RepetitionTelemetry, Run
-from harness.results.store import EVERYTHING, ResultsStore, RunFilter
+from harness.results.store import EVERYTHING, ResultsStore, RunFilter, select_runs
 from harness.results.timeline import UNTRACED, Traces, build_timeline, read_traces
 from harness.words import pluralize
 from reports import charts, summary, text
 from reports.changes import Change, find_changes
 from reports.devices import DeviceUse, device_figures, find_device_use
 from reports.figures import Figure
-from reports.history import Series, find_levels, find_present, find_series
+from reports.headline import Headline, judge_page
+from reports.history import Subject, find_present, find_runs_before, find_subjects
 from reports.summary import SPEED_METRICS, FailureGroup, PerplexityRow, Row
 from reports.timeline import energy_per_token, timeline_figure, trace_address
 
@@ -52,53 +56,6 @@ class KeptFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
-    """The runs of a store.
-
-    Attributes:
-        name: the database's name.
-        location: the `--db` that opens it, without a password.
-        measured: all runs with their means and without measurements, oldest first.
-        full: the runs of the summary and of the run pages with their measurements, oldest first.
-        telemetry: by run, of the newest runs that have any.
-        comparisons: their terms and verdicts, by group.
-        devices: health of the pool's devices, if a pool is known.
-        kept: the files that are kept with runs, by run.
-    """
-
-    name: str
-    measured: tuple[RunMeans, ...]
-    full: tuple[Run, ...]
-    telemetry: Mapping[str, tuple[RepetitionTelemetry, ...]] = field(default_factory=dict)
-    comparisons: Mapping[str, ComparisonRecord] = field(default_factory=dict)
-    location: str = "results.db"
-    devices: tuple[DeviceHealth, ...] = ()
-    kept: "Mapping[str, KeptFiles]" = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, name: str, runs: Sequence[Run]) -> "Results":
-        """Wrap runs that are in memory with their measurements, oldest first."""
-        ordered = sorted(runs, key=lambda run: (run.created_at, run.id))
-        return cls(name, tuple(map(RunMeans.of, ordered)), tuple(ordered))
-
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        """All runs, oldest first, some of them without measurements."""
-        full = {run.id: run for run in self.full}
-        return tuple(full.get(one.run.id, one.run) for one in self.measured)
-
-    @property
-    def done(self) -> tuple[Run, ...]:
-        """The runs with a result that are here in full."""
-        return tuple(run for run in self.full if run.status == "done")
-
-    @property
-    def gaps(self) -> tuple[Run, ...]:
-        """Runs without a result: failed, interrupted, or still running."""
-        return tuple(one.run for one in self.measured if one.run.status != "done")
-
-
-@dataclass(frozen=True, slots=True)
 class Listing:
     """All runs, oldest first, in full or briefly.
 
@@ -111,6 +68,63 @@ class Listing:
     full: tuple[Run, ...]
     brief: tuple[Run, ...]
     left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The results of a store.
+
+    Attributes:
+        name: the database's name.
+        measured: all runs with their means and without measurements, oldest first.
+        subjects: their histories.
+        listing: which of them have a page.
+        full: the runs of the summary and of the run pages with their measurements, oldest first.
+        alerts: of the histories' losses, as `qnnfarm alerts ls` would show them.
+        gate: the newest results against a baseline, if one was asked for.
+        telemetry: by run, of the newest runs that have any.
+        comparisons: their terms and verdicts, by group.
+        location: the `--db` that opens it, without a password.
+        devices: health of the pool's devices, if a pool is known.
+        kept: the files that are kept with runs, by run.
+    """
+
+    name: str
+    measured: tuple[RunMeans, ...]
+    subjects: tuple[Subject, ...]
+    listing: Listing
+    full: tuple[Run, ...]
+    alerts: tuple[Alert, ...] = ()
+    gate: Gate | None = None
+    telemetry: Mapping[str, tuple[RepetitionTelemetry, ...]] = field(default_factory=dict)
+    comparisons: Mapping[str, ComparisonRecord] = field(default_factory=dict)
+    location: str = "results.db"
+    devices: tuple[DeviceHealth, ...] = ()
+    kept: Mapping[str, KeptFiles] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, runs: Sequence[Run]) -> "Results":
+        """Wrap runs that are in memory with their measurements, oldest first."""
+        ordered = sorted(runs, key=lambda run: (run.created_at, run.id))
+        measured = tuple(map(RunMeans.of, ordered))
+        series = find_series(measured)
+        subjects, listing = find_subjects(series), list_runs(ordered)
+        return cls(name, measured, subjects, listing, tuple(ordered), assess(series, ()))
+
+    @property
+    def series(self) -> tuple[Series, ...]:
+        """The histories of all metrics."""
+        return tuple(series for subject in self.subjects for series in subject.series)
+
+    @property
+    def done(self) -> tuple[Run, ...]:
+        """The runs with a result that are here in full."""
+        return tuple(run for run in self.full if run.status == "done")
+
+    @property
+    def gaps(self) -> tuple[Run, ...]:
+        """Runs without a result: failed, interrupted, or still running."""
+        return tuple(one.run for one in self.measured if one.run.status != "done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,20 +162,6 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Headline:
-    """The verdict over everything: the first thing to read.
-
-    Attributes:
-        level: `bad`, `doubt`, `good`, or `none` where there is nothing to judge.
-        lines: what it rests on.
-    """
-
-    level: str
-    words: str
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class RunPage:
     """A run with its figures.
 
@@ -192,13 +192,11 @@ class Page:
     lead: str
     headline: Headline
     sections: tuple[Section, ...]
-    series: tuple[Series, ...]
     histories: tuple[Figure, ...]
     curves: tuple[Figure, ...]
     run_pages: tuple[RunPage, ...]
     device_use: tuple[DeviceUse, ...]
     device_figures: tuple[Figure, ...]
-    listing: Listing
 
     @property
     def failures(self) -> tuple[FailureGroup, ...]:
@@ -223,34 +221,61 @@ class Page:
 
 
 def load(
-    location: str, wanted: RunFilter = EVERYTHING, devices: Sequence[DeviceHealth] = ()
+    location: str,
+    wanted: RunFilter = EVERYTHING,
+    devices: Sequence[DeviceHealth] = (),
+    baseline: str = "",
 ) -> Results:
     """Read the means of the runs that are wanted, and what the report shows in full.
 
+    Args:
+        baseline: what the newest results are held against, as `qnnfarm gate` takes it; empty for
+            none.
+
     Raises:
         StoreError: there is no such store, or it cannot be read.
+        NoBaselineError: it has no results of the baseline.
     """
     with ResultsStore.open(location, create=False) as store:
-        measured = tuple(one for one in read_means(store.database) if wanted.matches(one.run))
-        name = store.location.rstrip("/").rpartition("/")[2]
+        query = None if wanted == EVERYTHING else select_runs(wanted)
+        found = read_means(store.database, query)
+        measured = tuple(one for one in found if query is None or wanted.matches(one.run))
         runs = [one.run for one in measured]
-        present = find_present(find_series(measured))
+        series = find_series(measured)
+        subjects, listing = find_subjects(series), list_runs(runs)
+        present = find_present(subjects)
         newest = [run.id for run in runs if run.id in present or run.label in SIDES]
-        shown = {*newest[-MOST_PRESENT:], *(run.id for run in list_runs(runs).full)}
+        listed = [run.id for run in listing.full]
         timed = store.newest_with_telemetry(MOST_TIMELINES) & {run.id for run in runs}
-        telemetry = {run.id: store.telemetry(run.id) for run in runs if run.id in timed}
-        full = store.get_runs(sorted(shown | timed))
-        kept = {run.id: read_kept(store, run.id) for run in list_runs(runs).full}
+        full = store.get_runs(sorted({*newest[-MOST_PRESENT:], *listed, *timed}))
         return Results(
-            name,
+            store.location.rstrip("/").rpartition("/")[2],
             measured,
+            subjects,
+            listing,
             full,
-            telemetry,
+            _alerts(store, series, whole=query is None),
+            _gate(store, baseline, wanted, {run.id for run in runs}) if baseline else None,
+            {run.id: store.telemetry(run.id) for run in runs if run.id in timed},
             store.comparisons(),
             store.location,
             tuple(devices),
-            kept,
+            {run_id: read_kept(store, run_id) for run_id in listed},
         )
+
+
+def _alerts(store: ResultsStore, series: Sequence[Series], *, whole: bool) -> tuple[Alert, ...]:
+    """The alerts of the histories that are shown; of all histories, if all runs are."""
+    shown = {one.id for one in series}
+    return assess(series, [one for one in list_alerts(store) if whole or one.series in shown])
+
+
+def _gate(store: ResultsStore, baseline: str, wanted: RunFilter, shown: AbstractSet[str]) -> Gate:
+    """Judge the newest results, and keep the cells of the runs that are shown."""
+    judged = judge_gate(store, baseline, options=GateOptions(plan=wanted.plan or ""))
+    if replace(wanted, plan=None) == EVERYTHING:
+        return judged
+    return replace(judged, cells=tuple(c for c in judged.cells if not shown.isdisjoint(c.runs)))
 
 
 def read_kept(store: ResultsStore, run_id: str) -> KeptFiles:
@@ -271,29 +296,26 @@ def read_kept(store: ResultsStore, run_id: str) -> KeptFiles:
 
 def compose(results: Results) -> Page:
     """Compose the page of the results."""
-    series = find_levels(find_series(results.measured))
-    changes = find_changes(series)
+    changes = find_changes(results.series, results.alerts)
+    present = find_present(results.subjects)
     sections = tuple(
         section
         for emulator in (False, True)
-        for section in [_section(results, series, changes, emulator=emulator)]
+        for section in [_section(results, present, changes, emulator=emulator)]
         if section.rows or section.perplexities or section.changes
     )
-    listing = list_runs(results.runs)
     use = find_device_use(results.measured, results.devices)
     return Page(
         results=results,
-        title=_title(results.runs),
+        title=_title([one.run for one in results.measured]),
         lead=_lead(results),
-        headline=_headline(results, sections),
+        headline=judge_page(results, sections),
         sections=sections,
-        series=series,
-        histories=tuple(charts.history_figure(one) for one in series if len(one.points) > 1),
-        curves=charts.curve_figures(series),
-        run_pages=_run_pages(results, series, listing),
+        histories=tuple(charts.history_figure(s) for s in results.subjects if len(s.points) > 1),
+        curves=charts.curve_figures(results.subjects),
+        run_pages=_run_pages(results),
         device_use=use,
         device_figures=device_figures(results.measured, use),
-        listing=listing,
     )
 
 
@@ -307,21 +329,18 @@ def compare_two(location: str, a: str, b: str) -> Figure:
         return charts.beside_figure(store.get_run(a), store.get_run(b))
 
 
-def _run_pages(results: Results, series: Sequence[Series], listing: Listing) -> tuple[RunPage, ...]:
+def _run_pages(results: Results) -> tuple[RunPage, ...]:
     """The pages of the runs that are listed in full, newest first."""
     full = {run.id: run for run in results.full}
-    before: dict[str, Run] = {}
-    for one in series:
-        runs = [run for point in one.points for run in point.runs if run.id in full]
-        before |= {run.id: full[other.id] for other, run in pairwise(runs)}
+    before = find_runs_before(results.subjects, full.keys())
     return tuple(
         run_page(
             full.get(run.id, run),
             results.telemetry.get(run.id, ()),
-            before.get(run.id),
+            full.get(before.get(run.id, "")),
             results.kept.get(run.id, KeptFiles()),
         )
-        for run in reversed(listing.full)
+        for run in reversed(results.listing.full)
     )
 
 
@@ -342,69 +361,6 @@ def run_page(
         before,
         kept,
     )
-
-
-def _headline(results: Results, sections: Sequence[Section]) -> Headline:
-    changes = [change for section in sections for change in section.changes]
-    compared = [
-        (group, metric, found)
-        for section in sections
-        for group in section.comparisons
-        for metric, found in group.metrics
-    ]
-    worse = [one for one in changes if one.verdict is Verdict.REGRESSED]
-    lost = [one for one in compared if one[2].verdict is Verdict.REGRESSED]
-    wrong = [row for section in sections for row in section.rows if row.output == "doubtful"]
-    failed = _recent_failures(results)
-    lines = [
-        f"{one.metric.label} of {one.series.key.title}: {text.percent(one.ratio - 1)}"
-        for one in worse[:MOST_NAMES]
-    ]
-    lines += [
-        f"{metric.label} of {' and '.join(group.models)}, compared: {found.reason}"
-        for group, metric, found in lost[:MOST_NAMES]
-    ]
-    lines += [f"Doubtful output: {row.subject.model} on {row.subject.place}" for row in wrong[:3]]
-    counts = [
-        (len(worse) + len(lost), "regression"),
-        (len(wrong), "doubtful output"),
-        (len(failed), "recent run without a result"),
-    ]
-    said = [pluralize(number, noun) for number, noun in counts if number]
-    if len(failed) == 1 and said:
-        said[-1] = "1 recent run without a result"
-    elif failed:
-        said[-1] = f"{len(failed)} recent runs without a result"
-    if said:
-        return Headline("bad" if worse or lost or wrong else "doubt", _sentence(said), tuple(lines))
-    judged = [one for one in changes if one.verdict is not Verdict.NOT_ENOUGH_DATA]
-    judged_pairs = [one for one in compared if one[2].verdict is not Verdict.NOT_ENOUGH_DATA]
-    if judged or judged_pairs:
-        better = sum(one.verdict is Verdict.IMPROVED for one in changes)
-        number = pluralize(len(judged) + len(judged_pairs), "comparison")
-        more = (f"{pluralize(better, 'improvement')}",) if better else ()
-        return Headline("good", f"Nothing regressed in {number}", more)
-    why = (
-        "Fewer than 3 earlier results of anything: a verdict needs a past to compare with."
-        if results.measured
-        else "There are no results yet."
-    )
-    return Headline("none", "No verdict yet", (why,))
-
-
-def _sentence(parts: Sequence[str]) -> str:
-    return text.listing(tuple(parts))
-
-
-def _recent_failures(results: Results) -> list[Run]:
-    if not results.measured:
-        return []
-    newest = results.measured[-1].run.created_at
-    return [
-        run
-        for run in results.gaps
-        if run.created_at > newest - RECENT and run.status in {"failed", "interrupted"}
-    ]
 
 
 def list_runs(runs: Sequence[Run], most: int = MOST_IN_FULL) -> Listing:
@@ -444,18 +400,21 @@ def brief_speeds(one: RunMeans) -> str:
 
 
 def _section(
-    results: Results, series: Sequence[Series], changes: Sequence[Change], *, emulator: bool
+    results: Results,
+    present: Mapping[str, tuple[str, ...]],
+    changes: Sequence[Change],
+    *,
+    emulator: bool,
 ) -> Section:
-    present = find_present(series)
     here = [run for run in results.done if run.device.emulator == emulator]
     newest = max((run.created_at for run in here), default=None)
     now = [run for run in here if run.id in present or _is_side(run, newest)]
     return Section(
         emulator,
-        summary.summarise(now),
+        summary.summarise(now, present),
         summary.perplexities(now),
         find_comparisons(here, results.comparisons),
-        tuple(one for one in changes if one.series.key.speed.subject.emulator == emulator),
+        tuple(one for one in changes if one.series.emulator == emulator),
         {
             run.id: joules
             for run in now
@@ -473,17 +432,18 @@ def _is_side(run: Run, newest: datetime | None) -> bool:
 def _title(runs: Sequence[Run]) -> str:
     if not runs:
         return "No runs yet"
-    models = _names([run.container.model for run in runs], "model")
-    return f"{models} on {_names([place(run) for run in runs], 'SoC')}"
+    devices = {(run.device.soc, run.device.serial, run.device.model): run for run in runs}
+    models = _names({run.container.model for run in runs}, "model")
+    return f"{models} on {_names({place(run) for run in devices.values()}, 'SoC')}"
 
 
-def _names(names: Sequence[str], noun: str) -> str:
-    unique = tuple(sorted(set(names)))
+def _names(names: AbstractSet[str], noun: str) -> str:
+    unique = tuple(sorted(names))
     return text.listing(unique) if len(unique) <= MOST_NAMES else pluralize(len(unique), noun)
 
 
 def _lead(results: Results) -> str:
-    runs = results.runs
+    runs = [one.run for one in results.measured]
     if not runs:
         return "The results database holds no runs. `qnnfarm bench` adds some."
     first, last = text.day(runs[0].created_at), text.day(runs[-1].created_at)

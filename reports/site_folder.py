@@ -14,6 +14,7 @@ from harness.results.records import Run
 from harness.results.store import ResultsStore
 from reports import html_file, page
 from reports.errors import OutputPathError, ReportWriteError
+from reports.history import find_runs_before
 from reports.page import Page
 
 STAMP = "assets/stamp"
@@ -40,7 +41,7 @@ def write(composed: Page, location: str, folder: Path, generated_at: datetime) -
         for run in runs
         if not known or run.status == "running" or not (folder / f"runs/{run.id}.html").exists()
     ]
-    before = _runs_before(composed)
+    before = find_runs_before(composed.results.subjects, {run.id for run in runs})
     with ResultsStore.open(location, create=False) as store:
         for start in range(0, len(wanted), _BATCH):
             part = wanted[start : start + _BATCH]
@@ -71,14 +72,6 @@ def _write_runs(
         )
         name, content = html_file.render_site_run(composed, one, generated_at)
         _write(folder / name, content)
-
-
-def _runs_before(composed: Page) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for series in composed.series:
-        runs = [run.id for point in series.points for run in point.runs]
-        found |= dict(zip(runs[1:], runs, strict=False))
-    return found
 
 
 def _check(folder: Path) -> None:

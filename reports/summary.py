@@ -3,11 +3,11 @@
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
+from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from harness.results import stats
-from harness.results.changes import MIN_NIGHTS, Change, History, detect_all
 from harness.results.identity import (
     PerplexityKey,
     SpeedKey,
@@ -16,7 +16,7 @@ from harness.results.identity import (
     describe_scored,
     find_differences,
 )
-from harness.results.metrics import Direction, Metric, find_metric
+from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import (
     PERPLEXITY,
     PERPLEXITY_FLOAT,
@@ -29,8 +29,6 @@ from harness.results.perplexity import (
 from harness.results.records import ContainerInfo, Run
 from harness.results.stability import Stability, grade_runs
 from harness.results.stats import Stats
-from harness.words import pluralize
-from reports import text
 
 SPEED_METRICS = (
     "prefill_tokens_per_s",
@@ -210,8 +208,14 @@ def perplexities(runs: Sequence[Run]) -> tuple[PerplexityRow, ...]:
     return tuple(sorted(rows, key=lambda row: _subject_key(row.key.subject)))
 
 
-def summarise(runs: Sequence[Run]) -> tuple[Row, ...]:
-    """Summarise runs that are done, all on hardware or all on the emulator."""
+def summarise(
+    runs: Sequence[Run], told: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+) -> tuple[Row, ...]:
+    """Summarise runs that are done, all on hardware or all on the emulator.
+
+    Args:
+        told: remarks by the id of a run, each for the row that the run is in.
+    """
     measured = perplexities(runs)
     groups = _grouped(speed_runs(runs), SpeedKey.of)
     # There may be thousands, so only those that share all but versions are compared.
@@ -219,7 +223,8 @@ def summarise(runs: Sequence[Run]) -> tuple[Row, ...]:
     timed = dict(_grouped([key.subject for key, _ in groups], lambda s: s.without_versions))
     alike = dict(_grouped([key for key, _ in groups], _display_key))
     rows = []
-    for (key, _), (group, changes) in zip(groups, _present(groups), strict=True):
+    for key, group in groups:
+        changes = tuple(dict.fromkeys(words for run in group for words in told.get(run.id, ())))
         candidates = beside.get(key.subject.without_versions, ())
         row = _row(key, group, [p for p in candidates if p.key.subject.matches(key.subject)])
         apart = _apart_remark(alike[_display_key(key)])
@@ -230,59 +235,6 @@ def summarise(runs: Sequence[Run]) -> tuple[Row, ...]:
             if best is not None:
                 rows.append(Row(subject, "", (), {}, best, remarks))
     return tuple(sorted(rows, key=_sort_key))
-
-
-def _present(
-    groups: Sequence[tuple[SpeedKey, tuple[Run, ...]]],
-) -> list[tuple[tuple[Run, ...], tuple[str, ...]]]:
-    """Leave out of each group what was measured before its newest change, and say so.
-
-    A mean over nights before and after a loss would be the speed of neither.
-    """
-    histories = [
-        (number, metric, _history(runs, metric))
-        for number, (_, runs) in enumerate(groups)
-        for metric in map(find_metric, GRADED)
-        if len(set(map(_night, runs))) >= MIN_NIGHTS
-    ]
-    newest: dict[int, int] = {}
-    remarks: dict[int, list[str]] = {}
-    detected = detect_all([history for _, _, history in histories])
-    for (number, metric, history), changes in zip(histories, detected, strict=True):
-        if changes:
-            newest[number] = max(newest.get(number, 0), changes[-1].night)
-            remarks.setdefault(number, []).append(_change_remark(metric, history, changes[-1]))
-    return [
-        (
-            tuple(run for run in runs if _night(run) >= newest.get(number, 0)),
-            tuple(remarks.get(number, ())),
-        )
-        for number, (_, runs) in enumerate(groups)
-    ]
-
-
-def _night(run: Run) -> int:
-    """Number of a night, which lasts from noon to noon in UTC."""
-    return int((run.created_at - timedelta(hours=12)).timestamp() // 86_400)
-
-
-def _history(runs: Sequence[Run], metric: Metric) -> History:
-    means = [(run, stats.summarise([run.values(metric.key)])) for run in runs]
-    measured = sorted(
-        ((_night(run), run.device.serial, found.mean) for run, found in means if found is not None),
-        key=lambda one: one[0],
-    )
-    nights, devices, values = zip(*measured, strict=True) if measured else ((), (), ())
-    return History(values, nights, devices, metric.direction is Direction.HIGHER)
-
-
-def _change_remark(metric: Metric, history: History, change: Change) -> str:
-    after = len({night for night in history.nights if night >= change.night})
-    before = len({night for night in history.nights if night < change.night})
-    began = text.day(datetime.fromtimestamp(change.night * 86_400 + 43_200, UTC))
-    words = f"{text.percent(change.ratio - 1)} since {began} ({pluralize(after, 'night')})"
-    earlier = pluralize(before, "night")
-    return f"{metric.label}: {words}; the row leaves out the {earlier} before"
 
 
 def speed_runs(runs: Sequence[Run]) -> list[Run]:

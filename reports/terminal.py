@@ -12,6 +12,7 @@ from harness.results.identity import container_name, container_shape, describe_c
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT
 from harness.words import pluralize
+from reports.headline import Headline
 from reports.page import Page, Section
 from reports.summary import SPEED_METRICS, FailureGroup, Row
 from reports.text import percent, short_time
@@ -43,6 +44,8 @@ def print_page(page: Page, console: Console) -> None:
 
     Lines are wrapped on a terminal only.
     """
+    for line in _headline(page.headline):
+        _print_line(console, line)
     for section in page.sections:
         title = f"HTP emulator. {EMULATOR_NOTICE}" if section.emulator else "Hardware"
         _print_line(console, Text(title, "bold yellow" if section.emulator else "bold"))
@@ -62,6 +65,15 @@ def print_page(page: Page, console: Console) -> None:
                 _print_line(console, line)
     for failed in page.failures:
         _print_line(console, Text(_single_line(f"x {_failure(failed)}"), "red"))
+
+
+_STYLES = {"bad": "red", "doubt": "yellow", "good": "green", "none": "default"}
+
+
+def _headline(headline: Headline) -> list[Text]:
+    """The verdict over everything, and what it rests on."""
+    words = Text(_single_line(headline.words), f"bold {_STYLES[headline.level]}")
+    return [words, *(Text(f"  {_single_line(line)}") for line in headline.lines)]
 
 
 def _print_line(console: Console, line: Text) -> None:

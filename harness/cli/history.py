@@ -40,7 +40,8 @@ def history(
     """Show a metric night by night, with the changes of its level and their commits.
 
     Each night was judged with only the nights before it known. A night holds the sessions of one
-    commit that began within twelve hours; the lane marks its mean, and `|` the level around it.
+    commit and container that began within twelve hours; the lane marks its mean, and `|` the level
+    around it.
     """
     from datetime import UTC
 
@@ -65,7 +66,7 @@ def history(
         return
     for one in found:
         _print_series(one, nights)
-    if any(one.newest.device.emulator for one in found):
+    if any(one.emulator for one in found):
         print_remark(EMULATOR)
 
 
@@ -82,7 +83,7 @@ def _find_key(text: str) -> str:
 
 
 def _print_series(series: "Series", newest: int) -> None:
-    phones = {session.device for night in series.nights for session in night.sessions}
+    phones = {session.run.device.serial for night in series.nights for session in night.sessions}
     sessions = sum(len(night.sessions) for night in series.nights)
     out = answers()
     out.print(f"{series.metric.label} of {series.name}")
@@ -148,7 +149,7 @@ def _to_json(series: "Series") -> dict[str, Any]:
         "metric": series.metric.key,
         "unit": series.metric.unit,
         "name": series.name,
-        "emulator": series.newest.device.emulator,
+        "emulator": series.emulator,
         "nights": [_night_to_json(night) for night in series.nights],
         "changes": [
             {
@@ -170,7 +171,12 @@ def _night_to_json(night: "Night") -> dict[str, Any]:
         "mean": night.mean,
         "commit": night.commit,
         "sessions": [
-            {"run": one.run_id, "device": one.device, "value": one.value, "branch": one.branch}
+            {
+                "run": one.run.id,
+                "device": one.run.device.serial,
+                "value": one.value,
+                "branch": one.run.provenance.git_branch,
+            }
             for one in night.sessions
         ],
     }

@@ -1,14 +1,15 @@
 """Alerts: losses in histories, each told once and kept until somebody or a recovery settles it.
 
-`review` makes an open alert of every loss that has none yet. An alert belongs to one loss of one
-series: however often the history is judged, the loss stays the same alert, whatever its state.
-When the series recovers at least half of the loss, its alert is fixed.
+`assess` finds an open alert for every loss that has none yet; `review` also keeps them in the
+store. An alert belongs to one loss of one series: however often the history is judged, the loss
+stays the same alert, whatever its state. When the series recovers at least half of the loss, its
+alert is fixed.
 """
 
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal, get_args
 
@@ -70,6 +71,26 @@ class Alert:
         return f"{self.ratio - 1:+.1%}"
 
 
+def assess(series: Iterable[Series], known: Iterable[Alert]) -> tuple[Alert, ...]:
+    """Find the alerts of histories as they are now: those that are known, and new ones.
+
+    Nothing is written: a report says with it what `review` would.
+    """
+    found = {alert.id: alert for alert in known}
+    for one in series:
+        mine = [alert for alert in found.values() if alert.series == one.id]
+        for number, change in enumerate(one.changes):
+            if not change.is_loss:
+                continue
+            recovery = _recovery(one, number)
+            alert = find_alert(one, change, mine) or _new_alert(one, change)
+            if recovery and alert.state in UNSETTLED:
+                note = _recovered(recovery)
+                alert = replace(alert, state="fixed", note=note, changed_at=now())
+            found[alert.id] = alert
+    return tuple(sorted(found.values(), key=lambda alert: (-alert.began_at.timestamp(), alert.id)))
+
+
 def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:
     """Make alerts of losses that have none, mark what has recovered, and return the new ones.
 
@@ -85,6 +106,14 @@ def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:
         except IntegrityError:
             continue  # another process has just made the same alert
     return tuple(alert for alert in list_alerts(store) if alert.id in set(made))
+
+
+def find_alert(series: Series, change: Change, alerts: Iterable[Alert]) -> Alert | None:
+    """Find the alert that a loss of a series has."""
+    first, last = change.night - _SAME_NIGHTS, change.night + _SAME_NIGHTS
+    nights = series.nights[max(first, 0) : last + 1]
+    mine = (alert for alert in alerts if alert.series == series.id)
+    return next((one for one in mine if nights[0].at <= one.began_at <= nights[-1].at), None)
 
 
 def list_alerts(store: ResultsStore, states: Collection[AlertState] = STATES) -> tuple[Alert, ...]:
@@ -159,30 +188,19 @@ def _find(location: str, wanted: str, known: Sequence[str]) -> str:
 
 def _review_one(connection: Connection, series: Series) -> list[str]:
     table = schema.alerts
-    of_series = select(table).where(table.c.series == series.id)
-    known = connection.execute(of_series).mappings().all()
+    rows = connection.execute(select(table).where(table.c.series == series.id)).mappings()
+    known = {row["id"]: _alert(row) for row in rows}
     made = []
-    for number, change in enumerate(series.changes):
-        if not change.is_loss:
-            continue
-        recovery = _recovery(series, number)
-        alert = _known(series, change, known)
-        if alert is None:
-            row = _row(series, change, recovery)
+    for alert in assess([series], known.values()):
+        if alert.id not in known:
+            row = {name: getattr(alert, name) for name in alert.__slots__}
+            row |= {"metric": alert.metric.key, "created_at": alert.changed_at}
             connection.execute(insert(table).values(row))
-            made.append(str(row["id"]))
-        elif recovery and alert["state"] in UNSETTLED:
-            this = update(table).where(table.c.id == alert["id"])
-            settled = {"state": "fixed", "note": _recovered(recovery), "changed_at": now()}
-            connection.execute(this.values(settled))
+            made.append(alert.id)
+        elif alert != known[alert.id]:
+            settled = {"state": alert.state, "note": alert.note, "changed_at": alert.changed_at}
+            connection.execute(update(table).where(table.c.id == alert.id).values(settled))
     return made
-
-
-def _known(series: Series, change: Change, rows: Sequence[RowMapping]) -> RowMapping | None:
-    """The alert that a loss has already."""
-    first, last = change.night - _SAME_NIGHTS, change.night + _SAME_NIGHTS
-    nights = series.nights[max(first, 0) : last + 1]
-    return next((row for row in rows if nights[0].at <= row["began_at"] <= nights[-1].at), None)
 
 
 def _recovery(series: Series, number: int) -> Night | None:
@@ -200,26 +218,26 @@ def _recovered(night: Night) -> str:
     return f"recovered on {night.at:%Y-%m-%d}{commit}"
 
 
-def _row(series: Series, change: Change, recovery: Night | None) -> Mapping[str, object]:
+def _new_alert(series: Series, change: Change) -> Alert:
     good, bad = series.commits(change)
     began = series.nights[change.night]
-    moment = now()
-    return {
-        # The first session at the new level names the loss, whoever finds it.
-        "id": hashlib.sha256(f"{began.sessions[0].run_id} {series.id}".encode()).hexdigest()[:10],
-        "series": series.id,
-        "metric": series.metric.key,
-        "name": series.name,
-        "state": "fixed" if recovery else "open",
-        "began_at": began.at,
-        "found_at": series.nights[change.found].at,
-        "ratio": change.ratio,
-        "good_commit": good,
-        "bad_commit": bad,
-        "note": _recovered(recovery) if recovery else "",
-        "created_at": moment,
-        "changed_at": moment,
-    }
+    # The first session at the new level names the loss, whoever finds it.
+    named = hashlib.sha256(f"{began.sessions[0].run.id} {series.id}".encode()).hexdigest()
+    return Alert(
+        id=named[:10],
+        series=series.id,
+        metric=series.metric,
+        name=series.name,
+        state="open",
+        began_at=began.at,
+        found_at=series.nights[change.found].at,
+        ratio=change.ratio,
+        good_commit=good,
+        bad_commit=bad,
+        note="",
+        changed_at=now(),
+        told_at=None,
+    )
 
 
 def _alert(row: RowMapping) -> Alert:

@@ -1,7 +1,7 @@
 """Resolution of a baseline: which stored runs a branch, a commit, a date or `previous` means.
 
-Runs of one commit that began within six hours of each other are one occasion, such as a night. Of
-several points that a reference could mean, each cell takes the first at which it has results.
+Runs of one commit that began within twelve hours are a night (`harness.results.nights`). Of several
+points that a reference could mean, each cell takes the first at which it has results.
 """
 
 import re
@@ -11,14 +11,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from harness.errors import NoBaselineError, WrongUseError
+from harness.results.nights import group_nights
 from harness.results.provenance import git_history
 from harness.results.records import RunHead
 
 PREVIOUS = "previous"
-GAP = timedelta(hours=6)
-"""Runs of one commit that began farther apart are two occasions."""
 MOST_POINTS = 30
-"""Occasions or commits, newest first, among which cells look for results."""
+"""Nights or commits, newest first, among which cells look for results."""
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9:]{4,8}(?:Z|[+-][0-9:]{4,5})?)?")
 _HEX = re.compile(r"[0-9a-f]{4,40}")
 _SHOWN = 5
@@ -26,7 +25,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Runs that belong to one commit, or to one occasion.
+    """Runs that belong to one commit, or to one night.
 
     Attributes:
         name: the commit with the day of its newest run.
@@ -49,7 +48,7 @@ class Point:
 def find_candidate(
     heads: Sequence[RunHead], reference: str, runs: Collection[str], location: str
 ) -> Point:
-    """Find what is judged: the named runs, those of a reference, or else the newest occasion.
+    """Find what is judged: the named runs, those of a reference, or else the newest night.
 
     Args:
         heads: of all runs of the store, oldest first.
@@ -62,7 +61,7 @@ def find_candidate(
         if not chosen:
             raise NoBaselineError(location, "these runs", "it has none of them")
         return Point.of(chosen)
-    newest = next(occasions(heads), None)
+    newest = next(find_nights(heads), None)
     if newest is None:
         raise NoBaselineError(location, reference or "the newest results", "it has no runs")
     if not reference:
@@ -93,27 +92,22 @@ def find_points(
     return found
 
 
-def occasions(heads: Iterable[RunHead]) -> Iterator[Point]:
-    """Group runs into occasions, newest first."""
-    chain: list[RunHead] = []
-    for head in sorted(heads, key=lambda head: head.created_at, reverse=True):
-        last = chain[-1] if chain else head
-        if head.commit != last.commit or last.created_at - head.created_at > GAP:
-            yield Point.of(chain)
-            chain = []
-        chain.append(head)
-    if chain:
-        yield Point.of(chain)
+def find_nights(heads: Iterable[RunHead]) -> Iterator[Point]:
+    """Group runs into nights, newest first."""
+    ordered = sorted(heads, key=lambda head: head.created_at)
+    nights = group_nights(ordered, lambda head: head.created_at, lambda head: head.commit)
+    # The newest run of a night comes first, as in the store's lists.
+    return (Point.of(night[::-1]) for night in reversed(nights))
 
 
 def _resolve(heads: Sequence[RunHead], reference: str, judged: Point | None) -> Iterator[Point]:
     if reference == PREVIOUS:
         before = judged.began if judged else None
-        yield from occasions(h for h in heads if before is None or h.created_at < before)
+        yield from find_nights(h for h in heads if before is None or h.created_at < before)
         return
     if _DATE.fullmatch(reference):
         end = _end_of(reference)
-        yield from occasions(h for h in heads if h.created_at < end)
+        yield from find_nights(h for h in heads if h.created_at < end)
         return
     on_branch = [head for head in heads if head.branch == reference]
     if on_branch:
@@ -163,6 +157,6 @@ def _known(heads: Sequence[RunHead]) -> str:
     if not heads:
         return "it has no runs but those that are judged"
     branches = sorted({head.branch for head in heads if head.branch})
-    newest = [point.name for point, _ in zip(occasions(heads), range(_SHOWN), strict=False)]
+    newest = [point.name for point, _ in zip(find_nights(heads), range(_SHOWN), strict=False)]
     words = f"the branches {', '.join(branches[:_SHOWN])} and " if branches else ""
     return f"it has {words}results of {'; '.join(newest)}"

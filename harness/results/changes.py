@@ -272,6 +272,7 @@ class _Forecast:
         noise, present = self.noise[rows], self.present[rows, night]
         learned = int(min(self.count[rows].max(), _MEMORY))
         points = self.residuals[rows, :learned] / noise[:, None] / np.sqrt(1 + _BANDWIDTH**2)
+        points[np.isnan(points)] = np.inf  # far from everything, so without weight
         levels = np.concatenate([np.zeros((len(rows), 1)), changes], axis=1)
         total = np.zeros(changes.shape)
         for slot in range(residuals.shape[1]):
@@ -292,8 +293,10 @@ def _spread(values: Floats) -> Floats:
 
 def _density(z: Floats, points: Floats) -> Floats:
     """Density of noise, not normalised, at `z` [series, n] given residuals [series, memory]."""
-    distance = (z[:, :, None] - points[:, None, :]) / _BANDWIDTH
-    kernels = np.nansum(np.exp(-0.5 * distance**2), axis=2) / (_BANDWIDTH * np.sqrt(2 * np.pi))
+    exponents = z[:, :, None] - points[:, None, :]
+    exponents *= exponents  # in place: these arrays are most of the time of a long history
+    exponents *= -0.5 / _BANDWIDTH**2
+    kernels = np.exp(exponents, out=exponents).sum(axis=2) / (_BANDWIDTH * np.sqrt(2 * np.pi))
     prior = _PRIOR_PEAK * (1 + z**2 / _PRIOR_DF) ** (-(_PRIOR_DF + 1) / 2)
     found: Floats = kernels + _PRIOR_WEIGHT * prior
     return found

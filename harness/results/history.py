@@ -1,9 +1,12 @@
-"""Histories of a store: the same measurement night after night, with its changes.
+"""Histories: the same measurement night after night, with its changes.
 
 A series has one metric of one workload on one container and model of device, whatever the
 container's hash and whichever phone. Containers of a plan are told apart by their labels. Its
-nights hold the sessions of one commit that began within twelve hours. Runs with a failed output
-check, both sides of comparisons and warm-ups are left out.
+nights hold the sessions of one commit and container that began within twelve hours. Runs with a
+failed output check, both sides of comparisons and warm-ups are left out.
+
+`read_series` and `find_series` are the only makers of histories: `qnnfarm history`, alerts, nightly
+jobs and reports all show these.
 """
 
 import hashlib
@@ -11,42 +14,36 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import RowMapping, Select, func, select
+from sqlalchemy import Select, func, select
 
 from harness.results import schema
 from harness.results.changes import SMALLEST, Change, History, detect_all
 from harness.results.comparison import COMPARABLE_METRICS, SIDES
-from harness.results.database import refuse_unreadable_rows
-from harness.results.identity import SpeedKey, describe_container, device_name, place
+from harness.results.identity import (
+    SpeedKey,
+    container_name,
+    container_shape,
+    describe_container,
+    device_name,
+    place,
+)
+from harness.results.means import RunMeans, read_means
 from harness.results.metrics import Direction, Metric, find_metric
+from harness.results.nights import group_nights
 from harness.results.records import Run
 from harness.results.store import ResultsStore
 
 JUDGED_METRICS = (*COMPARABLE_METRICS, "perplexity")
 """The metrics whose changes are looked for by default."""
-NIGHT = timedelta(hours=12)
 _SMALLEST: Mapping[str, float] = {"perplexity": 0.005}
 """Metrics without noise, in which smaller changes count."""
-
-_IDENTITY = (
-    "kind", "model", "precision", "target", "ars", "cl", "n_splits", "labels",
-    "soc", "emulator", "device_manufacturer", "device_model", "abi",
-    "runner", "prompt_tokens", "depth_tokens", "max_new_tokens", "prompt", "prompt_sha256",
-    "sampler", "dataset_sha256", "perplexity_positions", "perplexity_windows",
-    "perplexity_tokens",
-)  # fmt: skip
-"""Columns of runs that are equal in a series. To add one changes the ids of all series."""
-_FACTS = (
-    "id", "created_at", "label", "device_serial", "git_commit", "git_branch", "host",
-    "concurrent_sessions", "container_sha256", "qnnfarm_version", "android_version",
-    "build_fingerprint", "toolchain_versions", "library_versions",
-)  # fmt: skip
+_NONE = (None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +52,46 @@ class Session:
 
     Attributes:
         value: mean of the measured repetitions, in the metric's unit.
-        facts: what may change from night to night, in words: versions, the container's hash.
     """
 
-    run_id: str
-    at: datetime
+    measured: RunMeans
     value: float
-    device: str
-    commit: str | None
-    branch: str | None
-    facts: Mapping[str, str]
+
+    @property
+    def run(self) -> Run:
+        """The run, without its measurements."""
+        return self.measured.run
+
+    @property
+    def commit(self) -> str | None:
+        """The commit that was measured."""
+        return self.run.provenance.git_commit
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What may change from night to night, in words: versions, the container's hash."""
+        source, device = self.run.provenance, self.run.device
+        facts = {
+            "container": self.run.container.sha256[:12],
+            "qnnfarm": source.qnnfarm_version,
+            "Android": device.android_version,
+            "build": device.build_fingerprint,
+            **source.toolchain_versions,
+            **source.library_versions,
+        }
+        return {name: value for name, value in facts.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """Sessions of one commit that began within twelve hours."""
+    """Sessions of one commit and container that began within twelve hours.
 
+    Attributes:
+        at: when the first run of that night began, whatever it measured.
+    """
+
+    at: datetime
     sessions: tuple[Session, ...]
-
-    @property
-    def at(self) -> datetime:
-        """When the first of them began."""
-        return self.sessions[0].at
 
     @property
     def commit(self) -> str | None:
@@ -94,16 +109,24 @@ class Series:
     """One history with its changes.
 
     Attributes:
-        id: stable: of the metric and what is equal in all runs.
-        newest: the last run, which names the container, device and workload of all.
+        subject: id of the container, device and workload; the series of its metrics share it.
         changes: their nights are places in `nights`.
     """
 
-    id: str
+    subject: str
     metric: Metric
-    newest: Run
     nights: tuple[Night, ...]
     changes: tuple[Change, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """Stable: of the metric and of what is equal in all runs."""
+        return f"{self.subject}-{self.metric.key}"
+
+    @property
+    def newest(self) -> Run:
+        """The last run, which names the container, device and workload of all."""
+        return self.nights[-1].sessions[-1].run
 
     @cached_property
     def name(self) -> str:
@@ -119,6 +142,25 @@ class Series:
             if named
             else f"{container}, {label} on {where}"
         )
+
+    @cached_property
+    def title(self) -> str:
+        """A shorter name: `Llama-3.2-1B W4A16 on SM8750, pp512+tg128`."""
+        run = self.newest
+        own = (f"{key}={value}" for key, value in run.labels.items())
+        parts = (SpeedKey.of(run).label, _container_label(run.label), *own)
+        where = f"{container_name(run.container)} on {place(run)}"
+        return ", ".join((where, *filter(None, parts)))
+
+    @property
+    def shape(self) -> str:
+        """Shapes of the graphs: `AR 1, 128, CL 4096`."""
+        return container_shape(self.newest.container)
+
+    @property
+    def emulator(self) -> bool:
+        """Whether it was measured on the emulator."""
+        return self.newest.device.emulator
 
     def commits(self, change: Change) -> tuple[str | None, str | None]:
         """The last commit before a change, and the first one with it."""
@@ -173,44 +215,42 @@ def read_series(store: ResultsStore, wanted: SeriesFilter = _EVERYTHING) -> tupl
         UnknownMetricError: there is no such metric.
         CorruptRunError: qnnfarm cannot have written one of the runs.
     """
-    metrics = {key: find_metric(key) for key in wanted.metrics}
-    with store.database.reading() as connection, refuse_unreadable_rows(store.location):
-        rows = connection.execute(_select(wanted)).mappings().all()
-    grouped: dict[tuple[str, str], list[RowMapping]] = {}
-    ids: dict[str, str] = {}
-    for row in rows:
-        if 0 < row["value"] < math.inf:
-            identity = _identity(row)
-            if identity not in ids:
-                ids[identity] = hashlib.sha256(identity.encode()).hexdigest()[:16]
-            grouped.setdefault((row["metric"], ids[identity]), []).append(row)
-    runs = {run_id: store.get_run(run_id) for run_id in {g[-1]["id"] for g in grouped.values()}}
-    series = [
-        Series(f"{group}-{key}", metrics[key], runs[found[-1]["id"]], _nights(found))
-        for (key, group), found in grouped.items()
-    ]
+    metrics = tuple(find_metric(key).key for key in wanted.metrics)
+    return find_series(read_means(store.database, _select(wanted), metrics), metrics)
+
+
+def find_series(
+    measured: Iterable[RunMeans], metrics: Sequence[str] = JUDGED_METRICS
+) -> tuple[Series, ...]:
+    """Sort runs into series, and judge each night by night.
+
+    Args:
+        measured: oldest first.
+    """
+    subjects: dict[str, list[RunMeans]] = {}
+    for one in measured:
+        if _has_history(one.run) and not one.means.keys().isdisjoint(metrics):
+            subjects.setdefault(_identity(one.run), []).append(one)
+    series: list[Series] = []
+    for identity, runs in subjects.items():
+        subject = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        nights = group_nights(
+            runs,
+            lambda one: one.run.created_at,
+            lambda one: (one.run.provenance.git_commit, one.run.container.sha256),
+        )
+        by_metric = ((find_metric(key), _nights(nights, key)) for key in metrics)
+        series += [Series(subject, metric, found) for metric, found in by_metric if found]
     changes = detect_all([_history(one) for one in series])
-    judged = [
-        Series(one.id, one.metric, one.newest, one.nights, found)
-        for one, found in zip(series, changes, strict=True)
-    ]
+    judged = (replace(one, changes=found) for one, found in zip(series, changes, strict=True))
     order = {key: number for number, key in enumerate(metrics)}
     return tuple(sorted(judged, key=lambda one: (order[one.metric.key], one.name)))
 
 
 def _select(wanted: SeriesFilter) -> Select[Any]:
-    runs, measured = schema.runs.c, schema.measurements.c
-    query = (
-        select(
-            *(runs[name] for name in (*_FACTS, *_IDENTITY)),
-            measured.metric,
-            func.avg(measured.value).label("value"),
-        )
-        .join(schema.measurements, measured.run_id == runs.id)
-        .where(runs.status == "done", runs.check_outcome != "failed", runs.label.not_in(SIDES))
-        .where(measured.is_warmup.is_(False), measured.metric.in_(wanted.metrics))
-        .group_by(runs.id, measured.metric)
-        .order_by(runs.created_at, runs.session, runs.id)
+    runs = schema.runs.c
+    query = select(schema.runs).where(
+        runs.status == "done", runs.check_outcome != "failed", runs.label.not_in(SIDES)
     )
     if wanted.model is not None:
         query = query.where(runs.model == wanted.model)
@@ -229,11 +269,25 @@ def _select(wanted: SeriesFilter) -> Select[Any]:
     return query
 
 
-def _identity(row: RowMapping) -> str:
-    parts = [row[name] for name in _IDENTITY]
-    parts.append(row["host"] if row["emulator"] else "")
-    parts.append(_container_label(row["label"]))
-    parts.append((row["concurrent_sessions"] or 1) > 1)
+def _has_history(run: Run) -> bool:
+    return run.status == "done" and run.check.outcome != "failed" and run.label not in SIDES
+
+
+def _identity(run: Run) -> str:
+    """What is equal in all runs of a series; to add to it changes the ids of all series."""
+    container, device, work = run.container, run.device, run.workload
+    definition = work.perplexity
+    parts = (
+        run.kind, container.model, container.precision, container.target, container.ars,
+        container.cl, container.n_splits, run.labels,
+        device.soc, device.emulator, device.manufacturer, device.model, device.abi,
+        work.runner, work.prompt_tokens, work.depth_tokens, work.max_new_tokens, work.prompt,
+        work.prompt_sha256, work.sampler, work.dataset_sha256,
+        *((definition.positions, definition.windows, definition.tokens) if definition else _NONE),
+        run.provenance.host if device.emulator else "",
+        _container_label(run.label),
+        (run.concurrent_sessions or 1) > 1,
+    )  # fmt: skip
     return json.dumps(parts, sort_keys=True, default=str)
 
 
@@ -243,31 +297,15 @@ def _container_label(label: str) -> str:
     return container if rest else ""
 
 
-def _nights(rows: Iterable[RowMapping]) -> tuple[Night, ...]:
-    nights: list[list[Session]] = []
-    for row in rows:
-        session = Session(
-            row["id"], row["created_at"], row["value"], row["device_serial"], row["git_commit"],
-            row["git_branch"], _row_facts(row),
-        )  # fmt: skip
-        last = nights[-1][0] if nights else None
-        if last and session.commit == last.commit and session.at - last.at < NIGHT:
-            nights[-1].append(session)
-        else:
-            nights.append([session])
-    return tuple(Night(tuple(sessions)) for sessions in nights)
-
-
-def _row_facts(row: RowMapping) -> Mapping[str, str]:
-    facts = {
-        "container": row["container_sha256"][:12],
-        "qnnfarm": row["qnnfarm_version"],
-        "Android": row["android_version"],
-        "build": row["build_fingerprint"],
-        **(row["toolchain_versions"] or {}),
-        **(row["library_versions"] or {}),
-    }
-    return {name: str(value) for name, value in facts.items() if value}
+def _nights(nights: Iterable[Sequence[RunMeans]], key: str) -> tuple[Night, ...]:
+    """The nights in which a metric was measured."""
+    found = []
+    for night in nights:
+        means = [(one, one.means[key].value) for one in night if key in one.means]
+        sessions = tuple(Session(one, value) for one, value in means if 0 < value < math.inf)
+        if sessions:
+            found.append(Night(night[0].run.created_at, sessions))
+    return tuple(found)
 
 
 def _facts(night: Night) -> dict[str, set[str]]:
@@ -287,7 +325,7 @@ def _history(series: Series) -> History:
     return History(
         values=[session.value for _, session in placed],
         nights=[number for number, _ in placed],
-        devices=[session.device for _, session in placed],
+        devices=[session.run.device.serial for _, session in placed],
         higher_is_better=series.metric.direction is Direction.HIGHER,
         smallest=_SMALLEST.get(series.metric.key, SMALLEST),
     )

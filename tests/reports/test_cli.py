@@ -5,15 +5,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from harness.errors import MissingStoreError, NotAStoreError
+from harness.errors import MissingStoreError, NoBaselineError, NotAStoreError
+from harness.results import alerts, gate_formats
+from harness.results.gate import judge_gate
+from harness.results.history import read_series
 from harness.results.records import Run
+from harness.results.store import ResultsStore
 from reports.cli import report
 from reports.errors import OutputIsDatabaseError, OutputPathError
+from tests.reports.test_history import nights
 
 MakeStore = Callable[[Sequence[Run]], Path]
 Samples = Mapping[str, list[Run]]
@@ -150,6 +156,55 @@ def test_wrong_use_is_refused_before_anything_is_written(
         report(db=str(tmp_path / "text.db"), out=tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
     assert not (tmp_path / "none.db").exists()
+
+
+def test_the_page_the_terminal_and_json_have_one_verdict(
+    app: typer.Typer, make_store: MakeStore, tmp_path: Path
+) -> None:
+    """That of `qnnfarm alerts`, and what somebody settled there is no fresh regression."""
+    db, out = make_store(nights([1.0] * 20 + [0.8] * 3)), tmp_path / "r.html"
+    arguments = ["--db", str(db), "--out", str(out)]
+
+    def told() -> tuple[str, str, dict[str, Any]]:
+        said = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments).output
+        document = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+        return said, out.read_text(), document
+
+    said, html, document = told()
+    assert document["headline"]["words"] == "3 regressions"
+    assert said.startswith("3 regressions\n")
+    assert '<p class="verdict-words">3 regressions</p>' in html
+    assert {one["status"] for one in document["changes"]} == {"regressed", "no difference seen"}
+    with ResultsStore.open(db) as store:
+        found = alerts.review(store, read_series(store))
+        assert {one.id for one in found} == {one["id"] for one in document["alerts"]}
+        alerts.set_state(store, [one.id for one in found], "expected", note="the new <Genie>")
+    said, html, document = told()
+    assert document["headline"]["level"] == "good"
+    assert "Besides: 3 expected" in said
+    assert "the new &lt;Genie&gt;" in html
+    assert html.count('data-verdict="expected"') == 3
+    assert '<b class="verdict" data-verdict="regressed"' not in html
+
+
+def test_a_report_against_a_baseline_has_the_verdict_of_the_gate(
+    app: typer.Typer, make_store: MakeStore, tmp_path: Path
+) -> None:
+    db, out = make_store(nights([1.0, 1.0, 0.8])), tmp_path / "r.html"
+    arguments = ["--db", str(db), "--out", str(out), "--baseline", "previous", "--json"]
+    document = json.loads(CliRunner().invoke(app, arguments).output)
+    with ResultsStore.open(db) as store:
+        gate = judge_gate(store, "previous")
+    assert document["gate"] == json.loads(json.dumps(gate_formats.to_document(gate)))
+    assert document["headline"]["level"] == "bad"
+    assert document["headline"]["words"] == "Against previous: 2 regressed"
+    html = out.read_text()
+    assert "Against previous</h2>" in html
+    assert html.count('<b class="verdict" data-verdict="regressed"') == 2
+    good = CliRunner().invoke(app, [*arguments[:4], "--baseline", "2026-11-20"])
+    assert good.output.startswith("Against 2026-11-20: 2 regressed\n")
+    missing = CliRunner().invoke(app, [*arguments[:4], "--baseline", "nowhere"])
+    assert isinstance(missing.exception, NoBaselineError)
 
 
 def test_help_needs_no_database_library() -> None:

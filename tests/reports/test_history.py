@@ -4,26 +4,21 @@ import csv
 import io
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
+from harness.results.alerts import Alert, AlertState, assess
 from harness.results.comparison import Verdict
+from harness.results.history import Series, find_series
 from harness.results.means import RunMeans, read_means
 from harness.results.records import Run
 from harness.results.store import ResultsStore
 from reports import charts, page
-from reports.changes import find_changes
+from reports.changes import Change, find_changes
 from reports.figures import Column, Figure
-from reports.history import (
-    MOST_POINTS,
-    Point,
-    Series,
-    find_levels,
-    find_present,
-    find_series,
-    thin,
-)
+from reports.history import MOST_POINTS, Point, Subject, find_present, find_subjects, thin
 from reports.page import Results
 from tests.reports import lab
 from tests.reports.conftest import START, MakeStore, Sample, perplexity, speeds
@@ -58,25 +53,48 @@ def night(
     return made
 
 
-def history(runs: Sequence[Run]) -> tuple[Series, ...]:
+def series_of(runs: Sequence[Run]) -> tuple[Series, ...]:
     return find_series([RunMeans.of(run) for run in runs])
+
+
+def history(runs: Sequence[Run]) -> tuple[Subject, ...]:
+    return find_subjects(series_of(runs))
+
+
+def changes_of(runs: Sequence[Run], alerts: Sequence[Alert] | None = None) -> tuple[Change, ...]:
+    series = series_of(runs)
+    return find_changes(series, assess(series, alerts or ()))
+
+
+def decode_of(runs: Sequence[Run], alerts: Sequence[Alert] | None = None) -> Change:
+    return next(one for one in changes_of(runs, alerts) if one.series.metric.key == DECODE)
 
 
 def nights(factors: Sequence[float]) -> list[Run]:
     return [run for number, factor in enumerate(factors) for run in night(number, factor)]
 
 
-def test_builds_of_one_model_are_one_series_and_sessions_of_a_group_one_point() -> None:
-    (series,) = history(nights([1.0] * 5))
-    assert [len(point.runs) for point in series.points] == [2] * 5
-    assert len({point.sha256 for point in series.points}) == 5
+def test_builds_of_one_model_are_one_subject_and_sessions_of_a_night_one_point() -> None:
+    (subject,) = history(nights([1.0] * 5))
+    assert [len(point.runs) for point in subject.points] == [2] * 5
+    assert len({point.sha256 for point in subject.points}) == 5
     first = night(0)
     means = [sum(run.values(DECODE)) / 3 for run in first]
-    assert series.points[0].values[DECODE] == pytest.approx(sum(means) / 2)
-    assert series.key.title == "Llama-3.2-1B W8A16 on SM8750, pp64+tg16"
+    assert subject.points[0].values[DECODE] == pytest.approx(sum(means) / 2)
+    assert subject.title == "Llama-3.2-1B W8A16 on SM8750, pp64+tg16"
 
 
-def test_what_is_not_the_same_is_another_series() -> None:
+def test_builds_of_one_evening_are_points_of_their_own() -> None:
+    evening = {"created_at": START + timedelta(hours=3)}
+    later = [run.model_copy(update=evening) for run in night(11)]
+    (subject,) = history([*night(0), *later])
+    assert [len(point.runs) for point in subject.points] == [2, 2]
+    same = [run.model_copy(update={"container": night(0)[0].container}) for run in later]
+    (subject,) = history([*night(0), *same])
+    assert [len(point.runs) for point in subject.points] == [4]
+
+
+def test_what_is_not_the_same_is_another_subject() -> None:
     other = Sample("SM8650", emulator=False, model="Llama-3.2-1B")
     longer = [
         run.model_copy(update={"workload": run.workload.model_copy(update={"prompt_tokens": 512})})
@@ -94,9 +112,9 @@ def test_sides_of_a_comparison_and_failures_have_no_series() -> None:
 
 def test_the_present_is_the_last_day_and_only_that_is_summed_up() -> None:
     runs = nights([1.0] * 11 + [0.7] * 3)
-    (series,) = history(runs)
-    assert (len(series.past), len(series.present)) == (13, 1)
-    assert find_present([series]) == {run.id for run in runs[-2:]}
+    (subject,) = history(runs)
+    assert len(subject.present) == 1
+    assert set(find_present([subject])) == {run.id for run in runs[-2:]}
     (section,) = page.compose(Results.of("results.db", runs)).sections
     (row,) = section.rows
     assert row.runs == tuple(runs[-2:])
@@ -106,67 +124,107 @@ def test_the_present_is_the_last_day_and_only_that_is_summed_up() -> None:
 @pytest.mark.parametrize(
     ("last", "verdict"),
     [
-        (0.9, Verdict.REGRESSED),
-        (1.0, Verdict.NO_DIFFERENCE),
-        (0.97, Verdict.NO_DIFFERENCE),
-        (1.12, Verdict.IMPROVED),
+        ((0.9,) * 3, Verdict.REGRESSED),
+        ((1.0, 1.0), Verdict.NO_DIFFERENCE),
+        ((0.97,), Verdict.NO_DIFFERENCE),
+        ((1.12,) * 4, Verdict.IMPROVED),
     ],
 )
-def test_a_change_is_judged_against_how_much_nights_differ(last: float, verdict: Verdict) -> None:
-    changes = find_changes(history(nights([1.0] * 10 + [last])))
-    decode = next(change for change in changes if change.metric.key == DECODE)
+def test_a_change_has_the_verdict_of_the_history(last: tuple[float, ...], verdict: Verdict) -> None:
+    runs = nights([1.0] * 20 + list(last))
+    decode = decode_of(runs)
     assert decode.verdict is verdict
-    assert decode.ratio == pytest.approx(last, rel=0.01)
+    assert decode.ratio == pytest.approx(last[-1], rel=0.01)
     assert decode.low is not None
     assert decode.high is not None
-    assert decode.low < last < decode.high
-    assert len(decode.trend) == 11
-    latency = next(change for change in changes if change.metric.key == "ttft_s")
+    assert decode.low < last[-1] < decode.high
+    assert len(decode.trend) == 20 + len(last)
+    latency = next(one for one in changes_of(runs) if one.series.metric.key == "ttft_s")
     assert latency.verdict is verdict  # lower is better there
 
 
+def test_one_bad_night_is_no_regression_but_worth_a_line() -> None:
+    runs = nights([1.0] * 12 + [0.9])
+    decode = decode_of(runs)
+    assert (decode.verdict, decode.is_suspect) == (Verdict.NOT_ENOUGH_DATA, True)
+    assert decode.note == "one night is not enough"
+    headline = page.compose(Results.of("r", runs)).headline
+    assert (headline.level, headline.words) == ("good", "Nothing regressed in 2 comparisons")
+    assert any("last night; the next one will tell" in line for line in headline.lines)
+
+
 def test_noisy_nights_give_no_verdict_and_few_nights_neither() -> None:
-    noisy = find_changes(history(nights([1.0, 0.8, 1.2, 0.9, 1.15, 0.85, 0.92])))
-    assert {c.verdict for c in noisy if c.metric.key == DECODE} == {Verdict.NOT_ENOUGH_DATA}
-    few = find_changes(history(nights([1.0, 1.0, 0.5])))
-    assert {c.verdict for c in few if c.metric.key == DECODE} == {Verdict.NOT_ENOUGH_DATA}
-    assert find_changes(history(nights([1.0]))) == ()
+    noisy = decode_of(nights([1.0, 0.8, 1.2, 0.9, 1.15, 0.85, 0.92]))
+    assert noisy.verdict is Verdict.NOT_ENOUGH_DATA
+    few = decode_of(nights([1.0, 1.0, 0.5]))
+    assert (few.verdict, few.note) == (Verdict.NOT_ENOUGH_DATA, "3 of 10 nights")
+    assert changes_of(nights([1.0])) == ()
 
 
 def test_a_change_of_level_is_judged_from_where_it_began() -> None:
-    (series,) = find_levels(history(nights([1.0] * 14 + [0.92] * 4)))
-    (level,) = series.changes[DECODE]
+    runs = nights([1.0] * 14 + [0.92] * 4)
+    (subject,) = history(runs)
+    decode = decode_of(runs)
+    (level,) = decode.series.changes
     assert (level.night, level.is_loss) == (14, True)
-    decode = next(one for one in find_changes([series]) if one.metric.key == DECODE)
     assert decode.verdict is Verdict.REGRESSED
-    assert decode.since is series.points[14]
+    assert decode.since.at == subject.points[14].at
     assert decode.ratio == pytest.approx(0.92, rel=0.01)
-    rows = list(csv.DictReader(io.StringIO(charts.history_figure(series).to_csv())))
+    rows = list(csv.DictReader(io.StringIO(charts.history_figure(subject).to_csv())))
     assert [number for number, row in enumerate(rows) if "Decode" in row["change"]] == [14]
-    calm = find_levels(history(nights([1.0] * 18)))
-    assert calm[0].changes == {}
+    assert all(one.changes == () for one in series_of(nights([1.0] * 18)))
+
+
+@pytest.mark.parametrize("state", ["acknowledged", "expected", "fixed"])
+def test_what_somebody_has_settled_is_no_fresh_regression(state: AlertState) -> None:
+    runs = nights([1.0] * 14 + [0.92] * 4)
+    (fresh,) = [a for a in assess(series_of(runs), ()) if a.metric.key == DECODE]
+    assert decode_of(runs, [fresh]).alert == fresh
+    assert decode_of(runs).is_regression
+    settled = decode_of(runs, [replace(fresh, state=state, note="the new Genie")])
+    assert (settled.status, settled.is_regression) == (state, False)
+    assert settled.note == f"alert {fresh.id}: the new Genie"
+    assert settled.verdict is Verdict.REGRESSED
+
+
+def test_a_loss_stays_a_regression_until_it_is_settled() -> None:
+    """As for a nightly job: a loss of long ago is the past once somebody has expected it."""
+    runs = nights([1.0] * 12 + [0.9] * 24)
+    decode = decode_of(runs)
+    assert decode.is_regression
+    assert decode.alert is not None
+    expected = replace(decode.alert, state="expected")
+    assert decode_of(runs, [expected]).status == "no difference seen"
+
+
+def test_a_recovery_says_that_the_loss_is_fixed() -> None:
+    decode = decode_of(nights([1.0] * 20 + [0.8] * 4 + [1.0] * 6))
+    assert (decode.status, decode.is_regression) == ("fixed", False)
+    assert "recovered on" in decode.note
 
 
 def test_changes_come_worst_first() -> None:
     slower = Sample("SM8650", emulator=False, model="Other")
-    runs = nights([1.0] * 8 + [0.9]) + [
+    runs = nights([1.0] * 20 + [0.9] * 3) + [
         run
-        for number in range(9)
-        for run in night(number, 0.8 if number == 8 else 1.0, sample=slower, seed=7)
+        for number in range(23)
+        for run in night(number, 0.8 if number >= 20 else 1.0, sample=slower, seed=7)
     ]
-    changes = find_changes(history(sorted(runs, key=lambda run: run.created_at)))
+    changes = changes_of(sorted(runs, key=lambda run: run.created_at))
     regressed = [change for change in changes if change.verdict is Verdict.REGRESSED]
     assert changes[: len(regressed)] == tuple(regressed)
     assert [c.gain for c in regressed] == sorted(c.gain for c in regressed)
-    assert regressed[0].series.key.speed.subject.model == "Other"
+    assert regressed[0].series.newest.container.model == "Other"
 
 
 def test_the_headline_says_the_worst_first() -> None:
-    headline = page.compose(Results.of("r", nights([1.0] * 10 + [0.9]))).headline
+    composed = page.compose(Results.of("r", nights([1.0] * 20 + [0.9] * 3)))
+    headline = composed.headline
     assert (headline.level, headline.words) == ("bad", "3 regressions")
     assert "of Llama-3.2-1B W8A16 on SM8750, pp64+tg16" in headline.lines[0]
+    assert any(f"(alert {alert.id})" in headline.lines[0] for alert in composed.results.alerts)
     calm = page.compose(Results.of("r", nights([1.0] * 11))).headline
-    assert (calm.level, calm.words) == ("good", "Nothing regressed in 4 comparisons")
+    assert (calm.level, calm.words) == ("good", "Nothing regressed in 5 comparisons")
     none = page.compose(Results.of("r", nights([1.0]))).headline
     assert (none.level, none.words) == ("none", "No verdict yet")
     failed = lab.sessions()[0].model_copy(update={"status": "failed", "error": "no"})
@@ -176,7 +234,7 @@ def test_the_headline_says_the_worst_first() -> None:
 
 def test_long_histories_are_thinned_where_they_are_old() -> None:
     point = history(night(0))[0].points[0]
-    points = [Point(point.at, {DECODE: float(n)}, point.runs) for n in range(5 * MOST_POINTS)]
+    points = [Point(point.at, {DECODE: float(n)}, point.sessions) for n in range(5 * MOST_POINTS)]
     found = thin(points)
     assert len(found) <= MOST_POINTS
     assert found[0] is points[0]
@@ -184,12 +242,12 @@ def test_long_histories_are_thinned_where_they_are_old() -> None:
 
 
 def test_a_history_is_a_figure_with_commits() -> None:
-    (series,) = history(nights([1.0] * 3))
-    figure = charts.history_figure(series)
+    (subject,) = history(nights([1.0] * 3))
+    figure = charts.history_figure(subject)
     rows = list(csv.DictReader(io.StringIO(figure.to_csv())))
     assert len(rows) == 3
-    assert float(rows[0][DECODE]) == pytest.approx(series.points[0].values[DECODE])
-    assert float(rows[0]["ttft_ms"]) == pytest.approx(1000 * series.points[0].values["ttft_s"])
+    assert float(rows[0][DECODE]) == pytest.approx(subject.points[0].values[DECODE])
+    assert float(rows[0]["ttft_ms"]) == pytest.approx(1000 * subject.points[0].values["ttft_s"])
     assert rows[0]["commit"] == "4f2a9d1c88e0"
     assert len({row["container"] for row in rows}) == 1  # twelve digits of small numbers
 

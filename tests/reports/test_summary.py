@@ -38,7 +38,7 @@ def test_hardware_and_emulator_never_meet(samples: Samples) -> None:
     assert [section.emulator for section in page.sections] == [False, True]
     for section in page.sections:
         behind = [run for row in section.rows for run in row.runs]
-        behind += [run for c in section.changes for p in c.series.points for run in p.runs]
+        behind += [s.run for c in section.changes for n in c.series.nights for s in n.sessions]
         behind += [run for row in section.perplexities for run in row.runs]
         assert behind
         assert {run.device.emulator for run in behind} == {section.emulator}
@@ -125,11 +125,12 @@ def nights_of(loss: float, *, nights: int = 14, since: int = 11) -> list[Run]:
 
 
 def test_a_loss_over_nights_is_not_hidden_in_a_mean() -> None:
-    (row,) = rows(nights_of(0.3))
+    (section,) = compose(Results.of("r", nights_of(0.3))).sections
+    (row,) = section.rows
     assert len(row.runs) == 6
     assert row.cells["prefill_tokens_per_s"].stats.mean == pytest.approx(1190, rel=0.02)
     assert re.fullmatch(
-        r"Prefill: .(29|30)\.\d% since 30 November 2026 \(3 nights\); the row leaves out the "
+        r"Prefill: .(29|30)\.\d% since 1 December 2026 \(3 nights\); the row leaves out the "
         r"11 nights before",
         row.remarks[0],
     )

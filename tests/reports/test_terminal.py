@@ -155,7 +155,8 @@ def test_identical_failures_are_one_line() -> None:
     console = Console(file=io.StringIO(), width=200, color_system=None)
     terminal.print_page(page.compose(Results.of("results.db", tuple(runs))), console)
     assert isinstance(console.file, io.StringIO)
-    first, second = console.file.getvalue().splitlines()
+    verdict, first, second = console.file.getvalue().splitlines()
+    assert verdict == "4 recent runs without a result"
     assert first.startswith(
         "x bench of tiny_llama W8A16 on 2 devices, 3 times from 20 Nov 09:30 to 20 Nov 11:30: "
         "failed: device R2: `sh run.sh`"
