@@ -220,6 +220,10 @@ class Terms:
     target: str
     workload: str
     prompt: str
+    precision: str
+    ars: str
+    cl: int
+    splits: int
     device: str
     host: str
     tool: str
@@ -228,10 +232,6 @@ class Terms:
     libraries: Pairs
     concurrent: bool
     scored: str
-    precision: str
-    ars: str
-    cl: int
-    splits: int
 
     @classmethod
     def of(cls, run: Run) -> "Terms":
