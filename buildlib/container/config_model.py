@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -16,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_snake
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 from buildlib.errors import GenieConfigError
 from buildlib.validation import ARRAY, NULL, OBJECT, RULE, Fault, faults
@@ -28,7 +29,16 @@ _INT64 = 2**63 - 1
 WRITTEN = object()
 """Mark of a key that has a default in Python, and that a file must have."""
 
-Version = Annotated[Literal[1], WRITTEN]
+
+def _no_flag(value: object) -> object:
+    """Refuse `true` where 1 is allowed: in Python they are equal."""
+    if isinstance(value, bool):
+        raise PydanticKnownError("int_type")
+    return value
+
+
+NoFlag = BeforeValidator(_no_flag)
+Version = Annotated[Literal[1], NoFlag, WRITTEN]
 Count = Annotated[int, Field(ge=1, le=_INT64)]
 Size = Annotated[int, Field(ge=0, le=_INT64)]
 Count32 = Annotated[int, Field(ge=1, le=_INT32)]

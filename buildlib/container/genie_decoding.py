@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, model_validator
 
 from buildlib.container.config_model import (
-    WRITTEN,
     Count,
     GenieModel,
     Number,
@@ -131,7 +130,7 @@ class Ssd(GenieModel):
     """
 
     version: Version = 1
-    ssd_version: Annotated[Literal[1], WRITTEN] = 1
+    ssd_version: Version = 1
     forecast_token_count: Count
     branches: Annotated[tuple[Count, ...], Field(min_length=1)]
     forecast_prefix: Count
@@ -144,8 +143,8 @@ class Ssd(GenieModel):
         if len(self.branches) > self.forecast_token_count:
             reason = f"{len(self.branches)} branches of {self.forecast_token_count} forecast tokens"
             raise refuse(reason, "branches")
-        if self.p_threshold and self.n_streams is None:
-            raise refuse("it needs n-streams", "p-threshold")
+        if self.p_threshold and (self.n_streams or 0) < 2:
+            raise refuse("it needs n-streams of at least 2", "p-threshold")
         return self
 
 

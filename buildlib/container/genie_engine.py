@@ -13,6 +13,7 @@ from buildlib.container.config_model import (
     WRITTEN,
     Count32,
     GenieModel,
+    NoFlag,
     Positive,
     Size,
     Size32,
@@ -262,7 +263,7 @@ class Lora(GenieModel):
     """
 
     version: Version = 1
-    lora_version: Literal[1, 2, 3] | None = None
+    lora_version: Annotated[Literal[1, 2, 3] | None, NoFlag] = None
     alpha_tensor_name: Text | None = None
     adapters: Annotated[tuple[LoraAdapter, ...], Field(min_length=1)]
     groups: tuple[LoraGroup, ...] | None = None

@@ -1,32 +1,98 @@
-"""Genie validator: `GenieDialogConfig_createFromJson`, or that of embeddings, in a child process.
+"""Genie validator: the parser of the real libGenie, in a child process.
 
-Genie checks the text against its own schema and opens no file, so this needs neither the binaries
+Genie checks a text against its own schema and opens no file, so this needs neither the binaries
 nor a device.
 """
 
+import json
 import re
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from buildlib.container.layout import GENIE_CONFIG
 from buildlib.errors import GenieConfigError
 from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
+from buildlib.validation import Fault
 
 _WORKER = "buildlib.container.genie_validator_worker"
 _TIMEOUT_S = 60.0
 _SAYS_NOTHING = re.compile(
     r"at least one subschema has failed, but all of them are required to validate( - )?"
 )
+_EMBEDS = re.compile(rb'\s*\{\s*"embedding"\s*:')
 _HEADINGS = ("Failed to validate", "# LIBNATIVE", "Error:")
+_AT = re.compile(r"at '(?P<pointer>/[^']*)': (?P<reason>.*)")
+_OF_A_KEY = (
+    (re.compile(r"required property '([^']+)' not found in object"), "it is missing"),
+    (re.compile(r"validation failed for additional property '([^']+)'.*"), "there is no such key"),
+)
+_WORDS = {
+    "the subschema has succeeded, but it is required to not validate": (
+        "keys that exclude each other stand together in it"
+    ),
+    "no subschema has succeeded, but one of them is required to validate": (
+        "it has none of the forms that are allowed"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class GenieFunction:
+    """Function of the Genie C API that creates a configuration from JSON.
+
+    Attributes:
+        root: JSON pointer of what the messages of its parser call `/`.
+    """
+
+    name: str
+    root: str = ""
+
+
+DIALOG = GenieFunction("GenieDialogConfig_createFromJson", "/dialog")
+EMBEDDING = GenieFunction("GenieEmbeddingConfig_createFromJson")
+
+
+@dataclass(frozen=True)
+class GenieVerdict:
+    """Genie's answer to one configuration.
+
+    Attributes:
+        status: of the function; above 0 the signal that ended Genie.
+        faults: all that it found; none if it takes the configuration.
+    """
+
+    status: int
+    faults: tuple[Fault, ...]
+
+
+def ask_genie(
+    questions: Sequence[tuple[GenieFunction, bytes]], *, timeout_s: float = _TIMEOUT_S
+) -> list[GenieVerdict]:
+    """Let Genie judge any number of texts, in one child process.
+
+    Raises:
+        ToolchainMissingError: there is no Genie on this machine.
+        ToolchainError: Genie cannot be asked.
+    """
+    step = Step(_WORKER, "judge", Path("genie"), timeout_s, find_libraries().search_path)
+    request = [[function.name, text.decode("latin-1")] for function, text in questions]
+    answers = run_step(step, json.dumps(request).encode())
+    return [
+        GenieVerdict(answer["status"], _faults(function, answer["status"], answer["said"]))
+        for (function, _), answer in zip(questions, answers, strict=True)
+    ]
 
 
 def check_genie_config(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> None:
     """Let Genie validate the `genie_config.json` in a folder.
 
     Raises:
-        GenieConfigError: Genie refuses it; the message is Genie's, shortened.
+        GenieConfigError: Genie refuses it, or dies of it; the message is Genie's, shortened.
         ToolchainMissingError: there is no Genie on this machine.
-        ToolchainError: Genie died of it.
+        ToolchainError: Genie cannot be asked.
     """
     path = folder / GENIE_CONFIG
     try:
@@ -37,14 +103,39 @@ def check_genie_config(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> None:
 
 
 def check_genie_text(text: bytes, path: str, *, timeout_s: float = _TIMEOUT_S) -> None:
-    """Let Genie validate a text; errors call it `path`."""
-    step = Step(_WORKER, "validate", Path(path), timeout_s, find_libraries().search_path)
-    verdict = run_step(step, text)
-    if verdict["status"] != 0:
-        raise GenieConfigError(path, _shorten(verdict["said"]) or f"status {verdict['status']}")
+    """Let Genie validate the text of a dialog, or of an embedding; errors call it `path`."""
+    function = EMBEDDING if _EMBEDS.match(text) else DIALOG
+    verdict = ask_genie([(function, text)], timeout_s=timeout_s)[0]
+    said = "; ".join(map(str, verdict.faults))[:1000]
+    if verdict.faults:
+        raise GenieConfigError(path, said)
 
 
-def _shorten(said: str) -> str:
-    """Return Genie's message as one line."""
-    lines = (_SAYS_NOTHING.sub("", line).strip().removeprefix("- ") for line in said.splitlines())
-    return "; ".join(line for line in lines if line and not line.startswith(_HEADINGS))[:1000]
+def _faults(function: GenieFunction, status: int, said: str) -> tuple[Fault, ...]:
+    """Return Genie's messages as faults with JSON pointers of the whole document."""
+    if status == 0:
+        return ()
+    if status > 0:
+        name = signal.Signals(status).name
+        return (Fault((), "died", f"Genie was ended by {name}"),)
+    found = dict.fromkeys(_fault(function, line) for line in _lines(said))
+    return tuple(found) or (Fault((), "status", f"status {status}"),)
+
+
+def _lines(said: str) -> Iterator[str]:
+    for line in said.splitlines():
+        words = _SAYS_NOTHING.sub("", line).strip().removeprefix("- ")
+        if words and not words.startswith(_HEADINGS):
+            yield words
+
+
+def _fault(function: GenieFunction, line: str) -> Fault:
+    located = _AT.fullmatch(line)
+    if located is None:
+        return Fault((), "genie", line)
+    steps = [step for step in (function.root + located["pointer"]).split("/") if step]
+    reason = _WORDS.get(located["reason"], located["reason"])
+    for wording, plain in _OF_A_KEY:
+        if named := wording.fullmatch(reason):
+            steps, reason = [*steps, named[1]], plain
+    return Fault(tuple(int(s) if s.isdecimal() else s for s in steps), "genie", reason)

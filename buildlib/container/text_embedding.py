@@ -1,19 +1,27 @@
 """`genie_config.json` of a text encoder: the embedding that Genie creates, as typed models.
 
-Keys: "Genie Embedding JSON configuration string", docs.qualcomm.com 80-63442-10, as far as encoders
-on HTP need them.
+Keys: "Genie Embedding JSON configuration string", docs.qualcomm.com 80-63442-10, and what the
+parser of libGenie 1.21 asks for. A key that is `None` is not written, and Genie takes its own
+default.
 """
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from buildlib.container.config_model import Count, GenieModel, Size, Version
+from buildlib.container.config_model import (
+    WRITTEN,
+    Count,
+    GenieModel,
+    Size,
+    Version,
+    refuse,
+)
 from buildlib.container.genie_config import GenieConfig, TokenId, Tokenizer
-from buildlib.container.genie_engine import Binaries, Model
+from buildlib.container.genie_engine import Binaries, Model, check_blocks, check_model_type
 from buildlib.container.layout import HTP_CONFIG
 
 
@@ -29,7 +37,8 @@ class EncoderContext(GenieModel):
     @model_validator(mode="after")
     def _padding_is_in_vocabulary(self) -> Self:
         if self.pad_token >= self.n_vocab:
-            raise ValueError(f"token {self.pad_token} is outside the vocabulary of {self.n_vocab}")
+            reason = f"token {self.pad_token} is outside the vocabulary of {self.n_vocab}"
+            raise refuse(reason, "pad-token")
         return self
 
 
@@ -37,7 +46,7 @@ class PromptTemplate(GenieModel):
     """Text that Genie puts before and after each prompt, such as `[CLS]` and `[SEP]`."""
 
     version: Version = 1
-    prompt_template: tuple[str, str] = ("", "")
+    prompt_template: Annotated[tuple[str, str], WRITTEN] = ("", "")
 
 
 class EncoderHtp(GenieModel):
@@ -50,30 +59,60 @@ class EncoderHtp(GenieModel):
     """
 
     version: Version = 1
-    spill_fill_bufsize: Size = 0
+    spill_fill_bufsize: Annotated[Size, WRITTEN] = 0
     data_alignment_size: Size | None = None
-    use_mmap: bool = True
-    allow_async_init: bool = False
-    pooled_output: bool = True
-    disable_kv_cache: bool = True
+    use_mmap: Annotated[bool, WRITTEN] = True
+    allow_async_init: Annotated[bool, WRITTEN] = False
+    pooled_output: Annotated[bool, WRITTEN] = True
+    disable_kv_cache: bool | None = None
+    direct_io: bool | None = None
+
+
+class EncoderGenAiTransformer(GenieModel):
+    """The CPU backend of an encoder."""
+
+    version: Version = 1
+    n_layer: Size | None = None
+    n_embd: Size | None = None
+    n_heads: Size | None = None
 
 
 class EncoderBackend(GenieModel):
     """Backend that runs the graph, and its extensions file."""
 
     version: Version = 1
-    type: Literal["QnnHtp"] = "QnnHtp"
-    qnn_htp: EncoderHtp = Field(validation_alias="QnnHtp", serialization_alias="QnnHtp")
-    extensions: str | None = HTP_CONFIG
+    type: Annotated[Literal["QnnHtp", "QnnGenAiTransformer"], WRITTEN] = "QnnHtp"
+    qnn_htp: Annotated[EncoderHtp | None, Field(alias="QnnHtp")] = None
+    qnn_genai_transformer: Annotated[
+        EncoderGenAiTransformer | None, Field(alias="QnnGenAiTransformer")
+    ] = None
+    extensions: str | None = None
+
+    @model_validator(mode="after")
+    def _block_is_of_the_type(self) -> Self:
+        blocks = {"QnnHtp": self.qnn_htp, "QnnGenAiTransformer": self.qnn_genai_transformer}
+        check_blocks(self.type, blocks, what="backend")
+        return self
 
 
 class EncoderEngine(GenieModel):
     """Engine that runs the encoder; `n_threads` are Genie's own threads on the CPU."""
 
     version: Version = 1
-    n_threads: Count = 3
+    n_threads: Size | None = None
     backend: EncoderBackend
     model: Model
+
+    @model_validator(mode="after")
+    def _model_is_of_an_encoder(self) -> Self:
+        check_model_type(self.backend.type, self.model.type)
+        if self.model.draft_token_map is not None:
+            raise refuse("an encoder has none", "model", "draft-token-map")
+        positions = self.model.positional_encoding
+        if positions is not None and positions.type not in {"rope", "none"}:
+            reason = f"an encoder has positions of type rope or none, not {positions.type}"
+            raise refuse(reason, "model", "positional-encoding", "type")
+        return self
 
 
 class TextEmbedding(GenieModel):
@@ -85,9 +124,9 @@ class TextEmbedding(GenieModel):
 
     version: Version = 1
     context: EncoderContext
-    prompt: PromptTemplate = PromptTemplate()
-    tokenizer: Tokenizer = Tokenizer()
-    truncate_input: bool = True
+    prompt: PromptTemplate | None = None
+    tokenizer: Annotated[Tokenizer, WRITTEN] = Tokenizer()
+    truncate_input: bool | None = None
     engine: EncoderEngine
 
 
@@ -104,20 +143,23 @@ class TextEmbeddingConfig(GenieModel):
     @property
     def ctx_bins(self) -> tuple[str, ...]:
         """The context binaries of the encoder."""
-        binary = self.embedding.engine.model.binary
-        return () if binary is None else binary.ctx_bins
+        return self.embedding.engine.model.ctx_bins
 
     @property
     def referenced_files(self) -> tuple[str, ...]:
         """Everything that Genie opens for this configuration."""
-        extensions = self.embedding.engine.backend.extensions
-        names = (*self.ctx_bins, self.embedding.tokenizer.path, extensions)
-        return tuple(dict.fromkeys(name for name in names if name))
+        engine = self.embedding.engine
+        names = [*engine.model.files(), self.embedding.tokenizer.path]
+        names += [engine.backend.extensions] if engine.backend.extensions else []
+        return tuple(dict.fromkeys(names))
 
     def with_output(self, *, pooled: bool) -> "TextEmbeddingConfig":
         """Return a copy that answers with one vector for a text, or with one for each token."""
         values = self.embedding.model_dump(by_alias=True, exclude_none=True)
-        values["engine"]["backend"]["QnnHtp"]["pooled-output"] = pooled
+        htp = values["engine"]["backend"].get("QnnHtp")
+        if htp is None:
+            raise ValueError("only the HTP backend has a choice of outputs")
+        htp["pooled-output"] = pooled
         return TextEmbeddingConfig.model_validate({"embedding": values})
 
 
@@ -147,13 +189,15 @@ def text_embedding(
     emulator: bool,
 ) -> TextEmbeddingConfig:
     """The configuration of an encoder with a pooled output."""
-    htp = EncoderHtp(use_mmap=not emulator)
+    htp = EncoderHtp(use_mmap=not emulator, disable_kv_cache=True)
     return TextEmbeddingConfig(
         embedding=TextEmbedding(
             context=context,
             prompt=PromptTemplate(prompt_template=template),
+            truncate_input=True,
             engine=EncoderEngine(
-                backend=EncoderBackend(qnn_htp=htp),
+                n_threads=3,
+                backend=EncoderBackend(qnn_htp=htp, extensions=HTP_CONFIG),
                 model=Model(binary=Binaries(ctx_bins=tuple(ctx_bins))),
             ),
         )

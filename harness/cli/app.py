@@ -26,6 +26,7 @@ from harness.cli import (
     build,
     cache,
     compare,
+    config,
     device,
     devices,
     doctor,
@@ -67,6 +68,7 @@ def build_app() -> typer.Typer:
     app.callback()(_options)
     app.command("build")(build.build)
     app.command("inspect")(inspect.inspect)
+    app.add_typer(config.app, name="config")
     app.command("generate")(generate.generate)
     app.command("perplexity")(perplexity.perplexity)
     app.command("bench")(bench.bench)

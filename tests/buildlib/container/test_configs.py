@@ -1,7 +1,6 @@
 """The typed configurations, with Genie's own parser as the judge."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,39 +57,13 @@ def test_genie_accepts_everything_we_can_say(emulator: bool) -> None:
     assert config.dialog.max_num_tokens is None
 
 
-def change(config: GenieConfig, edit: Callable[[dict[str, object]], None]) -> bytes:
-    values = json.loads(config.to_json())
-    edit(values["dialog"])
-    return json.dumps(values).encode()
-
-
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
-        (lambda dialog: dialog.update(surprise=1), "surprise"),
-        (lambda dialog: dialog.pop("tokenizer"), "tokenizer"),
-        (lambda dialog: dialog.update(type="nonsense"), "type"),
-        (lambda dialog: dialog["engine"].update({"n-threads": "3"}), "n-threads"),
-        (lambda dialog: dialog["engine"]["backend"]["QnnHtp"].update({"pos-id-dim": 16}), "QnnHtp"),
-    ],
-)
-def test_genie_and_our_model_refuse_the_same(
-    edit: Callable[[dict[str, object]], None], said: str, genie_config: GenieConfig
-) -> None:
-    text = change(genie_config, edit)
-    with pytest.raises(GenieConfigError, match=said) as ours:
-        GenieConfig.from_json(text, "genie_config.json")
-    with pytest.raises(GenieConfigError, match=said) as genies:
-        check_genie_text(text, "genie_config.json")
-    assert "\n" not in str(ours.value) + str(genies.value)
-
-
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\0", b"null", b"\xff\xfe", b"[" * 5000])
 def test_nonsense_is_refused_by_both(text: bytes) -> None:
-    with pytest.raises(GenieConfigError):
+    with pytest.raises(GenieConfigError) as ours:
         GenieConfig.from_json(text)
-    with pytest.raises(GenieConfigError):
+    with pytest.raises(GenieConfigError) as genies:
         check_genie_text(text, "genie_config.json")
+    assert "\n" not in str(ours.value) + str(genies.value)
 
 
 def test_greedy_is_read_as_top_k_1_with_a_warning() -> None:
@@ -162,7 +135,7 @@ def test_htp_graphs_section_keeps_the_vendors_keys() -> None:
 
 def test_htp_config_follows_the_target() -> None:
     phone, emulator = (htp_config(parse_target(t)) for t in ("SM8650", "SM8650:emulator"))
-    assert phone.devices[0].soc_model == 57
+    assert [device.soc_model for device in phone.devices or ()] == [57]
     assert [c.weight_sharing_enabled for c in phone.contexts + emulator.contexts] == [True, False]
 
 

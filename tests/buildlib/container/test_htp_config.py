@@ -1,5 +1,7 @@
 """The extensions file says what the options say."""
 
+import json
+
 import pytest
 
 from buildlib.container.htp_config import HtpConfig, htp_config
@@ -21,8 +23,8 @@ def test_options_of_the_run_reach_the_file_and_those_of_the_compiler_do_not() ->
         }
     )
     written = htp_config(config)
-    assert written.devices[0].cores[0].perf_profile == "balanced"
-    assert written.devices[0].cores[0].rpc_control_latency == 100
+    core = json.loads(written.to_json())["devices"][0]["cores"][0]
+    assert core == {"core_id": 0, "perf_profile": "balanced", "rpc_control_latency": 100}
     assert written.group_context is not None
     assert written.group_context.share_resources
     assert [context.weight_sharing_enabled for context in written.contexts] == [False]

@@ -19,7 +19,7 @@ from buildlib.container.genie_config import (
 from buildlib.container.genie_engine import Lora, LoraAdapter
 from buildlib.container.genie_validator import check_genie_text
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
-from buildlib.errors import ContainerError, GenieConfigError, InvalidOptionError
+from buildlib.errors import ContainerError, InvalidOptionError
 from buildlib.speculative.config import (
     EagletBuilderConfig,
     LadeBuilderConfig,
@@ -194,27 +194,6 @@ def test_table_and_adapters(tiny_bundle: Path) -> None:
     spd = speculated(config, SpdBuilderConfig(draft_container=tiny_bundle), (1, 32)).genie_config
     adapted = [engine.role for engine in judged(spd).dialog.engines if engine.model.lora]
     assert adapted == ["target"]
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        {"type": "spd", "spd": {"version": 1, "draft-len": 4}},
-        {"lade": {"version": 1, "window": 2, "ngram": 2, "gcap": 2}},
-        {"type": "ssd-q1"},
-        {"type": "eaglet"},
-        {"embedding": {"version": 1, "type": "lut", "size": 144, "datatype": "float32"}},
-        {"embedding": {"version": 1, "lut-path": "t", "type": "lut", "datatype": "float32"}},
-    ],
-)
-def test_genie_and_our_model_refuse_the_same(edit: dict[str, object]) -> None:
-    values = json.loads(plain().to_json())
-    values["dialog"] |= edit
-    text = json.dumps(values).encode()
-    with pytest.raises(GenieConfigError):
-        GenieConfig.from_json(text)
-    with pytest.raises(GenieConfigError):
-        check_genie_text(text, "genie_config.json")
 
 
 def test_a_table_says_what_its_integers_mean() -> None:

@@ -1,0 +1,239 @@
+"""Configuration files of Genie and its tools: which file is of which kind, and who judges it.
+
+Keys: the JSON pages of GenieEngine, GenieSampler, GenieProfile and GenieAccuracy, docs.qualcomm.com
+80-63442-10.
+"""
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import model_validator
+
+from buildlib.container.config_model import (
+    WRITTEN,
+    ConfigModel,
+    GenieModel,
+    Text,
+    Version,
+    read_config,
+    refuse,
+)
+from buildlib.container.genie_config import Context, Embedding, GenieConfig
+from buildlib.container.genie_decoding import GenieConfigWarning, Sampler
+from buildlib.container.genie_engine import Engine, Role
+from buildlib.container.genie_validator import (
+    DIALOG,
+    EMBEDDING,
+    GenieFunction,
+    GenieVerdict,
+    ask_genie,
+)
+from buildlib.container.htp_config import BackendExtensionsConfig, HtpConfig
+from buildlib.container.text_embedding import TextEmbeddingConfig
+from buildlib.errors import GenieConfigError
+from buildlib.validation import Fault
+
+
+class StandaloneEngine(GenieModel):
+    """An engine that is bound to a dialog at run time."""
+
+    version: Version = 1
+    context: Context
+    embedding: Embedding | None = None
+    engine: Engine
+
+
+class EngineConfig(GenieModel):
+    """Configuration of `GenieEngine`."""
+
+    standalone_engine: StandaloneEngine
+
+
+class SamplerConfig(GenieModel):
+    """Configuration of `GenieSampler`, for a dialog that is there already."""
+
+    sampler: Sampler
+
+
+class Trace(GenieModel):
+    """Whether Genie records what it does, call by call."""
+
+    version: Version = 1
+    enable: Annotated[bool, WRITTEN] = True
+
+
+class Profile(GenieModel):
+    """Options of profiling."""
+
+    version: Version = 1
+    trace: Trace | None = None
+
+
+class ProfileConfig(GenieModel):
+    """Configuration of `GenieProfile`."""
+
+    profile: Profile
+
+
+class AccuracyEngine(GenieModel):
+    """Engine that is scored; dialogs that are not basic need `convert_to_basic`."""
+
+    convert_to_basic: bool | None = None
+    role: Role | None = None
+
+    @model_validator(mode="after")
+    def _converts_or_says_nothing(self) -> Self:
+        if self.convert_to_basic is False:
+            raise refuse("must be true, or not be there", "convert-to-basic")
+        return self
+
+
+class AccuracyConfig(GenieModel):
+    """Configuration of `GenieAccuracy`; `dataset` is the file of a text."""
+
+    dataset: Text
+    type: Annotated[Literal["perplexity"], WRITTEN] = "perplexity"
+    engine: AccuracyEngine | None = None
+
+
+@dataclass(frozen=True)
+class ConfigKind:
+    """A kind of configuration file.
+
+    Attributes:
+        name: in words.
+        keys: of the outermost object; one of them tells the kind.
+        model: ours.
+        genie: the function whose parser judges it; `None` if Genie has none.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    model: type[ConfigModel]
+    genie: GenieFunction | None = None
+
+
+KINDS = (
+    ConfigKind("dialog", ("dialog",), GenieConfig, DIALOG),
+    ConfigKind(
+        "text-to-embedding",
+        ("embedding",),
+        TextEmbeddingConfig,
+        EMBEDDING,
+    ),
+    ConfigKind(
+        "engine",
+        ("standalone-engine",),
+        EngineConfig,
+        GenieFunction("GenieEngineConfig_createFromJson"),
+    ),
+    ConfigKind(
+        "sampler",
+        ("sampler",),
+        SamplerConfig,
+        GenieFunction("GenieSamplerConfig_createFromJson", "/sampler"),
+    ),
+    ConfigKind(
+        "profile", ("profile",), ProfileConfig, GenieFunction("GenieProfileConfig_createFromJson")
+    ),
+    ConfigKind(
+        "accuracy",
+        ("dataset", "type", "engine"),
+        AccuracyConfig,
+        GenieFunction("GenieAccuracyConfig_createFromJson"),
+    ),
+    ConfigKind("qnn-net-run extensions", ("backend_extensions",), BackendExtensionsConfig),
+    ConfigKind(
+        "HTP backend extensions",
+        ("devices", "context", "graphs", "memory", "groupContext"),
+        HtpConfig,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What our models and Genie say about one file.
+
+    Attributes:
+        ours: faults that our model finds.
+        warnings: of our model.
+        genie: Genie's verdict; `None` if it has no parser for this kind, or was not asked.
+    """
+
+    path: Path
+    kind: ConfigKind
+    ours: tuple[Fault, ...]
+    warnings: tuple[str, ...]
+    genie: GenieVerdict | None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether nobody refuses it."""
+        return not self.ours and (self.genie is None or not self.genie.faults)
+
+    @property
+    def config(self) -> ConfigModel | None:
+        """The configuration, if our model takes it."""
+        if self.ours:
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GenieConfigWarning)
+            return self.kind.model.from_file(self.path)
+
+
+def kind_of(text: bytes, path: str) -> ConfigKind:
+    """Tell the kind of a configuration by its outermost keys.
+
+    Raises:
+        GenieConfigError: it is no JSON object, or of no kind.
+    """
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GenieConfigError(path, f"it is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise GenieConfigError(path, "it is no JSON object")
+    for kind in KINDS:
+        if not values.keys().isdisjoint(kind.keys):
+            return kind
+    known = [key for kind in KINDS for key in kind.keys]
+    near = [match for key in values for match in get_close_matches(key, known, 1)]
+    hint = f": did you mean {near[0]}?" if near else f" (one of {', '.join(known)} tells it)"
+    raise GenieConfigError(path, f"its kind cannot be told{hint}")
+
+
+def judge_files(paths: Sequence[Path], *, ask: bool = True) -> list[Judgement]:
+    """Let our models and Genie judge files.
+
+    Args:
+        paths: of the files, of any kinds.
+        ask: Genie too.
+
+    Raises:
+        GenieConfigError: a file cannot be read, or its kind cannot be told.
+        ToolchainMissingError: there is no Genie on this machine.
+        ToolchainError: Genie cannot be asked.
+    """
+    texts = [read_config(path) for path in paths]
+    kinds = [kind_of(text, str(path)) for text, path in zip(texts, paths, strict=True)]
+    asked = [index for index, kind in enumerate(kinds) if ask and kind.genie is not None]
+    verdicts = (
+        ask_genie([(function, texts[i]) for i in asked if (function := kinds[i].genie)])
+        if asked
+        else []
+    )
+    by_index = dict(zip(asked, verdicts, strict=True))
+    found = []
+    for index, (path, kind, text) in enumerate(zip(paths, kinds, texts, strict=True)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", GenieConfigWarning)
+            ours = kind.model.faults_of(text)
+        said = tuple(dict.fromkeys(str(each.message) for each in caught))
+        found.append(Judgement(path, kind, ours, said, by_index.get(index)))
+    return found

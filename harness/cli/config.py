@@ -1,0 +1,127 @@
+"""`qnnfarm config`: judges Genie configurations, and the files beside them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli.arguments import Json
+from harness.console import answers, print_json
+from harness.errors import WrongUseError
+from harness.exit_codes import BAD
+
+if TYPE_CHECKING:
+    from buildlib.container.genie_files import Judgement
+    from buildlib.container.genie_limits import Limit
+    from buildlib.validation import Fault
+
+app = typer.Typer(help="Genie configurations: check them.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `check` a command of its own: typer drops the only name of a group."""
+
+
+@app.command("check")
+def check(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Configuration files of any kind, or containers, whose configurations are meant.",
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """Ask our models and libGenie's own parser what they think of configuration files.
+
+    Dialogs, text-to-embedding models, engines, samplers, profiles and accuracy are judged by both;
+    HTP backend extensions by our models alone, since Genie has no parser for them. Nothing is run,
+    and no file that a configuration names has to be there.
+    """
+    from buildlib.container.genie_files import judge_files
+    from buildlib.errors import ToolchainMissingError
+
+    paths = [path for file in files for path in _configurations(file)]
+    missing = None
+    try:
+        found = judge_files(paths)
+    except ToolchainMissingError as error:
+        missing = error
+        found = judge_files(paths, ask=False)
+    if json:
+        print_json([_as_json(each) for each in found])
+    else:
+        for each in found:
+            _show(each)
+    if not all(each.accepted for each in found):
+        raise typer.Exit(BAD)
+    if missing is not None:
+        raise missing
+
+
+def _configurations(path: Path) -> list[Path]:
+    from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG
+
+    if not path.is_dir():
+        return [path]
+    inside = [path / name for name in (GENIE_CONFIG, HTP_CONFIG) if (path / name).is_file()]
+    if not inside:
+        raise WrongUseError(f"{path} holds neither {GENIE_CONFIG} nor {HTP_CONFIG}")
+    return inside
+
+
+def _show(judged: "Judgement") -> None:
+    console = answers()
+    console.print(f"{judged.path}: {judged.kind.name}", style="bold")
+    _show_verdict("our models", judged.ours)
+    if judged.genie is None:
+        why = "was not asked" if judged.kind.genie else "has no parser for this kind"
+        console.print(f"  libGenie {why}")
+    else:
+        _show_verdict("libGenie", judged.genie.faults)
+    for warning in judged.warnings:
+        console.print(f"  warning: {warning}", style="yellow")
+    for limit in _limits(judged):
+        console.print(f"  not on the emulator: {limit}", style="yellow")
+
+
+def _show_verdict(who: str, faults: "tuple[Fault, ...]") -> None:
+    console = answers()
+    if not faults:
+        verb = "accept" if who.endswith("s") else "accepts"
+        console.print(f"  {who} {verb} it", style="green")
+        return
+    verb = "refuse" if who.endswith("s") else "refuses"
+    console.print(f"  {who} {verb} it", style="red")
+    for fault in faults:
+        console.print(f"    {fault}")
+
+
+def _limits(judged: "Judgement") -> "list[Limit]":
+    from buildlib.container.genie_config import GenieConfig
+    from buildlib.container.genie_limits import find_limits
+
+    config = judged.config
+    return find_limits(config, emulator=True) if isinstance(config, GenieConfig) else []
+
+
+def _as_json(judged: "Judgement") -> dict[str, Any]:
+    return {
+        "file": str(judged.path),
+        "kind": judged.kind.name,
+        "accepted": judged.accepted,
+        "ours": _verdict(judged.ours),
+        "genie": None if judged.genie is None else _verdict(judged.genie.faults),
+        "warnings": list(judged.warnings),
+        "not_on_emulator": [
+            {"pointer": limit.pointer, "feature": limit.feature, "reason": limit.reason}
+            for limit in _limits(judged)
+        ],
+    }
+
+
+def _verdict(faults: "tuple[Fault, ...]") -> dict[str, Any]:
+    rows = [{"pointer": fault.pointer, "reason": fault.reason} for fault in faults]
+    return {"accepts": not faults, "faults": rows}

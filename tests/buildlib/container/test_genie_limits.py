@@ -1,0 +1,45 @@
+"""What cannot run is found by its JSON pointer before anything runs."""
+
+import pytest
+
+from buildlib.container.genie_config import GenieConfig
+from buildlib.container.genie_limits import find_limits
+from tests.buildlib.container.genie_configurations import configurations
+
+ON_EMULATOR = {
+    "dialog kv-share": ["/dialog/type", "/dialog/engine/1/backend/type"],
+    "QnnHtp spill-fill-bufsize": ["/dialog/engine/backend/QnnHtp/spill-fill-bufsize"],
+    "QnnHtp direct-io": ["/dialog/engine/backend/QnnHtp/direct-io"],
+    "QnnHtp shared-engine": ["/dialog/engine/backend/QnnHtp/shared-engine"],
+    "QnnHtp kv-update-method NATIVE_KV": ["/dialog/engine/backend/QnnHtp/kv-update-method"],
+    "QnnHtp enable-graph-switching": ["/dialog/engine/backend/QnnHtp/enable-graph-switching"],
+    "longcontext keydiff": ["/dialog/engine/longcontext"],
+    "LoRA bin-sections": ["/dialog/engine/model/binary/lora"],
+    "QnnGpu": ["/dialog/engine/backend/type"],
+    "QnnGenAiTransformer": ["/dialog/engine/backend/type"],
+    "dialog basic": [],
+    "LoRA v1": [],
+    "longcontext sliding-window": [],
+}
+
+
+@pytest.mark.parametrize("name", ON_EMULATOR)
+def test_limits_of_the_emulator(name: str) -> None:
+    (values,) = (each.values for each in configurations() if each.name == name)
+    config = GenieConfig.model_validate(values)
+    assert [limit.pointer for limit in find_limits(config, emulator=True)] == ON_EMULATOR[name]
+
+
+def test_a_phone_lacks_libraries_alone() -> None:
+    limited = {
+        each.name
+        for each in configurations()
+        if "dialog" in each.values
+        and find_limits(GenieConfig.model_validate(each.values), emulator=False)
+    }
+    assert limited == {
+        "QnnGpu",
+        "QnnGenAiTransformer",
+        "LoRA QnnGenAiTransformer",
+        "dialog kv-share",
+    }

@@ -1,0 +1,36 @@
+"""`qnnfarm config check` says who refuses what, and where."""
+
+import json
+from pathlib import Path
+
+from harness.exit_codes import BAD, GOOD, NO_ANSWER
+from tests.buildlib.container.genie_configurations import DIALOG, HTP, changed
+from tests.harness.cli.conftest import Run
+
+
+def test_files_of_several_kinds(qnnfarm: Run, tmp_path: Path, tiny_bundle: Path) -> None:
+    odd = tmp_path / "dialog.json"
+    odd.write_text(json.dumps(changed(DIALOG, **{f"{HTP}/pol": True})))
+    greedy = tmp_path / "sampler.json"
+    greedy.write_text('{"sampler": {"version": 1, "greedy": true, "top-k": 40}}')
+
+    good = qnnfarm("config", "check", greedy, tiny_bundle)
+    assert good.returncode == GOOD
+    assert "read as top-k: 1" in good.stdout
+    assert "libGenie has no parser" in good.stdout  # for the HTP backend extensions
+
+    bad = qnnfarm("config", "check", "--json", odd, greedy)
+    assert bad.returncode == BAD
+    dialog, sampler = json.loads(bad.stdout)
+    place = f"/{HTP}/pol"
+    hint = "there is no such key: did you mean poll?"
+    assert dialog["ours"] == {"accepts": False, "faults": [{"pointer": place, "reason": hint}]}
+    assert [fault["pointer"] for fault in dialog["genie"]["faults"]] == [place]
+    assert sampler["accepted"]
+
+
+def test_what_cannot_be_judged(qnnfarm: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"dialgo": {}}')
+    done = qnnfarm("config", "check", tmp_path / "a.json")
+    assert done.returncode == NO_ANSWER
+    assert "did you mean dialog?" in done.stderr
