@@ -91,7 +91,15 @@ def _show_cells(plan_run: "PlanRun", *, as_json: bool) -> None:
     answers().print(f"{pluralize(len(cells), 'cell')}, {plan_run.done_before} done")
 
 
+def _failed_runs(plan_run: "PlanRun", summary: "Summary") -> dict[str, str]:
+    """The stored runs of the failed cells, by the cell's key."""
+    failed = [outcome.cell for outcome in summary.outcomes if outcome.status == "failed"]
+    runs = ((cell.key, plan_run.runner and plan_run.runner.failed_run(cell)) for cell in failed)
+    return {key: run.id for key, run in runs if run is not None}
+
+
 def _document(plan_run: "PlanRun", summary: "Summary") -> dict[str, object]:
+    failed = _failed_runs(plan_run, summary)
     return {
         "plan": plan_run.plan.name,
         "campaign": plan_run.journal.plan_run_id,
@@ -103,7 +111,10 @@ def _document(plan_run: "PlanRun", summary: "Summary") -> dict[str, object]:
         "failed": summary.count("failed"),
         "left": summary.count("left") + summary.count("interrupted"),
         "logs": plan_run.logs and str(plan_run.logs),
-        "cells": [outcome.as_mapping() for outcome in summary.outcomes],
+        "cells": [
+            {**outcome.as_mapping(), "failed_run": failed.get(outcome.cell.key)}
+            for outcome in summary.outcomes
+        ],
     }
 
 
@@ -127,6 +138,11 @@ def _show(plan_run: "PlanRun", summary: "Summary") -> None:
     console.print(f"{summary}{stored}")
     if any(outcome.result.emulator for outcome in summary.outcomes):
         console.print(EMULATOR)
+    failed = _failed_runs(plan_run, summary)
+    if failed:
+        run_id = next(iter(failed.values()))
+        shown = f"qnnfarm results show {run_id} --db {plan_run.location} --save FOLDER"
+        console.print(f"logs of failed cells: {shown}", soft_wrap=True)
     if summary.count("failed") and plan_run.logs is not None:
         console.print(f"logs of the devices during failed tries: {plan_run.logs}")
     if left or summary.count("failed"):

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from harness.plans.outcome import CellResult
 from harness.plans.protocols import LeasedDevice
 from harness.pool.lease import LeasedDevice as PoolDevice
 from harness.results.lazy_store import LazyResultsStore
-from harness.results.records import Run
+from harness.results.records import Run, RunStatus, now
 from harness.results.store import RunFilter
 from harness.telemetry.conditions import Conditions
 from harness.telemetry.device_log import read_device_log
@@ -59,7 +60,7 @@ class DeviceCellRunner:
         runner_timeout_s: for one process of the runner on a device.
         conditions: that benchmarks wait for; `None` measures devices as they are.
         telemetry_hz: samples a second while a device generates; `None` for no telemetry.
-        logs: folder for the devices' logs of failed tries; `None` keeps none.
+        logs: folder for the devices' logs of failed tries that store no run; `None` keeps none.
     """
 
     store: LazyResultsStore
@@ -74,11 +75,12 @@ class DeviceCellRunner:
 
     def run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
         """See `CellRunner`."""
-        start = time.monotonic()
+        start, began = time.monotonic(), now()
         try:
             return self._run(cell, device, cancel)
         except HarnessError as error:
-            if not (error.loses_device or error.failure_class is FailureClass.USE):
+            lost = error.loses_device or error.failure_class is FailureClass.USE
+            if not (lost or self.failed_run(cell, since=began)):  # a stored run has its logs
                 with cancel.shield():
                     self._keep_logs(cell, device, time.monotonic() - start, error)
             raise
@@ -115,7 +117,7 @@ class DeviceCellRunner:
             device.dirty = True  # what a command leaves running ends with the lease
         try:
             with cancel.on_cancel(lambda: _end_processes(device)):
-                result = cell.workload.run(session, self._recording(cell, session))
+                result = cell.workload.run(session, self._recording(cell, session, cancel))
         finally:
             with cancel.shield():
                 session.close()
@@ -134,12 +136,17 @@ class DeviceCellRunner:
         runs = [run for run in self._stored_runs(cell) if run.session == cell.session]
         return _cell_result(stored_result(runs[-1])) if runs else None
 
+    def failed_run(self, cell: Cell, *, since: datetime | None = None) -> Run | None:
+        """Return the run of the cell's newest failed try, if it was stored."""
+        runs = self._stored_runs(cell, "failed", since)
+        return next((run for run in reversed(runs) if run.session == cell.session), None)
+
     @property
     def has_results(self) -> bool:
         """Whether there is a database."""
         return self.store.existing is not None
 
-    def _recording(self, cell: Cell, session: Session) -> Recording:
+    def _recording(self, cell: Cell, session: Session, cancel: CancelToken) -> Recording:
         first: Run | None = None
         for run in self._stored_runs(cell):
             device = session.properties
@@ -154,13 +161,16 @@ class DeviceCellRunner:
             first,
             labels=self.labels,
             plan=self.plan,
+            shield=cancel.shield,
         )
 
-    def _stored_runs(self, cell: Cell) -> tuple[Run, ...]:
+    def _stored_runs(
+        self, cell: Cell, status: RunStatus = "done", since: datetime | None = None
+    ) -> tuple[Run, ...]:
         store = self.store.existing
         if store is None or not cell.workload.needs_container:
             return ()
-        return store.list_runs(RunFilter(status="done", group_id=self.group_id(cell)))
+        return store.list_runs(RunFilter(status=status, group_id=self.group_id(cell), since=since))
 
 
 def _end_processes(device: LeasedDevice) -> None:

@@ -1,6 +1,7 @@
 """The `Workload` protocol, and what its variants share."""
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -10,7 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.container.container import GenAIContainer
 from buildlib.validation import first_fault
-from harness.errors import DeviceError, HarnessError, OutputCheckError, WrongUseError, one_line
+from harness.errors import (
+    DeviceError,
+    FailureClass,
+    HarnessError,
+    OutputCheckError,
+    WrongUseError,
+    one_line,
+)
 from harness.results.identity import describe_scored
 from harness.results.metrics import METRICS
 from harness.results.records import OutputCheck, Run, RunKind, new_run_id
@@ -19,6 +27,7 @@ from harness.results.stats import summarise
 from harness.results.store import ResultsStore, RunRecorder
 from harness.results.timeline import TRACES, pack_traces
 from harness.runtimes.base import GenerationResult
+from harness.telemetry.device_log import read_device_log
 from harness.workloads.session import Session
 
 NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\Z")]
@@ -56,6 +65,7 @@ class Recording:
         first: the group's first session of the same container, whose text a benchmark must repeat.
         labels: the user's own keys and values.
         plan: name of the plan.
+        shield: lets the logs of a failure be read though its cell was cancelled.
     """
 
     open_store: Callable[[], ResultsStore] | None = None
@@ -65,6 +75,7 @@ class Recording:
     first: Run | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     plan: str | None = None
+    shield: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def store(self) -> ResultsStore:
@@ -91,17 +102,17 @@ class Recording:
             provenance=provenance,
             workload=workload,
         )
+        began = time.monotonic()
         with self.store.recording(run) as recorder:
-            recorder.add_library_versions(session.runtime.versions())
-            sha256 = session.runtime.sha256_of(workload.runner)
-            if sha256 is not None:
-                recorder.set_runner_sha256(sha256)
             try:
+                recorder.add_library_versions(session.runtime.versions())
+                sha256 = session.runtime.sha256_of(workload.runner)
+                if sha256 is not None:
+                    recorder.set_runner_sha256(sha256)
                 yield recorder
             except HarnessError as error:
-                if not error.loses_device:
-                    with suppress(HarnessError):  # the failure is what counts
-                        _keep_log(session, recorder)
+                with self.shield(), suppress(HarnessError):  # the failure is what counts
+                    _keep_evidence(session, recorder, error, time.monotonic() - began)
                 raise
             sessions = session.count.highest
             if sessions is not None:
@@ -117,6 +128,18 @@ class Recording:
     def stored_run(self, recorder: RunRecorder | None) -> Run | None:
         """Read back the run of an ended recording."""
         return None if recorder is None else self.store.get_run(recorder.run.id)
+
+
+def _keep_evidence(
+    session: Session, recorder: RunRecorder, error: HarnessError, seconds: float
+) -> None:
+    """Keep what the runner and the device logged until a failure."""
+    if error.loses_device:
+        return
+    _keep_log(session, recorder)
+    if error.failure_class is not FailureClass.USE:
+        for name, text in read_device_log(session.device, seconds).items():
+            recorder.add_artifact(f"{name}.txt", text.encode(errors="replace"), "log")
 
 
 def _keep_log(session: Session, recorder: RunRecorder) -> None:

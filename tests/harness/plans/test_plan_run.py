@@ -147,6 +147,11 @@ def test_a_matrix_of_all_kinds_of_work_is_measured(
     assert "prefill_tokens_per_s" in cells["tiny/phone/bench#1"]["values"]  # type: ignore[operator]
     with ResultsStore.open(lab.db, create=False) as store:
         runs = store.list_runs(RunFilter())
+        (failed,) = (run for run in runs if run.status == "failed")
+        kept = {artifact.name for artifact in store.artifacts(failed.id)}
+    assert kept >= {"run.log", "dmesg.txt", "profiles.jsonl"}
+    assert cells["tiny/phone/wrong"]["failed_run"] == failed.id
+    assert answer["logs"] is None  # they are kept with the run
     assert sorted(run.status for run in runs) == ["done"] * 4 + ["failed"]
     bench = [run for run in runs if run.kind == "bench"]
     assert len({run.group_id for run in bench}) == 1
