@@ -20,9 +20,9 @@ test:
 fuzz:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/fuzz
 
-# Writers of results, killed at a hundred random moments on each engine.
+# Writers of results on each engine, `qnnfarm run` and `qnnfarm nightly`, each killed at a hundred random moments.
 kills:
-	$(PYTHON) -m pytest -n 0 -m slow tests/harness/results/test_killed_writers.py
+	$(PYTHON) -m pytest -n 0 -s -m slow tests/harness/results/test_killed_writers.py tests/harness/plans/test_killed_runs.py
 
 # Hundreds of faults over pushes, runs and leases; `QNNFARM_CHAOS_SEED=7 make chaos` for others.
 chaos:

@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import IO
 
 import harness.cli
 
@@ -41,10 +43,7 @@ def qnnfarm(
             timeout=timeout_s,
         )  # fmt: skip
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        streams = [f"/proc/{os.getpid()}/fd/{stream.fileno()}" for stream in (out, err)]
-        folder = str(cwd or Path.cwd())
-        process = _CONTEXT.Process(target=_run, args=(words, folder, variables, streams))
-        process.start()
+        process = start(words, cwd=cwd or Path.cwd(), env=variables, streams=(out, err))
         process.join(timeout_s)
         if process.is_alive():
             process.kill()
@@ -57,6 +56,16 @@ def qnnfarm(
         status = process.exitcode
         process.close()
     return subprocess.CompletedProcess(words, status or 0, *texts)
+
+
+def start(
+    words: Sequence[str], *, cwd: Path, env: Mapping[str, str], streams: tuple[IO[bytes], IO[bytes]]
+) -> BaseProcess:
+    """Start `qnnfarm WORD...`, with files for its output and its errors."""
+    paths = [f"/proc/{os.getpid()}/fd/{stream.fileno()}" for stream in streams]
+    process = _CONTEXT.Process(target=_run, args=(list(words), str(cwd), dict(env), paths))
+    process.start()
+    return process
 
 
 def _run(words: list[str], folder: str, variables: dict[str, str], streams: list[str]) -> None:
