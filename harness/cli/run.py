@@ -93,8 +93,11 @@ def _show_cells(plan_run: "PlanRun", *, as_json: bool) -> None:
 
 def _failed_runs(plan_run: "PlanRun", summary: "Summary") -> dict[str, str]:
     """The stored runs of the failed cells, by the cell's key."""
+    runner = plan_run.runner
+    if runner is None:
+        return {}
     failed = [outcome.cell for outcome in summary.outcomes if outcome.status == "failed"]
-    runs = ((cell.key, plan_run.runner and plan_run.runner.failed_run(cell)) for cell in failed)
+    runs = ((cell.key, runner.failed_run(cell)) for cell in failed)
     return {key: run.id for key, run in runs if run is not None}
 
 
