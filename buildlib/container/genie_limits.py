@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_engine import Engine
+from buildlib.container.text_embedding import Configuration, TextEmbeddingConfig
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Limit:
 
 
 _HTP = "/backend/QnnHtp"
+_SPILL, _DIRECT = "spill-fill-bufsize above 0", "direct-io"
 _NO_LIBRARY = "needs a library that is not put on devices"
 
 
@@ -89,25 +90,42 @@ _EVERYWHERE: Mapping[str, tuple[str, _Find]] = MappingProxyType(
 )
 _ON_EMULATOR: Mapping[str, tuple[str, _Find]] = MappingProxyType(
     {
-        "spill-fill-bufsize above 0": ("fails on the emulator (5010)", _spills),
+        _SPILL: ("fails on the emulator (5010)", _spills),
         "graph switching": ("fails on the emulator (1000)", _switches),
-        "direct-io": ("fails on the emulator, which has no UDMA", _reads_directly),
+        _DIRECT: ("fails on the emulator, which has no UDMA", _reads_directly),
         "shared-engine": ("ends the emulator (SIGSEGV)", _shares),
         "NATIVE_KV": ("gives another text on the emulator", _has_native_kv),
         "keydiff": ("needs a scoring network, which nothing here builds", _scores),
         "LoRA of bin-sections": ("needs sections, which nothing here builds", _updates_binaries),
     }
 )
+
+
+def _encoder_limits(config: TextEmbeddingConfig, *, emulator: bool) -> Iterator[Limit]:
+    backend = config.embedding.engine.backend
+    if backend.type != "QnnHtp":
+        yield Limit("/embedding/engine/backend/type", backend.type, _NO_LIBRARY)
+    if emulator and backend.qnn_htp is not None:
+        for feature, key, used in (
+            (_SPILL, "spill-fill-bufsize", backend.qnn_htp.spill_fill_bufsize > 0),
+            (_DIRECT, "direct-io", backend.qnn_htp.direct_io),
+        ):
+            if used:
+                yield Limit(f"/embedding/engine{_HTP}/{key}", feature, _ON_EMULATOR[feature][0])
+
+
 _KV_SHARE = "kv-share", "hands its KV cache to QnnGenAiTransformer; the emulator refuses it (-6)"
 
 
-def find_limits(config: GenieConfig, *, emulator: bool) -> list[Limit]:
+def find_limits(config: Configuration, *, emulator: bool) -> list[Limit]:
     """Return the parts of a configuration that cannot run; none if it can.
 
     Args:
         config: the configuration.
         emulator: on the HTP emulator, which lacks more than a device.
     """
+    if isinstance(config, TextEmbeddingConfig):
+        return list(_encoder_limits(config, emulator=emulator))
     found = []
     if emulator and config.dialog.type == "kv-share":
         found.append(Limit("/dialog/type", *_KV_SHARE))

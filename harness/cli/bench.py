@@ -87,13 +87,13 @@ def bench(
     Lists of tokens and several containers give every combination. Each session begins with a device
     prepared afresh. The output is checked: a speed with a wrong output is a failed run.
     """
-    from buildlib.container.container import GenAIContainer
     from harness.cli.bench_options import (
         bench_workload,
         conditioning,
         open_series,
         parse_labels,
     )
+    from harness.runtimes.files import open_container
 
     if json and output is not None:
         raise WrongUseError("--json goes without -o: `-o json` is llama-bench's")
@@ -108,7 +108,7 @@ def bench(
     ]  # fmt: skip
     labels = parse_labels(label)
     prepare = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
-    containers = [GenAIContainer.load(folder) for folder in container_dirs]
+    containers = [open_container(folder) for folder in container_dirs]
     for container in containers:
         for workload in workloads:
             workload.check(container)

@@ -79,7 +79,6 @@ def compare(
 
     Exits 1 where B is slower, or where a container answers wrongly; 2 where there is no verdict.
     """
-    from buildlib.container.container import GenAIContainer
     from harness.cli.bench_options import (
         bench_workload,
         conditioning,
@@ -92,6 +91,7 @@ def compare(
         check_pairs,
         min_pairs,
     )
+    from harness.runtimes.files import open_container
 
     quality = QualityOptions(max_perplexity, perplexity_text, perplexity_windows, reference)
     workload = bench_workload(
@@ -102,7 +102,7 @@ def compare(
     check_pairs(pairs, len(metrics))
     labels = parse_labels(label)
     prepare = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
-    containers = GenAIContainer.load(a), GenAIContainer.load(b)
+    containers = open_container(a), open_container(b)
     for container in containers:
         workload.check(container)
     with open_series(

@@ -102,9 +102,12 @@ def _show_verdict(who: str, faults: "tuple[Fault, ...]") -> None:
 def _limits(judged: "Judgement") -> "list[Limit]":
     from buildlib.container.genie_config import GenieConfig
     from buildlib.container.genie_limits import find_limits
+    from buildlib.container.text_embedding import TextEmbeddingConfig
 
     config = judged.config
-    return find_limits(config, emulator=True) if isinstance(config, GenieConfig) else []
+    if not isinstance(config, GenieConfig | TextEmbeddingConfig):
+        return []
+    return find_limits(config, emulator=True)
 
 
 def _as_json(judged: "Judgement") -> dict[str, Any]:

@@ -181,12 +181,11 @@ def open_session(
         PoolError: the pool cannot be used.
         HarnessError: no device, or one that cannot run the container.
     """
-    from buildlib.container.container import GenAIContainer
     from harness.cli.progress import deploy_progress
-    from harness.runtimes.files import target_of
+    from harness.runtimes.files import open_container, target_of
     from harness.workloads.session import Session, SessionOptions
 
-    container = GenAIContainer.load(container_dir)
+    container = open_container(container_dir)
     options = SessionOptions(shown=deploy_progress, log_level=log_level, trace=trace)
     purpose = f"running {container.metadata.model.name}"
     with (

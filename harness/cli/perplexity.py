@@ -117,13 +117,13 @@ def _references(
     """Compute references on the host, by metric, before a device is leased."""
     if checkpoint is None:
         return {}
-    from buildlib.container.container import GenAIContainer
     from harness.results.perplexity import PERPLEXITY_FLOAT
     from harness.runtimes.context_limit import ContextLimit
+    from harness.runtimes.files import open_container
     from harness.runtimes.perplexity import cut_windows
     from harness.workloads.perplexity import float_perplexity
 
-    container = GenAIContainer.load(container_dir)
+    container = open_container(container_dir)
     limit = ContextLimit.of_draft(container) if role == "draft" else ContextLimit.of(container)
     windows = cut_windows(text, container.files["tokenizer.json"], limit, most)
     print_remark(f"scoring {pluralize(len(windows), 'window')} in float on this host")

@@ -3,6 +3,7 @@
     HarnessError
       WrongUseError            an option or argument that cannot be used
       HostFileError            a file of this host that cannot be read or written
+      ConfigurationLimitError  a Genie configuration that its target cannot run
       RuntimeChoiceError       no runtime fits the container and the device
       GenieMissingError        this machine lacks Genie's libraries
       LibrariesFetchError

@@ -69,6 +69,18 @@ class RuntimeChoiceError(HarnessError):
     template = "cannot run on {device}: {reason}"
 
 
+class ConfigurationLimitError(HarnessError):
+    """A container's configuration asks for what its target, or no target here, can do.
+
+    Attributes:
+        reason: each such part, by its JSON pointer.
+    """
+
+    container: str
+    reason: str
+    template = "{container} cannot run: {reason}"
+
+
 class GenieMissingError(HarnessError):
     """This machine has no Genie, or not all of it, for devices of a kind.
 

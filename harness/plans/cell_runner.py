@@ -22,6 +22,7 @@ from harness.pool.lease import LeasedDevice as PoolDevice
 from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import Run, RunStatus, now
 from harness.results.store import RunFilter
+from harness.runtimes.files import open_container
 from harness.telemetry.conditions import Conditions
 from harness.telemetry.device_log import read_device_log
 from harness.workloads.base import Recording, WorkloadResult, stored_result
@@ -42,10 +43,11 @@ class ContainerCache:
 
         Raises:
             BuildError: it is incomplete.
+            ConfigurationLimitError: it cannot run anywhere.
         """
         with self._lock:
             if path not in self._containers:
-                self._containers[path] = GenAIContainer.load(path)
+                self._containers[path] = open_container(path)
             return self._containers[path]
 
 

@@ -111,15 +111,16 @@ def _fail(error: Exception) -> NoReturn:
 @pytest.fixture
 def container(request: pytest.FixtureRequest) -> "GenAIContainer":
     """The container given by `--container`; with several, the test runs once with each."""
-    from buildlib.container.container import GenAIContainer
     from buildlib.errors import BuildError
+    from harness.errors import HarnessError
+    from harness.runtimes.files import open_container
 
     folder: Path | None = getattr(request, "param", None)
     if folder is None:
         pytest.skip("no container: give one with --container DIR")
     try:
-        return GenAIContainer.load(folder)
-    except BuildError as error:
+        return open_container(folder)
+    except (BuildError, HarnessError) as error:
         _fail(error)
 
 

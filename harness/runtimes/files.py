@@ -5,10 +5,11 @@ from importlib import resources
 from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_limits import find_limits
 from buildlib.targets import Target, parse_target
 from harness.deploy.deployment import DeployFile
 from harness.devices.base import DeviceProperties
-from harness.errors import RuntimeChoiceError
+from harness.errors import ConfigurationLimitError, RuntimeChoiceError
 from harness.runtimes.libraries.base import GenieLibraries
 
 _RUNNER_FILES = (
@@ -19,12 +20,37 @@ _EMULATOR_ABI = "x86_64"
 _HARDWARE_ABIS = ("arm64-v8a", "aarch64")  # Android's and Linux's name for one thing
 
 
+def open_container(folder: Path) -> GenAIContainer:
+    """Load a container that is to run, before any device is asked for.
+
+    Raises:
+        BuildError: it is incomplete.
+        ConfigurationLimitError: it cannot run anywhere.
+    """
+    container = GenAIContainer.load(folder)
+    check_limits(container)
+    return container
+
+
+def check_limits(container: GenAIContainer) -> None:
+    """Refuse a configuration that its target cannot run, though Genie's parser takes it.
+
+    Raises:
+        ConfigurationLimitError: such a part is in it.
+    """
+    limits = find_limits(container.configuration, emulator=target_of(container).emulator)
+    if limits:
+        raise ConfigurationLimitError(str(container.path), "; ".join(map(str, limits)))
+
+
 def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
     """Refuse a container that was compiled for something else: loading it has no defined result.
 
     Raises:
+        ConfigurationLimitError: as `check_limits`.
         RuntimeChoiceError: another ABI, or another Hexagon architecture than the device's.
     """
+    check_limits(container)
     target = target_of(container)
     abis = (_EMULATOR_ABI,) if target.emulator else _HARDWARE_ABIS
     if device.abi not in abis:

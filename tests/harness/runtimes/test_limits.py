@@ -1,0 +1,49 @@
+"""A configuration that cannot run is refused before a device is asked for."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_config import GenieConfig
+from buildlib.container.writer import ContainerContents, write_container
+from buildlib.targets import parse_target
+from harness.errors import ConfigurationLimitError
+from harness.exit_codes import NO_ANSWER
+from harness.runtimes.files import open_container
+from tests import command_line
+
+
+@pytest.fixture
+def direct(tiny_bundle: Path, tmp_path: Path) -> Path:
+    """The reference model's container, with a configuration that asks for direct-io."""
+    plain = GenAIContainer.load(tiny_bundle)
+    values = json.loads(plain.genie_config.to_json())
+    values["dialog"]["engine"]["backend"]["QnnHtp"]["direct-io"] = True
+    contents = ContainerContents(
+        target=parse_target(plain.metadata.target.name),
+        model=plain.metadata.model,
+        graphs=plain.metadata.graphs,
+        genie_config=GenieConfig.model_validate(values),
+        htp_config=plain.htp_config,
+        tokenizer=plain.files["tokenizer.json"],
+        binaries={name: plain.files[name] for name in plain.genie_config.ctx_bins},
+        toolchain=plain.metadata.toolchain,
+        options=plain.metadata.options,
+    )
+    return write_container(contents, tmp_path / "direct").path
+
+
+def test_it_is_refused_by_its_pointer(direct: Path) -> None:
+    with pytest.raises(ConfigurationLimitError, match="/dialog/engine/backend/QnnHtp/direct-io"):
+        open_container(direct)
+    done = command_line.qnnfarm(
+        "generate", direct, "--prompt", "In", "--device", "virtual:none", cwd=direct
+    )
+    assert done.returncode == NO_ANSWER
+    assert "direct-io fails on the emulator" in done.stderr  # and nobody looked for the device
+
+
+def test_others_are_opened(tiny_bundle: Path) -> None:
+    assert open_container(tiny_bundle).path == tiny_bundle
