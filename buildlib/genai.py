@@ -15,13 +15,14 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
+from buildlib.cache.layout import is_model_name
 from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.container.container import GenAIContainer
 from buildlib.encoder.builder import encodes_text, plan_encoder
 from buildlib.errors import InvalidOptionError, UnknownOptionError
 from buildlib.paths import absolute_user_path, default_cache_root, user_path
 from buildlib.pipeline.build import Build, Sources
-from buildlib.pipeline.options import ConversionConfig, ModelTransformerConfig
+from buildlib.pipeline.options import ConversionConfig, MhaConfig, ModelTransformerConfig
 from buildlib.pipeline.plan import Additions, BuildPlan
 from buildlib.pipeline.runner import OnStage
 from buildlib.pipeline.scheduler import default_workers
@@ -31,6 +32,7 @@ from buildlib.pipeline.sources import (
     SourceFiles,
     architecture_of,
     attached_source,
+    check_start_points,
     find_source,
     layers_of,
     positions_of,
@@ -42,6 +44,8 @@ from buildlib.toolchains.htp_extensions import HtpConfigHelper
 GRAPH_OPTIONS = "graphs."
 """Compilation options of single graphs; all others are of a whole binary or build."""
 
+
+_MHA_OPTIONS = "mha2sha."
 
 COMPILATION_SECTIONS = frozenset({"context", "devices", "graphs", "groupContext", "memory"})
 
@@ -379,24 +383,32 @@ class GenAIBuilderHTP:
             model_path: the ONNX, or its folder; configuration and tokenizer are those of this
                 builder.
             encodings_path: in place of the encodings beside the ONNX.
-            name: for messages; by default `ar{arn}`.
+            name: of the child, and of the folder of its stages below the cache's root; by default
+                `attached_ar{arn}`.
 
         Returns:
-            A builder that inherits everything from this one, and may set `graphs.*` alone.
+            A builder that inherits everything from this one, and may set `graphs.*` and
+            `mha2sha.*` for its own graphs.
 
         Raises:
             ModelNotFoundError: there is no ONNX.
-            InvalidOptionError: the AR has a model attached already.
+            InvalidOptionError: the AR has a model attached already, or the name is taken, or can be
+                no folder's.
         """
         if arn in self._attached:
             raise InvalidOptionError("arn", f"AR {arn} has a model attached already", ())
+        name = name or f"attached_ar{arn}"
+        taken = {self._source.name, *(child.name for child in self._attached.values())}
+        if not is_model_name(name) or name in taken:
+            reason = f"{name!r} is another model's" if name in taken else f"no folder: {name!r}"
+            raise InvalidOptionError("name", reason, ())
         source = attached_source(
             absolute_user_path(model_path), self._source, _path(encodings_path)
         )
         ars = self._options.transformation.arn_cl_options.auto_regression_number
         if arn not in ars:
             self.set_transformation_options({_ARS: (*ars, arn)})
-        child = AttachedBuilder(name or f"ar{arn}", source)
+        child = AttachedBuilder(name, source)
         self._attached[arn] = child
         return child
 
@@ -404,8 +416,8 @@ class GenAIBuilderHTP:
         """Check that the attached builders have this one's options; `build()` does it too.
 
         Raises:
-            InvalidOptionError: an attached builder has set something else than `graphs.*`, or its
-                AR is not among those to build any more.
+            InvalidOptionError: an attached builder has set something else than `graphs.*` and
+                `mha2sha.*`, or its AR is not among those to build any more.
         """
         wanted = self._options.transformation.arn_cl_options
         own = self._keeps_ar or wanted.skip_ar_cl_conversion
@@ -440,6 +452,7 @@ class GenAIBuilderHTP:
                 self._cache_root,
                 self._toolchain,
             )
+        check_start_points(options.transformation.mha2sha, self._source)
         graph_options = {arn: child.graph_options for arn, child in self._attached.items()}
         plan = BuildPlan.create(
             options.transformation,
@@ -449,6 +462,11 @@ class GenAIBuilderHTP:
             self._additions(),
             keeps_ar=self._keeps_ar,
             n_layers=layers_of(self._source),
+            mha2sha={
+                arn: child.mha_config(options)
+                for arn, child in self._attached.items()
+                if child.sets_mha2sha
+            },
         )
         for config in plan.compile_configs():
             self._toolchain.check(config)
@@ -457,7 +475,9 @@ class GenAIBuilderHTP:
             raise InvalidOptionError("max_workers", f"{workers} is no number from 1 up", ())
         self._warn_of_length()
         sources = Sources(
-            self._source, {arn: child.source for arn, child in self._attached.items()}
+            self._source,
+            {arn: child.source for arn, child in self._attached.items()},
+            {arn: child.name for arn, child in self._attached.items()},
         )
         return Build(sources, plan, self._cache_root, self._toolchain, workers)
 
@@ -526,7 +546,7 @@ class GenAIBuilderHTP:
 
     def _additions(self) -> Additions:
         from buildlib.embedding.config import EmbedDatatype
-        from buildlib.speculative.config import SpeculativeConfig
+        from buildlib.speculative.config import EagletBuilderConfig, SpeculativeConfig
 
         lora, speculative = self.lora_config, self.speculative_config
         if lora is not None:
@@ -536,7 +556,8 @@ class GenAIBuilderHTP:
         if self.embedding_datatype not in known:
             reason = f"{self.embedding_datatype!r} is no type of a table"
             raise InvalidOptionError("embedding_datatype", reason, known)
-        table = self.embedding_datatype if self.prepare_embedding_lut else None
+        on_host = self.prepare_embedding_lut or isinstance(speculative, EagletBuilderConfig)
+        table = self.embedding_datatype if on_host else None
         if table and self._options.transformation.split_model.split_embedding:
             reason = "prepare_embedding_lut leaves no embedding in the graphs to split off"
             raise InvalidOptionError("split_model.split_embedding", reason, ())
@@ -555,7 +576,7 @@ class AttachedBuilder:
         self._set: dict[str, object] = {}
 
     def set_options(self, options: Mapping[str, object]) -> Self:
-        """Set options by dotted keys; those other than `graphs.*` must equal the parent's.
+        """Set options by dotted keys; only `graphs.*` and `mha2sha.*` may differ from the parent's.
 
         Raises:
             InvalidOptionError: a key that does not exist, or a value it cannot take.
@@ -574,27 +595,39 @@ class AttachedBuilder:
         """Options of these graphs alone."""
         return {key: value for key, value in self._set.items() if key.startswith(GRAPH_OPTIONS)}
 
+    @property
+    def sets_mha2sha(self) -> bool:
+        """Whether its attention is taken apart as it says itself."""
+        return any(key.startswith(_MHA_OPTIONS) for key in self._set)
+
+    def mha_config(self, parent: OptionSets) -> MhaConfig:
+        """How attention is taken apart: as the parent says where it says nothing itself."""
+        own = {key: value for key, value in self._set.items() if key.startswith(_MHA_OPTIONS)}
+        return parent.transformation.with_options(own).mha2sha
+
     def check(self, parent: OptionSets, targets: Sequence[Target]) -> None:
-        """Check that only `graphs.*` differs from the parent.
+        """Check that only `graphs.*` and `mha2sha.*` differ from the parent.
 
         Args:
             parent: its options.
             targets: the parent's, which decide the defaults.
 
         Raises:
-            InvalidOptionError: names what does.
+            InvalidOptionError: names what does, or an operator that its ONNX has not.
         """
         inherited: dict[str, object] = {}
         for target in targets:
             inherited |= parent.compile_config(target).as_options()
         inherited |= parent.as_options()
         for key, value in self._set.items():
-            if not key.startswith(GRAPH_OPTIONS) and inherited.get(key) != value:
+            own = key.startswith((GRAPH_OPTIONS, _MHA_OPTIONS))
+            if not own and inherited.get(key) != value:
                 reason = (
                     f"the attached builder {self.name} differs from its parent; "
-                    f"it may set {GRAPH_OPTIONS}* alone"
+                    f"it may set {GRAPH_OPTIONS}* and {_MHA_OPTIONS}* alone"
                 )
                 raise InvalidOptionError(key, reason, ())
+        check_start_points(self.mha_config(parent), self.source)
 
 
 def _check_type(key: str, value: object, kinds: tuple[type, ...]) -> None:

@@ -80,6 +80,7 @@ class StageCache:
         build: Callable[[Path], None],
         *,
         subject: str = "",
+        group: str | None = None,
     ) -> CacheEntry:
         """Return the entry of `key`; `build(folder)` fills an empty folder if it does not exist.
 
@@ -88,6 +89,7 @@ class StageCache:
             source: the input to name in the sidecar, for people to read.
             build: fills the given folder; its errors pass through, and leave no entry.
             subject: which graph or part this is, for people to read.
+            group: folder of the entry below the root, in place of the model's.
 
         Raises:
             CacheError: the cache cannot be read or written, or its disk is full.
@@ -95,14 +97,16 @@ class StageCache:
         """
         digest = key.digest()
         name = entry_name(key.operation, digest)
-        place = self._folder / name
+        model = group or self._model
+        place = self._root / model / name
         with _as_cache_error(place):
             resources = self._resources()
-            lock = entry_lock(self._root, self._model, name)
+            place.parent.mkdir(exist_ok=True)
+            lock = entry_lock(self._root, model, name)
             _wait_for(lock)
         try:
             with _as_cache_error(place):
-                resources.running.mark_used(self._model, name)
+                resources.running.mark_used(model, name)
                 problem = find_problem(place, resources.memo) if place.exists() else None
                 if problem is None and place.exists():
                     (place / LAST_USED).touch()
@@ -116,7 +120,7 @@ class StageCache:
                 with _as_cache_error(place):
                     write_records(scratch, key, source, resources.memo, subject=subject)
                     scratch.rename(place)
-                    sync_folder(self._folder)
+                    sync_folder(place.parent)
         finally:
             lock.release()
         if self._limit is not None:

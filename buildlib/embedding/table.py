@@ -46,7 +46,7 @@ def write_table(model_path: Path, out_path: Path, datatype: EmbedDatatype) -> Em
         encoding = encoding_of(lookup.outputs[0]) or encoding_of(table)
         grid = table_grid(datatype, encoding, *_range(table))
     with atomic_write(out_path) as file:
-        for rows in _chunks(table):
+        for rows in table_chunks(table):
             file.write((rows if grid is None else grid.quantize(rows)).tobytes())
     return EmbeddingConfig(
         embed_datatype=datatype,
@@ -57,7 +57,7 @@ def write_table(model_path: Path, out_path: Path, datatype: EmbedDatatype) -> Em
     )
 
 
-def _chunks(table: ir.Value) -> Iterator[npt.NDArray[np.float32]]:
+def table_chunks(table: ir.Value) -> Iterator[npt.NDArray[np.float32]]:
     """Rows [n, hidden] as float32, a few megabytes at a time."""
     tensor, shape = table.const_value, static_shape(table)
     assert tensor is not None  # noqa: S101  (an initializer)
@@ -82,6 +82,6 @@ def _rows(tensor: ir.TensorProtocol, first: int, count: int, width: int) -> npt.
 
 def _range(table: ir.Value) -> tuple[float, float]:
     low, high = 0.0, 0.0
-    for rows in _chunks(table):
+    for rows in table_chunks(table):
         low, high = min(low, float(rows.min())), max(high, float(rows.max()))
     return low, high

@@ -47,6 +47,25 @@ def build_llama(checkpoint: Checkpoint, shape: GraphShape) -> ir.Model:
     }
     embedding = builder.weight(checkpoint.tensors["model.embed_tokens.weight"])
     hidden = builder.op("Gather", [embedding, inputs[interface.INPUT_IDS]], "embedding", axis=0)
+    outputs = decode(builder, checkpoint, inputs, hidden)
+    return builder.model(list(inputs.values()), outputs, config.model_type)
+
+
+def decode(
+    builder: GraphBuilder, checkpoint: Checkpoint, inputs: dict[str, ir.Value], hidden: ir.Value
+) -> list[ir.Value]:
+    """Add decoder layers, final norm and output projection on hidden states [1, AR, hidden].
+
+    Args:
+        builder: gets the nodes.
+        checkpoint: with the tensors of all of them.
+        inputs: mask, rotary positions and caches by name.
+        hidden: before the first layer.
+
+    Returns:
+        The outputs: logits, then new keys and values of each layer.
+    """
+    config = checkpoint.config
     outputs: list[ir.Value] = []
     expected = expected_tensors(config)
     for layer in range(config.num_hidden_layers):
@@ -59,7 +78,7 @@ def build_llama(checkpoint: Checkpoint, shape: GraphShape) -> ir.Model:
     scores = builder.op("Gemm", [flat, head], "lm_head", transB=1)
     dims = builder.shape(1, -1, config.vocab_size)
     logits = builder.op("Reshape", [scores, dims], interface.LOGITS)
-    return builder.model(list(inputs.values()), [logits, *outputs], config.model_type)
+    return [logits, *outputs]
 
 
 def _rms_norm(

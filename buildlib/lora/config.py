@@ -1,11 +1,12 @@
 """`LoraBuilderInputConfig`: the adapters and use cases of a container."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from buildlib.error_base import one_line
 from buildlib.errors import CheckpointError, InvalidOptionError
 from buildlib.graph import interface
 from buildlib.lora.peft import ADAPTER_CONFIG
@@ -27,7 +28,7 @@ class LoraBuilderInputConfig(_Model):
     Names: `qairt.modules.lora.lora_config`, docs.qualcomm.com 80-87189-2 (`lora_tutorial`).
 
     Attributes:
-        lora_config_path: a PEFT folder, a folder of PEFT folders, or a JSON file of `LoraSet`.
+        lora_config_path: a YAML or JSON file of `LoraSet`, a PEFT folder, or a folder of those.
         create_lora_graph: add the branches; False when the ONNX has them already.
         quant_updatable_mode: whose encodings the adapters decide: those of the branches alone, or
             all, which then cover the model with and without them.
@@ -131,17 +132,28 @@ class LoraSet(_Model):
         try:
             if path.stat().st_size > _MAX_BYTES:
                 raise CheckpointError(path, f"larger than {_MAX_BYTES} bytes")
-            data = json.loads(path.read_bytes())
+            data = _parse(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise CheckpointError(path, error.strerror or "cannot be read") from error
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(path, "not valid JSON") from error
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise CheckpointError(path, f"not valid YAML ({one_line(str(error), 120)})") from error
         return _validated(path, data).with_absolute_paths(path.parent)
 
     def with_absolute_paths(self, folder: Path) -> "LoraSet":
         """A copy with paths relative to `folder` made absolute."""
         adapters = tuple(a.model_copy(update={"path": folder / a.path}) for a in self.adapters)
         return self.model_copy(update={"adapters": adapters})
+
+
+def _parse(text: str) -> object:
+    """Parse YAML, of which JSON is a part.
+
+    Raises:
+        ValueError: it has aliases, which a few bytes of can stand for any amount of data.
+    """
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+        raise ValueError("aliases are not read")
+    return yaml.safe_load(text)
 
 
 def _peft_folders(path: Path) -> list[Path]:

@@ -14,17 +14,20 @@ from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import InvalidOptionError
+from buildlib.graph.files import external_tensors, load_model
 from buildlib.graph.interface import require_shape
 from buildlib.graph.shape import GraphShape
 from buildlib.lora.config import LoraSet
 from buildlib.passes.balance import SplitEnds, choose_splits
 from buildlib.passes.split import weights_by_segment
+from buildlib.pipeline.options import SplitModelConfig
 from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.parts import Part, all_parts
 from buildlib.pipeline.plan import MAX_PART_BYTES, BuildPlan, quantized_bytes
 from buildlib.pipeline.runner import OnStage, StageRecord, StageRunner
 from buildlib.pipeline.scheduler import Task, available_memory, run_bounded
 from buildlib.pipeline.sources import CheckpointSource, ModelSource, OnnxSource
+from buildlib.pipeline.stages.add_forecast import AddForecast
 from buildlib.pipeline.stages.add_lora import AddLora
 from buildlib.pipeline.stages.arcl import ConvertShape
 from buildlib.pipeline.stages.compile_part import CompilePart
@@ -34,10 +37,12 @@ from buildlib.pipeline.stages.export import Export
 from buildlib.pipeline.stages.extract_embedding import ExtractEmbedding
 from buildlib.pipeline.stages.import_onnx import ImportOnnx
 from buildlib.pipeline.stages.package import CONTAINER, Package, PreparedModel, compose
+from buildlib.pipeline.stages.prepare_draft import GiveHiddenStates, PrepareDraft
 from buildlib.pipeline.stages.quantize_weights import QuantizeWeights
 from buildlib.pipeline.stages.transform import MULTI_HEAD, Transform
 from buildlib.quantize.grids import check_shared_caches
 from buildlib.quantize.summary import ignored_options
+from buildlib.speculative.config import DRAFT_FOLDER, EagletBuilderConfig, SsdBuilderConfig
 from buildlib.toolchains.base import Toolchain, compile_memory_bytes
 
 
@@ -79,13 +84,24 @@ class BuildOutputs:
 
 @dataclass(frozen=True)
 class Sources:
-    """The model to build, and other exports of it for single ARs."""
+    """The model to build, and other exports of it for single ARs.
+
+    Attributes:
+        names: of the builders attached for these ARs, and of the folders of their stages.
+    """
 
     main: ModelSource
     by_ar: Mapping[int, ModelSource] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
 
     def __getitem__(self, shape: GraphShape) -> ModelSource:
         return self.by_ar.get(shape.ar, self.main)
+
+    def group(self, of: GraphShape | ModelSource) -> str | None:
+        """Folder of a shape's or source's stages below the cache's root; None for the model's."""
+        if isinstance(of, GraphShape):
+            return self.names.get(of.ar)
+        return next((self.names.get(ar) for ar, one in self.by_ar.items() if one == of), None)
 
     def distinct(self) -> tuple[ModelSource, ...]:
         """Return every source once, the main one first."""
@@ -136,15 +152,19 @@ class Build:
         composition = compose(plan, main.prepared, names)  # what does not fit ends the build here
         shapes = plan.shapes
         arcl = {
-            shape: runner.run(ConvertShape(ready[self.sources[shape]].entry, shape))
+            shape: runner.run(
+                ConvertShape(ready[self.sources[shape]].entry, shape), self.sources.group(shape)
+            )
             for shape in shapes
         }
         split = {}
         for shape in shapes:
             with original_paths(self.sources[shape]):
                 options = plan.transformation
+                mha = plan.mha_config(shape)
                 split[shape] = runner.run(
-                    Transform(arcl[shape], shape, len(chain), options.split_model, options.mha2sha)
+                    Transform(arcl[shape], shape, len(chain), options.split_model, mha),
+                    self.sources.group(shape),
                 )
         tasks = [
             Task(
@@ -156,6 +176,8 @@ class Build:
         ]
         built = run_bounded(tasks, max_workers=self.max_workers, memory_bytes=available_memory())
         binaries = tuple(part.binary for part in built)
+        drafts = dict.fromkeys(main.prepared.draft, self._draft(runner, plan, main))
+        composition = composition.with_binaries(drafts)
         extras = {name: file.path for name, file in composition.extras.items()}
         hashes = hash_files(extras.values(), self.cache_root / MEMO_FILE)
         packaged = runner.run(
@@ -183,7 +205,7 @@ class Build:
             prepared=main.prepared,
             exports={s: ready[self.sources[s]].entry.folder / MODEL_FILE for s in shapes},
             float_models={s: arcl[s].folder / MODEL_FILE for s in shapes},
-            multi_head_parts=files(lambda s, part: parts_folder(split[s], plan) / part.onnx(s)),
+            multi_head_parts=files(lambda s, part: parts_folder(split[s], plan, s) / part.onnx(s)),
             float_parts=files(lambda s, part: split[s].folder / part.onnx(s)),
             qdq_parts=files(lambda s, part: part.qdq(s)),
             dlcs=files(lambda s, part: part.dlc(s)),
@@ -219,10 +241,11 @@ class Build:
     ) -> CacheEntry:
         """Bring one source into canonical form, with encodings for all of it."""
         shape, quantization = self._shape_for(source), self.plan.conversion.quantization
+        group = self.sources.group(source)
         match source:
             case OnnxSource():
-                imported = runner.run(ImportOnnx(source, files, shape))
-                return runner.run(CompleteEncodings(imported, source, quantization))
+                imported = runner.run(ImportOnnx(source, files, shape), group)
+                return runner.run(CompleteEncodings(imported, source, quantization), group)
             case CheckpointSource():
                 if shape is None:
                     key = "arn_cl_options.skip_ar_cl_conversion"
@@ -237,19 +260,30 @@ class Build:
         files: Mapping[str, str],
     ) -> "PreparedSource":
         """Add adapters, and take the embedding table out, as the plan says."""
-        entry, lora, table = export, None, None
+        entry, lora, table, group = export, None, None, self.sources.group(source)
         added = self.plan.additions
         if added.lora is not None:
             adapters = LoraSet.load(added.lora.lora_config_path)
             hashes = runner.watch.hash(adapters.files())
             entry = runner.run(
-                AddLora(entry, added.lora, adapters, hashes, source.calibration_text)
+                AddLora(entry, added.lora, adapters, hashes, source.calibration_text), group
             )
             lora = entry.folder
+        forecast = None
+        if isinstance(added.speculative, SsdBuilderConfig):
+            path = added.speculative.ssd_tensor_file
+            hashes = runner.watch.hash({path.name: path})
+            entry = runner.run(AddForecast(entry, added.speculative, hashes), group)
+            forecast = entry.folder
+        spoken = None
+        if isinstance(added.speculative, EagletBuilderConfig):
+            spoken = entry = runner.run(GiveHiddenStates(entry), group)
         if added.embedding is not None:
-            entry = runner.run(ExtractEmbedding(entry, added.embedding))
+            entry = runner.run(ExtractEmbedding(entry, added.embedding), group)
             table = entry.folder
-        return PreparedSource(entry, PreparedModel(entry.folder, lora, table), files)
+        draft = () if spoken is None else (f"{DRAFT_FOLDER}/{self._draft_binary}",)
+        prepared = PreparedModel(entry.folder, lora, table, forecast, draft)
+        return PreparedSource(entry, prepared, files, spoken)
 
     def _check_caches(self, ready: "Mapping[ModelSource, PreparedSource]") -> None:
         """Check that attached models and the main one quantize their caches alike."""
@@ -288,25 +322,50 @@ class Build:
         fitting = [shape for shape in self.plan.shapes if self.sources[shape] == source]
         return fitting[-1] if fitting else None
 
+    @property
+    def _draft_binary(self) -> str:
+        return f"{self.name}_draft.bin"
+
+    def _draft(self, runner: StageRunner, plan: BuildPlan, main: "PreparedSource") -> Path | None:
+        """Build the context binary of a draft head, at the shapes of the model."""
+        how = plan.additions.speculative
+        if not isinstance(how, EagletBuilderConfig) or main.spoken is None:
+            return None
+        path = how.draft_model_path
+        files = {Path(tensor.path) for tensor in external_tensors(load_model(path))} | {path}
+        hashes = runner.watch.hash({file.name: file for file in sorted(files)})
+        text, quantization = self.sources.main.calibration_text, plan.conversion.quantization
+        ready = runner.run(PrepareDraft(path, hashes, main.spoken, main.entry, text, quantization))
+        split = {}
+        for shape in plan.shapes:
+            arcl = runner.run(ConvertShape(ready, shape))
+            mha = plan.mha_config(shape)
+            split[shape] = runner.run(Transform(arcl, shape, 1, SplitModelConfig(), mha))
+        return self._part(runner, plan, split, Part(1, 1), self._draft_binary).binary
+
     def _part(
         self,
         runner: StageRunner,
         plan: BuildPlan,
         split: Mapping[GraphShape, CacheEntry],
         part: Part,
+        name: str | None = None,
     ) -> "BuiltPart":
         """Take one part from float ONNX to its context binary."""
         weights: dict[ModelSource, CacheEntry] = {}
         converted: dict[GraphShape, CacheEntry] = {}
         for shape in plan.shapes:
-            source = self.sources[shape]
+            source, group = self.sources[shape], self.sources.group(shape)
             with original_paths(source):
                 if source not in weights:
-                    weights[source] = runner.run(QuantizeWeights(split[shape], shape, part))
+                    weights[source] = runner.run(QuantizeWeights(split[shape], shape, part), group)
                 converted[shape] = runner.run(
-                    Convert(split[shape], weights[source], shape, part, plan.target, self.toolchain)
+                    Convert(
+                        split[shape], weights[source], shape, part, plan.target, self.toolchain
+                    ),
+                    group,
                 )
-        name = part.binary_name(self.name)
+        name = name or part.binary_name(self.name)
         config = plan.compile_config(part)
         compiled = runner.run(CompilePart(converted, part, config, name, self.toolchain))
         return BuiltPart(part, converted, compiled, compiled.folder / name)
@@ -314,7 +373,9 @@ class Build:
     def _memory(self, plan: BuildPlan, split: Mapping[GraphShape, CacheEntry], part: Part) -> int:
         """Estimate the peak memory of compiling a part, in bytes."""
         shape = plan.shapes[0]
-        weights = quantized_bytes(parts_folder(split[shape], plan) / f"{part.graph(shape)}.onnx")
+        weights = quantized_bytes(
+            parts_folder(split[shape], plan, shape) / f"{part.graph(shape)}.onnx"
+        )
         sharing = plan.compilation.weight_sharing
         return compile_memory_bytes(weights, len(plan.shapes), weight_sharing=sharing)
 
@@ -329,9 +390,12 @@ class Build:
         shapes, sources = len(plan.shapes), self.sources.distinct()
         added = plan.additions
         more = (added.lora is not None) + (added.embedding is not None)
+        more += isinstance(added.speculative, SsdBuilderConfig | EagletBuilderConfig)
         made = sum(more + (2 if isinstance(source, OnnxSource) else 1) for source in sources)
         weights = sum(any(self.sources[s] == source for s in plan.shapes) for source in sources)
-        return made + 2 * shapes + n_parts * (weights + shapes + 1) + 1
+        own = 2 * shapes + n_parts * (weights + shapes + 1) + 1
+        drafts = isinstance(added.speculative, EagletBuilderConfig)
+        return made + own + drafts * (1 + 2 * shapes + weights + shapes + 1)
 
 
 @dataclass(frozen=True)
@@ -340,17 +404,18 @@ class PreparedSource:
 
     Attributes:
         inputs: hashes of the files it came from.
+        spoken: with hidden states as an output, and the embedding still in the graph.
     """
 
     entry: CacheEntry
     prepared: PreparedModel
     inputs: Mapping[str, str]
+    spoken: CacheEntry | None = None
 
 
-def parts_folder(split: CacheEntry, plan: BuildPlan) -> Path:
+def parts_folder(split: CacheEntry, plan: BuildPlan, shape: GraphShape) -> Path:
     """Folder with the parts as they are before their attention is split into heads."""
-    by_head = plan.transformation.mha2sha.enabled
-    return split.folder / MULTI_HEAD if by_head else split.folder
+    return split.folder / MULTI_HEAD if plan.mha_config(shape).enabled else split.folder
 
 
 @dataclass(frozen=True)

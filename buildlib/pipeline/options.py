@@ -7,7 +7,14 @@ Names and defaults: `BuilderTransformerConfig` and its parts, docs.qualcomm.com 
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+)
 
 from buildlib.errors import InvalidOptionError, UnknownOptionError
 from buildlib.quantize.options import QuantizationOptions
@@ -81,10 +88,30 @@ class SplitModelConfig(Options):
     split_lm_head: bool = False
 
 
+class M2sStartPoint(BaseModel):
+    """An operator of the user's ONNX where attention begins."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(min_length=1)]
+
+
+_StartPoint = Annotated[
+    M2sStartPoint,
+    BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value),
+    PlainSerializer(lambda point: point.name, return_type=str),
+]
+
+
 class MhaConfig(Options):
-    """Whether multi-head attention becomes single-head attention, head by head."""
+    """Whether multi-head attention becomes single-head attention, head by head.
+
+    Attributes:
+        m2s_additional_start_points: checked against the ONNX; every attention is found without.
+    """
 
     enabled: bool = True
+    m2s_additional_start_points: tuple[_StartPoint, ...] = ()
 
 
 class ModelTransformerConfig(Options):

@@ -1,7 +1,7 @@
 """Plan of a build: shapes, parts, target, and every option that decides its outcome."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from buildlib.passes.balance import check_part_count
 from buildlib.pipeline.options import (
     ARnContextLengthConfig,
     ConversionConfig,
+    MhaConfig,
     ModelTransformerConfig,
     OptionValue,
     SplitModelConfig,
@@ -71,6 +72,7 @@ class BuildPlan:
             model keeps the shape that it has (`at`).
         target: what it is compiled for.
         graph_options: `graphs.*` of single ARs.
+        mha2sha: of single ARs, in place of that in `transformation`.
         additions: adapters, tables, speculation.
         keeps_ar: whether the model keeps its AR.
     """
@@ -83,6 +85,7 @@ class BuildPlan:
     graph_options: Mapping[int, Mapping[str, object]]
     additions: Additions = Additions()
     keeps_ar: bool = False
+    mha2sha: Mapping[int, MhaConfig] = field(default_factory=dict)
 
     @classmethod
     def create(
@@ -95,6 +98,7 @@ class BuildPlan:
         *,
         keeps_ar: bool = False,
         n_layers: int | None = None,
+        mha2sha: Mapping[int, MhaConfig] | None = None,
     ) -> "BuildPlan":
         """Check options against each other.
 
@@ -106,6 +110,7 @@ class BuildPlan:
             additions: adapters, tables, speculation.
             keeps_ar: whether the model is built at the AR that it has.
             n_layers: of the model, if its configuration tells.
+            mha2sha: of single ARs.
 
         Raises:
             InvalidShapeError: an AR does not fit a context length.
@@ -131,8 +136,20 @@ class BuildPlan:
         own = graph_options or {}
         target = compilation.target
         return cls(
-            shapes, target, transformation, conversion, compilation, own, added, keeps_ar=keeps_ar
+            shapes,
+            target,
+            transformation,
+            conversion,
+            compilation,
+            own,
+            added,
+            keeps_ar=keeps_ar,
+            mha2sha=mha2sha or {},
         )
+
+    def mha_config(self, shape: GraphShape) -> MhaConfig:
+        """How attention is taken apart at a shape."""
+        return self.mha2sha.get(shape.ar, self.transformation.mha2sha)
 
     @property
     def keeps_shape(self) -> bool:
@@ -165,6 +182,10 @@ class BuildPlan:
             f"ar{ar}.{key}": value
             for ar, options in self.graph_options.items()
             for key, value in options.items()
+        } | {
+            f"ar{ar}.mha2sha.{key}": value
+            for ar, config in self.mha2sha.items()
+            for key, value in config.as_options().items()
         }
         return {
             **self.transformation.as_options(),

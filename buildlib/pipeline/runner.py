@@ -118,8 +118,12 @@ class StageRunner:
         self._code = CodeDigest(Path(buildlib.__file__).parent)
         self._toolchain_module = type(toolchain).__module__
 
-    def run(self, stage: Stage) -> CacheEntry:
+    def run(self, stage: Stage, group: str | None = None) -> CacheEntry:
         """Return the output of a stage, from the cache if nothing that decides it has changed.
+
+        Args:
+            stage: to run.
+            group: folder of its entry below the cache's root; by default that of the model.
 
         Raises:
             CancelledError: another stage of the build failed, or the user interrupted.
@@ -133,7 +137,9 @@ class StageRunner:
             self.watch.check()  # or the content of the entry would not match its key
 
         check_cancelled()
-        entry = self._cache.get_or_build(key, stage.source, fill, subject=stage.subject)
+        entry = self._cache.get_or_build(
+            key, stage.source, fill, subject=stage.subject, group=group
+        )
         with self._recording:
             record = StageRecord(
                 stage.operation,

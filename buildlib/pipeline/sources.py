@@ -10,8 +10,10 @@ from buildlib.errors import (
     CalibrationTextMissingError,
     CheckpointError,
     InputFileError,
+    InvalidOptionError,
     ModelNotFoundError,
 )
+from buildlib.pipeline.options import MhaConfig
 
 CALIBRATION_TEXT = Path("text") / "calibration.txt"
 _MAX_TEXT_BYTES = 64 << 20
@@ -162,6 +164,26 @@ def _configuration(source: ModelSource) -> dict[str, object]:
     if not isinstance(config, dict):
         raise CheckpointError(path, "it holds no JSON object")
     return config
+
+
+def check_start_points(config: MhaConfig, source: ModelSource) -> None:
+    """Check that the ONNX has the operators that `m2s_additional_start_points` names.
+
+    Raises:
+        InvalidOptionError: it has not, or the model is a checkpoint.
+    """
+    wanted = [point.name for point in config.m2s_additional_start_points]
+    if not wanted:
+        return
+    from buildlib.graph.files import load_model
+
+    known = set()
+    if isinstance(source, OnnxSource):
+        known = {str(node.name) for node in load_model(source.model).graph}
+    missing = next((name for name in wanted if name not in known), None)
+    if missing is not None:
+        key, where = "mha2sha.m2s_additional_start_points", source.name
+        raise InvalidOptionError(key, f"{where} has no operator {missing!r}", ())
 
 
 def attached_source(path: Path, parent: ModelSource, encodings: Path | None) -> OnnxSource:

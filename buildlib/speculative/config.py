@@ -1,12 +1,13 @@
 """`speculative_config`: dialogs that generate several tokens a step.
 
 Lookahead (LADE) needs nothing but the model. Drafting (SPD) needs a second container with the same
-tokens. Self-speculation (SSD) needs a trained prefix, and Eaglet a target that hands out hidden
-states with a trained draft head: neither can be made here, so both take the files from the user.
+tokens. Self-speculation (SSD) needs the tensors of a training, and Eaglet the ONNX of a trained
+draft head; the build makes of them what Genie reads.
 
 Names and defaults: `qairt.gen_ai_api.configs`, docs.qualcomm.com 80-87189-2.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +27,8 @@ from buildlib.targets import Target
 from buildlib.validation import first_fault
 
 _OPTION = "speculative_config"
-_DRAFT_FOLDER = "draft"
-_PREFIX_FOLDER = "forecast-prefix"
+DRAFT_FOLDER = "draft"
+PREFIX_FOLDER = "forecast-prefix"
 _Block = TypeVar("_Block", bound=GenieModel)
 _LADE_TOKENS = 1000
 """Genie starts lookahead from token ids below this, whatever the vocabulary."""
@@ -56,31 +57,46 @@ class SpdBuilderConfig(_Config):
 
 
 class SsdBuilderConfig(_Config):
-    """Self-speculative decoding with the prefix that was trained with the model.
+    """Self-speculative decoding with tensors that were trained with the model.
 
     Attributes:
-        forecast_prefix: folder of the prefix.
-        forecast_prefix_length: of the prefix, in tokens.
+        forecast_token_count: tokens that are forecast behind each verified one.
+        forecast_prefix: length of the trained prefix, in tokens.
+        branches: candidates of the first forecast token, of the second, and so on.
+        ssd_tensor_file: what `buildlib.speculative.ssd_tensors` describes.
     """
 
-    forecast_prefix: UserPath
-    forecast_prefix_length: Count = 16
     forecast_token_count: Count = 4
+    forecast_prefix: Count = 16
     branches: Annotated[tuple[Count, ...], Field(min_length=1)] = (3, 2)
+    ssd_tensor_file: UserPath
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one call: Genie hangs where the largest AR is smaller."""
+        candidates = sum(
+            math.prod(self.branches[:depth]) for depth in range(len(self.branches) + 1)
+        )
+        return candidates * (1 + len(self.branches))
 
 
 class EagletBuilderConfig(_Config):
-    """A trained draft head, in a container of its own, on the hidden states of the target.
+    """A trained draft head on the hidden states of the target.
 
     Attributes:
-        total_draft_tokens: of the tree that the target evaluates at once.
+        draft_len: tokens that are drafted one after the other.
+        n_branches: candidates that are kept at each of them.
+        draft_model_path: the head as ONNX; `buildlib.speculative.draft_model` says its form.
+        draft_token_map: ids of the target by those of a draft with a vocabulary of its own.
+        max_tokens_target_can_evaluate: of the tree that is verified; by default the largest AR.
     """
 
-    draft_container: UserPath
+    draft_len: Count = 6
+    n_branches: Count = 6
+    draft_model_path: UserPath
+    draft_token_map: UserPath | None = None
     eaglet_version: Annotated[int, Field(ge=1)] = 2
-    draft_depth: Count = 5
-    draft_top_k: Count = 8
-    total_draft_tokens: Count = 31
+    max_tokens_target_can_evaluate: Count | None = None
     draft_kv_cache: bool = True
 
 
@@ -135,21 +151,26 @@ def check_speculation(how: SpeculativeConfig, ars: Sequence[int]) -> None:
             _check_draft_folder(how.draft_container)
         case SsdBuilderConfig():
             _ssd(how)
-            reason = f"{how.forecast_prefix} holds no files: they are trained, not built here"
-            _require(bool(_prefix_files(how)), "forecast_prefix", reason)
+            _require(how.tokens_per_step <= ar, "branches", _too_long(how.tokens_per_step, ar))
+            _check_file(how.ssd_tensor_file, "ssd_tensor_file")
         case EagletBuilderConfig():
-            tokens = how.total_draft_tokens
-            _require(tokens < ar, "total_draft_tokens", _too_long(tokens + 1, ar))
-            _check_draft_folder(how.draft_container)
+            tokens = how.max_tokens_target_can_evaluate or ar
+            _require(tokens <= ar, "max_tokens_target_can_evaluate", _too_long(tokens, ar))
+            _check_file(how.draft_model_path, "draft_model_path")
+            if how.draft_token_map is not None:
+                _check_file(how.draft_token_map, "draft_token_map")
 
 
-def speculate(speaker: PlainDialog, how: SpeculativeConfig, ars: Sequence[int]) -> Speculation:
+def speculate(
+    speaker: PlainDialog, how: SpeculativeConfig, ars: Sequence[int], draft_bins: Sequence[str] = ()
+) -> Speculation:
     """Turn a plain dialog into one that speculates.
 
     Args:
         speaker: the model, with one graph for each AR of `ars`.
         how: the kind of speculation.
         ars: of the graphs.
+        draft_bins: names in the container of an Eaglet draft's binaries.
 
     Raises:
         InvalidOptionError: as `check_speculation`, or the draft does not fit the model.
@@ -163,18 +184,9 @@ def speculate(speaker: PlainDialog, how: SpeculativeConfig, ars: Sequence[int]) 
             spd = _block(Spd, draft_len=how.draft_len)
             return _drafted(speaker, how.draft_container, "spd", spd=spd)
         case SsdBuilderConfig():
-            named = {f"{_PREFIX_FOLDER}/{path.name}": path for path in _prefix_files(how)}
-            return Speculation(speaker.config.with_type("ssd-q1", ssd=_ssd(how)), named)
+            return Speculation(speaker.config.with_type("ssd-q1", ssd=_ssd(how)))
         case EagletBuilderConfig():
-            eaglet = _block(
-                Eaglet,
-                eaglet_version=how.eaglet_version,
-                draft_len=how.draft_depth,
-                n_branches=how.draft_top_k,
-                max_tokens_target_can_evaluate=how.total_draft_tokens + 1,
-                draft_kv_cache=how.draft_kv_cache,
-            )
-            return _drafted(speaker, how.draft_container, "eaglet", eaglet=eaglet)
+            return Speculation(_eaglet(speaker.config, how, max(ars), draft_bins))
 
 
 def _lade(how: LadeBuilderConfig) -> Lade:
@@ -188,18 +200,33 @@ def _lookahead(config: GenieConfig, how: LadeBuilderConfig) -> Speculation:
     return Speculation(config.with_type("lade", lade=_lade(how)))
 
 
-def _prefix_files(how: SsdBuilderConfig) -> list[Path]:
-    return sorted(path for path in how.forecast_prefix.glob("*") if path.is_file())
-
-
 def _ssd(how: SsdBuilderConfig) -> Ssd:
     return _block(
         Ssd,
         forecast_token_count=how.forecast_token_count,
         branches=how.branches,
-        forecast_prefix=how.forecast_prefix_length,
-        forecast_prefix_name=_PREFIX_FOLDER,
+        forecast_prefix=how.forecast_prefix,
+        forecast_prefix_name=PREFIX_FOLDER,
     )
+
+
+def _eaglet(
+    config: GenieConfig, how: EagletBuilderConfig, ar: int, draft_bins: Sequence[str]
+) -> GenieConfig:
+    block = _block(
+        Eaglet,
+        eaglet_version=how.eaglet_version,
+        draft_len=how.draft_len,
+        n_branches=how.n_branches,
+        max_tokens_target_can_evaluate=how.max_tokens_target_can_evaluate or ar,
+        draft_kv_cache=how.draft_kv_cache,
+    )
+    draft = _with_binaries(config.dialog.target_engine, tuple(draft_bins))
+    return config.with_type("eaglet", draft=draft, eaglet=block)
+
+
+def _check_file(path: Path, key: str) -> None:
+    _require(path.is_file(), key, f"there is no file {path}")
 
 
 def _check_draft_folder(folder: Path) -> None:
@@ -226,7 +253,7 @@ def _drafted(speaker: PlainDialog, folder: Path, kind: str, **block: GenieModel)
     reason = f"{folder} looks tokens up in a table of its own, and a dialog has one table"
     _require(draft.genie_config.dialog.embedding is None, "draft_container", reason)
     engine = draft.genie_config.dialog.target_engine
-    files = {f"{_DRAFT_FOLDER}/{name}": draft.files[name] for name in draft.genie_config.ctx_bins}
+    files = {f"{DRAFT_FOLDER}/{name}": draft.files[name] for name in draft.genie_config.ctx_bins}
     moved = _with_binaries(engine, tuple(files))
     return Speculation(config.with_type(kind, draft=moved, **block), files)
 

@@ -1,6 +1,7 @@
 """Target and options of a context binary, in the vendor's vocabulary."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
@@ -21,21 +22,47 @@ from buildlib.toolchains.htp_extensions import (
 
 _DEFAULT_OPTIMIZATION = 3
 _Config = TypeVar("_Config", bound=HtpOptions)
-_TargetField = Annotated[
+
+
+class BackendType(StrEnum):
+    """Backends that binaries are compiled for."""
+
+    HTP = "HTP"
+
+
+_BackendField = Annotated[
+    BackendType,
+    BeforeValidator(
+        lambda value: value.removeprefix("BackendType.") if isinstance(value, str) else value
+    ),
+    PlainSerializer(lambda backend: f"BackendType.{backend.name}", return_type=str),
+]
+"""Written as in the documented sidecar, `BackendType.HTP`; `HTP` is read too."""
+_SocField = Annotated[
     Target,
     BeforeValidator(lambda value: parse_target(value) if isinstance(value, str) else value),
-    PlainSerializer(str, return_type=str),
+    PlainSerializer(lambda target: f"chipset:{target}", return_type=str),
 ]
+
+
+def _default_context(given: dict[str, Any]) -> HtpContextConfig:
+    target = given.get("soc_details")
+    sharing = target.weight_sharing if isinstance(target, Target) else None
+    return HtpContextConfig(weight_sharing_enabled=sharing)
 
 
 class CompileConfig(BaseModel):
     """Target and compiler options of a context binary.
 
+        CompileConfig(backend="HTP", soc_details="chipset:SM8850")
+
     `model_dump(mode="json")` and `model_validate` are inverse. Unknown keys are ignored there,
     because the description of a cache entry holds more than the options.
 
     Attributes:
-        target: written as `SM8750` or `SM8750:emulator`.
+        backend: that runs it.
+        soc_details: the SoC, written as `chipset:SM8750`; with `:emulator`, its emulator.
+        context: by default weights are shared where the target can load such binaries.
         graphs: at most one entry of each name; the one without a name applies to all graphs, for
             options that their own entries leave open.
         section_extras: unknown sections of backend extensions.
@@ -43,8 +70,9 @@ class CompileConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
-    target: _TargetField
-    context: HtpContextConfig = HtpContextConfig()
+    backend: _BackendField = BackendType.HTP
+    soc_details: _SocField
+    context: HtpContextConfig = Field(default_factory=_default_context)
     graphs: tuple[HtpGraphConfig, ...] = ()
     devices: tuple[HtpDeviceConfig, ...] = ()
     memory: HtpMemoryConfig | None = None
@@ -59,7 +87,7 @@ class CompileConfig(BaseModel):
     ) -> "CompileConfig":
         """Return defaults for the target: weight sharing where it can run, all VTCM, and speed."""
         return cls(
-            target=target,
+            soc_details=target,
             context=HtpContextConfig(weight_sharing_enabled=target.weight_sharing),
             graphs=(
                 HtpGraphConfig(
@@ -158,11 +186,17 @@ class CompileConfig(BaseModel):
     def compiled_part(self) -> "CompileConfig":
         """Return the options that affect the binary; other changes need no compiling."""
         return CompileConfig(
-            target=self.target,
+            backend=self.backend,
+            soc_details=self.soc_details,
             context=self.context,
             graphs=self.graphs,
             section_extras=self.section_extras,
         )
+
+    @property
+    def target(self) -> Target:
+        """What it is compiled for."""
+        return self.soc_details
 
     @property
     def weight_sharing(self) -> bool:

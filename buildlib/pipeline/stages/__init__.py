@@ -4,6 +4,8 @@ export               checkpoint → float ONNX with encodings
 import_onnx          anybody's ONNX → the same canonical form
 complete_encodings   encodings for what has none, by calibration
 add_lora             adapters as inputs of the graph
+add_forecast         rows and prefix of forecast tokens
+prepare_draft        hidden states as an output; the draft head that reads them
 extract_embedding    the embedding table as a file of its own
 arcl                 float ONNX → float ONNX at another (AR, CL)
 transform            float ONNX → its parts, cut at layer boundaries, single-head

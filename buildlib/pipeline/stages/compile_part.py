@@ -1,5 +1,11 @@
-"""`compile`: the DLCs of one part as one context binary."""
+"""`compile`: the DLCs of one part as one context binary.
 
+Beside `<stem>.bin` stands `<stem>_cache_info.json`, the binary's own description: its graphs with
+their tensors, and what it was compiled for.
+"""
+
+import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,3 +64,6 @@ class CompilePart(Stage):
         binary = folder / self.binary
         with original_paths(None, {binary: Path(binary.name)}):
             self.toolchain.compile(self.dlcs, binary, self.config)
+            info = self.toolchain.inspect(binary)
+        described = json.dumps(dataclasses.asdict(info), indent=2) + "\n"
+        (folder / f"{binary.stem}_cache_info.json").write_text(described, encoding="utf-8")

@@ -12,7 +12,7 @@ from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_engine import Lora, RopeScaling
 from buildlib.container.htp_config import htp_config
-from buildlib.container.manifest import GraphsRecord, ModelRecord, PartKind, plain_name
+from buildlib.container.manifest import GraphsRecord, ModelRecord, plain_name
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.lora.adapters import LORA_FOLDER
@@ -21,7 +21,8 @@ from buildlib.pipeline.stage import Stage
 from buildlib.pipeline.stages.add_lora import LORA_FILE
 from buildlib.pipeline.stages.extract_embedding import EMBEDDING_FILE
 from buildlib.quantize.summary import summarize_quantization
-from buildlib.speculative.config import PlainDialog, SsdBuilderConfig, speculate
+from buildlib.speculative.config import PREFIX_FOLDER, PlainDialog, speculate
+from buildlib.speculative.forecast import CACHE_FILE
 from buildlib.targets import Target
 
 CONTAINER = "container"
@@ -36,11 +37,15 @@ class PreparedModel:
         model: folder with `model.onnx`, `model.encodings`, `config.json`, `tokenizer.json`.
         lora: folder with adapters.
         table: folder with an embedding table.
+        forecast: folder with the prefix of forecast tokens.
+        draft: names in the container of a draft head's binaries.
     """
 
     model: Path
     lora: Path | None = None
     table: Path | None = None
+    forecast: Path | None = None
+    draft: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,11 @@ class Composition:
 
     genie_config: GenieConfig
     extras: Mapping[str, ContainerFile]
+
+    def with_binaries(self, binaries: Mapping[str, Path | None]) -> "Composition":
+        """Return a copy with further context binaries by their names."""
+        more = {name: ContainerFile(path, "binary") for name, path in binaries.items() if path}
+        return Composition(self.genie_config, {**self.extras, **more})
 
 
 @dataclass(frozen=True)
@@ -162,10 +172,12 @@ def compose(plan: BuildPlan, prepared: PreparedModel, ctx_bins: Sequence[str]) -
     how = plan.additions.speculative
     if how is not None:
         speaker = PlainDialog(config, plan.target, prepared.model / TOKENIZER_FILE)
-        speculation = speculate(speaker, how, plan.ars)
+        speculation = speculate(speaker, how, plan.ars, prepared.draft)
         config = speculation.genie_config
-        kind: PartKind = "forecast_prefix" if isinstance(how, SsdBuilderConfig) else "binary"
-        extras |= {name: ContainerFile(path, kind) for name, path in speculation.files.items()}
+        extras |= {name: ContainerFile(path, "binary") for name, path in speculation.files.items()}
+    if prepared.forecast is not None:
+        name = f"{PREFIX_FOLDER}/{CACHE_FILE}"
+        extras[name] = ContainerFile(prepared.forecast / name, "forecast_prefix")
     return Composition(config, extras)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +12,24 @@ from suites.models.tiny_llama.architecture import Architecture
 
 Parameters = Mapping[str, Tensor]
 """Keys and shapes are those of `Architecture.tensor_shapes`."""
+
+Cache = tuple[Tensor, Tensor]
+"""Rotated keys and values of a layer, each `[batch, n_kv, length, head_dim]`."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Keys and values before those of the tokens, and who sees what.
+
+    Attributes:
+        keys: rotated, `[batch, n_kv, earlier, head_dim]`.
+        values: of the same shape.
+        mask: true where a token sees a key, `[batch, 1, length, earlier + length]`.
+    """
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor
 
 
 def initial_parameters(architecture: Architecture, seed: int) -> dict[str, Tensor]:
@@ -33,31 +52,70 @@ def initial_parameters(architecture: Architecture, seed: int) -> dict[str, Tenso
 
 def logits(architecture: Architecture, parameters: Parameters, ids: Tensor) -> Tensor:
     """Scores of the next token, `[batch, length, vocab]`, after each of `ids` `[batch, length]`."""
-    cos, sin = _rotation(architecture, ids.shape[1])
-    hidden = F.embedding(ids, parameters["model.embed_tokens.weight"])
-    for index in range(architecture.num_hidden_layers):
-        prefix = f"model.layers.{index}."
-        layer = {
-            name.removeprefix(prefix): tensor
-            for name, tensor in parameters.items()
-            if name.startswith(prefix)
-        }
-        normed = _rms_norm(architecture, hidden, layer["input_layernorm.weight"])
-        hidden = hidden + _attention(architecture, layer, normed, cos, sin)
-        normed = _rms_norm(architecture, hidden, layer["post_attention_layernorm.weight"])
-        hidden = hidden + _mlp(layer, normed)
-    hidden = _rms_norm(architecture, hidden, parameters["model.norm.weight"])
+    hidden, _ = hidden_states(architecture, parameters, ids)
     return F.linear(hidden, parameters["model.embed_tokens.weight"])
 
 
-def _rms_norm(architecture: Architecture, hidden: Tensor, weight: Tensor) -> Tensor:
+def hidden_states(
+    architecture: Architecture, parameters: Parameters, ids: Tensor
+) -> tuple[Tensor, list[Cache]]:
+    """Hidden states after the final norm, `[batch, length, hidden]`, and the cache of each layer.
+
+    The output projection takes them; Genie calls them `last_hidden_states`.
+    """
+    positions = torch.arange(ids.shape[1])
+    hidden = F.embedding(ids, parameters["model.embed_tokens.weight"])
+    caches = []
+    for index in range(architecture.num_hidden_layers):
+        layer = layer_parameters(parameters, index)
+        hidden, cache = decoder_layer(architecture, layer, hidden, positions)
+        caches.append(cache)
+    return rms_norm(architecture, hidden, parameters["model.norm.weight"]), caches
+
+
+def layer_parameters(parameters: Parameters, index: int) -> dict[str, Tensor]:
+    """Parameters of one decoder layer, without the prefix of its number."""
+    prefix = f"model.layers.{index}."
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in parameters.items()
+        if name.startswith(prefix)
+    }
+
+
+def decoder_layer(
+    architecture: Architecture,
+    layer: Parameters,
+    hidden: Tensor,
+    positions: Tensor,
+    seen: Seen | None = None,
+) -> tuple[Tensor, Cache]:
+    """Hidden states `[batch, length, hidden]` after one layer, and the keys and values it made.
+
+    Args:
+        architecture: sizes of the model.
+        layer: its parameters, as `layer_parameters` gives them.
+        hidden: before the layer.
+        positions: of the tokens, `[length]` or `[batch, length]`.
+        seen: earlier keys and values, and what each token may see; without it, attention is causal.
+    """
+    normed = rms_norm(architecture, hidden, layer["input_layernorm.weight"])
+    mixed, cache = _attention(architecture, layer, normed, _rotation(architecture, positions), seen)
+    hidden = hidden + mixed
+    normed = rms_norm(architecture, hidden, layer["post_attention_layernorm.weight"])
+    return hidden + _mlp(layer, normed), cache
+
+
+def rms_norm(architecture: Architecture, hidden: Tensor, weight: Tensor) -> Tensor:
+    """Normalize the last dimension."""
     return F.rms_norm(hidden, weight.shape, weight, architecture.rms_norm_eps)
 
 
-def _rotation(architecture: Architecture, length: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, `[length, head_dim]`, with the frequencies once for each half of a head."""
+def _rotation(architecture: Architecture, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, `[..., 1, length, head_dim]`, with each frequency once for both halves."""
     half = torch.arange(0, architecture.head_dim, 2) / architecture.head_dim
-    angles = torch.outer(torch.arange(length), architecture.rope_theta**-half).repeat(1, 2)
+    angles = positions[..., None] * architecture.rope_theta**-half
+    angles = torch.cat((angles, angles), dim=-1).unsqueeze(-3)
     return angles.cos(), angles.sin()
 
 
@@ -68,20 +126,30 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _attention(
-    architecture: Architecture, layer: Parameters, hidden: Tensor, cos: Tensor, sin: Tensor
-) -> Tensor:
+    architecture: Architecture,
+    layer: Parameters,
+    hidden: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    seen: Seen | None,
+) -> tuple[Tensor, Cache]:
     def heads(name: str) -> Tensor:
         flat = F.linear(hidden, layer[f"self_attn.{name}.weight"])
         return flat.unflatten(-1, (-1, architecture.head_dim)).transpose(1, 2)
 
+    made = _rotate(heads("k_proj"), *rotation), heads("v_proj")
+    keys, values = made
+    if seen is not None:
+        keys = torch.cat((seen.keys, keys), dim=2)
+        values = torch.cat((seen.values, values), dim=2)
     group = architecture.num_attention_heads // architecture.num_key_value_heads
     mixed = F.scaled_dot_product_attention(
-        _rotate(heads("q_proj"), cos, sin),
-        _rotate(heads("k_proj"), cos, sin).repeat_interleave(group, dim=1),
-        heads("v_proj").repeat_interleave(group, dim=1),
-        is_causal=True,
+        _rotate(heads("q_proj"), *rotation),
+        keys.repeat_interleave(group, dim=1),
+        values.repeat_interleave(group, dim=1),
+        attn_mask=None if seen is None else seen.mask,
+        is_causal=seen is None,
     )
-    return F.linear(mixed.transpose(1, 2).flatten(2), layer["self_attn.o_proj.weight"])
+    return F.linear(mixed.transpose(1, 2).flatten(2), layer["self_attn.o_proj.weight"]), made
 
 
 def _mlp(layer: Parameters, hidden: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def test_an_attached_builder_may_not_split_otherwise(
     builder = parent(tiny_export, tmp_path)
     child = builder.attach_model_for_arn(1, decode_export)
     child.set_transformation_options({"split_model.num_splits": 2})
-    with pytest.raises(InvalidOptionError, match=r"split_model\.num_splits.*ar1"):
+    with pytest.raises(InvalidOptionError, match=r"split_model\.num_splits.*attached_ar1"):
         builder.plan()
 
 

@@ -82,34 +82,48 @@ def test_a_draft_model(tiny_bundle: Path) -> None:
         speculated(plain(size=256), SpdBuilderConfig(draft_container=tiny_bundle), (1, 32))
 
 
-def test_eaglet_takes_a_draft_container(tiny_bundle: Path) -> None:
-    how = EagletBuilderConfig(draft_container=tiny_bundle)
-    config = judged(speculated(plain(), how, (1, 32)).genie_config)
+def test_eaglet_has_a_draft_head(tmp_path: Path) -> None:
+    how = EagletBuilderConfig(draft_model_path=tmp_path / "draft.onnx")
+    with pytest.raises(InvalidOptionError, match=r"draft_model_path.*there is no file"):
+        speculated(plain(), how, (1, 32))
+    (tmp_path / "draft.onnx").write_bytes(b"")
+    tokenizer = tiny_llama.folder() / "tokenizer.json"
+    dialog = PlainDialog(plain(), parse_target("SM8750:emulator"), tokenizer)
+    config = judged(speculate(dialog, how, (1, 32), ["draft/head.bin"]).genie_config)
     assert config.dialog.eaglet is not None
     assert config.dialog.eaglet.max_tokens_target_can_evaluate == 32
+    assert "draft/head.bin" in config.referenced_files
+    with pytest.raises(InvalidOptionError, match="calls of 33 tokens; the largest AR is 32"):
+        speculated(plain(), how.model_copy(update={"max_tokens_target_can_evaluate": 33}), (1, 32))
 
 
-def test_self_speculation_takes_a_prefix(tmp_path: Path) -> None:
-    how = SsdBuilderConfig(forecast_prefix=tmp_path)
-    with pytest.raises(InvalidOptionError, match="trained, not built here"):
-        speculated(plain(), how, (1, 32))
-    (tmp_path / "kv-cache.primary.qnn-htp").write_bytes(b"x")
-    result = speculated(plain(), how, (1, 32))
-    assert list(result.files) == ["forecast-prefix/kv-cache.primary.qnn-htp"]
-    assert "forecast-prefix" in judged(result.genie_config).referenced_files
-    wide = how.model_copy(update={"branches": (1, 1, 1, 1, 1)})
-    with pytest.raises(InvalidOptionError, match="5 branches of 4 forecast tokens"):
-        speculated(plain(), wide, (1, 32))
-
-
-@pytest.mark.parametrize("kind", [SpdBuilderConfig, EagletBuilderConfig])
-def test_a_draft_that_is_not_there(
-    kind: type[SpdBuilderConfig] | type[EagletBuilderConfig], tmp_path: Path
+@pytest.mark.parametrize(
+    ("branches", "tokens"), [((3, 2), 30), ((4, 4), 63), ((1,), 4), ((8,), 18), ((2, 2, 2), 60)]
+)
+def test_branches_that_do_not_fit_the_graphs(
+    branches: tuple[int, ...], tokens: int, tmp_path: Path
 ) -> None:
+    """Genie hangs where (1 + b1 + b1*b2 + ...) * (1 + number of branches) is beyond AR."""
+    (tmp_path / "ssd.pt").write_bytes(b"")
+    how = SsdBuilderConfig(ssd_tensor_file=tmp_path / "ssd.pt", branches=branches)
+    assert how.tokens_per_step == tokens
+    config = judged(speculated(plain(), how, (1, tokens)).genie_config)
+    assert "forecast-prefix" in config.referenced_files
+    with pytest.raises(InvalidOptionError, match=f"branches.*calls of {tokens} tokens"):
+        speculated(plain(), how, (1, tokens - 1))
+
+
+def test_more_branches_than_forecast_tokens(tmp_path: Path) -> None:
+    how = SsdBuilderConfig(ssd_tensor_file=tmp_path, branches=(1, 1, 1, 1, 1))
+    with pytest.raises(InvalidOptionError, match="5 branches of 4 forecast tokens"):
+        speculated(plain(), how, (1, 64))
+
+
+def test_a_draft_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError, match=r"speculative_config\.draft_container"):
-        speculated(plain(), kind(draft_container=tmp_path / "none"), (1, 32))
+        speculated(plain(), SpdBuilderConfig(draft_container=tmp_path / "none"), (1, 32))
     with pytest.raises(ContainerError):
-        speculated(plain(), kind(draft_container=tmp_path), (1, 32))
+        speculated(plain(), SpdBuilderConfig(draft_container=tmp_path), (1, 32))
 
 
 def test_a_draft_for_another_target(tiny_bundle: Path) -> None:

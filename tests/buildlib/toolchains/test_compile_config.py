@@ -207,7 +207,7 @@ def test_a_binary_has_one_context_and_one_device(section: str) -> None:
 
 def test_an_unknown_target_keeps_its_own_error() -> None:
     with pytest.raises(UnknownSocError):
-        CompileConfig.model_validate({"target": "SM9999"})
+        CompileConfig.model_validate({"soc_details": "SM9999"})
 
 
 def test_only_what_the_compiler_reads_decides_the_binary() -> None:

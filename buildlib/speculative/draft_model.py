@@ -1,0 +1,274 @@
+"""Eaglet's draft head: its form as ONNX, its encodings, and the hidden states that it reads.
+
+The head has the inputs and outputs of a model part whose tokens are looked up on the host
+(`buildlib.graph.interface`), with a few layers of its own caches, and besides
+
+    hidden_states       [1, AR, hidden]     in: of the target after the token before each token
+    last_hidden_states  [1, AR, hidden]     out: of the head, its guess of the target's next ones
+
+The target gives `last_hidden_states` too. Genie copies integers between them, so all three have one
+encoding.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.checkpoint.config import DecoderConfig
+from buildlib.checkpoint.tensor_file import TensorRef
+from buildlib.embedding.extraction import find_lookup, table_of
+from buildlib.encodings.model import Encoding, Encodings
+from buildlib.errors import CalibrationError, ModelFileError
+from buildlib.files import atomic_write_bytes
+from buildlib.graph import interface
+from buildlib.graph.builder import GraphBuilder
+from buildlib.graph.files import load_model, save_model, tensor_array
+from buildlib.graph.llama import decode
+from buildlib.graph.shape import GraphShape
+from buildlib.graph.values import infer_shapes, static_shape
+from buildlib.passes.base import SORTED, STATIC, Condition, Pass
+from buildlib.quantize.calibration import Range, RangeObserver, instrument_ranges
+from buildlib.reference.feeds import CallInputs, KvCache
+from buildlib.reference.host_loop import HostLoop
+from buildlib.reference.runners import Arrays, OnnxRunner
+
+DRAFT_FILE = "draft_model.onnx"
+FC_EMBEDDING = "fc.embedding.weight"
+FC_HIDDEN = "fc.hidden.weight"
+"""Matrices [hidden, hidden] on embeddings and hidden states, whose sum enters the first layer."""
+
+_ROWS = frozenset({"Reshape", "Cast", "Gemm", "MatMul", "Add"})
+Array = npt.NDArray[np.float32]
+
+
+def export_draft(head: Path, shape: GraphShape) -> Path:
+    """Write `draft_model.onnx` for a trained head of a Llama-like target, beside its tensors.
+
+    Args:
+        head: a checkpoint folder with the head's layers, the target's embedding table, and the two
+            matrices `fc.*`.
+        shape: of the ONNX.
+
+    Raises:
+        CheckpointError: the checkpoint is not one, or has no such matrices.
+    """
+    checkpoint = Checkpoint.load(head)
+    config, builder = checkpoint.config, GraphBuilder()
+    row = (1, shape.ar, config.hidden_size)
+    shapes: dict[str, tuple[int, ...]]
+    shapes = {interface.INPUTS_EMBEDS: row, interface.HIDDEN_STATES: row}
+    shapes |= interface.input_shapes(config, shape)
+    del shapes[interface.INPUT_IDS]
+    inputs = {name: builder.input(name, ir.DataType.FLOAT, dims) for name, dims in shapes.items()}
+    flat = builder.shape(-1, config.hidden_size)
+    halves = [
+        _projected(builder, inputs[name], flat, _tensor(checkpoint, weight))
+        for name, weight in (
+            (interface.INPUTS_EMBEDS, FC_EMBEDDING),
+            (interface.HIDDEN_STATES, FC_HIDDEN),
+        )
+    ]
+    both = builder.op("Add", halves, "fc_sum")
+    hidden = builder.op("Reshape", [both, builder.shape(1, -1, config.hidden_size)], "fc")
+    outputs = decode(builder, checkpoint, inputs, hidden)
+    model = builder.model(list(inputs.values()), outputs, f"{config.model_type}_draft")
+    infer_shapes(model)
+    name_hidden_states(model)
+    return save_model(model, head / DRAFT_FILE)
+
+
+def _projected(
+    builder: GraphBuilder, value: ir.Value, flat: ir.Value, weight: TensorRef
+) -> ir.Value:
+    rows = builder.op("Reshape", [value, flat], f"{value.name}_flat")
+    return builder.op("Gemm", [rows, builder.weight(weight)], f"{value.name}_fc", transB=1)
+
+
+def _tensor(checkpoint: Checkpoint, name: str) -> TensorRef:
+    if name not in checkpoint.tensors:
+        raise ModelFileError(checkpoint.folder, f"the head has no {name}")
+    return checkpoint.tensors[name]
+
+
+def _final_norm(model: ir.Model) -> ir.Value | None:
+    """What the output projection reads, [1, AR, hidden]."""
+    value = next((v for v in model.graph.outputs if v.name == interface.LOGITS), None)
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type not in _ROWS:
+            dims = static_shape(value)
+            return value if dims is not None and len(dims) == 3 else None
+        value = node.inputs[0]
+    return None
+
+
+def name_hidden_states(model: ir.Model) -> None:
+    """Make the hidden states after the final norm an output `last_hidden_states`, in place."""
+    value = _final_norm(model)
+    assert value is not None  # noqa: S101  (checked, or just built)
+    value.name = interface.LAST_HIDDEN_STATES
+    model.graph.outputs.insert(1, value)
+
+
+def _no_norm(model: ir.Model) -> str | None:
+    return None if _final_norm(model) is not None else "none leads to the logits alone"
+
+
+class HiddenStatesOutput(Pass):
+    """Adds the output `last_hidden_states`: what the output projection reads."""
+
+    name = "hidden states"
+    requires = (SORTED, STATIC, Condition("there are hidden states before the head", _no_norm))
+    ensures = (SORTED, STATIC)
+
+    def transform(self, model: ir.Model) -> ir.Model:
+        """Change `model` in place."""
+        name_hidden_states(model)
+        return model
+
+
+@dataclass(frozen=True)
+class DraftHead:
+    """A draft head as ONNX, checked against its target.
+
+    Attributes:
+        path: of the ONNX.
+        n_layers: with caches of their own.
+    """
+
+    path: Path
+    n_layers: int
+
+    @classmethod
+    def load(cls, path: Path, config: DecoderConfig) -> "DraftHead":
+        """Read the form of a head.
+
+        Raises:
+            ModelFileError: it is no head of this target; names the input or output.
+        """
+        graph = load_model(path).graph
+        given = {str(v.name): static_shape(v) for v in (*graph.inputs, *graph.outputs)}
+        shape = interface.require_shape(path)
+        layers = {interface.kv_layer(name) for name in given} - {None}
+        row = (1, shape.ar, config.hidden_size)
+        half = (1, 1, shape.ar, config.rotary_dim // 2)
+        wanted: dict[str, tuple[int, ...]] = {
+            interface.INPUTS_EMBEDS: row,
+            interface.HIDDEN_STATES: row,
+            interface.COS: half,
+            interface.SIN: half,
+            interface.LAST_HIDDEN_STATES: row,
+            interface.past_key(0, "in"): (
+                config.num_key_value_heads,
+                1,
+                config.head_dim,
+                shape.past,
+            ),
+        }
+        for name, dims in wanted.items():
+            if given.get(name) != dims:
+                found = "is missing" if given.get(name) is None else f"is {list(given[name] or ())}"
+                reason = f"{name} {found}; a draft head of this model has it as {list(dims)}"
+                raise ModelFileError(path, reason)
+        if given.get(interface.LOGITS) is None:
+            raise ModelFileError(path, f"a draft head has {interface.LOGITS} of fixed sizes")
+        return cls(path, len(layers))
+
+    def write_config(self, target: Path, path: Path) -> None:
+        """Write the target's `config.json` with the head's number of layers."""
+        values = json.loads(target.read_text(encoding="utf-8"))
+        values["num_hidden_layers"] = self.n_layers
+        atomic_write_bytes(path, json.dumps(values, indent=2).encode())
+
+
+def shared_encodings(target: Encodings) -> Encodings:
+    """Encodings of a head's inputs and outputs that the target decides.
+
+    Args:
+        target: of the model with its hidden states as output, its table on the host.
+    """
+    known = target.by_name()
+    states = known[interface.LAST_HIDDEN_STATES]
+
+    def named(encoding: Encoding, name: str) -> Encoding:
+        return encoding.model_copy(update={"name": name})
+
+    return Encodings(
+        activation_encodings=(
+            named(states, interface.LAST_HIDDEN_STATES),
+            named(states, interface.HIDDEN_STATES),
+            known[interface.INPUTS_EMBEDS],
+        )
+    )
+
+
+def observe_draft(
+    draft: Path,
+    target: Path,
+    config: DecoderConfig,
+    windows: Sequence[Sequence[int]],
+    scratch: Path,
+) -> Mapping[str, Range]:
+    """Observe ranges of a draft head on what its float target makes of a text.
+
+    Args:
+        draft: the head, at a prefill shape.
+        target: the float model with its embedding table and the output `last_hidden_states`.
+        config: of the target.
+        windows: text in tokens.
+        scratch: folder for a copy of the head.
+
+    Raises:
+        CalibrationError: no window holds a call of the head and one token more.
+    """
+    shape = interface.require_shape(draft)
+    ranges = RangeObserver()
+    lookup = find_lookup(load_model(target))
+    if lookup is None or table_of(lookup).const_value is None:
+        raise ModelFileError(target, "it looks token ids up in no table")
+    stored = table_of(lookup).const_value
+    assert stored is not None  # noqa: S101  (just checked)
+    table = tensor_array(stored)
+    runner = OnnxRunner(instrument_ranges(draft, scratch / "model.onnx"))
+    inputs = CallInputs(config, shape.cl)
+    seen = False
+    for tokens, states in _hidden_states(target, config, windows):
+        for begin in range(0, len(tokens) - shape.ar, shape.ar):
+            ids = tokens[begin + 1 : begin + shape.ar + 1]
+            feeds: dict[str, npt.NDArray[Any]] = inputs.at(shape.ar, 0, ids)
+            feeds |= KvCache(runner.ports.inputs.values(), shape.cl).past(shape.past)
+            feeds[interface.INPUTS_EMBEDS] = np.asarray(table[ids], np.float32)[None]
+            feeds[interface.HIDDEN_STATES] = states[begin : begin + shape.ar][None]
+            ranges.observe(runner.run(feeds), shape.ar)
+            seen = True
+    runner.close()
+    if not seen:
+        raise CalibrationError(f"no text of at least {shape.ar + 1} tokens for the draft head")
+    return ranges.ranges()
+
+
+def _hidden_states(
+    target: Path, config: DecoderConfig, windows: Sequence[Sequence[int]]
+) -> Iterator[tuple[Sequence[int], Array]]:
+    """Yield each window with the target's hidden states `[n, hidden]` after its tokens."""
+    kept: list[Array] = []
+
+    def keep(outputs: Arrays, n_tokens: int) -> None:
+        kept.append(outputs[interface.LAST_HIDDEN_STATES][0, :n_tokens])
+
+    shape = interface.require_shape(target)
+    with HostLoop({shape.ar: [OnnxRunner(target)]}, config, on_outputs=keep) as loop:
+        for window in windows:
+            tokens = list(window[: len(window) // shape.ar * shape.ar])
+            if not tokens:
+                continue
+            kept.clear()
+            loop.reset()
+            loop.feed(tokens)
+            yield tokens, np.concatenate(kept)

@@ -1,0 +1,114 @@
+"""Forecast tokens in a model: rows of its embedding table, and the prefix that they see.
+
+Forecast token i has id n_vocab + i. Its prefix lies in a cache file as Genie saves and restores
+them: a header, unsigned 8-bit keys `[n_kv, head_dim, tokens]` of all layers, values
+`[n_kv, tokens, head_dim]` of all layers, and the scales of both as float64. Integers stand
+symmetric around 128.
+"""
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from buildlib.embedding.extraction import find_lookup, table_of
+from buildlib.embedding.table import table_chunks
+from buildlib.encodings.attachment import inherit
+from buildlib.encodings.model import Encoding, Encodings
+from buildlib.errors import EncodingsError, ModelFileError
+from buildlib.files import atomic_write
+from buildlib.graph import interface
+from buildlib.graph.values import remove_unused, static_shape
+from buildlib.passes.base import load_with_encodings, save_with_encodings
+from buildlib.speculative.ssd_tensors import Matrix, SsdTensors
+
+CACHE_FILE = "kv-cache.primary.qnn-htp"
+_TABLE_FILE = "forecast_table.raw"
+_MAGIC = 0xC0DE
+_ZERO_POINT = 128
+_HEADER = struct.Struct("<IIHHHH")
+
+
+def add_forecast_rows(source: Path, target: Path, rows: Matrix) -> Path:
+    """Write a float model whose embedding table has more rows at its end.
+
+    Args:
+        source: the model; its encodings lie beside it, and the table keeps its own.
+        target: the model to write; a file of the longer table appears beside it.
+        rows: `[n, hidden]`.
+
+    Raises:
+        ModelFileError: the model looks tokens up in no table, or in one of another width.
+    """
+    model = load_with_encodings(source)
+    lookup = find_lookup(model)
+    if lookup is None:
+        raise ModelFileError(source, "it looks token ids up in no table")
+    table = table_of(lookup)
+    shape = static_shape(table)
+    if shape is None or shape[1] != rows.shape[1]:
+        reason = f"its embedding table is {table.shape}, and forecast rows have {rows.shape[1]}"
+        raise ModelFileError(source, reason)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(target.with_name(_TABLE_FILE)) as file:
+        for chunk in table_chunks(table):
+            file.write(chunk.tobytes())
+        file.write(np.ascontiguousarray(rows, np.float32).tobytes())
+    dims = ir.Shape((shape[0] + len(rows), shape[1]))
+    longer = ir.Value(
+        name=f"{table.name}.forecast", type=ir.TensorType(ir.DataType.FLOAT), shape=dims
+    )
+    longer.const_value = ir.ExternalTensor(
+        _TABLE_FILE,
+        0,
+        4 * (shape[0] + len(rows)) * shape[1],
+        ir.DataType.FLOAT,
+        shape=dims,
+        name=str(longer.name),
+        base_dir=target.parent,
+    )
+    inherit(longer, table)
+    model.graph.register_initializer(longer)
+    lookup.replace_input_with(0, longer)
+    remove_unused(model.graph)
+    return save_with_encodings(model, target)
+
+
+def write_prefix(tensors: SsdTensors, encodings: Encodings, path: Path) -> None:
+    """Write the prefix as a cache file of Genie's, on the grids of the model's caches.
+
+    Raises:
+        EncodingsError: caches are not unsigned 8-bit integers around 128.
+    """
+    known = encodings.by_name()
+    caches = [
+        (interface.past_key(layer, "in"), keys.transpose(0, 2, 1))
+        for layer, keys in enumerate(tensors.keys)
+    ]
+    caches += [
+        (interface.past_value(layer, "in"), values) for layer, values in enumerate(tensors.values)
+    ]
+    scales = [_cache_scale(name, known) for name, _ in caches]
+    heads, tokens, dim = tensors.keys[0].shape
+    with atomic_write(path) as file:
+        file.write(_HEADER.pack(len(caches), _MAGIC, 0, heads, dim, tokens))
+        for (_, array), scale in zip(caches, scales, strict=True):
+            file.write(_quantized(array, scale).tobytes())
+        file.write(struct.pack(f"<{len(scales)}d", *scales))
+
+
+def _quantized(array: Matrix, scale: float) -> npt.NDArray[np.uint8]:
+    integers = np.clip(np.round(array / scale) + _ZERO_POINT, 0, 255)
+    return np.ascontiguousarray(integers, np.uint8)
+
+
+def _cache_scale(name: str, encodings: Mapping[str, Encoding]) -> float:
+    found = encodings.get(name)
+    fits = found is not None and (found.dtype, found.enc_type, found.bw) == ("INT", "PER_TENSOR", 8)
+    if found is None or not fits or found.offset[0] != -_ZERO_POINT:
+        reason = "forecast prefixes need caches of unsigned 8-bit integers around 128"
+        raise EncodingsError(name, reason)
+    return found.scale[0]

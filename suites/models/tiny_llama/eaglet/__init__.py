@@ -1,0 +1,1 @@
+"""Eaglet for the reference model: a draft head on its hidden states."""

@@ -1,0 +1,1 @@
+"""Self-speculative decoding for the reference model: forecast tokens and their prefix."""

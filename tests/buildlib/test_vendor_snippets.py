@@ -1,0 +1,247 @@
+"""The documented snippets, run as they stand; what they presuppose is given to them.
+
+Texts: "Gen AI Builder Overview" and "Advanced Features", docs.qualcomm.com 80-87189-2.
+"""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from types import EllipsisType
+from typing import Any
+
+import pytest
+
+from buildlib.checkpoint.layout import MODEL_FILE
+from buildlib.errors import InvalidOptionError
+from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.graph.files import load_model
+from buildlib.graph.shape import GraphShape
+from buildlib.lora.config import LoraSet
+from buildlib.passes.arcl import convert_arcl
+from buildlib.pipeline.options import M2sStartPoint
+from buildlib.qairt_modules import qairt_modules
+from buildlib.toolchains.compile_config import CompileConfig
+
+LORA = """
+    from qairt.modules.lora.lora_config import LoraBuilderInputConfig
+
+    builder.lora_config = LoraBuilderInputConfig(
+        lora_config_path="path/to/lora_config.yaml",
+        create_lora_graph=True,
+        quant_updatable_mode="adapter_only",
+        alpha_tensor_name="lora_alpha",
+    )
+"""
+LADE = """
+    from qairt.gen_ai_api.configs.lade_config import LadeBuilderConfig
+
+    builder.speculative_config = LadeBuilderConfig(window=8, ngram=5, gcap=8)
+"""
+SSD = """
+    from qairt.gen_ai_api.configs.ssd_config import SsdBuilderConfig
+
+    builder.speculative_config = SsdBuilderConfig(
+        forecast_token_count=4,
+        forecast_prefix=16,
+        branches=[4, 4],
+        ssd_tensor_file="./ssd_tensor.pt",
+    )
+"""
+EAGLET = """
+    from qairt.gen_ai_api.configs.eaglet_config import EagletBuilderConfig
+
+    builder.speculative_config = EagletBuilderConfig(
+        draft_len=6,
+        n_branches=6,
+        draft_model_path="./draft_model.onnx",
+        draft_token_map="./draft_token_map.json",
+    )
+"""
+ATTACH = """
+    child = builder.attach_model_for_arn(
+        arn=1,
+        model_path="path/to/ar1_model.onnx",
+        encodings_path="path/to/ar1_model.encodings",  # optional
+        name="decode",  # optional; defaults to "attached_ar1", used as the cache subdirectory
+    )
+"""
+CHILD_TRANSFORMATION = """
+    child.set_transformation_options(options={
+        "mha2sha.m2s_additional_start_points": [M2sStartPoint(...)],
+    })
+"""
+CHILD_COMPILATION = """
+    child.set_compilation_options(options={"graphs.vtcm_size_in_mb": 8})
+"""
+FIND = "find <cache_root> -name '*.bin'"
+REPLAY = """
+    import json
+    import qairt
+    from qairt.api.compiler.config import CompileConfig
+
+    cache_root = "<cache_root>/llama32"
+
+    # 1. Inspect the compile settings recorded for a previous build.
+    with open(f"{cache_root}/compile_<hash>/builder_cache_info.json") as f:
+        compile_info = json.load(f)
+    print(compile_info["config"]["backend"])      # e.g. "BackendType.HTP"
+    print(compile_info["config"]["soc_details"])  # e.g. "chipset:SM8850"
+
+    # 2. Load a converted split (the .dlc produced by a convert stage).
+    split = qairt.load(f"{cache_root}/convert_<hash>/my_split.dlc")
+
+    # 3. Reconstruct a CompileConfig from the inspected settings and re-compile.
+    config = CompileConfig(backend="HTP", soc_details="chipset:SM8850")
+    compiled = qairt.compile(split, config=config)
+    compiled.save("my_split_recompiled.bin")
+"""
+VALIDATE = """
+    CompileConfig.model_config["extra"] = "allow"
+    config = CompileConfig.model_validate(compile_info["config"])
+"""
+
+
+def run(snippet: str, **given: object) -> dict[str, Any]:
+    """Run a snippet; return its variables."""
+    scope: dict[str, Any] = dict(given)
+    with qairt_modules():
+        exec(dedent(snippet), scope)  # noqa: S102  (what this file is for)
+    return scope
+
+
+@pytest.fixture
+def builder(tiny_export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GenAIBuilderHTP:
+    """A builder of a small model, in a working folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    made = GenAIBuilderFactory.create(tiny_export, cache_root=tmp_path / "cache")
+    return made.set_targets(["chipset:SM8850"]).set_transformation_options(
+        {
+            "arn_cl_options.auto_regression_number": [1, 64],
+            "arn_cl_options.context_length": [128],
+            "split_model.num_splits": 1,
+        }
+    )
+
+
+def test_adapters_named_in_yaml(
+    builder: GenAIBuilderHTP, make_adapter: Callable[..., Path], tmp_path: Path
+) -> None:
+    make_adapter(tmp_path / "path/to/red", {"self_attn.q_proj": (40, 72)})
+    (tmp_path / "path/to/lora_config.yaml").write_text(
+        "adapters:\n  - name: red\n    path: red\n"
+        "use_cases:\n  - {name: pale, adapters: {red: 0.5}}\n"
+    )
+    run(LORA, builder=builder)
+    builder.set_transformation_options({"split_model.num_splits": 3})
+    split = builder.plan().plan.transformation.split_model
+    assert (split.split_embedding, split.split_lm_head) == (True, True)
+    loaded = LoraSet.load(tmp_path / "path/to/lora_config.yaml")
+    assert [case.name for case in loaded.cases] == ["pale"]
+
+
+def test_lookahead(builder: GenAIBuilderHTP) -> None:
+    run(LADE, builder=builder)
+    assert builder.plan().plan.additions.speculative == builder.speculative_config
+
+
+def test_self_speculation(builder: GenAIBuilderHTP, tmp_path: Path) -> None:
+    run(SSD, builder=builder)
+    with pytest.raises(InvalidOptionError, match=r"calls of 63 tokens; the largest AR is 32"):
+        builder.set_transformation_options(
+            {"arn_cl_options.auto_regression_number": [1, 32]}
+        ).plan()
+    builder.set_transformation_options({"arn_cl_options.auto_regression_number": [1, 64]})
+    with pytest.raises(InvalidOptionError, match=r"ssd_tensor_file.*no file ssd_tensor\.pt"):
+        builder.plan()
+    (tmp_path / "ssd_tensor.pt").write_bytes(b"")
+    builder.plan()
+
+
+def test_eaglet(builder: GenAIBuilderHTP, tmp_path: Path) -> None:
+    run(EAGLET, builder=builder)
+    for name in ("draft_model.onnx", "draft_token_map.json"):
+        with pytest.raises(InvalidOptionError, match=f"no file {name}"):
+            builder.plan()
+        (tmp_path / name).write_bytes(b"")
+    builder.plan()
+
+
+def test_an_attached_builder(builder: GenAIBuilderHTP, tiny_export: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_export, tmp_path / "source")
+    place = tmp_path / "path/to/ar1_model.onnx"
+    place.parent.mkdir(parents=True)
+    convert_arcl(tmp_path / "source" / MODEL_FILE, GraphShape(1, 128), place)
+    operator = next(str(node.name) for node in load_model(place).graph if node.name)
+
+    def start_point(_: EllipsisType) -> M2sStartPoint:
+        return M2sStartPoint(name=operator)
+
+    child = run(ATTACH, builder=builder)["child"]
+    assert child.name == "decode"
+    run(CHILD_TRANSFORMATION, child=child, M2sStartPoint=start_point)
+    run(CHILD_COMPILATION, child=child)
+    plan = builder.plan().plan
+    (one,) = plan.mha2sha[1].m2s_additional_start_points
+    assert one.name == operator
+    assert plan.graph_options[1] == {"graphs.vtcm_size_in_mb": 8}
+    child.set_transformation_options({"mha2sha.m2s_additional_start_points": ["nowhere"]})
+    with pytest.raises(InvalidOptionError, match="no operator 'nowhere'"):
+        builder.plan()
+    child.set_compilation_options({"context.weight_sharing_enabled": False})
+    with pytest.raises(InvalidOptionError, match=r"context\.weight_sharing_enabled"):
+        builder.sync_attached_builder_options()
+
+
+def test_the_stages_of_an_attached_builder_have_a_folder_of_its_name(
+    builder: GenAIBuilderHTP, tiny_export: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_export, tmp_path / "source")
+    place = tmp_path / "ar1" / "ar1_model.onnx"
+    convert_arcl(tmp_path / "source" / MODEL_FILE, GraphShape(1, 128), place)
+    child = builder.attach_model_for_arn(1, place, tmp_path / "source" / "model.encodings")
+    assert child.name == "attached_ar1"
+    builder.build()
+    own = {path.name.partition("_")[0] for path in (tmp_path / "cache" / "attached_ar1").iterdir()}
+    assert own == {"import", "quantize", "arcl", "transform", "convert"}
+
+
+def test_a_stage_is_replayed_from_its_sidecar(
+    builder: GenAIBuilderHTP,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outputs = builder.plan().outputs()
+    (binary,) = outputs.binaries
+    (dlc, _) = [path for (path,) in outputs.dlcs.values()]
+    cache = tmp_path / "<cache_root>" / "llama32"
+    cache.mkdir(parents=True)
+    (cache / "compile_<hash>").symlink_to(binary.parent)
+    (cache / "convert_<hash>").mkdir()
+    shutil.copy(dlc, cache / "convert_<hash>" / "my_split.dlc")
+
+    compile_info = run(REPLAY)["compile_info"]
+    assert capsys.readouterr().out.splitlines() == ["BackendType.HTP", "chipset:SM8850"]
+    assert (tmp_path / "my_split_recompiled.bin").is_file()
+
+    monkeypatch.setitem(CompileConfig.model_config, "extra", "ignore")
+    config = run(VALIDATE, CompileConfig=CompileConfig, compile_info=compile_info)["config"]
+    assert config == builder.plan().plan.compilation.compiled_part()
+
+    done = subprocess.run(  # noqa: S602  (the documented command)
+        FIND.replace("<cache_root>", str(tmp_path / "cache")),
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert str(binary) in done.stdout.splitlines()
+    described = json.loads(binary.with_name(f"{binary.stem}_cache_info.json").read_text())
+    assert [graph["name"] for graph in described["graphs"]] == [
+        "ar1_cl128_1_of_1",
+        "ar64_cl128_1_of_1",
+    ]
+    assert described["soc_model"] == 87
