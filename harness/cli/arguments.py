@@ -33,6 +33,17 @@ PoolFile = Annotated[
         show_default=False,
     ),
 ]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.yaml", help="The plan.")]
+PlanDb = Annotated[
+    str | None,
+    typer.Option("--db", help="Results database, instead of the plan's: a SQLite file, or a URL."),
+]
+PlanPool = Annotated[
+    Path | None, typer.Option("--pool", help="Pool configuration, instead of the plan's.")
+]
+MaxParallel = Annotated[
+    int | None, typer.Option("--max-parallel", min=1, help="Most devices to use at once.")
+]
 Wait = Annotated[
     float,
     typer.Option(min=0, help="Seconds to wait for a device that somebody else holds."),

@@ -1,13 +1,12 @@
 """`qnnfarm run`: runs a plan's matrix of containers, devices and workloads on a pool."""
 
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from harness.cli.arguments import Json
+from harness.cli.arguments import Json, MaxParallel, PlanDb, PlanFile, PlanPool
 from harness.console import EMULATOR, Row, answers, print_json, print_rows, remarks
 from harness.words import pluralize
 
@@ -19,21 +18,14 @@ if TYPE_CHECKING:
 
 
 def run(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN.yaml", help="The plan.")],
-    db: Annotated[
-        str | None,
-        typer.Option(help="Results database, instead of the plan's: a SQLite file, or a URL."),
-    ] = None,
-    pool: Annotated[
-        Path | None, typer.Option(help="Pool configuration, instead of the plan's.")
-    ] = None,
+    plan_file: PlanFile,
+    db: PlanDb = None,
+    pool: PlanPool = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Only cells whose label matches, e.g. `tiny/*`; may be repeated."),
     ] = None,
-    max_parallel: Annotated[
-        int | None, typer.Option(min=1, help="Most devices to use at once.")
-    ] = None,
+    max_parallel: MaxParallel = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Run all cells, including those that are done.")
     ] = False,

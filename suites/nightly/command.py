@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.arguments import Json, MaxParallel, PlanDb, PlanFile, PlanPool
 from harness.console import answers, print_json, print_remark, remarks
 from harness.errors import NightlyBusyError
 
@@ -16,17 +17,10 @@ if TYPE_CHECKING:
 
 
 def nightly(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN.yaml", help="The plan.")],
-    db: Annotated[
-        str | None,
-        typer.Option(help="Results database, instead of the plan's: a SQLite file, or a URL."),
-    ] = None,
-    pool: Annotated[
-        Path | None, typer.Option(help="Pool configuration, instead of the plan's.")
-    ] = None,
-    max_parallel: Annotated[
-        int | None, typer.Option(min=1, help="Most devices to use at once.")
-    ] = None,
+    plan_file: PlanFile,
+    db: PlanDb = None,
+    pool: PlanPool = None,
+    max_parallel: MaxParallel = None,
     again: Annotated[  # noqa: FBT002  typer passes it by name
         bool, typer.Option("--again", help="Measure once more, though tonight is over.")
     ] = False,
@@ -36,7 +30,7 @@ def nightly(
     test_notifications: Annotated[  # noqa: FBT002
         bool, typer.Option("--test-notifications", help="Only send a test to each receiver.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Answer as JSON.")] = False,  # noqa: FBT002
+    json: Json = False,  # noqa: FBT002
 ) -> None:
     """Build what changed, run a plan, judge it against its history, report, and tell news.
 
@@ -72,11 +66,14 @@ def nightly(
             warnings.simplefilter("ignore")
         try:
             night = job.run(again=again)
+        except KeyboardInterrupt:
+            _show_cut_off(archive, quiet=quiet, as_json=json)
+            raise
         except NightlyBusyError:
             if quiet:  # a timer that starts it every hour is no news
                 raise typer.Exit(NightlyBusyError.exit_code) from None
             raise
-    _show(archive, night, quiet=quiet, as_json=as_json)
+    _show(archive, night, quiet=quiet, as_json=json)
     raise typer.Exit(night.exit_code)
 
 
@@ -84,6 +81,22 @@ def _folder(plan: "Plan", plan_file: Path) -> Path:
     from harness.plans.matrix import resolve_path
 
     return resolve_path(plan_file, plan.nightly.reports or f"{plan.name}-reports")
+
+
+def _show_cut_off(archive: "Archive", *, quiet: bool, as_json: bool) -> None:
+    """Say how the night goes on that Ctrl-C or a signal ended."""
+    from harness.exit_codes import INTERRUPTED
+
+    night = next((one for one in reversed(archive.nights()) if one.verdict is None), None)
+    if night is None:  # it was over, or had not begun
+        return
+    if as_json:
+        print_json({**night.model_dump(mode="json"), "exit_code": INTERRUPTED, "report": None})
+    elif not quiet:
+        print_remark(
+            f"night {night.name} was cut off: what is measured is kept, and the same command goes "
+            "on with it"
+        )
 
 
 def _show(archive: "Archive", night: "Night", *, quiet: bool, as_json: bool) -> None:

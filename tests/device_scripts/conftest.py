@@ -1,6 +1,7 @@
 """A device's shell and tools, as bare as a phone's, and the runners of device_scripts."""
 
 import os
+import resource
 import secrets
 import shutil
 import subprocess
@@ -51,6 +52,20 @@ class DeviceShell:
             env=self.environment,
             stdout=subprocess.PIPE,
             text=True,
+        )
+
+    def run_on_a_full_disk(
+        self, script: str, *arguments: str | Path
+    ) -> subprocess.CompletedProcess[str]:
+        """Run it where writing to files fails, and nobody is killed for it."""
+        return subprocess.run(
+            self.command(script, *arguments),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            restore_signals=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
         )
 
     def with_tool(self, name: str, script: str) -> Self:

@@ -1,9 +1,7 @@
 import os
 import re
-import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -68,16 +66,7 @@ def test_environment_folder_and_arguments_arrive_unchanged(device: "DeviceShell"
 def test_a_full_device_is_told_and_the_next_run_works(device: "DeviceShell") -> None:
     run_dir = device.make_run()
     arguments = ("run.sh", run_dir, "20", "log", "--", "true")
-    full = subprocess.run(
-        device.command(*arguments),
-        env=device.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        # Writing to files fails, and nobody is killed for it.
-        restore_signals=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
-    )
+    full = device.run_on_a_full_disk(*arguments)
     assert (full.returncode, full.stdout) == (125, "")
     assert full.stderr == f"error: cannot write to {run_dir}: {DISK_FULL}\n"
     assert device.run(*arguments).returncode == 0

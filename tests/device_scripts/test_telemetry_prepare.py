@@ -1,8 +1,6 @@
 """`prepare.sh` under a phone's shell and tools, with Android's commands as far as it asks them."""
 
-import resource
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -97,16 +95,7 @@ def test_what_cannot_be_noted_is_not_changed(device: DeviceShell, phone: tuple[P
     _, state = phone
     tool = Path(device.environment["PATH"].split(":")[1]) / "cmd"
     tool.write_text('#!/bin/sh\nrm "$STATE/wakefulness"\n')
-    done = subprocess.run(
-        device.command("prepare.sh", "apply", device.work_root, "fixed-performance"),
-        env=device.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        # A full disk: writing to files fails, and nobody is killed for it.
-        restore_signals=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
-    )
+    done = device.run_on_a_full_disk("prepare.sh", "apply", device.work_root, "fixed-performance")
     assert (done.returncode, done.stdout) == (1, "")
     assert "full or read-only" in done.stderr
     assert (state / "wakefulness").exists()

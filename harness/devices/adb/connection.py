@@ -16,10 +16,9 @@ import select
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from harness.clock import Deadline, DeadlineExceeded
+from harness.closeable import Closeable
 from harness.errors import AdbAddressError
 
 DEFAULT_HOST = "127.0.0.1"
@@ -132,7 +131,7 @@ class ServerUnreachable(Exception):  # noqa: N818
     """Nothing accepts connections at the server's address."""
 
 
-class Connection:
+class Connection(Closeable):
     """A socket to an adb server; a context manager that closes it.
 
     Raises:
@@ -151,15 +150,8 @@ class Connection:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the connection."""
         self._socket.close()
 
     def detach(self) -> socket.socket:

@@ -4,9 +4,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from types import TracebackType
-from typing import Self, cast
+from typing import cast
 
+from harness.closeable import Closeable
 from harness.devices.spec import DeviceSpec
 from harness.errors import HarnessError, LeaseTimeoutError, RequirementError
 from harness.plans.cancellation import CancelToken
@@ -55,7 +55,7 @@ class HandDevice:
         self.serial = f"serial-of-{member}"
 
 
-class HandLease:
+class HandLease(Closeable):
     def __init__(self, pool: "HandPool", member: str) -> None:
         self._pool = pool
         self.device = cast("LeasedDevice", HandDevice(member))
@@ -73,15 +73,7 @@ class HandLease:
     def report_success(self, work: Work) -> None:
         self._pool.ended_well.append(work.label)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._pool.give_back(self.device.member)
 
 
