@@ -1,15 +1,31 @@
 """Fixtures that the suites share."""
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from harness.pytest_plugin.terminal import end_session
 from suites.parameters import SuiteParameters, parameters
+
+if TYPE_CHECKING:
+    from buildlib.container.container import GenAIContainer
 
 
 @pytest.fixture(scope="session")
 def suite_parameters(pytestconfig: pytest.Config) -> SuiteParameters:
     """Values given by `--suite-param`."""
     return parameters(pytestconfig)
+
+
+@pytest.fixture(autouse=True)
+def _fitting_container(request: pytest.FixtureRequest) -> None:
+    """Skip tests of dialogs with a text encoder, and the other way round; no device is leased."""
+    if "container" not in request.fixturenames:
+        return
+    container: GenAIContainer = request.getfixturevalue("container")
+    wanted = request.module.__name__.endswith("test_embeddings")
+    if container.embeds != wanted:
+        pytest.skip(f"the container holds a {'text encoder' if container.embeds else 'dialog'}")
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

@@ -50,6 +50,7 @@ class SuiteParameters:
         checkpoint: folder of the model that the container was built from; perplexity is compared
             with that model's, in float on this host.
         max_perplexity: bound of the perplexity; by default what the bits of the container allow.
+        min_cosine: of each embedding of a text encoder with the same model in float.
         turns: the most turns of a conversation.
         soak_s: how long soak goes on.
         soak_dialogs: dialogs that one process of soak holds.
@@ -66,6 +67,7 @@ class SuiteParameters:
     windows: int = 8
     checkpoint: Path | None = None
     max_perplexity: PerplexityBound | None = None
+    min_cosine: float = 0.98
     turns: int = 4
     soak_s: float = 60.0
     soak_dialogs: int = 8
@@ -145,6 +147,13 @@ def _number(text: str) -> float:
     return number
 
 
+def _cosine(text: str) -> float:
+    number = float(text)
+    if not -1 <= number <= 1:
+        raise ValueError("it is from -1 to 1")
+    return number
+
+
 def _bound(text: str) -> PerplexityBound:
     try:
         return PerplexityBound.parse(text)
@@ -168,6 +177,7 @@ _READERS: Mapping[str, Callable[[str], object]] = {
     "windows": _positive,
     "checkpoint": _path,
     "max_perplexity": _bound,
+    "min_cosine": _cosine,
     "turns": _several,
     "soak_s": _number,
     "soak_dialogs": _positive,

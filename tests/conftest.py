@@ -208,7 +208,7 @@ def reference_outputs(build_cache: Path) -> BuildOutputs:
 @pytest.fixture(scope="session")
 def encoder_model(build_cache: Path) -> Path:
     """The reference text encoder as an exporter leaves it."""
-    return tiny_encoder.write(build_cache.parent / "tiny_encoder")
+    return tiny_encoder.write(build_cache.parent / tiny_encoder.NAME)
 
 
 @pytest.fixture(scope="session")

@@ -38,25 +38,34 @@ class TextTokens:
         Raises:
             CheckpointError: the tokenizer cannot be read.
         """
+        return [ids[: self.length] for ids in self._encoded(texts)]
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each text, of which the first `length` count."""
+        return [len(ids) for ids in self._encoded(texts)]
+
+    def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
         encoder = load_tokenizer(self.tokenizer)
         before, after = self.template
         return [
-            encoder.encode(f"{before}{text}{after}", add_special_tokens=False).ids[: self.length]
-            for text in texts
+            encoder.encode(f"{before}{text}{after}", add_special_tokens=False).ids for text in texts
         ]
 
 
 def padded_inputs(
     tokens: Sequence[int], length: int, padding: int
 ) -> dict[str, npt.NDArray[np.int32]]:
-    """Return the four inputs of the graph for a text."""
+    """Return the four inputs of the graph for a text, as Genie 1.21 makes them: padding first."""
+    start, count = length - len(tokens), len(tokens)
     ids = np.full((1, length), padding, np.int32)
-    ids[0, : len(tokens)] = tokens
+    ids[0, start:] = tokens
+    places = np.zeros((1, length), np.int32)
+    places[0, start:] = np.arange(count)
     return {
         interface.INPUT_IDS: ids,
         interface.TOKEN_TYPE_IDS: np.zeros((1, length), np.int32),
-        interface.POSITION_IDS: np.arange(length, dtype=np.int32)[None],
-        interface.ATTENTION_MASK: (np.arange(length)[None] < len(tokens)).astype(np.int32),
+        interface.POSITION_IDS: places,
+        interface.ATTENTION_MASK: (np.arange(length)[None] >= start).astype(np.int32),
     }
 
 
@@ -134,7 +143,11 @@ def _feeds(session: Any, ids: Sequence[int]) -> dict[str, npt.NDArray[Any]]:  # 
     inputs = {each.name: each for each in session.get_inputs()}
     fixed = inputs[interface.INPUT_IDS].shape[1] if interface.INPUT_IDS in inputs else None
     length = fixed if isinstance(fixed, int) else len(ids)
-    whole = padded_inputs(ids[:length], length, 0)
+    count = min(length, len(ids))
+    whole = {
+        name: np.roll(values, count - length, axis=1)  # padding last, as exporters have it
+        for name, values in padded_inputs(ids[:count], length, 0).items()
+    }
     types = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float)": np.float32}
     return {
         name: whole[name].astype(types.get(each.type, np.int64))

@@ -23,8 +23,8 @@ INPUTS = (INPUT_IDS, TOKEN_TYPE_IDS, POSITION_IDS, ATTENTION_MASK)
 POOLED_OUTPUT = "pooled_output"
 SEQUENCE_OUTPUT = "sequence_output"
 
-POOLED_NAMES = (POOLED_OUTPUT, "sentence_embedding", "pooler_output")
-"""What exporters call it: Genie, sentence-transformers, transformers."""
+POOLED_NAMES = (POOLED_OUTPUT, "sentence_embedding")
+"""What Genie and sentence-transformers call it. The `pooler_output` of BERT is another thing."""
 SEQUENCE_NAMES = (SEQUENCE_OUTPUT, "last_hidden_state", "token_embeddings")
 
 

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from buildlib.encoder import interface
+from buildlib.encoder.inputs import cosine, embed_in_float, padded_inputs
 from buildlib.error_base import one_line
 from buildlib.errors import ModelFileError
 from buildlib.graph.builder import IR_VERSION, OPSET
@@ -22,9 +23,11 @@ from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.interface import MASKED
 from buildlib.graph.values import infer_shapes, remove_unused
 from buildlib.quantize.structure import LAYOUT_OPS
+from buildlib.reference.runners import OnnxRunner
 
 _MINUS_INFINITY = -1e4
 _TYPES = 2
+_SAME = 0.999
 _SQRT_TWO = math.sqrt(2.0)
 _FUSIONS = ("MatMulAddFusion",)
 """Of the runtime, whose names are in the way when the model is opened again."""
@@ -46,6 +49,7 @@ def import_encoder(model_path: Path, out_path: Path, length: int, pooling: str =
     work = _Importer(model, model_path, length)
     work.lookup_mask()
     work.take_int32()
+    work.place_by_input()
     work.add_missing_inputs()
     work.bound_mask()
     work.fuse_gelu()
@@ -56,7 +60,40 @@ def import_encoder(model_path: Path, out_path: Path, length: int, pooling: str =
         infer_shapes(model)
     except onnx.shape_inference.InferenceError as error:
         raise ModelFileError(model_path, one_line(str(error), 200)) from error
-    return save_model(model, out_path)
+    save_model(model, out_path)
+    _compare(model_path, out_path, length, pooling)
+    return out_path
+
+
+def _compare(export: Path, imported: Path, length: int, pooling: str) -> None:
+    """Check that texts of several lengths have the embeddings that they had.
+
+    Raises:
+        ModelFileError: one has another.
+    """
+    random = np.random.default_rng(length)
+    lowest = _vocabulary(imported) - 1
+    texts = [random.integers(0, lowest, size).tolist() for size in (length, max(2, length // 3))]
+    runner = OnnxRunner(imported)
+    if interface.POOLED_OUTPUT not in runner.ports.outputs:
+        return
+    for tokens, expected in zip(texts, embed_in_float(export, texts, pooling), strict=True):
+        found = runner.run(padded_inputs(tokens, length, 0))[interface.POOLED_OUTPUT]
+        like = cosine(found, expected)
+        if like < _SAME:
+            raise ModelFileError(
+                export,
+                f"a text of {len(tokens)} of {length} tokens would have another embedding (cosine "
+                f"{like:.4f}): Genie puts padding first, so nothing may look at fixed positions; "
+                "export last_hidden_state alone, which is pooled here",
+            )
+
+
+def _vocabulary(path: Path) -> int:
+    """Return the number of rows that tokens are looked up in."""
+    (ids,) = (value for value in load_model(path).graph.inputs if value.name == interface.INPUT_IDS)
+    table = next(iter(ids.uses())).node.inputs[0]
+    return 2 if table is None or table.shape is None else int(table.shape.numpy()[0])
 
 
 def _static(path: Path, length: int) -> onnx.ModelProto:
@@ -180,6 +217,33 @@ class _Importer:
                     f"its {name} goes through {odd.op_type} ({str(odd.name)[:60]}), not a lookup"
                 )
 
+    def place_by_input(self) -> None:
+        """Look positions up by `position_ids` where they are built in: padding comes first.
+
+        Attention by rotations or distances needs none.
+        """
+        if interface.POSITION_IDS in self.inputs:
+            return
+        for node in list(self.graph):
+            for index, value in enumerate(node.inputs):
+                table = None if value is None else value.const_value
+                if node.op_type != "Add" or table is None:
+                    continue
+                shape = tuple(int(size) for size in table.shape.numpy())
+                if shape[-2:-1] != (self.length,) or math.prod(shape[:-2]) != 1:
+                    continue
+                ids = self._new_input(interface.POSITION_IDS)
+                rows = tensor_array(table).reshape(shape[-2:])
+                name = f"{value.name!s}_by_position"  # type: ignore[union-attr]
+                rows_value = self.constant(f"{name}_table", rows)
+                node.replace_input_with(index, self.node("Gather", [rows_value, ids], name, axis=0))
+
+    def _new_input(self, name: str) -> ir.Value:
+        if name not in self.inputs:
+            kind, shape = ir.TensorType(ir.DataType.INT32), ir.Shape((1, self.length))
+            self.inputs[name] = ir.Value(name=name, type=kind, shape=shape)
+        return self.inputs[name]
+
     def add_missing_inputs(self) -> None:
         """Add the inputs that Genie feeds and the model does not have, as lookups of zero."""
         words = next((use.node for use in self.inputs[interface.INPUT_IDS].uses()), None)
@@ -192,12 +256,7 @@ class _Importer:
         ):
             if name in self.inputs:
                 continue
-            ids = ir.Value(
-                name=name,
-                type=ir.TensorType(ir.DataType.INT32),
-                shape=ir.Shape((1, self.length)),
-            )
-            self.inputs[name] = ids
+            ids = self._new_input(name)
             zeros = self.constant(f"{name}_zeros", np.zeros((rows, 1)))
             found = self.node("Gather", [zeros, ids], f"{name}_nothing", axis=0)
             uses = list(embedded.uses())
@@ -303,33 +362,24 @@ class _Importer:
         self.graph.outputs[:] = outputs
 
     def _pooled(self, sequence: ir.Value, pooling: str) -> ir.Value:
-        """Pool by a product with weights that add up to 1: a softmax of the mask."""
-        if pooling == "cls":
-            first = self.constant("pool_first", [0], np.int64)
-            return self.node(
-                "Squeeze",
-                [
-                    self.node(
-                        "Slice",
-                        [
-                            sequence,
-                            first,
-                            self.constant("pool_second", [1], np.int64),
-                            self.constant("pool_axis", [1], np.int64),
-                        ],
-                        "pool_token",
-                    ),
-                    self.constant("pool_squeezed", [1], np.int64),
-                ],
-                "pool_output",
-            )
+        """Pool by a product with weights whose sum is 1: a softmax of the mask, or the first token.
+
+        Padding comes first, so the first token is where its position is 0.
+        """
         mask = self.inputs[interface.ATTENTION_MASK]
-        table = self.constant("pool_values", [MASKED, 0.0])
-        bias = self.node("Gather", [table, mask], "pool_mask", axis=0)
         shape = self.constant("pool_shape", [1, 1, self.length], np.int64)
-        weights = self.node(
-            "Softmax", [self.node("Reshape", [bias, shape], "pool_bias")], "pool_weights", axis=-1
-        )
+        if pooling == "cls":
+            first = self.constant("pool_first", np.arange(self.length) == 0)
+            real = self.node("Gather", [self.constant("pool_real", [0.0, 1.0]), mask], "pool_mask")
+            places = self.inputs[interface.POSITION_IDS]
+            placed = self.node("Gather", [first, places], "pool_place")
+            chosen = self.node("Mul", [real, placed], "pool_chosen")
+            weights = self.node("Reshape", [chosen, shape], "pool_weights")
+        else:
+            table = self.constant("pool_values", [MASKED, 0.0])
+            bias = self.node("Gather", [table, mask], "pool_mask")
+            rows = self.node("Reshape", [bias, shape], "pool_bias")
+            weights = self.node("Softmax", [rows], "pool_weights", axis=-1)
         product = self.node("MatMul", [weights, sequence], "pool_product")
         axis = self.constant("pool_axis", [1], np.int64)
         return self.node("Squeeze", [product, axis], "pool_output")

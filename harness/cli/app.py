@@ -30,6 +30,7 @@ from harness.cli import (
     device,
     devices,
     doctor,
+    embed,
     gate,
     generate,
     history,
@@ -71,6 +72,7 @@ def build_app() -> typer.Typer:
     app.add_typer(config.app, name="config")
     app.command("generate")(generate.generate)
     app.command("perplexity")(perplexity.perplexity)
+    app.command("embed")(embed.embed)
     app.command("bench")(bench.bench)
     app.command("compare")(compare.compare)
     app.command("gate")(gate.gate)

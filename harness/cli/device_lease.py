@@ -165,6 +165,7 @@ def open_session(
     name: str | None,
     pool: Path | None = None,
     *,
+    embeds: bool = False,
     wait_s: float = 0.0,
     log_level: "LogLevel | None" = None,
     trace: bool = False,
@@ -173,6 +174,7 @@ def open_session(
 
     Args:
         name, pool, wait_s: see `device_source`.
+        embeds: whether the container must hold a text encoder, and not a dialog.
         log_level, trace: see `SessionOptions`.
 
     Raises:
@@ -186,6 +188,7 @@ def open_session(
     from harness.workloads.session import Session, SessionOptions
 
     container = open_container(container_dir)
+    _ = container.embedding_config if embeds else container.genie_config  # or it is refused
     options = SessionOptions(shown=deploy_progress, log_level=log_level, trace=trace)
     purpose = f"running {container.metadata.model.name}"
     with (

@@ -37,7 +37,7 @@ class Rows(StrEnum):
     TELEMETRY = "telemetry"
 
 
-Kind = Literal["bench", "generate", "perplexity"]
+Kind = Literal["bench", "generate", "perplexity", "embed"]
 Status = Literal["running", "done", "failed", "interrupted"]
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.deploy.deployment import Deployment
@@ -20,6 +21,7 @@ from harness.telemetry.sampler import DEFAULT_HZ
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.dialog import Dialog, DialogResult
+from harness.workloads.embed import Embed, Embeddings
 from harness.workloads.perplexity import score_text
 from harness.workloads.session import Session, SessionOptions
 
@@ -201,6 +203,26 @@ class ContainerRunner:
                 references=references,
                 role=role,
             ).output
+
+    def embed(
+        self, texts: Sequence[str], *, reference: Path | None = None, per_token: bool = False
+    ) -> Embeddings:
+        """Embed texts, and store times and cosines; see `harness.workloads.embed`.
+
+        Args:
+            reference: folder or file of the ONNX that the host runs in float.
+
+        Raises:
+            HarnessError: what went wrong; the run is in the store as failed.
+        """
+        workload = Embed.of(
+            texts=tuple(texts),
+            reference=None if reference is None else str(reference),
+            per_token=per_token,
+        )
+        self._deploy()
+        with self._open_store() as store:
+            return workload.run(self.target, Recording(lambda: store)).output
 
     def dialogs(
         self, dialogs: Sequence[Sequence[str]], *, max_new_tokens: int = 16

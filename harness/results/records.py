@@ -18,10 +18,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from harness.errors import TelemetryRecordError
 from harness.results.metrics import find_metric
 
-RunKind = Literal["bench", "generate", "perplexity"]
+RunKind = Literal["bench", "generate", "perplexity", "embed"]
 RunStatus = Literal["running", "done", "failed", "interrupted"]
 Runner = Literal[
-    "genie_t2t_run.py", "genie-t2t-run", "genie_app.py", "genie-app", "genie_perplexity.py"
+    "genie_t2t_run.py",
+    "genie-t2t-run",
+    "genie_app.py",
+    "genie-app",
+    "genie_perplexity.py",
+    "genie_t2e_run.py",
+    "genie-t2e-run",
 ]
 Positions = Literal["first_cl_minus_ar", "draft_first_cl_minus_ar", "all"]
 CheckOutcome = Literal["none", "passed", "failed"]

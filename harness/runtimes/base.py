@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from harness.deploy.deployment import Deployment
 from harness.results.records import Positions, Runner, TelemetrySeries
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 ModelRole = Literal["target", "draft"]
 """Which model of a container: the one that answers, or the one that drafts for it."""
@@ -80,12 +84,52 @@ class PerplexityResult:
     positions: Positions
 
 
+@dataclass(frozen=True)
+class TextVectors:
+    """What an encoder made of one text.
+
+    Attributes:
+        shape: `[1, embed]`, or `[tokens, embed]` of single tokens.
+        data: float32 values row by row, little-endian.
+        seconds: that it took.
+    """
+
+    shape: tuple[int, ...]
+    data: bytes
+    seconds: float
+
+    def array(self) -> "npt.NDArray[np.float32]":
+        """Return the values."""
+        import numpy as np
+
+        return np.frombuffer(self.data, "<f4").reshape(self.shape).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class EmbeddingResult:
+    """Embeddings of texts, in their order.
+
+    Attributes:
+        metrics: of the whole, by key of `harness.results.metrics`.
+        profile: the runtime's own record, as JSON.
+    """
+
+    vectors: tuple[TextVectors, ...]
+    metrics: Mapping[str, float]
+    profile: str = ""
+
+
 class Runtime(Protocol):
     """Runs one container on one device."""
 
     @property
     def runner(self) -> Runner:
         """The program that answers queries on the device."""
+        ...
+
+    @property
+    def embedding_runner(self) -> Runner:
+        """The program that embeds texts on the device."""
         ...
 
     @property
@@ -111,6 +155,10 @@ class Runtime(Protocol):
 
     def generate(self, request: GenerationRequest) -> GenerationResult:
         """Run one query in a process of its own on the device."""
+        ...
+
+    def embed(self, texts: Sequence[str], *, pooled: bool = True) -> EmbeddingResult:
+        """Embed texts one after another: a vector for each, or one for each of its tokens."""
         ...
 
     def windows(

@@ -27,7 +27,12 @@ class ContextLimit:
 
     @classmethod
     def of(cls, container: GenAIContainer) -> "ContextLimit":
-        """Read the limit from a container's manifest."""
+        """Read the limit from a container's manifest.
+
+        Raises:
+            ContainerError: it holds a text encoder, which has no context.
+        """
+        _ = container.genie_config
         graphs = container.metadata.graphs
         return cls(graphs.context_length, max(graphs.auto_regression_numbers))
 

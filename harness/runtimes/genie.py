@@ -20,6 +20,7 @@ from harness.errors import (
 )
 from harness.results.records import Positions, Runner
 from harness.runtimes.base import (
+    EmbeddingResult,
     GenerationRequest,
     GenerationResult,
     LogLevel,
@@ -28,6 +29,7 @@ from harness.runtimes.base import (
     Window,
 )
 from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.embedding import EncoderRun
 from harness.runtimes.files import check_fit, device_files, target_of
 from harness.runtimes.genie_profile import parse_profile, parse_trace
 from harness.runtimes.libraries.choice import find_genie
@@ -106,11 +108,11 @@ class GenieRuntime:
         check_fit(container, properties)
         self._device = device
         self._container = container
-        self._limit = ContextLimit.of(container)
         genie = find_genie(properties.abi, target_of(container).soc)
         self._origin = genie.origin
         self._has_python = not genie.programs
         self.runner = runner_of("genie-t2t-run", genie)
+        self.embedding_runner = runner_of("genie-t2e-run", genie)
         self._files = device_files(container, genie)
         self._timeout_s = timeout_s
         self._deploy_timeout_s = deploy_timeout_s
@@ -203,6 +205,25 @@ class GenieRuntime:
         traced = parse_trace(folder.read(trace), self._device.serial) if self._trace else ""
         return GenerationResult(text, metrics, samples.series, profiled, traced)
 
+    def embed(self, texts: Sequence[str], *, pooled: bool = True) -> EmbeddingResult:
+        """Embed texts.
+
+        Raises:
+            ContainerError: the container holds no text encoder.
+            RuntimeChoiceError: the device has neither Python nor a program that embeds.
+            RunnerError: the runner crashed, hung or refused.
+            RuntimeOutputError: what it left cannot be embeddings of these texts.
+        """
+        config = self._container.embedding_config.with_output(pooled=pooled)
+        if not self._has_python and self.embedding_runner.endswith(".py"):
+            reason = "the SDK has no genie-t2e-run for it, and ours needs Python"
+            raise RuntimeChoiceError(self._device.serial, reason)
+        folder = RunFolder(self._device, self.prepare())
+        run = EncoderRun(
+            self._device, folder, self.embedding_runner, self._timeout_s, tuple(self._logging)
+        )
+        return run.embed(texts, config)
+
     def read_log(self) -> str:
         """Read the end of what the last process on the device logged; empty if there was none."""
         if self._deployment is None:
@@ -269,6 +290,10 @@ class GenieRuntime:
             raise RuntimeOutputError(
                 self._device.serial, reason, printed_ids[-_LOG_TAIL:]
             ) from error
+
+    @functools.cached_property
+    def _limit(self) -> ContextLimit:
+        return ContextLimit.of(self._container)
 
     @functools.cached_property
     def _tokenizer(self) -> "Tokenizer":

@@ -32,7 +32,9 @@ from harness.workloads.session import Session
 
 NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\Z")]
 Output = TypeVar("Output", covariant=True)  # noqa: PLC0105
-_SUMMARY_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s", "perplexity")
+_SUMMARY_METRICS = (
+    "prefill_tokens_per_s", "decode_tokens_per_s", "perplexity", "embed_s", "cosine_float",
+)  # fmt: skip
 _SUMMARY_LENGTH = 60
 
 
@@ -171,18 +173,22 @@ def keeping_answers(
 def _keep_answers(
     session: Session, recorder: RunRecorder | None, answers: Sequence[GenerationResult]
 ) -> None:
-    """Keep profiles, one on a line, and traces, in the order of the answers."""
+    """Keep profiles and traces in the order of the answers."""
     if recorder is None:
         return
-    profiles = [one.profile for one in answers if one.profile]
-    lines = [json.dumps(json.loads(profile), separators=(",", ":")) for profile in profiles]
-    if lines:
-        content = "".join(f"{line}\n" for line in lines).encode()
-        recorder.add_artifact("profiles.jsonl", content, "profile")
+    keep_profiles(recorder, [one.profile for one in answers if one.profile])
     traces = [one.trace for one in answers if one.trace]
     if traces:
         packed = pack_traces(session.runtime.prepare().stages, traces)
         recorder.add_artifact(TRACES, packed, "trace")
+
+
+def keep_profiles(recorder: RunRecorder, profiles: Sequence[str]) -> None:
+    """Keep the runtime's profiles in their order, one on a line."""
+    lines = [json.dumps(json.loads(profile), separators=(",", ":")) for profile in profiles]
+    if lines:
+        content = "".join(f"{line}\n" for line in lines).encode()
+        recorder.add_artifact("profiles.jsonl", content, "profile")
 
 
 UNRECORDED = Recording()

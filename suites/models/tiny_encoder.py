@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 
 from suites.models import tiny_llama
 
+NAME = "tiny_encoder"
 SIZES = {
     "hidden_size": 144,
     "intermediate_size": 288,
@@ -142,7 +143,7 @@ def build() -> onnx.ModelProto:
     dims = ["batch_size", "sequence_length"]
     made = helper.make_graph(
         graph.nodes,
-        "tiny_encoder",
+        NAME,
         [
             helper.make_tensor_value_info(name, TensorProto.INT64, dims)
             for name in ("input_ids", "attention_mask", "token_type_ids")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.devices.adb.device import AdbDevice
-from harness.results.store import ResultsStore
+from harness.results.store import ResultsStore, RunFilter
 from suites.parameters import HARDWARE_LENGTHS, SuiteParameters, choose_lengths
 
 
@@ -41,7 +41,7 @@ def test_all_suites_pass_on_the_reference_model(
         "--suite-param=soak_dialogs=1", "--suite-param=turns=2",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    assert re.search(r"= 12 passed in ", done.stdout), done.stdout
+    assert re.search(r"= 12 passed, 1 skipped in ", done.stdout), done.stdout
     rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| tiny")]
     assert [row[6].strip() for row in rows] == ["soak", "pp64", "tg3", "tg3 @ d32"]
     assert all(re.fullmatch(r"\s+[\d.]+( ± [\d.]+)? ", row[7]) for row in rows)
@@ -136,3 +136,21 @@ def test_lengths_are_those_that_fit() -> None:
     assert choose_lengths(None, HARDWARE_LENGTHS.pp, 1000) == (128, 512)
     assert choose_lengths(None, HARDWARE_LENGTHS.pp, 100) == (64,)
     assert choose_lengths((7,), HARDWARE_LENGTHS.pp, 3) == (7,)
+
+
+@pytest.mark.timeout(900)
+def test_the_suite_of_embeddings_passes_on_the_reference_encoder(
+    tmp_path: Path, virtual_device: AdbDevice, encoder_bundle: Path
+) -> None:
+    """The cosine with float is at least 0.98 on 50 held-out sentences."""
+    db = tmp_path / "results.db"
+    done = run(
+        tmp_path, "--pyargs", "suites", f"--device={virtual_device.serial}",
+        f"--container={encoder_bundle}", f"--qnnfarm-db={db}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"= 1 passed, \d+ skipped in ", done.stdout), done.stdout
+    with ResultsStore.open(db, create=False) as store:
+        (stored,) = store.list_runs(RunFilter(kind="embed"))
+    assert len(stored.values("embed_s")) == len(stored.values("cosine_float")) == 50
+    assert min(stored.values("cosine_float")) >= 0.98

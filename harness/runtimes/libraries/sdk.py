@@ -18,6 +18,7 @@ from harness.runtimes.libraries.base import GenieLibraries, cpu_libraries, hexag
 
 ANDROID, LINUX = "aarch64-android", "aarch64-oe-linux-gcc11.2"
 _PROGRAMS = ("genie-t2t-run", "genie-app")
+_ENCODER = "genie-t2e-run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,10 @@ class QairtSdk:
         files = {name: self.root / "lib" / self.platform / name for name in cpu_libraries(soc)}
         files[skel] = self.root / "lib" / f"hexagon-{soc.dsp_arch}" / "unsigned" / skel
         runners = _PROGRAMS if self.platform == ANDROID else ()
-        programs = {name: self.root / "bin" / self.platform / name for name in runners}
+        folder = self.root / "bin" / self.platform
+        programs = {name: folder / name for name in runners}
+        if runners and (folder / _ENCODER).is_file():  # older SDKs have none
+            programs[_ENCODER] = folder / _ENCODER
         needed = (*files.values(), *programs.values())
         missing = [str(path.relative_to(self.root)) for path in needed if not path.is_file()]
         if missing:

@@ -75,6 +75,8 @@ class Scripted:
         self.prepare = session.runtime.prepare
         self.versions = session.runtime.versions
         self.windows = session.runtime.windows
+        self.embed = session.runtime.embed
+        self.embedding_runner = session.runtime.embedding_runner
         self.score = session.runtime.score
         self.sha256_of = session.runtime.sha256_of
         self.read_log = session.runtime.read_log

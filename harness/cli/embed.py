@@ -1,0 +1,203 @@
+"""`qnnfarm embed`: texts through a text encoder on a device."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.arguments import (
+    WAIT_S,
+    ContainerDir,
+    DeviceName,
+    Json,
+    LogLevel,
+    PoolFile,
+    Wait,
+    show_log,
+)
+from harness.console import answers, print_json, print_remark
+from harness.errors import WrongUseError
+
+if TYPE_CHECKING:
+    from harness.workloads.embed import Embeddings
+    from harness.workloads.session import Session
+
+_SHOWN_TEXT, _SHOWN_VALUES = 40, 4
+_STDIN = "-"
+
+
+def embed(
+    container_dir: ContainerDir,
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TEXT]...",
+            help="Texts to embed. Without any, and without `--file`, one a line from stdin.",
+            show_default=False,
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="A file with one text a line; `-` is stdin.")
+    ] = None,
+    device: DeviceName = None,
+    pool: PoolFile = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the vectors: `*.npy` as a NumPy array [texts, embed], anything else as raw "
+            "little-endian float32, text by text.",
+        ),
+    ] = None,
+    per_token: Annotated[
+        bool,
+        typer.Option("--per-token", help="A vector for each token, instead of one for the text."),
+    ] = False,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MODEL",
+            help="The ONNX that the container was built from, or its folder: this host runs it in "
+            "float, and the cosine of each text is shown.",
+        ),
+    ] = None,
+    min_cosine: Annotated[
+        float | None,
+        typer.Option(min=-1, max=1, help="Fail if a text's cosine with `--reference` is below."),
+    ] = None,
+    db: Annotated[
+        str | None, typer.Option(help="Results database to keep times and cosines in.")
+    ] = None,
+    wait: Wait = WAIT_S,
+    log_level: LogLevel = None,
+    json: Json = False,
+) -> None:
+    """Embed texts on a device with the container of a text encoder.
+
+    Exits 1 where a cosine is below `--min-cosine`.
+    """
+    from contextlib import nullcontext
+
+    from harness.cli.device_lease import open_session
+    from harness.results.lazy_store import LazyResultsStore
+    from harness.workloads.base import UNRECORDED, Recording
+    from harness.workloads.embed import Embed
+
+    workload = Embed.of(
+        texts=_texts(texts, file),
+        reference=None if reference is None else str(reference.expanduser().absolute()),
+        min_cosine=min_cosine,
+        per_token=per_token,
+    )
+    _check_output(output, len(workload.texts or ()), per_token=per_token)
+    with (
+        LazyResultsStore(db) if db is not None else nullcontext() as store,
+        open_session(
+            container_dir, device, pool, embeds=True, wait_s=wait, log_level=log_level
+        ) as session,
+    ):
+        recording = UNRECORDED if store is None else Recording(store.open)
+        try:
+            found = workload.run(session, recording).output
+        finally:
+            show_log(session, log_level)
+        longest = session.container.embedding_config.context_length
+    for text, tokens in zip(found.texts, found.tokens, strict=True):
+        if tokens > longest:
+            print_remark(f"only the first {longest} of {tokens} tokens of {text[:40]!r} count")
+    if output is not None:
+        _write(found, output)
+    if json:
+        print_json(_document(found, session))
+    else:
+        _show(found, session)
+
+
+def _texts(texts: list[str] | None, file: Path | None) -> tuple[str, ...]:
+    from harness.workloads.embed import read_lines, split_lines
+
+    if texts and file is not None:
+        raise WrongUseError("give either texts or --file, not both")
+    if texts and texts != [_STDIN]:
+        return tuple(texts)
+    if file is not None and str(file) != _STDIN:
+        return read_lines(file)
+    try:
+        return split_lines(sys.stdin.buffer.read().decode(), "stdin")
+    except UnicodeDecodeError as error:
+        raise WrongUseError("stdin is not UTF-8: give it in that encoding") from error
+
+
+def _check_output(path: Path | None, count: int, *, per_token: bool) -> None:
+    """Refuse a file that cannot be written, before a device is touched."""
+    if path is None:
+        return
+    if per_token and path.suffix == ".npy" and count > 1:
+        raise WrongUseError(
+            "texts have different numbers of tokens, so --per-token writes *.npy of one text only"
+        )
+    folder = path.expanduser().absolute().parent
+    if path.is_dir() or not folder.is_dir():
+        raise WrongUseError(f"{path} cannot be written: name a file in a folder that exists")
+
+
+def _write(found: "Embeddings", path: Path) -> None:
+    import io
+
+    import numpy as np
+
+    from buildlib.files import atomic_write_bytes
+
+    arrays = found.arrays()
+    content = b"".join(array.astype("<f4").tobytes() for array in arrays)
+    if path.suffix == ".npy":
+        buffer = io.BytesIO()
+        np.save(buffer, np.concatenate(arrays), allow_pickle=False)
+        content = buffer.getvalue()
+    try:
+        atomic_write_bytes(path.expanduser(), content)
+    except OSError as error:
+        raise WrongUseError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _document(found: "Embeddings", session: "Session") -> dict[str, object]:
+    """Answer with a vector for each text, or with a list of vectors where there are several."""
+    rows = []
+    for number, (text, vectors) in enumerate(zip(found.texts, found.result.vectors, strict=True)):
+        values = vectors.array().tolist()
+        row: dict[str, object] = {
+            "text": text,
+            "tokens": found.tokens[number],
+            "seconds": vectors.seconds,
+            "shape": list(vectors.shape),
+            "embedding": values[0] if len(values) == 1 else values,
+        }
+        if found.cosines:
+            row["cosine_float"] = found.cosines[number]
+        rows.append(row)
+    return {**session.device_fields, "metrics": dict(found.result.metrics), "embeddings": rows}
+
+
+def _show(found: "Embeddings", session: "Session") -> None:
+    from harness.errors import one_line
+    from harness.words import pluralize
+
+    console = answers()
+    for number, (text, vectors) in enumerate(zip(found.texts, found.result.vectors, strict=True)):
+        values = vectors.array().reshape(-1)[:_SHOWN_VALUES]
+        beginning = ", ".join(f"{value:+.4f}" for value in values)
+        shape = " x ".join(map(str, vectors.shape))
+        cosine = f", cosine with float {found.cosines[number]:.4f}" if found.cosines else ""
+        console.print(
+            f"{one_line(text, _SHOWN_TEXT)}: [{beginning}, ...] ({shape}){cosine}", markup=False
+        )
+    seconds = [vectors.seconds for vectors in found.result.vectors]
+    mean = 1000 * sum(seconds) / len(seconds)
+    least = f", least cosine {min(found.cosines):.4f}" if found.cosines else ""
+    print_remark(
+        f"{session.device_label}: {pluralize(len(seconds), 'text')}, {mean:.1f} ms each{least}"
+    )
+    if session.properties.emulator:
+        print_remark("emulator speed says nothing about hardware speed")

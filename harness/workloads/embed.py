@@ -1,0 +1,189 @@
+"""The `embed` workload: texts through a text encoder, beside the same model in float."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from buildlib.container.container import GenAIContainer
+from harness.errors import HostFileError, WrongUseError
+from harness.results.records import OutputCheck
+from harness.results.records import Workload as WorkloadRecord
+from harness.runtimes.base import EmbeddingResult
+from harness.words import pluralize
+from harness.workloads.base import (
+    UNRECORDED,
+    NonEmpty,
+    Recording,
+    WorkloadModel,
+    WorkloadResult,
+    keep_profiles,
+    require_passed,
+    summarize,
+)
+from harness.workloads.session import Session
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+COSINE, TIME = "cosine_float", "embed_s"
+_MOST_TEXTS = 10_000
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Embeddings of texts.
+
+    Attributes:
+        tokens: number of each text's tokens, before those beyond the context are cut off.
+        cosines: of each text with the model in float on this host; empty without a reference.
+    """
+
+    texts: tuple[str, ...]
+    result: EmbeddingResult
+    tokens: tuple[int, ...]
+    cosines: tuple[float, ...] = ()
+
+    def arrays(self) -> "list[npt.NDArray[np.float32]]":
+        """Return what the encoder gave for each text: [1, embed], or [tokens, embed]."""
+        return [vectors.array() for vectors in self.result.vectors]
+
+
+class Embed(WorkloadModel):
+    """Texts through a text encoder.
+
+    Attributes:
+        texts: what to embed.
+        file: or a file with one text a line.
+        reference: folder or file of the ONNX that the container was built from, which the host
+            runs in float; the cosine of each text is a metric.
+        min_cosine: below which the container counts as broken.
+        per_token: a vector for each token, instead of one for the text.
+    """
+
+    kind: Literal["embed"] = "embed"
+    texts: Annotated[tuple[NonEmpty, ...] | None, Field(min_length=1, max_length=_MOST_TEXTS)] = (
+        None
+    )
+    file: NonEmpty | None = None
+    reference: NonEmpty | None = None
+    min_cosine: Annotated[float, Field(ge=-1, le=1)] | None = None
+    per_token: bool = False
+
+    input_keys: ClassVar[tuple[str, ...]] = ("file",)
+
+    @model_validator(mode="after")
+    def _one_source_and_what_it_is_held_against(self) -> Self:
+        if (self.texts is None) == (self.file is None):
+            raise ValueError("texts: give either texts or a file with one text a line")
+        if self.min_cosine is not None and self.reference is None:
+            raise ValueError("min_cosine: it is the cosine with float: give its reference")
+        if self.per_token and self.reference is not None:
+            raise ValueError("per_token: a reference has one vector for a text")
+        return self
+
+    def check(self, container: GenAIContainer) -> None:
+        """See `Workload.check`."""
+        _ = container.embedding_config
+
+    def run(
+        self, session: Session, recording: Recording = UNRECORDED
+    ) -> WorkloadResult[Embeddings]:
+        """Embed the texts in one process on the device, those of the reference first."""
+        texts = self.texts or read_lines(session.resolve(self.file or ""))
+        tokens, expected = self._on_host(session, texts)
+        runtime = session.runtime
+        record = WorkloadRecord(
+            runner=runtime.embedding_runner,
+            repetitions=len(texts),
+            prompt=texts[0] if len(texts) == 1 else None,
+            dataset_sha256=hashlib.sha256("\n".join(texts).encode()).hexdigest(),
+        )
+        with recording.start_if_stored(session, "embed", record) as recorder:
+            result = runtime.embed(texts, pooled=not self.per_token)
+            cosines = tuple(
+                _cosine(vectors.array(), other)
+                for vectors, other in zip(result.vectors, expected, strict=bool(expected))
+            )
+            if recorder is not None:
+                recorder.add_values(result.metrics)
+                for number, vectors in enumerate(result.vectors):
+                    values = {TIME: vectors.seconds, "prompt_tokens": float(tokens[number])}
+                    values |= {COSINE: cosines[number]} if cosines else {}
+                    recorder.add_values(values, repetition=number)
+                keep_profiles(recorder, [result.profile] if result.profile else [])
+            require_passed(self._check_cosines(cosines, texts), recorder, session.device.serial)
+        values = dict(result.metrics)
+        values[TIME] = sum(vectors.seconds for vectors in result.vectors) / len(texts)
+        if cosines:
+            values[COSINE] = sum(cosines) / len(cosines)
+        found = Embeddings(tuple(texts), result, tokens, cosines)
+        run = recording.stored_run(recorder)
+        return WorkloadResult(found, values, summarize(values), run)
+
+    def _on_host(
+        self, session: Session, texts: Sequence[str]
+    ) -> "tuple[tuple[int, ...], Sequence[npt.NDArray[np.float32]]]":
+        """Count the tokens of each text, and embed them in float if there is a reference."""
+        from buildlib.encoder.inputs import TextTokens, embed_in_float
+        from buildlib.encoder.interface import read_pooling
+
+        embedding = session.container.embedding_config.embedding
+        template = embedding.prompt.prompt_template if embedding.prompt else ("", "")
+        tokens = TextTokens(session.tokenizer, template, embedding.context.ctx_size)
+        counts = tuple(tokens.count(texts))
+        if self.reference is None:
+            return counts, ()
+        path = session.resolve(self.reference)
+        model = path / "model.onnx" if path.is_dir() else path
+        return counts, embed_in_float(model, tokens.of(texts), read_pooling(model.parent))
+
+    def _check_cosines(self, cosines: Sequence[float], texts: Sequence[str]) -> OutputCheck:
+        if not cosines:
+            return OutputCheck()
+        least = min(cosines)
+        found = f"the cosine with float of {pluralize(len(texts), 'text')} is at least {least:.4f}"
+        if self.min_cosine is None:
+            return OutputCheck(outcome="none", reason=found)
+        if least >= self.min_cosine:
+            return OutputCheck(outcome="passed", reason=found)
+        text = texts[cosines.index(least)][:60]
+        reason = f"the cosine with float is {least:.4f}, below {self.min_cosine:g}, of {text!r}"
+        return OutputCheck(outcome="failed", reason=reason)
+
+
+def read_lines(path: Path) -> tuple[str, ...]:
+    """Read a file of texts, one a line; empty lines are left out.
+
+    Raises:
+        HostFileError: it is no readable UTF-8.
+        WrongUseError: it has no text, or too many.
+    """
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HostFileError(str(path), str(error)) from error
+    return split_lines(content, str(path))
+
+
+def split_lines(content: str, source: str) -> tuple[str, ...]:
+    """Return the lines of a text that are not empty; errors call it `source`.
+
+    Raises:
+        WrongUseError: there is none, or too many.
+    """
+    found = tuple(line for line in content.replace("\0", " ").splitlines() if line.strip())
+    if not 0 < len(found) <= _MOST_TEXTS:
+        reason = "holds no text" if not found else f"has {len(found)} lines"
+        raise WrongUseError(f"{source} {reason}: give 1 to {_MOST_TEXTS} texts, one a line")
+    return found
+
+
+def _cosine(vectors: "npt.NDArray[np.float32]", other: "npt.NDArray[np.float32]") -> float:
+    from buildlib.encoder.inputs import cosine
+
+    return cosine(vectors, other) if vectors.size == other.size else 0.0

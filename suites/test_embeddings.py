@@ -1,0 +1,44 @@
+"""Does the text encoder on the device embed texts as the model that it was built from?"""
+
+from pathlib import Path
+
+import pytest
+
+from harness.pytest_plugin.container_runner import ContainerRunner
+from harness.pytest_plugin.measurements import MeasurementRecorder
+from harness.workloads.embed import COSINE, Embeddings
+from suites.models import tiny_encoder
+from suites.parameters import SuiteParameters
+
+_TEXTS = 50
+
+
+@pytest.fixture
+def checkpoint(
+    run_container: ContainerRunner, suite_parameters: SuiteParameters, tmp_path: Path
+) -> Path:
+    """The model that the container was built from: the user's, or the reference encoder."""
+    if suite_parameters.checkpoint is not None:
+        return suite_parameters.checkpoint
+    if run_container.container.metadata.model.name != tiny_encoder.NAME:
+        pytest.skip("nothing to compare it with: give --suite-param checkpoint=DIR")
+    return tiny_encoder.write(tmp_path / tiny_encoder.NAME)
+
+
+def test_embeddings(
+    run_container: ContainerRunner,
+    record_measurement: MeasurementRecorder,
+    suite_parameters: SuiteParameters,
+    checkpoint: Path,
+) -> None:
+    """The cosine with the model in float is high for each of 50 texts."""
+    if suite_parameters.text is not None:
+        lines = suite_parameters.text.read_text(encoding="utf-8").splitlines()
+        texts = [line for line in lines if line.strip()][:_TEXTS]
+    else:
+        texts = list(tiny_encoder.heldout_sentences(_TEXTS))
+    found: Embeddings = run_container.embed(texts, reference=checkpoint)
+    least = min(found.cosines)
+    record_measurement.note(COSINE, least)
+    text = texts[found.cosines.index(least)]
+    assert least >= suite_parameters.min_cosine, f"the cosine with float is {least:.4f} of {text!r}"

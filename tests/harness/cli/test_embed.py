@@ -1,0 +1,78 @@
+"""`qnnfarm embed` on a real virtual device."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.devices.adb.device import AdbDevice
+from harness.exit_codes import BAD, GOOD, NO_ANSWER
+from harness.results.store import ResultsStore, RunFilter
+from tests.harness.cli.conftest import Run
+
+pytestmark = pytest.mark.timeout(600)
+TEXTS = ("In the beginning God created the heaven", "And the evening and the morning")
+
+
+def test_texts_are_embedded_written_and_stored(
+    qnnfarm: Run,
+    virtual_device: AdbDevice,
+    encoder_bundle: Path,
+    encoder_model: Path,
+    tmp_path: Path,
+) -> None:
+    db, file, out = tmp_path / "results.db", tmp_path / "texts.txt", tmp_path / "vectors.npy"
+    file.write_text("\n\n".join(TEXTS) + "\n")
+    where = (encoder_bundle, "--device", virtual_device.serial)
+    compared = ("--reference", encoder_model, "--min-cosine", "0.98")
+    done = qnnfarm("embed", *where, "--file", file, *compared, "--db", db, "-o", out, "--json")
+    assert done.returncode == GOOD, done.stderr
+    answer = json.loads(done.stdout)["embeddings"]
+    assert [each["text"] for each in answer] == list(TEXTS)
+    assert all(each["shape"] == [1, 144] for each in answer)
+    vectors = np.load(out)
+    np.testing.assert_allclose(vectors, [each["embedding"] for each in answer], atol=1e-6)
+    assert all(each["cosine_float"] >= 0.98 for each in answer)
+    with ResultsStore.open(db) as store:
+        (run,) = store.list_runs(RunFilter(kind="embed"))
+    assert run.workload.runner == "genie_t2e_run.py"
+    assert run.check.outcome == "passed"
+    assert run.values("cosine_float") == tuple(each["cosine_float"] for each in answer)
+    assert run.values("prompt_tokens") == tuple(float(each["tokens"]) for each in answer)
+    raw = tmp_path / "vectors.raw"
+    done = qnnfarm("embed", *where, TEXTS[0], "--per-token", "-o", raw)
+    assert done.returncode == GOOD, done.stderr
+    tokens = np.fromfile(raw, "<f4").reshape(-1, 144)
+    assert len(tokens) == answer[0]["tokens"]
+    np.testing.assert_allclose(tokens.mean(axis=0), vectors[0], atol=0.02)
+
+
+def test_a_cosine_below_the_bound_is_a_bad_answer(
+    qnnfarm: Run, virtual_device: AdbDevice, encoder_bundle: Path, encoder_model: Path
+) -> None:
+    where = (encoder_bundle, "--device", virtual_device.serial, TEXTS[0])
+    done = qnnfarm("embed", *where, "--reference", encoder_model, "--min-cosine", "1")
+    assert done.returncode == BAD
+    assert f"below 1, of '{TEXTS[0]}'" in done.stderr
+
+
+def test_what_cannot_be_asked_is_refused_before_a_device_is_leased(
+    qnnfarm: Run, encoder_bundle: Path, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n")
+    nowhere = ("--device", "nobody:1")
+    for arguments, reason in (
+        ((tiny_bundle, "a"), "holds a dialog, which embeds no texts"),
+        ((encoder_bundle, "a", "--file", empty), "give either texts or --file, not both"),
+        ((encoder_bundle, "--file", empty), "holds no text: give 1 to 10000 texts"),
+        ((encoder_bundle, "a", "--min-cosine", "0.5"), "give its reference"),
+        ((encoder_bundle, "a", "b", "--per-token", "-o", "x.npy"), "writes *.npy of one text only"),
+        ((encoder_bundle, "a", "-o", "/no/such/folder/x"), "cannot be written"),
+    ):
+        done = qnnfarm("embed", *arguments, *nowhere)
+        assert (done.returncode, reason in done.stderr) == (NO_ANSWER, True), done.stderr
+    done = qnnfarm("generate", encoder_bundle, "--prompt", "a", *nowhere)
+    assert done.returncode == NO_ANSWER
+    assert "holds a text encoder, which answers no prompts: use `qnnfarm embed`" in done.stderr
