@@ -63,6 +63,13 @@ def compare(
         list[str] | None,
         typer.Option(help="A metric to judge by; may be repeated. By default prefill and decode."),
     ] = None,
+    judge_emulator: Annotated[
+        bool,
+        typer.Option(
+            "--judge-emulator",
+            help="Give a verdict on the emulator, too, whose speed says nothing about hardware.",
+        ),
+    ] = False,
     reference_tokens: ReferenceTokens = None,
     max_perplexity: MaxPerplexity = None,
     perplexity_text: PerplexityText = None,
@@ -77,7 +84,8 @@ def compare(
 ) -> None:
     """Run two containers in turns on the same phone, and say whether B is slower.
 
-    Exits 1 where B is slower, or where a container answers wrongly; 2 where there is no verdict.
+    Exits 1 where B is slower, or where a container answers wrongly; 2 where there is no verdict, as
+    on the emulator.
     """
     from harness.cli.bench_options import (
         bench_workload,
@@ -110,8 +118,9 @@ def compare(
         labels=labels,
     ) as series:  # fmt: skip
         compared = series.compare(
-            workload, *containers, sessions=pairs, metrics=metrics, threshold=threshold
-        )
+            workload, *containers, sessions=pairs, metrics=metrics, threshold=threshold,
+            judge_emulator=judge_emulator,
+        )  # fmt: skip
     if json:
         print_json(_document(compared))
     else:
@@ -143,16 +152,20 @@ def _show(compared: "ComparisonGroup", db: str) -> None:
         ]
         rows.append(Row(cells))
     print_rows(("metric", "B / A", "interval", "pairs", "verdict"), rows)
-    for metric, comparison in compared.metrics:
-        console.print(f"{metric.label}: {comparison.reason}")
+    if not compared.is_unjudged:
+        for metric, comparison in compared.metrics:
+            console.print(f"{metric.label}: {comparison.reason}")
     unchecked = compared.unchecked
     if unchecked:
         told = f"unchecked: the output of {unchecked} of {len(compared.runs)} sessions"
         console.print(f"{told} was compared with nothing")
-    if any(run.device.emulator for run in compared.runs):
-        console.print(EMULATOR)
-    words = {Verdict.NOT_ENOUGH_DATA: "no verdict: not enough data"}
-    told = words.get(compared.verdict, f"verdict: {compared.verdict.value}")
+    if compared.is_unjudged:
+        told = f"no verdict: {EMULATOR}; --judge-emulator gives one"
+    else:
+        if any(run.device.emulator for run in compared.runs):
+            console.print(EMULATOR)
+        words = {Verdict.NOT_ENOUGH_DATA: "no verdict: not enough data"}
+        told = words.get(compared.verdict, f"verdict: {compared.verdict.value}")
     console.print(f"{told} (group {compared.group_id} in {db})")
 
 

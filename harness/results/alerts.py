@@ -22,6 +22,7 @@ from harness.results.changes import Change
 from harness.results.database import refuse_unreadable_rows
 from harness.results.history import Night, Series
 from harness.results.metrics import Metric, find_metric
+from harness.results.nights import NIGHT
 from harness.results.records import now, to_storable
 from harness.results.store import ResultsStore
 
@@ -30,7 +31,8 @@ STATES: tuple[AlertState, ...] = get_args(AlertState)
 UNSETTLED: frozenset[AlertState] = frozenset({"open", "acknowledged"})
 _SAME_NIGHTS = 3
 """Nights by which the place of a loss may move when more of the history is known."""
-_ONE_CAUSE = timedelta(hours=36)
+_NIGHT_APART = timedelta(hours=36)
+_FAR_GREATER = 1.5
 _RECOVERY = 0.5
 """Part of a loss whose recovery makes it fixed."""
 
@@ -64,6 +66,16 @@ class Alert:
     note: str
     changed_at: datetime
     told_at: datetime | None
+
+    @property
+    def subject(self) -> str:
+        """Id of the container, device and workload; see `Series`."""
+        return self.series.removesuffix(f"-{self.metric.key}")
+
+    @property
+    def size(self) -> float:
+        """Size of the change, for comparison with others: of the logarithm of its ratio."""
+        return abs(math.log(self.ratio))
 
     @property
     def loss(self) -> str:
@@ -163,19 +175,41 @@ def set_state(
 
 
 def group_alerts(alerts: Iterable[Alert]) -> tuple[tuple[Alert, ...], ...]:
-    """Group alerts that probably have one cause: losses that began within a night of each other.
+    """Group alerts that probably have one cause, the greatest loss of each group first.
 
-    A slower container shows in several metrics, workloads and kinds of devices at once. The
-    greatest loss of each group stands first.
+    A slower container shows in several metrics of one subject, whose places may be a night apart,
+    and on the same night in one metric of several subjects.
     """
     groups: list[list[Alert]] = []
     for alert in sorted(alerts, key=lambda one: (one.began_at, one.id)):
-        if groups and alert.began_at - groups[-1][0].began_at <= _ONE_CAUSE:
-            groups[-1].append(alert)
-        else:
-            groups.append([alert])
-    ordered = (sorted(group, key=lambda one: -abs(math.log(one.ratio))) for group in groups)
-    return tuple(tuple(group) for group in ordered)
+        joined = [group for group in groups if any(_of_one_cause(alert, one) for one in group)]
+        groups = [group for group in groups if group not in joined]
+        groups.append([alert, *(one for group in joined for one in group)])
+    ordered = (sorted(group, key=lambda one: (-one.size, one.id)) for group in groups)
+    return tuple(tuple(group) for group in sorted(ordered, key=lambda group: group[0].began_at))
+
+
+def is_news(alert: Alert, group: Iterable[Alert]) -> bool:
+    """Whether somebody has to be told of an alert, given those of its cause.
+
+    What was told of explains later alerts of its cause, but for another loss of the same series and
+    for a far greater one.
+    """
+    told = (one for one in group if one.told_at is not None)
+    return alert.told_at is None and not any(
+        one.series != alert.series
+        and _of_one_cause(alert, one)
+        and alert.size <= _FAR_GREATER * one.size
+        for one in told
+    )
+
+
+def _of_one_cause(a: Alert, b: Alert) -> bool:
+    apart = abs(a.began_at - b.began_at)
+    if a.subject == b.subject:
+        return apart <= _NIGHT_APART
+    commits = {a.bad_commit, b.bad_commit}
+    return a.metric == b.metric and len(commits) == 1 and apart < NIGHT
 
 
 def _find(location: str, wanted: str, known: Sequence[str]) -> str:

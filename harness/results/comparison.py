@@ -13,7 +13,7 @@ at random, always the same ones.
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
@@ -45,6 +45,8 @@ COMPARABLE_METRICS = (
     "peak_anonymous_bytes",
 )
 """The metrics that can be compared: speeds, latencies and memory of the runtime."""
+
+UNJUDGED = "the emulator's speed says nothing about hardware speed, so there is no verdict on it"
 
 Pair = tuple[Sequence[float], Sequence[float]]
 
@@ -172,6 +174,11 @@ class ComparisonGroup:
         return sum(run.check.outcome != "passed" for run in self.runs)
 
     @property
+    def is_unjudged(self) -> bool:
+        """Whether there is no verdict because it ran on the emulator."""
+        return any(comparison.reason == UNJUDGED for _, comparison in self.metrics)
+
+    @property
     def record(self) -> ComparisonRecord:
         """Its terms, and what it found, for the store."""
         return ComparisonRecord(
@@ -237,8 +244,12 @@ def compare_runs(
     *,
     metrics: Sequence[str] = DEFAULT_METRICS,
     threshold: float = THRESHOLD,
+    judge_emulator: bool = False,
 ) -> ComparisonGroup:
     """Compare the two sides of one group.
+
+    Args:
+        judge_emulator: whether sessions on the emulator get a verdict, which is about it alone.
 
     Raises:
         WrongUseError: the sides are not comparable; names the keys that differ.
@@ -248,9 +259,11 @@ def compare_runs(
     if differences := _differences(runs):
         raise WrongUseError(f"A and B cannot be compared, they differ in {differences}")
     chosen = [find_metric(key) for key in metrics]
-    found = tuple(
-        (metric, _compare_metric(runs, metric, threshold, len(chosen))) for metric in chosen
-    )
+    compared = (_compare_metric(runs, metric, threshold, len(chosen)) for metric in chosen)
+    if any(run.device.emulator for run in runs) and not judge_emulator:
+        nothing = Verdict.NOT_ENOUGH_DATA
+        compared = (replace(one, verdict=nothing, reason=UNJUDGED) for one in compared)
+    found = tuple(zip(chosen, compared, strict=True))
     return ComparisonGroup(tuple(runs), found, threshold)
 
 

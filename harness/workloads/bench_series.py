@@ -76,6 +76,7 @@ class BenchSeries:
         sessions: int,
         metrics: Sequence[str] = DEFAULT_METRICS,
         threshold: float = THRESHOLD,
+        judge_emulator: bool = False,
     ) -> ComparisonGroup:
         """Run sessions of two containers in turns, labelled A and B, and compare them.
 
@@ -83,7 +84,7 @@ class BenchSeries:
         the store tell the same.
 
         Args:
-            metrics, threshold: see `compare_runs`.
+            metrics, threshold, judge_emulator: see `compare_runs`.
 
         Raises:
             WrongUseError: fewer than one session.
@@ -113,7 +114,9 @@ class BenchSeries:
                     run = self._run(device, containers[label], bench, recording)
                     first.setdefault(label, run)
                     runs.append(run)
-        compared = compare_runs(runs, metrics=metrics, threshold=threshold)
+        compared = compare_runs(
+            runs, metrics=metrics, threshold=threshold, judge_emulator=judge_emulator
+        )
         self.store.open().write_comparison(compared.record)
         return compared
 

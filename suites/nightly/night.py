@@ -72,7 +72,7 @@ class Regression(_Part):
         change: relative; -0.08 is 8 % less.
         since: name of the night with the first result after the change.
         commits: last before and first after the change; empty where unknown.
-        is_new: whether nobody was told of it, nor of another one of its cause.
+        is_new: whether nobody was told of it, nor of another one of its cause that explains it.
     """
 
     id: str

@@ -17,7 +17,14 @@ from harness.plans.builds import ContainerBuild, build_containers, without_conta
 from harness.plans.matrix import resolve_path
 from harness.plans.plan_file import Plan
 from harness.plans.plan_run import open_plan_run
-from harness.results.alerts import Alert, group_alerts, list_alerts, mark_told, review
+from harness.results.alerts import (
+    Alert,
+    group_alerts,
+    is_news,
+    list_alerts,
+    mark_told,
+    review,
+)
 from harness.results.history import read_series
 from harness.results.provenance import git_state
 from harness.results.store import ResultsStore
@@ -160,7 +167,7 @@ def _regression(alert: Alert, group: Sequence[Alert]) -> Regression:
         change=alert.ratio - 1,
         since=night_name(began),
         commits=tuple(commits),
-        is_new=all(each.told_at is None for each in group),
+        is_new=is_news(alert, group),
     )
 
 

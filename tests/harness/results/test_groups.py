@@ -93,6 +93,19 @@ def test_emulator_and_hardware_are_never_compared() -> None:
         compare_runs([on(first, emulator=True), *others])
 
 
+def test_the_emulator_gets_a_verdict_only_where_it_is_asked_for() -> None:
+    runs = [on(run, emulator=True) for run in together(sessions("ttft_s", 0.5, 0.9))]
+    unjudged = compare_runs(runs, metrics=("ttft_s",))
+    assert (unjudged.verdict, unjudged.is_unjudged) == (Verdict.NOT_ENOUGH_DATA, True)
+    ((_, found),) = unjudged.metrics
+    assert found.ratio == pytest.approx(1.8)
+    assert "says nothing about hardware speed" in found.reason
+    (stored,) = find_comparisons(runs)
+    assert stored.is_unjudged
+    forced = compare_runs(runs, metrics=("ttft_s",), judge_emulator=True)
+    assert (forced.verdict, forced.is_unjudged) == (Verdict.REGRESSED, False)
+
+
 def test_a_pair_is_on_one_device() -> None:
     runs = [on(run, serial=f"phone {run.label}") for run in sessions("ttft_s", 0.5, 0.6)]
     ((_, found),) = compare_runs(runs, metrics=("ttft_s",)).metrics

@@ -1,6 +1,7 @@
 """Histories of a store, their changes, and the alerts that come of them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from harness.errors import UnknownAlertError
 from harness.results import alerts
 from harness.results.history import Series, SeriesFilter, read_series
+from harness.results.metrics import find_metric
 from harness.results.records import Measurement, Run
 from harness.results.store import ResultsStore
 
@@ -146,6 +148,40 @@ def test_alerts_of_one_cause_are_one_group(store: ResultsStore, fill: Fill) -> N
     (other,) = alerts.review(store, read_series(store, DECODE))
     (group,) = alerts.group_alerts([one, other])
     assert {alert.id for alert in group} == {one.id, other.id}
+
+
+@pytest.mark.parametrize(
+    ("change", "is_news"),
+    [
+        ({}, False),  # the same metric of another subject, at the same commit
+        ({"began_at": FIRST + timedelta(days=1), "bad_commit": "c2"}, True),
+        ({"metric": find_metric("ttft_s"), "series": "other-ttft_s"}, True),
+        ({"metric": find_metric("ttft_s"), "series": "one-ttft_s", "ratio": 1.2}, False),
+        (
+            {
+                "metric": find_metric("ttft_s"), "series": "one-ttft_s", "bad_commit": "c2",
+                "began_at": FIRST + timedelta(days=1),
+            },
+            False,
+        ),
+        ({"series": "one-decode_tokens_per_s", "began_at": FIRST + timedelta(days=1)}, True),
+        ({"ratio": 0.5}, True),
+        ({"told_at": FIRST}, False),
+    ],
+)  # fmt: skip
+def test_what_was_told_explains_its_like_and_hides_nothing_else(
+    change: dict[str, object], is_news: bool
+) -> None:
+    told = alerts.Alert(
+        id="a", series="one-decode_tokens_per_s", metric=find_metric("decode_tokens_per_s"),
+        name="", state="open", began_at=FIRST, found_at=FIRST, ratio=0.8, good_commit="c0",
+        bad_commit="c1", note="", changed_at=FIRST, told_at=FIRST,
+    )  # fmt: skip
+    later = replace(told, id="b", series="other-decode_tokens_per_s", told_at=None)
+    later = replace(later, **change)  # type: ignore[arg-type]
+    (group,) = [group for group in alerts.group_alerts([told, later]) if later in group]
+    assert alerts.is_news(later, group) is is_news
+    assert not alerts.is_news(told, group)
 
 
 def test_an_unknown_alert_is_refused(store: ResultsStore) -> None:
