@@ -34,13 +34,12 @@ def ls(
     show_all: Annotated[bool, typer.Option("--all", help="Fixed and expected ones, too.")] = False,
     json: Json = False,
 ) -> None:
-    """Judge the histories, and list the alerts that are open or acknowledged."""
-    from harness.results.alerts import list_alerts, review
-    from harness.results.history import read_series
+    """Judge what is new in the histories, and list the alerts that are open or acknowledged."""
+    from harness.results.alerts import list_alerts, review_new
     from harness.results.store import ResultsStore
 
     with ResultsStore.open_existing(db) as store:
-        review(store, read_series(store))
+        review_new(store)
         found = list_alerts(store, _chosen(state, show_all=show_all))
     _show(found, json=json)
 
@@ -78,10 +77,11 @@ def _chosen(state: "AlertState | None", *, show_all: bool) -> tuple["AlertState"
 
 
 def _set(db: str, ids: list[str], state: "AlertState", note: str, *, json: bool) -> None:
-    from harness.results.alerts import set_state
+    from harness.results.alerts import review_new, set_state
     from harness.results.store import ResultsStore
 
     with ResultsStore.open_existing(db) as store:
+        review_new(store)  # a report names alerts, too
         changed = set_state(store, ids, state, note=note)
     _show(changed, json=json)
 

@@ -7,20 +7,21 @@ alert is fixed.
 """
 
 import hashlib
+import importlib.metadata
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal, get_args
 
-from sqlalchemy import Connection, RowMapping, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from harness.errors import UnknownAlertError
 from harness.results import schema
 from harness.results.changes import Change
 from harness.results.database import refuse_unreadable_rows
-from harness.results.history import Night, Series
+from harness.results.history import Night, Series, read_series
 from harness.results.metrics import Metric, find_metric
 from harness.results.nights import NIGHT
 from harness.results.records import now, to_storable
@@ -118,6 +119,23 @@ def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:
         except IntegrityError:
             continue  # another process has just made the same alert
     return tuple(alert for alert in list_alerts(store) if alert.id in set(made))
+
+
+def review_new(store: ResultsStore) -> tuple[Alert, ...]:
+    """Review all histories, unless nothing was measured since they were reviewed last."""
+    runs, table = schema.runs.c, schema.reviews
+    newest = select(func.count(), func.max(runs.created_at), func.max(runs.finished_at))
+    with store.database.reading() as connection:
+        counted = connection.execute(newest.where(runs.status == "done")).one()
+        seen = connection.scalar(select(table.c.runs))
+    current = " ".join(map(str, (importlib.metadata.version("qnnfarm"), *counted)))
+    if seen == current:
+        return ()
+    made = review(store, read_series(store))
+    with store.database.writing() as connection:
+        connection.execute(delete(table))
+        connection.execute(insert(table).values(runs=current))
+    return made
 
 
 def find_alert(series: Series, change: Change, alerts: Iterable[Alert]) -> Alert | None:

@@ -12,6 +12,7 @@ History of `SCHEMA_VERSION`:
        the program's hash, the depth of a prompt, sessions at once; origin of imports; artifacts.
     5  terms and verdicts of comparisons.
     6  alerts.
+    7  what was reviewed for alerts.
 
 To change the tables: change them here, raise `SCHEMA_VERSION`, add a line above and a migration
 from the last version to `MIGRATIONS`.
@@ -51,7 +52,7 @@ from sqlalchemy import (
 from harness.errors import NewerSchemaError, NotAStoreError
 from harness.results import postgresql, records
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -226,6 +227,12 @@ alerts = Table(
     Column("told_at", UtcDateTime),
 )
 
+reviews = Table(
+    "reviews",
+    metadata,
+    Column("runs", String(200), primary_key=True),  # those that the newest review judged
+)
+
 Migration = Callable[[Connection], None]
 
 _GROUPS_AND_CONDITIONS = (
@@ -290,8 +297,13 @@ def _to_6(connection: Connection) -> None:
     alerts.create(connection)
 
 
+def _to_7(connection: Connection) -> None:
+    """Nothing was reviewed yet: the next review judges all that was measured."""
+    reviews.create(connection)
+
+
 MIGRATIONS: Mapping[int, Migration] = MappingProxyType(
-    {2: _to_2, 3: _to_3, 4: _to_4, 5: _to_5, 6: _to_6}
+    {2: _to_2, 3: _to_3, 4: _to_4, 5: _to_5, 6: _to_6, 7: _to_7}
 )
 """Migrations from schema n-1 to schema n, by n."""
 

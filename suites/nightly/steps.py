@@ -23,9 +23,8 @@ from harness.results.alerts import (
     is_news,
     list_alerts,
     mark_told,
-    review,
+    review_new,
 )
-from harness.results.history import read_series
 from harness.results.provenance import git_state
 from harness.results.store import ResultsStore
 from suites.nightly.archive import night_name
@@ -90,7 +89,7 @@ class PlanSteps:
         except MissingStoreError:
             return ()
         with existing as store:
-            review(store, read_series(store))
+            review_new(store)
             alerts = list_alerts(store)
         return tuple(
             _regression(alert, group)

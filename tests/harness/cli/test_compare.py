@@ -20,8 +20,8 @@ def test_the_verdict_is_the_exit_code(
     built = qnnfarm("build", tiny_llama.folder(), *target, *SHAPE, "--out", container)
     assert built.returncode == 0, built.stderr
     little = ("-p", "8", "-n", "2", "-r", "1", "-w", "0", "--no-gate", "--json")
-    judged = ("--metric", "decode_tokens_per_s", "--threshold", "1", "--sessions", "5")
-    judged = (*judged, "--judge-emulator")
+    speed = ("--metric", "decode_tokens_per_s", "--threshold", "1")
+    judged = (*speed, "--sessions", "5", "--judge-emulator")
     where = ("--device", virtual_device.serial, "--db", tmp_path / "r.db")
     done = qnnfarm("compare", container, container, *where, *judged, *little, timeout_s=1200)
     answer = json.loads(done.stdout)

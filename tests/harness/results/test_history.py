@@ -127,6 +127,18 @@ def test_a_loss_is_told_once_and_fixed_by_its_recovery(store: ResultsStore, fill
     assert (settled.state, settled.note) == ("fixed", f"recovered on 2026-01-29 at {'28' * 6}")
 
 
+def test_only_what_is_new_is_reviewed(
+    store: ResultsStore, fill: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill([50.0] * 20)
+    assert alerts.review_new(store) == ()
+    with monkeypatch.context() as patched:
+        patched.setattr(alerts, "read_series", None)  # which would not be called
+        assert alerts.review_new(store) == ()
+    fill([40.0] * 3, start=20)
+    assert [alert.metric.key for alert in alerts.review_new(store)] == ["decode_tokens_per_s"]
+
+
 @pytest.mark.parametrize("state", ["acknowledged", "expected", "fixed"])
 def test_a_settled_loss_stays_settled(
     store: ResultsStore, fill: Fill, state: alerts.AlertState
