@@ -54,9 +54,10 @@ TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 class Context(GenieModel):
     """Sizes and special tokens of the model.
 
-    All special tokens lie inside the vocabulary: an id outside it aborts the graph.
+    Special tokens lie inside the vocabulary: an id outside it aborts the graph.
 
     Attributes:
+        bos_token: put before a dialog; -1 for none.
         eot_token: ends a turn.
         n_embd: length of an embedding vector.
         draft_n_vocab: vocabulary of a draft model that knows fewer tokens.
@@ -65,7 +66,7 @@ class Context(GenieModel):
     version: Version = 1
     size: Count
     n_vocab: Count
-    bos_token: TokenId
+    bos_token: Annotated[int, Field(ge=-1, le=2**31 - 1)]
     eos_token: Annotated[
         Annotated[TokenId, One] | Annotated[tuple[TokenId, ...], Field(min_length=1), Several],
         OneOrSeveral,
@@ -172,7 +173,7 @@ class Dialog(GenieModel):
     max_num_tokens: Size | None = None
     stop_sequence: Texts | None = None
     context: Context
-    sampler: Sampler | None = None
+    sampler: Annotated[Sampler, WRITTEN] = GREEDY
     tokenizer: Tokenizer
     embedding: Embedding | None = None
     lade: Lade | None = None

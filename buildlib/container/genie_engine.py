@@ -14,7 +14,10 @@ from buildlib.container.config_model import (
     Count32,
     GenieModel,
     NoFlag,
+    One,
+    OneOrSeveral,
     Positive,
+    Several,
     Size,
     Size32,
     Text,
@@ -34,7 +37,7 @@ class QnnHtp(GenieModel):
         mmap_budget: bytes mapped at a time while loading; 0 for no limit.
         poll: spin while waiting for the processor: fewer microseconds, one busy core.
         cpu_mask: cores of Genie's own threads; `0x0` for any.
-        kv_dim: the head dimension.
+        kv_dim: the head dimension; without it no dialog can be created.
         pos_id_dim: half the head dimension; `positional_encoding` of the model replaces it.
         rope_theta: as `pos_id_dim`.
         data_alignment_size: bytes that inputs and outputs are aligned to; 0 for no alignment.
@@ -52,7 +55,7 @@ class QnnHtp(GenieModel):
     mmap_budget: Annotated[Size, WRITTEN] = 0
     poll: Annotated[bool, WRITTEN] = True
     cpu_mask: Annotated[str, Field(pattern=r"^0x[0-9a-fA-F]{1,16}$"), WRITTEN] = "0xe0"
-    kv_dim: Count32 | None = None
+    kv_dim: Count32
     pos_id_dim: Count32 | None = None
     rope_theta: Positive | None = None
     data_alignment_size: Size | None = None
@@ -102,11 +105,12 @@ class QnnGenAiTransformer(GenieModel):
     use_mmap: bool | None = None
 
 
+Extensions = Annotated[Annotated[str, One] | Annotated[tuple[str, ...], Several], OneOrSeveral]
 BackendType = Literal["QnnHtp", "QnnGpu", "QnnGenAiTransformer"]
 
 
 class Backend(GenieModel):
-    """Backend that runs the graphs, and its extensions file."""
+    """Backend that runs the graphs, and its extensions file, or several of them."""
 
     version: Version = 1
     type: Annotated[BackendType, WRITTEN] = "QnnHtp"
@@ -115,7 +119,7 @@ class Backend(GenieModel):
     qnn_genai_transformer: Annotated[
         QnnGenAiTransformer | None, Field(alias="QnnGenAiTransformer")
     ] = None
-    extensions: str | None = None
+    extensions: Extensions | None = None
 
     @model_validator(mode="after")
     def _block_is_of_the_type(self) -> Self:
@@ -126,6 +130,12 @@ class Backend(GenieModel):
         }
         check_blocks(self.type, blocks, optional=("QnnGpu",), what="backend")
         return self
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of its extensions files."""
+        given = self.extensions or ()
+        return (given,) if isinstance(given, str) else given
 
 
 def check_blocks(
@@ -147,6 +157,15 @@ def check_blocks(
 RopeType = Literal[
     "default", "linear", "llama3", "longrope", "qwen2vl-mrope", "qwen3vl-mrope", "proportional"
 ]
+_NEEDED_BY: Mapping[str, tuple[str, ...]] = {
+    "llama3": (
+        "factor",
+        "low-freq-factor",
+        "high-freq-factor",
+        "original-max-position-embeddings",
+    ),
+    "longrope": ("factor", "original-max-position-embeddings", "short-factor", "long-factor"),
+}
 _MROPE = ("qwen2vl-mrope", "qwen3vl-mrope")
 _SCALINGS_OF: Mapping[str, tuple[str, ...]] = {
     "low-freq-factor": ("llama3",),
@@ -184,6 +203,9 @@ class RopeScaling(GenieModel):
 
     @model_validator(mode="after")
     def _keys_are_of_the_type(self) -> Self:
+        for key in _NEEDED_BY.get(self.rope_type, ()):
+            if getattr(self, key.replace("-", "_")) is None:
+                raise refuse(f"it is missing: {self.rope_type} needs it", key, kind="missing")
         for key, types in _SCALINGS_OF.items():
             given = getattr(self, key.replace("-", "_")) is not None
             if given and self.rope_type not in types:
@@ -461,8 +483,7 @@ class Engine(GenieModel):
     def files(self) -> Iterator[str]:
         """Files and folders that Genie opens for it."""
         yield from self.model.files()
-        if self.backend.extensions:
-            yield self.backend.extensions
+        yield from self.backend.files
         contexts = [self.longcontext, *(group.longcontext for group in self.cache_groups or ())]
         for context in contexts:
             if context is not None and context.keydiff is not None:

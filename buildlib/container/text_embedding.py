@@ -21,7 +21,13 @@ from buildlib.container.config_model import (
     refuse,
 )
 from buildlib.container.genie_config import GenieConfig, TokenId, Tokenizer
-from buildlib.container.genie_engine import Binaries, Model, check_blocks, check_model_type
+from buildlib.container.genie_engine import (
+    Binaries,
+    Extensions,
+    Model,
+    check_blocks,
+    check_model_type,
+)
 from buildlib.container.layout import HTP_CONFIG
 
 
@@ -86,13 +92,19 @@ class EncoderBackend(GenieModel):
     qnn_genai_transformer: Annotated[
         EncoderGenAiTransformer | None, Field(alias="QnnGenAiTransformer")
     ] = None
-    extensions: str | None = None
+    extensions: Extensions | None = None
 
     @model_validator(mode="after")
     def _block_is_of_the_type(self) -> Self:
         blocks = {"QnnHtp": self.qnn_htp, "QnnGenAiTransformer": self.qnn_genai_transformer}
         check_blocks(self.type, blocks, what="backend")
         return self
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of its extensions files."""
+        given = self.extensions or ()
+        return (given,) if isinstance(given, str) else given
 
 
 class EncoderEngine(GenieModel):
@@ -150,7 +162,7 @@ class TextEmbeddingConfig(GenieModel):
         """Everything that Genie opens for this configuration."""
         engine = self.embedding.engine
         names = [*engine.model.files(), self.embedding.tokenizer.path]
-        names += [engine.backend.extensions] if engine.backend.extensions else []
+        names += engine.backend.files
         return tuple(dict.fromkeys(names))
 
     def with_output(self, *, pooled: bool) -> "TextEmbeddingConfig":

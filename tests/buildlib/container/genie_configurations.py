@@ -231,7 +231,7 @@ def _samplers() -> Iterator[tuple[str, Values]]:
         "sampler custom",
         changed(DIALOG, **{sampler: {"version": 1, "type": "custom", "callback-name": "choose"}}),
     )
-    yield "sampler of Genie's own defaults", changed(DIALOG, **{sampler: ...})
+    yield "sampler of Genie's own defaults", changed(DIALOG, **{sampler: {"version": 1}})
 
 
 def _embeddings() -> Iterator[tuple[str, Values]]:
@@ -253,7 +253,7 @@ def _positions() -> Iterator[tuple[str, Values]]:
     factors = {"short_factor": [1.0] * 64, "long_factor": [2.5] * 64}
     yield (
         "rope-scaling longrope",
-        _scaled(rope_type="longrope", original_max_position_embeddings=4096, **factors),
+        _scaled(rope_type="longrope", factor=1.0, original_max_position_embeddings=4096, **factors),
     )
     for name in ("qwen2vl-mrope", "qwen3vl-mrope"):
         seen = {"mrope_section": [16, 24, 24], "time_step": 50, "spatial_merge_size": 2}

@@ -90,6 +90,12 @@ STRICTER = (
     ),
     rule("time, height and width", r"mrope-section", "missing", "too_long"),
     rule("prefix and suffix, as documented", r"prompt-template", "missing"),
+    rule("the parser takes it, and then no dialog is created", r"sampler|kv-dim", "missing"),
+    rule(
+        "the parser takes it, and then the scaling is not read",
+        r"((low|high)-freq|short|long)?-?factor|original-max-position-embeddings",
+        "missing",
+    ),
     rule("without a type they are none", r"type|rope-type", "missing"),
     rule("integers of a table mean nothing without it", r"quant-param", "missing"),
     rule("adapters that are no inputs are sections", r"bin-sections", "missing"),
@@ -98,7 +104,6 @@ STRICTER = (
     rule("Genie takes any word, and knows four", r"kv-update-method", "literal_error"),
     rule("the documents know one", r"ssd-version", "literal_error", "int_parsing_size"),
     rule("an engine has one of four roles", r"role", "literal_error"),
-    rule("documented as a text", r"extensions", "string_type"),
     rule("the documents know no such key", r"surprise", "extra_forbidden"),
 )  # fmt: skip
 

@@ -1,0 +1,117 @@
+"""Configurations that need no model of their own, each run by the real Genie on the emulator.
+
+Those of other models run in the tests that make these models; all carry the marker from which
+`tools/genie_table.py` writes the table of docs/genie-configurations.md.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import device_scripts
+from buildlib.container.container import GenAIContainer
+from buildlib.graph.files import link_into
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
+from tests.buildlib.container.genie_configurations import changed
+
+pytestmark = pytest.mark.slow
+
+HTP = "dialog/engine/backend/QnnHtp"
+POSITIONS = "dialog/engine/model/positional-encoding"
+SCALING = f"{POSITIONS}/rope-scaling"
+SAMPLER = "dialog/sampler"
+WINDOW = {
+    "version": 1, "type": "sliding-window", "reserved-tokens": 4,
+    "sliding-window": {"version": 1, "window-size": 64},
+}  # fmt: skip
+LLAMA3 = {
+    "rope-type": "llama3", "factor": 8.0, "low-freq-factor": 1.0, "high-freq-factor": 4.0,
+    "original-max-position-embeddings": 8192,
+}  # fmt: skip
+PENALTY = {"version": 1, "penalize-last-n": 64, "repetition-penalty": 1.1}
+RUNS: dict[str, dict[str, object]] = {
+    "dialog basic": {},
+    "context with eot, pad, n-embd, several eos": {
+        "dialog/context/eos-token": [1, 2],
+        "dialog/context/eot-token": 4,
+        "dialog/context/pad-token": 1,
+        "dialog/context/n-embd": 144,
+    },
+    "sampler basic": {SAMPLER: {"version": 1, "type": "basic", "greedy": False}},
+    "sampler with token-penalty": {f"{SAMPLER}/token-penalty": PENALTY},
+    "sampler of Genie's own defaults": {SAMPLER: {"version": 1}},
+    "positions of QnnHtp": {
+        POSITIONS: ..., f"{HTP}/pos-id-dim": 12, f"{HTP}/rope-theta": 10000.0,
+    },
+    "rope-scaling default": {SCALING: {"rope-type": "default"}},
+    "rope-scaling linear": {SCALING: {"rope-type": "linear", "factor": 4.0}},
+    "rope-scaling llama3": {SCALING: LLAMA3},
+    "rope-scaling longrope": {
+        SCALING: {
+            "rope-type": "longrope",
+            "factor": 1.0, "original-max-position-embeddings": 4096,
+            "short-factor": [1.0] * 12, "long-factor": [2.5] * 12,
+        }
+    },
+    "rope-scaling proportional": {
+        SCALING: {"rope-type": "proportional", "factor": 1.0, "partial-rotary-factor": 1.0}
+    },
+    "rope-scaling qwen2vl-mrope": {
+        SCALING: {"rope-type": "qwen2vl-mrope", "mrope-section": [4, 4, 4]}
+    },
+    "rope-scaling qwen3vl-mrope": {
+        SCALING: {"rope-type": "qwen3vl-mrope", "mrope-section": [4, 4, 4]}
+    },
+    "positional-encoding none": {POSITIONS: {"type": "none"}},
+    "QnnHtp data-alignment-size": {f"{HTP}/data-alignment-size": 64},
+    "QnnHtp kv-update-method POINTER_SHIFT": {f"{HTP}/kv-update-method": "POINTER_SHIFT"},
+    "QnnHtp kv-update-method SHIFT_CONCAT": {f"{HTP}/kv-update-method": "SHIFT_CONCAT"},
+    "QnnHtp kv-update-method SMART_MASK": {f"{HTP}/kv-update-method": "SMART_MASK"},
+    "longcontext sliding-window": {
+        "dialog/engine/longcontext": WINDOW, "dialog/context/size": 400,
+    },
+    "cache-groups": {
+        "dialog/engine/cache-groups": [{"version": 1, "prefix": "past_"}],
+    },
+    "dialog lade without options": {"dialog/type": "lade"},
+    "dialog multistream": {
+        "dialog/type": "multistream",
+        "dialog/multistream": {"version": 1, "n-streams": 2, "p-threshold": 0.0},
+        "dialog/context/eos-token": [1, 13],
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("running")
+    for path in GenAIContainer.load(tiny_bundle).files.values():
+        link_into(path, place)
+    return place
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.genie_configuration(name)) for name in RUNS]
+)
+def test_it_runs(name: str, folder: Path, tiny_bundle: Path) -> None:
+    values: dict[str, Any] = json.loads(GenAIContainer.load(tiny_bundle).genie_config.to_json())
+    values = changed(values, **{"dialog/max-num-tokens": 4}, **RUNS[name])
+    (folder / "query.json").write_text(json.dumps(values))
+    script = Path(device_scripts.__file__).parent / "genie_t2t_run.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "-c", "query.json", "-p", "In the beginning God created"],
+        cwd=folder,
+        env={"LD_LIBRARY_PATH": find_libraries().search_path, "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout.partition("[BEGIN]: ")[2].rpartition("[END]")[0]
+    assert said
