@@ -56,6 +56,8 @@ class SuiteParameters:
         soak_dialogs: dialogs that one process of soak holds.
         max_memory_growth: part by which a process may grow in soak.
         max_slowdown: part by which the speed may fall in soak.
+        plain: folder of a container of the same model that does not speculate.
+        speculation_prompts: that both containers answer.
     """
 
     pp: tuple[int, ...] | None = None
@@ -73,6 +75,8 @@ class SuiteParameters:
     soak_dialogs: int = 8
     max_memory_growth: float = 0.1
     max_slowdown: float = 0.25
+    plain: Path | None = None
+    speculation_prompts: int = 20
 
     @classmethod
     def read(cls, texts: Mapping[str, str]) -> "SuiteParameters":
@@ -183,4 +187,6 @@ _READERS: Mapping[str, Callable[[str], object]] = {
     "soak_dialogs": _positive,
     "max_memory_growth": _number,
     "max_slowdown": _number,
+    "plain": _path,
+    "speculation_prompts": _positive,
 }

@@ -215,6 +215,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
                 2,
                 maximum=1e4,
             ),
+            _count("differing_texts", "Texts unlike plain decoding's", "texts"),
             _bytes("peak_rss_bytes", "Peak memory", positive=True),
             _bytes("peak_anonymous_bytes", "Peak anonymous memory", positive=True),
             _bytes("peak_file_bytes", "Peak file pages", positive=True),

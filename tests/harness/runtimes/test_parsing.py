@@ -78,7 +78,7 @@ def test_the_unit_in_the_profile_decides() -> None:
 
 
 def test_a_speculating_dialog_has_an_acceptance_rate() -> None:
-    text = profile(**{"token-acceptance-rate": {"value": 1.5, "unit": ""}})
+    text = profile(**{"token-acceptance-rate": {"value": 1.5, "unit": "toks/iteration"}})
     assert parse_profile(text, "serial")["token_acceptance_rate"] == 1.5
 
 

@@ -1,0 +1,97 @@
+"""Does a dialog that speculates say what plain decoding says, and does speculation pay?
+
+The container speculates; `--suite-param plain=DIR` is one of the same model that does not.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import pytest
+
+from buildlib.container.container import GenAIContainer
+from harness.pytest_plugin.container_runner import ContainerRunner
+from harness.pytest_plugin.measurements import MeasurementRecorder
+from harness.runtimes.base import GenerationRequest
+from harness.runtimes.tokenizer import encode, load_tokenizer
+from harness.workloads.session import Session, SessionOptions
+from suites.models import tiny_llama
+from suites.parameters import SuiteParameters
+
+_NEW_TOKENS = 24
+_PROMPT_CHARACTERS = 60
+_ACCEPTANCE = "token_acceptance_rate"
+_DIFFERING = "differing_texts"
+_LEAST = MappingProxyType({"spd": 1.2, "ssd-q1": 1.3, "eaglet": 2.0})
+"""Tokens accepted per call of the target, at least; lookahead has no rate of its own."""
+_MAY_DIFFER = frozenset({"lade"})
+"""Dialogs whose greedy text is not plain decoding's; differences are counted."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers of both containers to one prompt."""
+
+    plain: str
+    speculated: str
+
+    @property
+    def agree(self) -> bool:
+        """Whether both say the same, up to tokens that one of them did not come to."""
+        shorter, longer = sorted((self.plain, self.speculated), key=len)
+        return longer.startswith(shorter) and 2 * len(shorter) > len(longer)
+
+
+@pytest.fixture
+def plain_container(
+    run_container: ContainerRunner, suite_parameters: SuiteParameters
+) -> GenAIContainer:
+    """The container of the same model that does not speculate."""
+    kind = run_container.container.genie_config.dialog.type
+    if kind not in {*_LEAST, *_MAY_DIFFER}:
+        pytest.skip(f"a dialog of type {kind} does not speculate")
+    if suite_parameters.plain is None:
+        pytest.skip("nothing to compare it with: give --suite-param plain=DIR")
+    return GenAIContainer.load(suite_parameters.plain)
+
+
+@pytest.fixture
+def prompts(run_container: ContainerRunner, suite_parameters: SuiteParameters) -> tuple[str, ...]:
+    """Beginnings of chapters that the reference model has not seen, as many as asked for."""
+    tokenizer = load_tokenizer(run_container.container.files["tokenizer.json"])
+    text = tiny_llama.heldout_text()
+    count = suite_parameters.speculation_prompts
+    step = len(text) // count
+    pieces = [text[i * step : i * step + _PROMPT_CHARACTERS] for i in range(count)]
+    most = run_container.longest_prompt - _NEW_TOKENS
+    return tuple(
+        piece.rsplit(" ", 1)[0] for piece in pieces if len(encode(tokenizer, piece)) < most
+    )
+
+
+def test_speculation_changes_no_text(
+    run_container: ContainerRunner,
+    plain_container: GenAIContainer,
+    prompts: tuple[str, ...],
+    record_measurement: MeasurementRecorder,
+) -> None:
+    """Greedy text equals plain decoding's on held-out prompts, at the acceptance that is due."""
+    target, kind = run_container.target, run_container.container.genie_config.dialog.type
+    options = SessionOptions(runner_timeout_s=target.options.runner_timeout_s)
+    rates, pairs = [], []
+    with Session(target.device, plain_container, options, properties=target.properties) as beside:
+        for prompt in prompts:
+            request = GenerationRequest(_NEW_TOKENS, prompt=prompt)
+            result = run_container(prompt, max_new_tokens=_NEW_TOKENS)
+            pairs.append(Answers(beside.runtime.generate(request).text, result.text))
+            if _ACCEPTANCE in result.metrics:
+                rates.append(result.metrics[_ACCEPTANCE])
+    if rates:
+        record_measurement.note(_ACCEPTANCE, sum(rates) / len(rates))
+    differing = [pair for pair in pairs if not pair.agree]
+    record_measurement.note(_DIFFERING, len(differing))
+    if kind in _MAY_DIFFER:
+        assert all(pair.speculated for pair in pairs), "a query has no answer"
+        return
+    assert not differing, f"{len(differing)} of {len(pairs)} texts differ, such as {differing[0]}"
+    mean = sum(rates) / max(len(rates), 1)
+    assert mean >= _LEAST[kind], f"{mean:.2f} tokens accepted per call, {_LEAST[kind]} are due"

@@ -1,0 +1,88 @@
+"""The suite of speculating containers, as users run it, on containers built as users build them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buildlib.genai import GenAIBuilderFactory
+from buildlib.speculative.config import (
+    EagletBuilderConfig,
+    LadeBuilderConfig,
+    SpdBuilderConfig,
+    SpeculativeConfig,
+    SsdBuilderConfig,
+)
+from harness.devices.adb.device import AdbDevice
+from suites.models import tiny_llama
+
+MODEL = tiny_llama.folder()
+SSD = SsdBuilderConfig(ssd_tensor_file=MODEL / "ssd" / "ssd_tensor.safetensors")
+EAGLET = EagletBuilderConfig(
+    draft_model_path=MODEL / "eaglet" / "draft_model.onnx",
+    draft_len=3,
+    n_branches=2,
+    max_tokens_target_can_evaluate=16,
+)
+
+
+def run_suite(
+    how: SpeculativeConfig, plain: Path, cache: Path, serial: str, folder: Path, prompts: int = 3
+) -> str:
+    """Build a container that speculates, and run its suite; return what pytest printed."""
+    builder = GenAIBuilderFactory.create(MODEL, cache_root=cache)
+    builder.set_targets(["SM8750:emulator"]).set_transformation_options(
+        {
+            "arn_cl_options.auto_regression_number": [1, 32],
+            "arn_cl_options.context_length": [192],
+            "split_model.num_splits": 2,
+        }
+    )
+    builder.speculative_config = how
+    container = builder.build()
+    assert container.genie_config.dialog.type != "basic"
+    command = [
+        sys.executable, "-m", "pytest", "-p", "harness.pytest_plugin", "-p", "no:cacheprovider",
+        f"--rootdir={folder}", "-W", "error", "--pyargs", "suites.test_speculation", "-n", "0",
+        f"--device={serial}", f"--container={container.path}", f"--suite-param=plain={plain}",
+        f"--suite-param=speculation_prompts={prompts}", f"--junitxml={folder}/junit.xml",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ.copy(), timeout=850, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout, done.stdout
+    return (folder / "junit.xml").read_text()
+
+
+@pytest.mark.first
+@pytest.mark.parametrize("how", [SSD, EAGLET], ids=["ssd-q1", "eaglet"])
+def test_greedy_text_is_plain_decoding_s(
+    how: SpeculativeConfig,
+    tiny_bundle: Path,
+    build_cache: Path,
+    virtual_device: AdbDevice,
+    tmp_path: Path,
+) -> None:
+    report = run_suite(how, tiny_bundle, build_cache, virtual_device.serial, tmp_path)
+    (rate,) = re.findall(r'token_acceptance_rate[^"]*" value="([\d.]+)"', report)
+    assert float(rate) > 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["spd", "ssd-q1", "eaglet", "lade"])
+def test_on_twenty_prompts(
+    kind: str, tiny_bundle: Path, build_cache: Path, virtual_device: AdbDevice, tmp_path: Path
+) -> None:
+    how: dict[str, SpeculativeConfig] = {
+        "spd": SpdBuilderConfig(draft_container=tiny_bundle, draft_len=3),
+        "ssd-q1": SSD,
+        "eaglet": EAGLET,
+        "lade": LadeBuilderConfig(window=4, ngram=5, gcap=4),
+    }
+    run_suite(how[kind], tiny_bundle, build_cache, virtual_device.serial, tmp_path, 20)
