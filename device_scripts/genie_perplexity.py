@@ -15,14 +15,14 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 if TYPE_CHECKING:
-    from device_scripts import genie_api, genie_t2t_run
+    from device_scripts import genie_api, genie_t2t_run, genie_trace
 else:  # beside this file on the device
     import genie_api
     import genie_t2t_run
+    import genie_trace
 
 _FORMAT = 1
 _POSITIONS = "first_cl_minus_ar"
@@ -85,19 +85,26 @@ def accuracy_json(config: bytes, window: str, role: Optional[str]) -> bytes:
     return json.dumps(asked).encode()
 
 
-def evaluate(config_path: str, window: str, role: Optional[str] = None) -> Dict[str, Any]:
+def evaluate(options: argparse.Namespace) -> Dict[str, Any]:
     """Evaluate one window in this process, which may hang or abort: run it in a child.
 
     Raises:
         genie_api.RunnerError: Genie failed, or the text is not one window.
     """
+    (window,) = options.window_files
     text = genie_t2t_run.c_string(genie_api.read_file(window, "window"), "the window")
-    config_text = genie_api.read_file(config_path, "configuration")
+    config_text = genie_api.read_file(options.config, "configuration")
     length = context_length(config_text)
     genie = genie_api.Genie()
-    asked = accuracy_json(config_text, window, role)
+    asked = accuracy_json(config_text, window, options.role)
     with genie_api.Resources() as resources:
+        log = resources.add(genie_api.Log(genie, options.log)) if options.log else None
+        profile = resources.add(genie_api.Profile(genie, trace=True)) if options.trace else None
         config = resources.add(genie_api.DialogConfig(genie, config_text))
+        if log is not None:
+            config.bind_log(log)
+        if profile is not None:
+            config.bind_profile(profile)
         dialog = resources.add(genie_api.Dialog(config))
         tokens = dialog.encode(text)
         # Genie puts bos before the text, drops what fills no whole window, and needs one.
@@ -108,7 +115,13 @@ def evaluate(config_path: str, window: str, role: Optional[str] = None) -> Dict[
             )
         accuracy_config = resources.add(genie_api.AccuracyConfig(genie, asked))
         accuracy = resources.add(genie_api.Accuracy(accuracy_config, dialog))
+        began = time.monotonic_ns()
         result = json.loads(accuracy.compute())
+        if profile is not None:
+            computed = genie_trace.call("GenieAccuracy_compute", began)
+            _, traced = genie_trace.split_profile(profile.json())
+            trace = genie_trace.document(traced, calls=[computed])
+            genie_t2t_run.write_file(trace, options.trace, "trace")
     ids = " ".join(map(str, tokens)).encode()
     return {
         "perplexity": result["perplexity"],
@@ -120,7 +133,7 @@ def evaluate(config_path: str, window: str, role: Optional[str] = None) -> Dict[
 
 def _child(options: argparse.Namespace) -> int:
     """Run as the child; the answer has its own pipe, since Genie prints to stdout and stderr."""
-    answer = json.dumps(evaluate(options.config, options.window_files[0], options.role))
+    answer = json.dumps(evaluate(options))
     genie_t2t_run.flush_c()
     with os.fdopen(options.answer_fd, "w") as pipe:
         pipe.write(answer)
@@ -130,18 +143,21 @@ def _child(options: argparse.Namespace) -> int:
     os._exit(0)
 
 
-def run_child(
-    config: str, window: str, timeout_s: float, role: Optional[str] = None
-) -> Optional[Dict[str, Any]]:
+def run_child(options: argparse.Namespace, window: str) -> Optional[Dict[str, Any]]:
     """Evaluate one window in a child process; return None if it hung and was killed.
+
+    Its trace, if one is asked for, is in the file of `child_trace` then.
 
     Raises:
         genie_api.RunnerError: The child failed or died.
     """
     reader, writer = os.pipe()
     try:
-        command = [sys.executable, __file__, "-c", config, "--ar", "1", "--out", os.devnull]
-        command += ["--role", role] if role else []
+        command = [sys.executable, __file__, "-c", options.config]
+        command += ["--ar", "1", "--out", os.devnull]
+        command += ["--role", options.role] if options.role else []
+        command += ["--log", options.log] if options.log else []
+        command += ["--trace", child_trace(options)] if options.trace else []
         command += ["--answer-fd", str(writer), "--window-files", window]
         try:
             status = subprocess.run(
@@ -149,7 +165,7 @@ def run_child(
                 pass_fds=(writer,),
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
-                timeout=timeout_s,
+                timeout=options.timeout,
                 check=False,
             ).returncode
         except subprocess.TimeoutExpired:
@@ -172,11 +188,16 @@ def run_child(
                 os.close(descriptor)
 
 
+def child_trace(options: argparse.Namespace) -> str:
+    """Return the file of a child's trace."""
+    return f"{options.trace}.child"
+
+
 def measure(options: argparse.Namespace, window: str) -> Tuple[Window, str]:
     """Evaluate one window, with up to ``--retries`` retries if it hangs; add Genie's version."""
     for retries in range(options.retries + 1):
         began = time.monotonic()
-        answer = run_child(options.config, window, options.timeout, options.role)
+        answer = run_child(options, window)
         seconds = time.monotonic() - began
         if answer is None:
             print(f"{window}: hung for {options.timeout:g} s", file=sys.stderr, flush=True)
@@ -222,19 +243,19 @@ def run(options: argparse.Namespace) -> None:
     if not 0 < options.ar < length:
         raise genie_api.RunnerError(f"--ar must lie between 1 and {length - 1}")
     windows: List[Window] = []
+    traces: List[bytes] = []
     version = ""
     for number, file in enumerate(options.window_files, start=1):
         window, version = measure(options, file)
         windows.append(window)
+        if options.trace:
+            traces.append(genie_api.read_file(child_trace(options), "trace of a child"))
         total = len(options.window_files)
         print(f"window {number}/{total} perplexity={window.perplexity:.6g}", flush=True)
     result = combine(windows, length, options.ar, version)
-    temporary = Path(f"{options.out}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(result, indent=1) + "\n")
-        temporary.replace(options.out)
-    except OSError as error:
-        raise genie_api.RunnerError(f"cannot write {options.out}: {error.strerror}") from error
+    if options.trace:
+        genie_t2t_run.write_file(b"".join(line + b"\n" for line in traces), options.trace, "trace")
+    genie_t2t_run.write_file((json.dumps(result, indent=1) + "\n").encode(), options.out, "result")
     print(f"perplexity={result['perplexity']:.6g} windows={len(windows)}", flush=True)
 
 
@@ -249,6 +270,10 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--out", metavar="FILE", required=True, help="result JSON")
     build.add_argument(
         "--role", choices=("target", "draft"), help="which model of a dialog that has two"
+    )
+    build.add_argument("--log", choices=tuple(genie_api.LOG_LEVELS), help="Genie's own log")
+    build.add_argument(
+        "--trace", metavar="FILE", help="write the trace of each window, one on a line"
     )
     build.add_argument("--timeout", type=float, default=60.0, help="seconds for one window")
     build.add_argument("--retries", type=int, default=3, help="for a window that hangs")

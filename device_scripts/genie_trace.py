@@ -39,9 +39,16 @@ def split_profile(profile: bytes) -> Tuple[bytes, Dict[str, Any]]:
     return json.dumps(rest).encode(), whole
 
 
-def document(profile: Dict[str, Any], answers: Sequence[Answer] = ()) -> bytes:
-    """Return the trace of a process, from a profile with trace events."""
-    calls = _calls(profile)
+def document(
+    profile: Dict[str, Any], answers: Sequence[Answer] = (), calls: Sequence[Event] = ()
+) -> bytes:
+    """Return the trace of a process, from a profile with trace events.
+
+    Args:
+        answers: Of the dialog.
+        calls: Those of the API that profiles do not list, from `call`.
+    """
+    calls = [*_calls(profile), *calls]
     queries = [moment // 1000 for moment, count in answers if not count]
     own, left_out = _most(_functions(profile, calls, queries))
     events = [*calls, *own, *_tokens(answers)]
@@ -52,6 +59,12 @@ def document(profile: Dict[str, Any], answers: Sequence[Answer] = ()) -> bytes:
         "left_out": left_out,
     }
     return json.dumps({"traceEvents": events, "otherData": facts}, separators=(",", ":")).encode()
+
+
+def call(name: str, began_ns: int) -> Event:
+    """Return a call of the API that ends now."""
+    start = began_ns // 1000
+    return _event(name, "call", start, time.monotonic_ns() // 1000 - start, GENIE, {})
 
 
 def _calls(profile: Dict[str, Any]) -> List[Event]:

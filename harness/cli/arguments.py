@@ -97,13 +97,18 @@ def scratch_store(trace: Path | None) -> "Iterator[LazyResultsStore | None]":
         yield store
 
 
-def show_log(session: "Session", log_level: "LogLevelName | None") -> None:
-    """Print the log of a session's last process, if a level was asked for."""
+@contextmanager
+def showing_log(session: "Session", log_level: "LogLevelName | None") -> Iterator[None]:
+    """Print the log of the session's last process after the block, if a level was asked for."""
     from harness.console import print_remark
 
-    if log_level is not None:
-        with suppress(HarnessError):
-            print_remark(session.runtime.read_log().rstrip())
+    try:
+        yield
+    finally:
+        if log_level is not None:
+            with suppress(HarnessError):
+                for line in session.runtime.read_log().splitlines():
+                    print_remark(line)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from harness.cli.arguments import (
     TraceFile,
     Wait,
     scratch_store,
-    show_log,
+    showing_log,
     writing_trace,
 )
 from harness.console import print_json, print_remark, print_text
@@ -51,12 +51,10 @@ def generate(
         open_session(
             container_dir, device, pool, wait_s=wait, log_level=log_level, trace=bool(trace)
         ) as session,
+        showing_log(session, log_level),
     ):
         recording = Recording(store.open, group_id) if store else UNRECORDED
-        try:
-            result = workload.run(session, recording).output
-        finally:
-            show_log(session, log_level)
+        result = workload.run(session, recording).output
     if json:
         print_json(
             {

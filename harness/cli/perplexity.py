@@ -1,13 +1,25 @@
 """`qnnfarm perplexity`: scores a text on a device with Genie's accuracy API."""
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, PoolFile, Wait, read_text
+from harness.cli.arguments import (
+    WAIT_S,
+    ContainerDir,
+    DeviceName,
+    Json,
+    LogLevel,
+    PoolFile,
+    TraceFile,
+    Wait,
+    read_text,
+    scratch_store,
+    showing_log,
+    writing_trace,
+)
 from harness.console import answers, print_json, print_remark
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
@@ -59,6 +71,8 @@ def perplexity(
         str | None, typer.Option(help="Results database to keep the result in, for the report.")
     ] = None,
     wait: Wait = WAIT_S,
+    log_level: LogLevel = None,
+    trace: TraceFile = None,
     json: Json = False,
 ) -> None:
     """Score a text on a device: the first CL - AR positions of windows of the context length.
@@ -71,6 +85,7 @@ def perplexity(
     from harness.cli.device_lease import open_session
     from harness.results.lazy_store import LazyResultsStore
     from harness.results.perplexity import PERPLEXITY, find_perplexity_faults
+    from harness.results.records import new_run_id
     from harness.workloads.base import UNRECORDED, Recording
     from harness.workloads.perplexity import score_text
 
@@ -81,12 +96,17 @@ def perplexity(
             "CHECKPOINT_DIR"
         )
     content = read_text(text)
+    group_id = new_run_id()
     references = _references(reference, container_dir, content, windows, role)
     with (
-        LazyResultsStore(db) if db is not None else nullcontext() as store,
-        open_session(container_dir, device, pool, wait_s=wait) as session,
+        LazyResultsStore(db) if db is not None else scratch_store(trace) as store,
+        writing_trace(trace, store, [group_id]),
+        open_session(
+            container_dir, device, pool, wait_s=wait, log_level=log_level, trace=trace is not None
+        ) as session,
+        showing_log(session, log_level),
     ):
-        recording = UNRECORDED if store is None else Recording(store.open)
+        recording = UNRECORDED if store is None else Recording(store.open, group_id)
         scored = score_text(
             session,
             content,

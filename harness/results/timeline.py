@@ -305,11 +305,16 @@ def _traced_phases(events: Sequence[Traced], start: float, part: str) -> list[Sp
             tokens = [e for e in tokens if e not in mine]
             found += _answer(mine, start, part)
         else:
-            name = "load" if call.name.endswith("_create") else "other"
-            found.append(Span(name, start + call.start_s, call.seconds, part))
+            found.append(Span(_phase_of(call), start + call.start_s, call.seconds, part))
     if tokens:  # Genie does not list a query that filled the context
         found += _answer(tokens, start, part)
     return found
+
+
+def _phase_of(call: Traced) -> str:
+    if call.name.endswith("_create"):
+        return "load"
+    return "prefill" if call.name == "GenieAccuracy_compute" else "other"
 
 
 def _answer(tokens: Sequence[Traced], start: float, part: str) -> Iterator[Span]:

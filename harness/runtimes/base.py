@@ -75,6 +75,7 @@ class PerplexityResult:
         tokens: number of scored tokens in all windows together.
         retries: windows that had to be tried again because the runtime hung.
         positions: which positions of each window were scored.
+        traces: of each window, in the Trace Event Format, if that was asked for.
     """
 
     perplexity: float
@@ -82,6 +83,7 @@ class PerplexityResult:
     tokens: int
     retries: int
     positions: Positions
+    traces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from buildlib.container.container import GenAIContainer
@@ -266,11 +267,17 @@ class GenieRuntime:
         folder.send({**inputs, "query_config.json": self._container.genie_config.to_json()})
         command = [*starting(self.perplexity_runner), "-c", "query_config.json"]
         command += ["--ar", str(self._limit_of(role).prefill_ar), "--role", role]
+        command += [*self._logging, *(["--trace", "traces.jsonl"] if self._trace else [])]
         command += ["--out", "perplexity.json", "--window-files", *names]
         timeout_s = self._timeout_s * len(windows)
         folder.run(command, name=self.perplexity_runner, timeout_s=timeout_s, stdout=_OUTPUT)
         text = folder.read("perplexity.json")
-        return parse_perplexity(text, windows, self._device.serial, self.positions(role))
+        result = parse_perplexity(text, windows, self._device.serial, self.positions(role))
+        if not self._trace:
+            return result
+        lines = folder.read("traces.jsonl").splitlines()
+        traces = tuple(parse_trace(line, self._device.serial) for line in lines)
+        return replace(result, traces=traces)
 
     def _count_tokens(self, request: GenerationRequest) -> int:
         """Tokens that the prompt takes in the context: Genie puts bos before them."""

@@ -177,8 +177,12 @@ def _keep_answers(
     if recorder is None:
         return
     keep_profiles(recorder, [one.profile for one in answers if one.profile])
-    traces = [one.trace for one in answers if one.trace]
-    if traces:
+    keep_traces(session, recorder, [one.trace for one in answers])
+
+
+def keep_traces(session: Session, recorder: RunRecorder, traces: Sequence[str]) -> None:
+    """Keep the traces of a session's processes, if it was traced."""
+    if any(traces):
         packed = pack_traces(session.runtime.prepare().stages, traces)
         recorder.add_artifact(TRACES, packed, "trace")
 

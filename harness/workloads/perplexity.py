@@ -21,6 +21,7 @@ from harness.workloads.base import (
     Recording,
     WorkloadModel,
     WorkloadResult,
+    keep_traces,
     require_passed,
     summarize,
 )
@@ -147,6 +148,7 @@ def score_text(
         values = {PERPLEXITY: result.perplexity, **(references or {})}
         if recorder is not None:
             recorder.add_values(values)
+            keep_traces(session, recorder, result.traces)
         if bound is not None:
             check = bound.check(values, describe_scored(definition))
             require_passed(check, recorder, session.device.serial)

@@ -145,7 +145,12 @@ def test_the_path_of_a_user(
 
     text = tiny_llama.folder() / "text" / "heldout.txt"
     window = ("--text", text, "--windows", "1", "--db", db, "--json")
-    scored = json.loads(qnnfarm("perplexity", *on_device, *window).stdout)
+    scoring = qnnfarm("perplexity", *on_device, *window, "--trace", trace, "--log-level", "warn")
+    assert "[WARN] " in scoring.stderr
+    names = Counter(event["name"] for event in json.loads(trace.read_text())["traceEvents"])
+    assert names["GenieAccuracy_compute"] == names["window 1"] == 1
+    assert names["QnnApi::graphExecute"] >= 2 * 5  # two parts, of the 160 tokens 32 at a time
+    scored = json.loads(scoring.stdout)
     assert 1 < scored["perplexity"] < 50
 
     page = tmp_path / "report.html"

@@ -89,9 +89,10 @@ def test_a_failed_run_keeps_its_log(
             session, Recording(lambda: store)
         )
     (run,) = store.list_runs()
-    (log,) = store.artifacts(run.id)
-    assert (log.name, log.kind, run.status) == ("run.log", "log", "failed")
-    assert store.read_artifact(log) == b"what went wrong"
+    kept = {artifact.name: artifact for artifact in store.artifacts(run.id)}
+    assert kept.keys() >= {"run.log", "dmesg.txt", "profiles.jsonl"}
+    assert (kept["run.log"].kind, kept["dmesg.txt"].kind, run.status) == ("log", "log", "failed")
+    assert store.read_artifact(kept["run.log"]) == b"what went wrong"
 
 
 def test_what_is_not_recorded_leaves_no_run(session: Session, store: ResultsStore) -> None:
