@@ -14,7 +14,7 @@ from harness.cli.arguments import (
     LogLevel,
     PoolFile,
     Wait,
-    show_log,
+    showing_log,
 )
 from harness.console import answers, print_json, print_remark
 from harness.errors import WrongUseError
@@ -97,12 +97,10 @@ def embed(
         open_session(
             container_dir, device, pool, embeds=True, wait_s=wait, log_level=log_level
         ) as session,
+        showing_log(session, log_level),
     ):
         recording = UNRECORDED if store is None else Recording(store.open)
-        try:
-            found = workload.run(session, recording).output
-        finally:
-            show_log(session, log_level)
+        found = workload.run(session, recording).output
         longest = session.container.embedding_config.context_length
     for text, tokens in zip(found.texts, found.tokens, strict=True):
         if tokens > longest:
