@@ -29,7 +29,7 @@ _VISIBLE = (
     | dict.fromkeys(range(0xD800, 0xE000), "\N{REPLACEMENT CHARACTER}")
 )
 _ESCAPED = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_CONTROLS)}
-"""What JSON does not escape by itself; it stands in strings only."""
+"""Characters that JSON does not escape by itself; they stand in strings only."""
 _UNBOUNDED = 100_000
 _GAP = 2
 _INDENT = 2

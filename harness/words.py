@@ -1,5 +1,8 @@
 """Phrases in texts for people."""
 
+NO_VALUE = "\N{EN DASH}"
+"""What a table shows where there is no value."""
+
 
 def pluralize(number: int, noun: str) -> str:
     """Put a number before its noun: `1 run`, `2 runs`, `1,500 entries`."""

@@ -72,12 +72,12 @@ class Change:
 
     @property
     def is_regression(self) -> bool:
-        """Whether it is a loss that nobody has settled or works on."""
+        """True for a loss that nobody has settled or works on."""
         return self.status == Verdict.REGRESSED
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the newest night alone is worse than earlier ones explain; one is not enough."""
+        """True where the last night alone is worse than earlier ones explain; one is not enough."""
         if self.verdict is not Verdict.NOT_ENOUGH_DATA or self.low is None or self.high is None:
             return False
         best = max(self.series.metric.gain(self.low), self.series.metric.gain(self.high))

@@ -22,7 +22,7 @@ MOST_DAYS = 120
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """What one device was used for.
+    """Use of one device.
 
     Attributes:
         busy_s: time in runs that have ended.

@@ -15,10 +15,10 @@ from datetime import datetime
 from typing import Literal
 
 from harness.console import visible
+from harness.words import NO_VALUE
 
 Value = str | float | datetime | None
 Spec = Mapping[str, object]
-MISSING = "\N{EN DASH}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Column:
     def show(self, value: Value) -> str:
         """Format one value for people."""
         if value is None:
-            return MISSING
+            return NO_VALUE
         if isinstance(value, datetime):
             return f"{value:%Y-%m-%d %H:%M}"
         if isinstance(value, str):

@@ -12,7 +12,7 @@ from harness.words import pluralize
 from reports.text import day, percent
 
 CURRENT = timedelta(hours=24)
-"""What was measured in this time before the newest run of a subject is its present state."""
+"""Time before the newest run of a subject whose measurements are its present state."""
 MOST_POINTS = 400
 """Nights of a history in a report; of more, the newest are kept whole and the others thinned."""
 LEADING = ("prefill_tokens_per_s", "decode_tokens_per_s")

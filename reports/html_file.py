@@ -27,7 +27,7 @@ from harness.results.gate import GateCell
 from harness.results.identity import device_name, place
 from harness.results.metrics import METRICS, Metric
 from harness.results.records import Run
-from harness.words import pluralize
+from harness.words import NO_VALUE, pluralize
 from reports import figures, text
 from reports.changes import SPARK_POINTS
 from reports.errors import OutputPathError, ReportWriteError
@@ -110,7 +110,7 @@ def _digest(script: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where links lead: to an anchor of one file, or to another file of a site.
+    """Targets of links: to an anchor of one file, or to another file of a site.
 
     Attributes:
         runs: the runs that have a page, or a line in a list of one file.
@@ -255,6 +255,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
+    environment.globals["NO_VALUE"] = NO_VALUE
     environment.filters |= {
         "moment": text.moment,
         "short_time": text.short_time,

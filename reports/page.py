@@ -211,12 +211,12 @@ class Page:
 
     @property
     def has_emulator(self) -> bool:
-        """Whether any run was on the emulator."""
+        """True where any run was on the emulator."""
         return any(one.run.device.emulator for one in self.results.measured)
 
     @property
     def has_hardware(self) -> bool:
-        """Whether any run was on hardware."""
+        """True where any run was on hardware."""
         return any(not one.run.device.emulator for one in self.results.measured)
 
 
@@ -425,7 +425,7 @@ def _section(
 
 
 def _is_side(run: Run, newest: datetime | None) -> bool:
-    """Whether a run is a side of a recent comparison: no series has those."""
+    """Return whether a run is a side of a recent comparison: no series has those."""
     return run.label in SIDES and newest is not None and run.created_at > newest - RECENT
 
 

@@ -88,12 +88,12 @@ class PerplexityRow:
 
     @property
     def scored(self) -> str:
-        """How much text it is over: `8 windows, 1,280 tokens`."""
+        """Amount of text that it is over: `8 windows, 1,280 tokens`."""
         return describe_scored(self.key.definition)
 
     @property
     def weight(self) -> tuple[bool, int, datetime]:
-        """What makes it tell more than others: a reference, more tokens, then a later time."""
+        """Order by which it tells more than others: a reference, more tokens, then a later time."""
         definition = self.key.definition
         compared = any(self.difference(reference) is not None for reference in REFERENCES)
         return (compared, definition.tokens if definition else 0, self.runs[-1].created_at)
@@ -142,7 +142,7 @@ class Row:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else tells the row from others: labels, and sessions that ran at once."""
+        """Notes that tell the row from others: labels, and sessions that ran at once."""
         if not self.runs:
             return ()
         found = [f"{key}={value}" for key, value in self.runs[0].labels.items()]
@@ -190,7 +190,7 @@ def group_failures(runs: Iterable[Run]) -> tuple[FailureGroup, ...]:
 
 
 def _failure(run: Run) -> tuple[object, ...]:
-    """What failures have in common: names of the device and of the run are left out."""
+    """Return what failures have in common: names of the device and of the run are left out."""
     error = (run.error or "").replace(run.device.serial, "")
     same = re.sub(r"[0-9a-f]{32}", "", error)
     return (run.kind, run.status, run.container, run.device.emulator, same)

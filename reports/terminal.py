@@ -11,13 +11,12 @@ from harness.results.comparison import Comparison, ComparisonGroup, Verdict
 from harness.results.identity import container_name, container_shape, describe_container
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT
-from harness.words import pluralize
+from harness.words import NO_VALUE, pluralize
 from reports.headline import Headline
 from reports.page import Page, Section
 from reports.summary import SPEED_METRICS, FailureGroup, Row
 from reports.text import percent, short_time
 
-_NO_VALUE = "\N{EN DASH}"
 EMULATOR_NOTICE = "Emulator speed is not hardware speed."
 SHORT_LABELS = {
     "ttft_s": "TTFT",
@@ -183,7 +182,7 @@ def _print_table(section: Section, console: Console) -> None:
 
 def _column(key: str, heading: str, cells: list[str]) -> NumberColumn:
     rank = RANKS.get(key, 0)
-    return NumberColumn(heading, cells, _EMPTY_RANK if rank and set(cells) == {_NO_VALUE} else rank)
+    return NumberColumn(heading, cells, _EMPTY_RANK if rank and set(cells) == {NO_VALUE} else rank)
 
 
 def _name(row: Row, *, apart: bool) -> str:
@@ -200,20 +199,20 @@ def _name(row: Row, *, apart: bool) -> str:
 
 
 def _grade(row: Row) -> str:
-    return f"{row.n}\n{row.grade}" if row.n else _NO_VALUE
+    return f"{row.n}\n{row.grade}" if row.n else NO_VALUE
 
 
 def _speed(row: Row, key: str) -> str:
     cell = row.cells.get(key)
-    return _NO_VALUE if cell is None else cell.text.replace(" ± ", "\n± ")
+    return NO_VALUE if cell is None else cell.text.replace(" ± ", "\n± ")
 
 
 def _perplexity(row: Row) -> tuple[str, str]:
     found = row.perplexity
     if found is None:
-        return _NO_VALUE, _NO_VALUE
+        return NO_VALUE, NO_VALUE
     device, reference = (
-        find_metric(key).format(found.values[key]) if key in found.values else _NO_VALUE
+        find_metric(key).format(found.values[key]) if key in found.values else NO_VALUE
         for key in (PERPLEXITY, PERPLEXITY_FLOAT)
     )
     difference = found.difference(PERPLEXITY_FLOAT)

@@ -16,7 +16,7 @@ _NEW_TOKENS, _ON_EMULATOR = 16, 4
 _PROMPT_TOKENS = 32
 _FEWEST = 3
 MEMORY = "peak_anonymous_bytes"
-"""What may not grow: pages of mapped files come and go with the page cache."""
+"""Memory that may not grow: pages of mapped files come and go with the page cache."""
 
 
 def test_speed_holds(

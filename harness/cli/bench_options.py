@@ -111,7 +111,7 @@ class QualityOptions:
     reference: Path | None
 
     def fields(self) -> dict[str, object]:
-        """Those that were given, as fields of the workload.
+        """Return the given ones as fields of the workload.
 
         Raises:
             WrongUseError: one cannot be used.

@@ -27,12 +27,12 @@ from harness.cli.bench_options import (
 )
 from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows
 from harness.exit_codes import verdict_exit_code
+from harness.words import NO_VALUE
 
 if TYPE_CHECKING:
     from harness.results.comparison import Comparison, ComparisonGroup
     from harness.workloads.session import Session
 
-_NOTHING = "\N{EN DASH}"
 _PAIRS = 6
 
 
@@ -142,7 +142,7 @@ def _show(compared: "ComparisonGroup", db: str) -> None:
         console.print(f"{side} is {name}")
     rows = []
     for metric, comparison in compared.metrics:
-        ratio = _NOTHING if comparison.ratio is None else f"{comparison.ratio:.3f}"
+        ratio = NO_VALUE if comparison.ratio is None else f"{comparison.ratio:.3f}"
         cells = [
             metric.label,
             ratio,
@@ -171,7 +171,7 @@ def _show(compared: "ComparisonGroup", db: str) -> None:
 
 def _interval(comparison: "Comparison") -> str:
     if comparison.low is None or comparison.high is None:
-        return _NOTHING
+        return NO_VALUE
     return f"{comparison.low:.3f} to {comparison.high:.3f} ({comparison.confidence:.0%})"
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import Json
-from harness.console import Row, answers, print_json, print_rows
+from harness.console import EMULATOR, Row, answers, print_json, print_rows
 from harness.errors import UnknownMetricError, WrongUseError
 from harness.exit_codes import verdict_exit_code
 
@@ -138,7 +138,7 @@ def _show(judged: "Gate") -> None:
     for name in judged.new:
         console.print(f"{name}: no baseline")
     if judged.has_emulator:
-        console.print(gate_formats.EMULATOR_NOTICE)
+        console.print(EMULATOR)
     console.print(gate_formats.sides(judged))
     console.print(
         f"verdict: {gate_formats.verdict_in_words(judged.verdict)} "

@@ -30,7 +30,7 @@ class Format(StrEnum):
 
 
 class Rows(StrEnum):
-    """What a row of the table is."""
+    """Kind of a table's rows."""
 
     REPETITIONS = "repetitions"
     RUNS = "runs"

@@ -114,7 +114,7 @@ def _show(run: "Run", artifacts: "Sequence[Artifact]") -> None:
 
 
 def _facts(run: "Run") -> list[tuple[str, str]]:
-    """What ran, where and how; empty where it is unknown."""
+    """Return what ran, where and how; empty where it is unknown."""
     from harness.results.identity import SpeedKey, describe_container, describe_scored, device_name
 
     container, device, source = run.container, run.device, run.provenance

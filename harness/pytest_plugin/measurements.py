@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from harness.console import EMULATOR
 from harness.results.identity import container_name
 from harness.results.llama_bench import format_parameters, format_size, markdown
 from harness.results.metrics import find_metric
@@ -175,7 +176,7 @@ def format_table(rows: Sequence[Row]) -> list[str]:
         cells = [(*_cells(row, several), _spread(sessions)) for row, sessions in _merge(rates)]
         lines += markdown((*_COLUMNS, "t/s"), cells)
     if any(row.get("emulator") for row in rates):
-        lines.append("measured on the HTP emulator: its speed says nothing about hardware speed")
+        lines.append(EMULATOR)
     for row, sessions in _merge(others):
         metric = find_metric(str(row["metric"]))
         value = _spread(sessions, metric.scale, metric.decimals)

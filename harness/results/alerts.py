@@ -208,7 +208,7 @@ def group_alerts(alerts: Iterable[Alert]) -> tuple[tuple[Alert, ...], ...]:
 
 
 def is_news(alert: Alert, group: Iterable[Alert]) -> bool:
-    """Whether somebody has to be told of an alert, given those of its cause.
+    """Return whether somebody has to be told of an alert, given those of its cause.
 
     What was told of explains later alerts of its cause, but for another loss of the same series and
     for a far greater one.

@@ -153,7 +153,7 @@ def _end_of(date: str) -> datetime:
 
 
 def _known(heads: Sequence[RunHead]) -> str:
-    """What the store has instead, for the error."""
+    """Say what the store has instead, for the error."""
     if not heads:
         return "it has no runs but those that are judged"
     branches = sorted({head.branch for head in heads if head.branch})

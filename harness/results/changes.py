@@ -236,7 +236,7 @@ class _Forecast:
             self._learn(rows, nights, residuals / np.sqrt(1 + variance / noise**2)[:, None])
 
     def _design(self, rows: Ints, sessions: Floats) -> Floats:
-        """How many sessions of a night are worth one that shares nothing with others."""
+        """Return the number of sessions of a night that are worth one which shares nothing."""
         correlation = np.clip(self.shared[rows] / self.squares[rows], 0, 1)
         design: Floats = 1 + (sessions - 1) * correlation
         return design

@@ -175,7 +175,7 @@ class ComparisonGroup:
 
     @property
     def is_unjudged(self) -> bool:
-        """Whether there is no verdict because it ran on the emulator."""
+        """True where there is no verdict because it ran on the emulator."""
         return any(comparison.reason == UNJUDGED for _, comparison in self.metrics)
 
     @property

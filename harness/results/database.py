@@ -76,7 +76,7 @@ class Database:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a SQLite file, not on a server."""
+        """True for a SQLite file, False for a server's database."""
         return self._engine.dialect.name == "sqlite"
 
     @contextmanager
@@ -141,7 +141,7 @@ def shown(location: str | Path) -> str:
 
 
 def exists(location: str | Path) -> bool:
-    """Whether there is a database to open; for a server, only opening it will tell.
+    """Return whether there is a database to open; for a server, only opening it will tell.
 
     Raises:
         NotAStoreError: the file is no database.

@@ -40,7 +40,7 @@ MIN_SESSIONS = 2
 
 @dataclass(frozen=True, slots=True)
 class CellKey:
-    """What was measured, whatever it was built from."""
+    """Identity of a cell: its measurement, whatever was built for it."""
 
     emulator: bool
     model: str
@@ -133,13 +133,13 @@ class Gate:
 
     @property
     def has_emulator(self) -> bool:
-        """Whether any cell ran on the emulator."""
+        """True where any cell ran on the emulator."""
         return any(cell.key.emulator for cell in self.cells)
 
 
 @dataclass(frozen=True, slots=True)
 class GateOptions:
-    """What a gate judges by.
+    """Options by which a gate judges.
 
     Attributes:
         across: names of `Terms` that may differ.

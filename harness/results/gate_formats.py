@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from xml.etree import ElementTree as ET
 
+from harness.console import EMULATOR
 from harness.results.comparison import Verdict
 from harness.results.gate import CONFIDENCE, Gate, GateCell, Side
 from harness.results.metrics import Metric
-from harness.words import pluralize
+from harness.words import NO_VALUE, pluralize
 
-NO_VALUE = "\N{EN DASH}"
-EMULATOR_NOTICE = "Measured on the HTP emulator: its speed says nothing about hardware speed."
 VERDICT_WORDS = {Verdict.NOT_ENOUGH_DATA: "no verdict"}
 _COLUMNS = ("cell", "metric", "baseline", "now", "change", f"{CONFIDENCE:.0%} interval", "verdict")
 _MARKUP = re.compile(r"([\\`*_\[\]|~#])")
@@ -93,7 +92,7 @@ def to_lines(gate: Gate) -> list[str]:
         what = f"{verdict_in_words(cell.verdict)}: {cell.name}, {cell.metric.label}"
         lines.append(f"{what}: {before} to {now}, {change} ({interval}); {cell.reason}")
     lines += [f"no baseline: {name}" for name in gate.new]
-    lines += [EMULATOR_NOTICE] if gate.has_emulator else []
+    lines += [EMULATOR] if gate.has_emulator else []
     return [*lines, f"{sides(gate)}: {verdict_in_words(gate.verdict)} ({summarize(gate)})"]
 
 
@@ -113,7 +112,7 @@ def to_markdown(gate: Gate) -> str:
     if gate.new:
         lines += [f"Without a baseline: {', '.join(map(_plain, gate.new))}.", ""]
     if gate.has_emulator:
-        lines += [EMULATOR_NOTICE, ""]
+        lines += [EMULATOR, ""]
     return "\n".join(lines)
 
 

@@ -69,7 +69,7 @@ class Session:
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What may change from night to night, in words: versions, the container's hash."""
+        """Facts that may change from night to night, in words: versions, the container's hash."""
         source, device = self.run.provenance, self.run.device
         facts = {
             "container": self.run.container.sha256[:12],
@@ -159,7 +159,7 @@ class Series:
 
     @property
     def emulator(self) -> bool:
-        """Whether it was measured on the emulator."""
+        """True where it was measured on the emulator."""
         return self.newest.device.emulator
 
     def commits(self, change: Change) -> tuple[str | None, str | None]:
@@ -274,7 +274,7 @@ def _has_history(run: Run) -> bool:
 
 
 def _identity(run: Run) -> str:
-    """What is equal in all runs of a series; to add to it changes the ids of all series."""
+    """Return what is equal in all runs of a series; to add to it changes the ids of all series."""
     container, device, work = run.container, run.device, run.workload
     definition = work.perplexity
     parts = (

@@ -69,7 +69,7 @@ class Subject:
         return replace(self, versions=())
 
     def matches(self, other: "Subject") -> bool:
-        """Whether both are the same, as far as is known.
+        """Return whether both are the same, as far as is known.
 
         Versions that only one of them knows are ignored.
         """
@@ -135,7 +135,7 @@ class SpeedKey:
 
     @property
     def measures_prompt(self) -> bool:
-        """Whether it is about its prompt, rather than a generation after the shortest one."""
+        """True where it is about its prompt, rather than a generation after the shortest one."""
         return self.prompt_tokens is None or self.prompt_tokens > SHORTEST_PROMPT
 
 
@@ -155,7 +155,7 @@ class PerplexityKey:
 
     @property
     def of_answers(self) -> bool:
-        """Whether it is of the model that answers, not of one that drafts for it."""
+        """True where it is of the model that answers, not of one that drafts for it."""
         definition = self.definition
         return definition is None or not definition.positions.startswith("draft_")
 
@@ -200,7 +200,7 @@ def describe_scored(definition: PerplexityDefinition | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What must be equal on both sides, or their numbers cannot be compared.
+    """Terms that must be equal on both sides, or their numbers cannot be compared.
 
     The one rule of `compare`, `gate` and their like. A workload and the place where it runs belong
     to it; the containers are what is compared, but for their shapes and precision where those are

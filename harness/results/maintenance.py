@@ -249,7 +249,7 @@ def _disk_usage(connection: Connection) -> DiskUsage:
 
 
 def _has_running(connection: Connection) -> bool:
-    """Whether a process writes a run, or may do so on another host."""
+    """Return whether a process writes a run, or may do so on another host."""
     table = schema.runs
     writers = connection.scalars(select(table.c.writer).where(table.c.status == "running"))
     return any(not has_ended(writer) for writer in writers)

@@ -146,6 +146,6 @@ def find_perplexity_faults(
 
 
 def matches_references(values: Mapping[str, float], precision: str | None = None) -> bool:
-    """Whether the device's perplexity has a reference, and is near all that it has."""
+    """Return whether the device's perplexity has a reference, and is near all that it has."""
     beside = any(deviation(values, reference) is not None for reference in REFERENCES)
     return beside and not find_perplexity_faults(values, precision)

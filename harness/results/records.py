@@ -277,7 +277,7 @@ class Artifact(Record):
 
 
 class OutputCheck(Record):
-    """Whether a run's output was found correct; without that, its speeds mean nothing.
+    """Check of a run's output; unless it is correct, its speeds mean nothing.
 
     Attributes:
         outcome: `none` when there was nothing to check against.
@@ -341,7 +341,7 @@ class RepetitionTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class RunHead:
-    """What places a run in a history."""
+    """Place of a run in a history."""
 
     id: str
     created_at: datetime
@@ -350,7 +350,7 @@ class RunHead:
 
 
 class MetricVerdict(Record):
-    """What a comparison found for one metric; see `harness.results.comparison.Comparison`."""
+    """Finding of a comparison for one metric; see `harness.results.comparison.Comparison`."""
 
     metric: str
     verdict: Literal["regressed", "improved", "no difference seen", "not enough data"]

@@ -105,12 +105,12 @@ def grade_runs(runs: Sequence[Run], metric: str) -> Stability:
 
 
 def was_gated(run: Run) -> bool:
-    """Whether the device met its temperature gate before the run."""
+    """Return whether the device met its temperature gate before the run."""
     return any(c.get("name") == GATE and c.get("outcome") == "met" for c in run.conditions)
 
 
 def was_throttled(run: Run) -> bool:
-    """Whether the device throttled during the run."""
+    """Return whether the device throttled during the run."""
     return any(c.get("name") == THROTTLING and c.get("outcome") == "seen" for c in run.conditions)
 
 

@@ -113,7 +113,7 @@ class RunFilter:
     labels: Sequence[str] = ()
 
     def matches(self, run: Run) -> bool:
-        """Whether a run is one of those that are asked for, but for `newest`."""
+        """Return whether a run is one of those that are asked for, but for `newest`."""
         return (
             all(value == attrgetter(_EQUAL[column])(run) for column, value in self.equal.items())
             and self.status in {None, run.status}

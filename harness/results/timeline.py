@@ -95,7 +95,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What is kept of a traced run; empty without a trace.
+    """Traces of a run; empty without a trace.
 
     Attributes:
         stages: of its deployment, with the seconds that each took.

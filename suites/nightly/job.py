@@ -23,7 +23,7 @@ from suites.nightly.night import (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How the cells of a plan ended.
+    """Outcome of the cells of a plan.
 
     Attributes:
         no_answer: why nothing was measured; empty if something was.

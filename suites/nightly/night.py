@@ -125,7 +125,7 @@ class Night(_Part):
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to measure."""
+        """True where there is nothing left to measure."""
         return self.verdict in {"good", "bad"}
 
     @property
@@ -135,13 +135,13 @@ class Night(_Part):
 
     @property
     def has_news(self) -> bool:
-        """Whether anything is wrong that was not the night before, or there is no answer."""
+        """True where anything is wrong that was not the night before, or there is no answer."""
         new = any(each.is_new for each in self.regressions)
         return new or self.verdict == "no answer" or any(each.is_new for each in self.failures)
 
     @property
     def text(self) -> str:
-        """What is wrong, in one line; `all is well` if nothing is."""
+        """Say what is wrong, in one line; `all is well` if nothing is."""
         return "; ".join(self._parts()) or f"all is well, {self.cells.done} cells done"
 
     def _parts(self) -> Iterator[str]:
