@@ -1,7 +1,7 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format test fuzz kills chaos nights board demo wheel-check
+.PHONY: check format test fuzz kills chaos nights board demo screenshots wheel-check
 
 check:
 	$(PYTHON) -m ruff check .
@@ -39,6 +39,11 @@ board:
 
 demo:
 	$(PYTHON) -m harness.cli demo
+
+# Each page of a report on a desktop and a phone, light and dark: `make screenshots REPORT=report.html`; needs Debian's chromium and chromium-driver.
+REPORT ?= report.html
+screenshots:
+	$(PYTHON) -m tools.screenshots $(REPORT) build/screenshots
 
 # A wheel must hold all it needs: build it, install it in an empty environment, and run it in an empty folder.
 wheel-check:

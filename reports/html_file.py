@@ -24,7 +24,7 @@ from buildlib.paths import default_cache_root
 from harness.console import visible
 from harness.results import gate_formats, stats
 from harness.results.gate import GateCell
-from harness.results.identity import device_name, place
+from harness.results.identity import describe_clocks, device_name, place
 from harness.results.metrics import METRICS, Metric
 from harness.results.records import Run
 from harness.words import NO_VALUE, pluralize
@@ -265,6 +265,7 @@ def _environment() -> jinja2.Environment:
         "positions": text.positions,
         "graphs": text.graphs,
         "device_name": device_name,
+        "clocks": describe_clocks,
         "place": place,
         "measured": _measured,
         "mean": _mean,

@@ -115,7 +115,13 @@ def _show(run: "Run", artifacts: "Sequence[Artifact]") -> None:
 
 def _facts(run: "Run") -> list[tuple[str, str]]:
     """Return what ran, where and how; empty where it is unknown."""
-    from harness.results.identity import SpeedKey, describe_container, describe_scored, device_name
+    from harness.results.identity import (
+        SpeedKey,
+        describe_clocks,
+        describe_container,
+        describe_scored,
+        device_name,
+    )
 
     container, device, source = run.container, run.device, run.provenance
     soc = soc_label(device.soc, emulator=device.emulator)
@@ -132,10 +138,12 @@ def _facts(run: "Run") -> list[tuple[str, str]]:
         ("container", f"{describe_container(container)} for {container.target}".strip()),
         ("", container.sha256),
         ("device", ", ".join(filter(None, (device.serial, soc, device_name(run))))),
+        ("memory", f"{device.ram_bytes / 2**30:.1f} GiB" if device.ram_bytes else ""),
         ("build", device.build_fingerprint or device.os_build or ""),
+        ("clocks", "; ".join(f"{name} {words}" for name, words in describe_clocks(device))),
         ("workload", SpeedKey.of(run).label if scored is None else describe_scored(scored)),
         ("", repetitions),
-        ("runner", run.workload.runner),
+        ("runner", f"{run.workload.runner} {(run.workload.runner_sha256 or '')[:12]}".strip()),
         ("began", f"{run.created_at:%Y-%m-%d %H:%M:%S} UTC"),
         ("ended", f"{run.finished_at:%Y-%m-%d %H:%M:%S} UTC" if run.finished_at else ""),
         ("group", f"{run.group_id}, session {run.session + 1}"),

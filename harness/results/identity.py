@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from harness.results.provenance import HOST_LIBRARIES
-from harness.results.records import ContainerInfo, PerplexityDefinition, Run
+from harness.results.records import ContainerInfo, DeviceInfo, PerplexityDefinition, Run
 from harness.words import pluralize
 
 Pairs = tuple[tuple[str, str], ...]
@@ -327,6 +327,21 @@ def device_name(run: Run) -> str:
     maker, model = device.manufacturer or "", device.model or ""
     name = model if model.lower().startswith(maker.lower()) else f"{maker} {model}"
     return ", ".join(part for part in (name.strip(), android) if part)
+
+
+def describe_clocks(device: DeviceInfo) -> tuple[tuple[str, str], ...]:
+    """Describe the limits of each processor clock: `CPU 7`, `3.53 GHz, at most 4.32 GHz`."""
+    limits: dict[str, dict[str, float]] = {}
+    for name, hertz in device.clocks.items():
+        kind, _, cpu = name.partition(":")
+        limits.setdefault(cpu, {})[kind] = hertz
+    found = []
+    for cpu, each in sorted(limits.items(), key=lambda one: (len(one[0]), one[0])):
+        allowed, most = each.get("cpu_cap_hz"), each.get("cpu_max_hz")
+        words = [f"{allowed / 1e9:.2f} GHz"] if allowed is not None else []
+        words += [f"at most {most / 1e9:.2f} GHz"] if most is not None and most != allowed else []
+        found.append((f"CPU {cpu}", ", ".join(words)))
+    return tuple(pair for pair in found if pair[1])
 
 
 def _pairs(mapping: Mapping[str, object]) -> Pairs:

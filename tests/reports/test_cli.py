@@ -1,6 +1,9 @@
 """`qnnfarm report`."""
 
+import csv
+import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +14,20 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from harness.errors import MissingStoreError, NoBaselineError, NotAStoreError
+from harness.errors import (
+    MissingStoreError,
+    NoBaselineError,
+    NotAStoreError,
+    PoolConfigError,
+    UnknownRunError,
+)
 from harness.results import alerts, gate_formats
 from harness.results.gate import judge_gate
 from harness.results.history import read_series
 from harness.results.records import Run
 from harness.results.store import ResultsStore
 from reports.cli import report
-from reports.errors import OutputIsDatabaseError, OutputPathError
+from reports.errors import OutputIsDatabaseError, OutputPathError, UnknownFigureError
 from tests.reports.test_history import nights
 
 MakeStore = Callable[[Sequence[Run]], Path]
@@ -205,6 +214,119 @@ def test_a_report_against_a_baseline_has_the_verdict_of_the_gate(
     assert good.output.startswith("Against 2026-11-20: 2 regressed\n")
     missing = CliRunner().invoke(app, [*arguments[:4], "--baseline", "nowhere"])
     assert isinstance(missing.exception, NoBaselineError)
+
+
+def test_a_figure_is_printed_as_csv_or_markdown_and_nothing_is_written(
+    app: typer.Typer, make_store: MakeStore, tmp_path: Path
+) -> None:
+    db, out = make_store(nights([1.0, 0.9])), tmp_path / "r.html"
+    (name,) = re.findall(r'id="(history-\w+)"', html_of(app, db, out))
+    out.unlink()
+    where = ["--db", str(db), "--out", str(out), "--figure", name]
+    told = CliRunner().invoke(app, [*where, "--format", "csv"]).output
+    rows = list(csv.DictReader(io.StringIO(told)))
+    assert [round(float(row["decode_tokens_per_s"])) for row in rows] == [50, 45]
+    assert CliRunner().invoke(app, where).output.startswith("| Began (UTC) | Prefill, tokens/s |")
+    assert not out.exists()
+    with pytest.raises(UnknownFigureError, match=name) as caught:
+        report(db=str(db), figure="nothing")
+    assert caught.value.exit_code == 2
+
+
+def test_two_runs_are_printed_beside_each_other(
+    app: typer.Typer, make_store: MakeStore, tmp_path: Path
+) -> None:
+    a, *_, b = nights([1.0, 0.9])
+    out = tmp_path / "r.html"
+    where = ["--db", str(make_store([a, b])), "--out", str(out), "--beside"]
+    told = CliRunner().invoke(app, [*where, a.id, b.id, "--format", "csv"]).output
+    rows = {row["what"]: row for row in csv.DictReader(io.StringIO(told))}
+    assert float(rows["Decode"]["ratio"]) == pytest.approx(0.9, rel=0.01)
+    assert rows["container sha256"]["b"] == b.container.sha256
+    assert not out.exists()
+    unknown = CliRunner().invoke(app, [*where, a.id, "f" * 32])
+    assert isinstance(unknown.exception, UnknownRunError)
+
+
+def test_a_site_has_a_page_for_each_run(
+    app: typer.Typer, make_store: MakeStore, tmp_path: Path
+) -> None:
+    runs = nights([1.0, 0.9])
+    site = tmp_path / "site"
+    arguments = ["--db", str(make_store(runs)), "--site", str(site)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.output.rstrip().endswith(str(site / "index.html"))
+    pages = {path.stem for path in (site / "runs").iterdir()}
+    assert pages == {run.id for run in runs}
+    assert {path.name for path in site.glob("*.html")} == {
+        f"{name}.html" for name in ("index", "history", "curves", "runs", "devices")
+    }
+    for page in [*site.glob("*.html"), *site.glob("runs/*.html")]:
+        for address in re.findall(r'(?:href|src)="([^"#:]+)["#]', page.read_text()):
+            assert (page.parent / address).exists(), (page.name, address)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("mine")
+    other = CliRunner().invoke(app, [*arguments[:3], str(tmp_path / "other")])
+    assert isinstance(other.exception, OutputPathError)
+
+
+def test_a_pool_adds_the_health_of_its_devices(
+    app: typer.Typer,
+    make_store: MakeStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path / "state"))
+    pool, out = tmp_path / "lab.yaml", tmp_path / "r.html"
+    run = nights([1.0])[0]
+    pool.write_text(
+        f"devices: [{{type: android, identifier: {run.device.serial}, name: desk-1}}, "
+        "{type: android, identifier: R9, name: desk-2}]\n"
+    )
+    arguments = ["--db", str(make_store([run])), "--out", str(out), "--pool", str(pool)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    devices = out.read_text().split('id="devices"')[1]
+    assert "<b>desk-1</b>" in devices
+    assert f"SM8750 · {run.device.serial}" in devices
+    assert "<b>desk-2</b>" in devices
+    missing = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "none.yaml")])
+    assert isinstance(missing.exception, PoolConfigError)
+
+
+def test_a_run_page_has_all_that_is_known_of_device_and_source(
+    app: typer.Typer, make_store: MakeStore, tmp_path: Path
+) -> None:
+    run = nights([1.0])[0]
+    device = run.device.model_copy(
+        update={
+            "ram_bytes": 12 << 30, "os_build": "AP3A.240905", "build_fingerprint": "samsung/x:15/z",
+            "clocks": {"cpu_cap_hz:7": 3.53e9, "cpu_max_hz:7": 4.32e9, "cpu_cap_hz:0": 3.53e9},
+        }
+    )  # fmt: skip
+    changed = run.model_copy(
+        update={
+            "device": device,
+            "plan": "nightly",
+            "provenance": run.provenance.model_copy(update={"git_branch": "topic/x"}),
+            "workload": run.workload.model_copy(update={"runner_sha256": "7" * 64}),
+        }
+    )
+    html = html_of(app, make_store([changed]), tmp_path / "r.html").split("Environment and")[1]
+    for name, value in {
+        "Memory": "12.0 GiB", "Build": "AP3A.240905", "Fingerprint": "samsung/x:15/z",
+        "CPU 0": "3.53 GHz", "CPU 7": "3.53 GHz, at most 4.32 GHz", "Plan": "nightly",
+        "Branch": "topic/x", "Kind": "Samsung Galaxy S25, Android 15",
+    }.items():  # fmt: skip
+        assert f"<dt>{name}</dt><dd>{value}</dd>" in html
+    assert f'<dt>Program SHA-256</dt><dd class="hash">{"7" * 64}</dd>' in html
+    assert str(run.provenance.git_commit) in html
+
+
+def html_of(app: typer.Typer, db: Path, out: Path) -> str:
+    done = CliRunner().invoke(app, ["--db", str(db), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    return out.read_text()
 
 
 def test_help_needs_no_database_library() -> None:

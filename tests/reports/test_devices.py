@@ -1,0 +1,71 @@
+"""Use and health of devices, as the page of devices shows them."""
+
+from datetime import UTC, datetime, timedelta
+
+from harness.results.device_health import DeviceEvent, DeviceHealth
+from harness.results.means import RunMeans
+from reports.devices import MOST_EVENTS, device_figures, find_device_use
+from tests.reports.conftest import START, Sample, speeds
+
+SINCE = datetime(2026, 11, 20, tzinfo=UTC)
+PHONE = Sample("SM8750", emulator=False)
+
+
+def runs(*statuses: str) -> list[RunMeans]:
+    values = speeds([900.0] * 4, [50.0] * 4, [0.05] * 4, 300)
+    made = []
+    for number, status in enumerate(statuses):
+        error = "the runner hung" if status == "failed" else None
+        run = PHONE.run(
+            number, "bench", values if status == "done" else {}, status=status, error=error
+        )
+        ended = {"finished_at": run.created_at + timedelta(minutes=30)}
+        made.append(RunMeans.of(run.model_copy(update=ended)))
+    return made
+
+
+def health(name: str, state: str, *events: DeviceEvent) -> DeviceHealth:
+    return DeviceHealth(name, (f"adb:{name}", PHONE.device.serial), state, "", SINCE, (), events)
+
+
+def test_runs_of_a_device_are_summed_up() -> None:
+    (use,) = find_device_use(runs("done", "failed", "done", "interrupted"), ())
+    assert (use.runs, use.failed, use.interrupted) == (4, 1, 1)
+    assert use.busy_s == 2 * 3600
+    assert (use.first, use.last) == (START, START + timedelta(hours=3))
+    assert use.last_error == "the runner hung"
+    assert (use.serial, use.soc, use.health) == (PHONE.device.serial, "SM8750", None)
+
+
+def test_a_device_is_known_by_any_of_its_serials_and_needs_no_runs() -> None:
+    events = tuple(DeviceEvent(SINCE, "failed", f"event {number}") for number in range(60))
+    total = DeviceEvent(SINCE, "day", "", {"failed": 3, "granted": 40})
+    known, idle = health("desk-1", "ready", total, *events), health("desk-2", "quarantined")
+    idle = DeviceHealth("desk-2", ("R2",), "quarantined", "it hung thrice", SINCE)
+    first, second = find_device_use(runs("done"), (known, idle))
+    assert (first.serial, first.runs, first.health) == ("desk-2", 0, idle)  # it needs somebody
+    assert second.health == known
+    assert (second.tally("failed"), second.tally("granted"), second.tally("distrusted")) == (
+        63,
+        40,
+        0,
+    )
+    assert [event.text for event in second.events[:2]] == ["event 59", "event 58"]
+    assert len(second.events) == MOST_EVENTS
+
+
+def test_days_of_runs_failures_and_quarantines_are_one_figure() -> None:
+    pool = health(
+        "desk-1", "ready",
+        DeviceEvent(SINCE, "failed", "no answer"), DeviceEvent(SINCE, "distrusted", "thrice"),
+    )  # fmt: skip
+    measured = runs("done", "done", "failed")
+    (figure,) = device_figures(measured, find_device_use(measured, (pool,)))
+    serial, day = PHONE.device.serial, START.replace(hour=0, minute=0)
+    assert set(figure.rows) == {
+        (serial, day, "done", 2.0),
+        (serial, day, "without a result", 1.0),
+        (serial, day, "failed in the pool", 1.0),
+        (serial, day, "quarantined", 1.0),
+    }
+    assert device_figures((), ()) == ()
