@@ -66,6 +66,11 @@ def parser() -> argparse.ArgumentParser:
         type=_lora,
         help="adapter to apply, and the strength of its alpha",
     )
+    build.add_argument(
+        "--fill_file",
+        metavar="FILE",
+        help="token ids that fill the context before a query of -tok (option of ours)",
+    )
     build.add_argument("-w", metavar="PROMPT", dest="rewind", help="second query, with KV rewind")
     build.add_argument("--log", choices=tuple(genie_api.LOG_LEVELS), help="Genie's own log")
     build.add_argument("--profile", metavar="FILE", help="write Genie's profile JSON")
@@ -209,6 +214,17 @@ def ask_tokens(
     check_status(status, generated=count > 0)
 
 
+def fill_context(dialog: genie_api.Dialog, tokens: Sequence[int], most: int) -> None:
+    """Run one token query that generates nothing, so that the next one finds it in the context.
+
+    Args:
+        most: Tokens that later queries generate at most.
+    """
+    dialog.set_max_tokens(0)
+    check_status(dialog.token_query(tokens, lambda _ids: None), generated=False)
+    dialog.set_max_tokens(most)
+
+
 def ask_embeddings(
     dialog: genie_api.Dialog,
     rows: bytes,
@@ -238,6 +254,15 @@ def token_bound(config: bytes) -> int:
         return int(most) if dialog.get("type") == "lade" else 0
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return 0  # Genie's own parser says what is wrong
+
+
+def answer_bound(config: bytes) -> int:
+    """Return ``max-num-tokens`` of a configuration, or the context's size where it has none."""
+    try:
+        dialog = json.loads(config)["dialog"]
+        return int(dialog.get("max-num-tokens") or dialog["context"]["size"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise genie_api.RunnerError("the configuration has no dialog.context.size") from None
 
 
 def write_profile(
@@ -274,7 +299,16 @@ def query_of(options: argparse.Namespace, clock: Clock) -> Callable[[genie_api.D
     """
     if options.tokens_file is not None:
         tokens = parse_tokens(genie_api.read_file(options.tokens_file, "tokens file"))
-        return lambda dialog: ask_tokens(dialog, tokens, clock)
+        if options.fill_file is None:
+            return lambda dialog: ask_tokens(dialog, tokens, clock)
+        fill = parse_tokens(genie_api.read_file(options.fill_file, "fill file"))
+        most = answer_bound(genie_api.read_file(options.config, "configuration"))
+
+        def fill_and_ask(dialog: genie_api.Dialog) -> None:
+            fill_context(dialog, fill, most)
+            ask_tokens(dialog, tokens, clock)
+
+        return fill_and_ask
     if options.embedding_file is not None:
         rows = genie_embeddings.read_rows(options.embedding_file.path)
         lookup = None
@@ -335,6 +369,8 @@ def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Sto
     options = build.parse_args(arguments)
     if options.rewind is not None and options.prompt is None and options.prompt_file is None:
         build.error("argument -w: goes with a prompt (-p or --prompt_file)")
+    if options.fill_file is not None and options.tokens_file is None:
+        build.error("argument --fill_file: goes with -tok/--tokens_file")
     if options.embedding_table is not None and options.embedding_file is None:
         build.error("argument -t/--embedding_table: goes with -e/--embedding_file")
     try:

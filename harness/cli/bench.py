@@ -102,7 +102,7 @@ def bench(
     workloads = [
         bench_workload(
             test.prompt_tokens, test.new_tokens, repetitions, warmup, max_warmup,
-            reference_tokens, quality,
+            reference_tokens, quality, test.depth,
         )
         for test in tests
     ]  # fmt: skip

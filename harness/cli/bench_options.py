@@ -160,6 +160,7 @@ def bench_workload(
     max_warmup: int,
     reference_tokens: Path | None,
     quality: QualityOptions,
+    depth: int = 0,
 ) -> "Bench":
     """Make the workload from the options.
 
@@ -173,6 +174,7 @@ def bench_workload(
         read_tokens(reference_tokens)  # refused before a device is leased
     return Bench.of(
         prompt_tokens=prompt_tokens,
+        depth_tokens=depth or None,
         new_tokens=new_tokens,
         repetitions=repetitions,
         warmup="auto" if warmup is None else warmup,

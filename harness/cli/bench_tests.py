@@ -4,6 +4,9 @@ One run of ours measures a prompt and the generation after it, so `-p 64 -n 16` 
 (`pp64` and `tg16 @ d64` at once), and lists of both give every pair. Genie always takes a prompt
 and gives the first token with it; so the nearest to `-n 0` is a prompt with just that token, whose
 decode rate does not exist, and the nearest to `-p 0` a generation after the shortest prompt.
+
+With `-d`, prompts and generations are tests of their own, as in llama-bench: a prompt after a query
+that fills the context, and a generation after a prompt of the depth.
 """
 
 import re
@@ -54,7 +57,8 @@ Depths = Annotated[
         "-d",
         "--depth",
         metavar="N[,N...]",
-        help="Tokens in the context before those that are generated: `tg16 @ d64`.",
+        help="Tokens in the context before a prompt of `-p`, and before those that are generated: "
+        "`pp128 @ d64`, `tg16 @ d64`.",
     ),
 ]
 
@@ -65,11 +69,13 @@ class BenchTest:
 
     Attributes:
         together: whether the speed of prompt and generation together is asked for.
+        depth: tokens in the context before the prompt.
     """
 
     prompt_tokens: int
     new_tokens: int
     together: bool = False
+    depth: int = 0
 
 
 def bench_tests(
@@ -83,29 +89,28 @@ def bench_tests(
     Raises:
         WrongUseError: a number cannot be read, nothing would be measured, or Genie cannot do it.
     """
-    found = [replace(_test(*_pair(text)), together=True) for text in both or ()]
-    at_depth = [depth for depth in _numbers("-d", depths) if depth]
-    wanted = _numbers("-p", prompts)
-    if at_depth and any(wanted):
+    at_depth = _numbers("-d", depths) or (0,)
+    pairs = [_test(*_pair(text)) for text in both or ()]
+    found = [replace(test, together=True, depth=depth) for depth in at_depth for test in pairs]
+    wanted, counts = _numbers("-p", prompts), _numbers("-n", generated) or (_GENERATED,)
+    for depth in at_depth:
+        if depth and any(wanted):  # as llama-bench: each is a test of its own there
+            found += [replace(_test(prompt, 0), depth=depth) for prompt in wanted if prompt]
+            found += [_test(depth, count) for count in counts if count]
+        elif depths is not None and not any(wanted):
+            found += [_test(depth, count) for count in counts if count]
+        else:
+            default = () if both and generated is None else (_PROMPT,)
+            found += [_test(p, n) for p in wanted or default for n in counts if p or n]
+    if not found:
         raise WrongUseError(
-            f"-p {max(wanted)} -d {at_depth[0]}: Genie takes context and prompt as one, and tells "
-            f"one speed of both; -p {at_depth[0] + max(wanted)} measures that, and -d without -p a "
-            "generation at that depth"
+            f"-d {max(at_depth)} -n 0 measures nothing: a depth is that of -p or -n"
+            if any(at_depth)
+            else "-p 0 -n 0 measures nothing: give one of them"
         )
-    counts = _numbers("-n", generated) or (_GENERATED,)
-    if at_depth and not any(counts):
-        raise WrongUseError(f"-d {at_depth[0]} -n 0 measures nothing: a depth is that of -n")
-    if depths is not None:
-        wanted = _numbers("-d", depths)
-    elif not wanted:
-        wanted = () if both and generated is None else (_PROMPT,)
-    pairs = [(prompt, count) for prompt in wanted for count in counts if prompt or count]
-    if not pairs and not found:
-        raise WrongUseError("-p 0 -n 0 measures nothing: give one of them")
-    found += [_test(*pair) for pair in pairs]
-    asked: dict[tuple[int, int], BenchTest] = {}
+    asked: dict[tuple[int, int, int], BenchTest] = {}
     for test in found:  # those of -pg come first
-        asked.setdefault((test.prompt_tokens, test.new_tokens), test)
+        asked.setdefault((test.prompt_tokens, test.new_tokens, test.depth), test)
     tests = tuple(asked.values())
     if len(tests) > _MOST_TESTS:
         raise WrongUseError(f"{len(tests):,} tests are too many: at most {_MOST_TESTS:,}")

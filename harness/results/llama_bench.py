@@ -73,7 +73,7 @@ def list_tests(sessions: Sequence[Run], *, together: bool = False) -> list[Test]
         speeds = tuple(run.values("decode_tokens_per_s") for run in sessions)
         found.append(Test(0, generated, depth + prompt, speeds))
     if together and prompt and generated:
-        found.append(Test(prompt, generated, 0, tuple(map(_speed_of_both, sessions))))
+        found.append(Test(prompt, generated, depth, tuple(map(_speed_of_both, sessions))))
     return [test for test in found if test.stats is not None]
 
 

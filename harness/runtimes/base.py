@@ -24,15 +24,20 @@ class GenerationRequest:
 
     Attributes:
         max_new_tokens: where generation stops if no end-of-sequence token comes first.
+        fill_token_ids: fill the context before the query of `token_ids`, and are no part of its
+            figures; empty for an empty context.
     """
 
     max_new_tokens: int
     prompt: str | None = None
     token_ids: tuple[int, ...] | None = None
+    fill_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.token_ids is None):
             raise ValueError("a request has either a prompt or token ids")
+        if self.fill_token_ids and self.token_ids is None:
+            raise ValueError("only a request of token ids comes after others")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from buildlib.container.container import GenAIContainer
 from harness.errors import PromptTooLongError, WrongUseError
 
 _TOKENS = "input_ids"
+SECOND_QUERY_TOKENS = 2
+"""Tokens that Genie 1.21 puts before a later query of a dialog whose answer was empty."""
 
 
 @dataclass(frozen=True, slots=True)

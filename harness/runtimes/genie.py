@@ -29,7 +29,7 @@ from harness.runtimes.base import (
     PerplexityResult,
     Window,
 )
-from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.context_limit import SECOND_QUERY_TOKENS, ContextLimit
 from harness.runtimes.embedding import EncoderRun
 from harness.runtimes.files import check_fit, device_files, target_of
 from harness.runtimes.genie_profile import parse_profile, parse_trace
@@ -186,6 +186,12 @@ class GenieRuntime:
         else:
             inputs["tokens.txt"] = " ".join(map(str, request.token_ids or ()))
             query = ["--tokens_file", "tokens.txt"]
+        if request.fill_token_ids:
+            if not self._has_python:
+                reason = "the SDK's genie-t2t-run runs one query: a prompt has no depth there"
+                raise RuntimeChoiceError(self._device.serial, reason)
+            inputs["fill.txt"] = " ".join(map(str, request.fill_token_ids))
+            query += ["--fill_file", "fill.txt"]
         folder = RunFolder(self._device, self.prepare())
         folder.send(inputs)
         self._queries += 1
@@ -280,9 +286,10 @@ class GenieRuntime:
         return replace(result, traces=traces)
 
     def _count_tokens(self, request: GenerationRequest) -> int:
-        """Tokens that the prompt takes in the context: Genie puts bos before them."""
+        """Tokens that the prompt takes in the context, with those that Genie adds."""
         if request.token_ids is not None:
-            return 1 + len(request.token_ids)
+            own = 1 + (SECOND_QUERY_TOKENS if request.fill_token_ids else 0)
+            return own + len(request.fill_token_ids) + len(request.token_ids)
         return 1 + len(encode(self._tokenizer, request.prompt or ""))
 
     def _decode(self, printed_ids: str) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from buildlib.container.container import GenAIContainer
+from harness.errors import RuntimeOutputError
 from harness.results.identity import SHORTEST_PROMPT
 from harness.results.perplexity import PerplexityBound
 from harness.results.records import OutputCheck, Run, TelemetrySeries
@@ -17,7 +18,7 @@ from harness.results.stability import THROTTLING
 from harness.results.store import ResultsStore, RunRecorder
 from harness.results.warmup import MIN_STEADY, Warmup, detect_warmup
 from harness.runtimes.base import GenerationRequest, GenerationResult
-from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.context_limit import SECOND_QUERY_TOKENS, ContextLimit
 from harness.telemetry.throttling import judge_throttling
 from harness.workloads.base import (
     UNRECORDED,
@@ -58,7 +59,10 @@ class Bench(WorkloadModel):
     Sampling is greedy: if a repetition answers differently, the run fails.
 
     Attributes:
-        prompt_tokens: with the bos that Genie puts before them.
+        prompt_tokens: with the tokens that Genie puts before them: bos, or two of its own at a
+            depth.
+        depth_tokens: tokens in the context before the prompt, bos included, llama-bench's `-d`: a
+            first query of the same dialog fills it, and is no part of the figures. None for none.
         repetitions: measured ones; exactly this many are stored as such.
         warmup: number of repetitions before the measured ones, kept but left out of every mean;
             `auto`: until the values are steady, at most `most_warmups`.
@@ -73,6 +77,7 @@ class Bench(WorkloadModel):
 
     kind: Literal["bench"] = "bench"
     prompt_tokens: Annotated[int, Field(ge=2)] = 64
+    depth_tokens: Annotated[int, Field(ge=2)] | None = None
     new_tokens: Annotated[int, Field(ge=1)] = 16
     repetitions: Annotated[int, Field(ge=1, le=10_000)] = 3
     warmup: Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] = "auto"
@@ -85,7 +90,7 @@ class Bench(WorkloadModel):
 
     length_key: ClassVar[str] = "prompt_tokens"
     input_keys: ClassVar[tuple[str, ...]] = ("reference_tokens", "perplexity_text")
-    later_keys: ClassVar[frozenset[str]] = _QUALITY_KEYS
+    later_keys: ClassVar[frozenset[str]] = _QUALITY_KEYS | {"depth_tokens"}
     under_conditions: ClassVar[bool] = True
 
     @property
@@ -112,18 +117,20 @@ class Bench(WorkloadModel):
 
     def check(self, container: GenAIContainer) -> None:
         """See `Workload.check`."""
-        ContextLimit.of(container).check(self.prompt_tokens, self.new_tokens)
+        depth = self.depth_tokens or 0
+        ContextLimit.of(container).check(depth + self.prompt_tokens, self.new_tokens)
 
     def run(self, session: Session, recording: Recording = UNRECORDED) -> WorkloadResult[Run]:
         """Run one session, and store every repetition as it comes."""
         self.check(session.container)
         runtime = session.runtime
-        prompt = cut_prompt(session.tokenizer, self.prompt_tokens - 1)
+        prompt = self._cut_prompt(session.tokenizer)
         quality = self.judge_container(session, recording.store)
         expectations = tuple(self._expectations(session, recording, quality))
         record = WorkloadRecord(
             runner=runtime.runner,
             prompt_tokens=self.prompt_tokens,
+            depth_tokens=self.depth_tokens,
             max_new_tokens=self.new_tokens,
             repetitions=self.repetitions,
             warmup=self.warmup_limit,
@@ -167,6 +174,31 @@ class Bench(WorkloadModel):
         )
         return quality.judge(session, store)
 
+    @model_validator(mode="after")
+    def _long_enough_at_a_depth(self) -> Self:
+        if self.depth_tokens is not None and self.prompt_tokens <= SECOND_QUERY_TOKENS:
+            least = SECOND_QUERY_TOKENS + 1
+            raise ValueError(f"prompt_tokens: after a depth, Genie takes {least} or more")
+        return self
+
+    def _cut_prompt(self, tokenizer: Path) -> BenchPrompt:
+        """Cut the tokens of the depth and of the prompt, without those that Genie adds."""
+        if self.depth_tokens is None:
+            return cut_prompt(tokenizer, self.prompt_tokens - 1)
+        own = 1 + SECOND_QUERY_TOKENS
+        return cut_prompt(tokenizer, self.depth_tokens + self.prompt_tokens - own)
+
+    def _check_prompt(self, session: Session, result: GenerationResult) -> None:
+        """Refuse figures of another prompt than the one that is measured at a depth.
+
+        Raises:
+            RuntimeOutputError: the dialog adds other tokens to a second query than was found.
+        """
+        taken = result.metrics.get("prompt_tokens")
+        if self.depth_tokens is not None and taken != self.prompt_tokens:
+            reason = f"Genie took a prompt of {taken} tokens for one of {self.prompt_tokens}"
+            raise RuntimeOutputError(session.device.serial, reason, "")
+
     def _expectations(
         self, session: Session, recording: Recording, quality: OutputCheck | None
     ) -> Iterator[Expectation]:
@@ -188,13 +220,19 @@ class Bench(WorkloadModel):
         expectations: Sequence[Expectation],
         answers: list[GenerationResult],
     ) -> None:
-        request = GenerationRequest(self.new_tokens, token_ids=prompt.token_ids)
+        depth = 0 if self.depth_tokens is None else self.depth_tokens - 1  # without bos
+        request = GenerationRequest(
+            self.new_tokens,
+            token_ids=prompt.token_ids[depth:],
+            fill_token_ids=prompt.token_ids[:depth],
+        )
         steadiness, throttled = _Steadiness(self), False
         while not steadiness.is_enough:
             number = steadiness.count
             is_warmup = self.warmup == "auto" or number < self.warmup
             repetition = number if self.warmup == "auto" or is_warmup else number - self.warmup
             result = session.runtime.generate(request)
+            self._check_prompt(session, result)
             answers.append(replace(result, telemetry=()))  # the store has it
             _check_output(recorder, expectations, result.text)
             recorder.add_values(result.metrics, repetition=repetition, is_warmup=is_warmup)

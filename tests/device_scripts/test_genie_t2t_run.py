@@ -68,6 +68,34 @@ def test_token_ids_are_separated_once() -> None:
     assert out.getvalue() == b"[PROMPT]: 5 70\n\n[BEGIN]: 5 6 70 71[END]\n\n"
 
 
+def test_a_context_is_filled_by_a_query_that_generates_nothing() -> None:
+    said: list[object] = []
+
+    class Dialog:
+        def set_max_tokens(self, count: int) -> None:
+            said.append(count)
+
+        def token_query(self, tokens: list[int], sink: Callable[[list[int]], None]) -> int:
+            sink([])
+            said.append(tokens)
+            return 0
+
+    out = printed(lambda: genie_t2t_run.fill_context(Dialog(), [1, 2], 7))  # type: ignore[arg-type]
+    assert said == [0, [1, 2], 7]
+    assert out.getvalue() == b""
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        (b'{"dialog": {"max-num-tokens": 5, "context": {"size": 192}}}', 5),
+        (b'{"dialog": {"context": {"size": 192}}}', 192),
+    ],
+)
+def test_what_later_queries_may_generate(config: bytes, most: int) -> None:
+    assert genie_t2t_run.answer_bound(config) == most
+
+
 def test_a_full_context_fails_only_without_text(capsys: pytest.CaptureFixture[str]) -> None:
     genie_t2t_run.check_status(4, generated=True)
     assert "GENIE_STATUS_WARNING_CONTEXT_EXCEEDED (4)" in capsys.readouterr().err

@@ -39,11 +39,28 @@ def test_only_a_pair_asks_for_the_speed_of_both_together() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"p": ["32,64"], "d": ["128"]}, [(32, 1, 128), (64, 1, 128), (128, 16, 0)]),
+        ({"p": ["32"], "n": ["0"], "d": ["64,128"]}, [(32, 1, 64), (32, 1, 128)]),
+        ({"p": ["32"], "n": ["8"], "d": ["0,64"]}, [(32, 8, 0), (32, 1, 64), (64, 8, 0)]),
+        ({"p": ["0,32"], "d": ["64"]}, [(32, 1, 64), (64, 16, 0)]),
+        ({"pg": ["32,8"], "d": ["64"], "n": ["0"], "p": ["16"]}, [(32, 8, 64), (16, 1, 64)]),
+    ],
+    ids=str,
+)
+def test_a_depth_is_before_prompts_and_generations_alike(
+    options: dict[str, list[str]], expected: list[tuple[int, int, int]]
+) -> None:
+    found = bench_tests(*(options.get(key) for key in ("p", "n", "pg", "d")))
+    assert [(test.prompt_tokens, test.new_tokens, test.depth) for test in found] == expected
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"p": ["0"], "n": ["0"]}, "-p 0 -n 0 measures nothing"),
-        ({"p": ["64"], "d": ["128"]}, "-p 64 -d 128: Genie takes context and prompt as one"),
-        ({"n": ["0"], "d": ["32"]}, "-d 32 -n 0 measures nothing"),
+        ({"n": ["0"], "d": ["32"]}, "-d 32 -n 0 measures nothing: a depth is that of -p or -n"),
         ({"p": ["64;128"]}, "-p: '64;128' is no number of tokens"),
         ({"n": ["-1"]}, "-n: '-1' is no number"),
         ({"pg": ["64"]}, "-pg: '64' is no pair"),

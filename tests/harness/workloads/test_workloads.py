@@ -1,5 +1,6 @@
 """Each workload on a real virtual device: what it gives, and what it stores."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +8,14 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from harness.devices.adb.device import AdbDevice
-from harness.errors import DeviceCommandError, OutputCheckError, PromptTooLongError
+from harness.errors import (
+    DeviceCommandError,
+    OutputCheckError,
+    PromptTooLongError,
+    WrongUseError,
+)
+from harness.results.identity import SpeedKey
+from harness.results.llama_bench import list_tests
 from harness.results.store import ResultsStore
 from harness.runtimes.genie_profile import parse_profile
 from harness.workloads.base import Recording
@@ -78,6 +86,28 @@ def test_profiles_and_log_are_kept_with_a_run(session: Session, store: ResultsSt
     assert [parse_profile(line.decode(), "") for line in profiles] != []
     assert len(profiles) == 2
     assert set(kept) <= {"profiles.jsonl", "run.log"}
+
+
+def test_a_prompt_at_a_depth_is_a_second_query(session: Session, store: ResultsStore) -> None:
+    bench = Bench(prompt_tokens=8, depth_tokens=16, new_tokens=1, repetitions=1, warmup=0)
+    run = bench.run(session, Recording(lambda: store)).output
+    assert SpeedKey.of(run).label == "pp8 @ d16"
+    assert run.values("prompt_tokens") == (8.0,)
+    (test,) = list_tests([run])
+    assert test.name == "pp8 @ d16"
+    (profile,) = (one for one in store.artifacts(run.id) if one.kind == "profile")
+    events = json.loads(store.read_artifact(profile))["components"][0]["events"]
+    queries = [event for event in events if event["type"] == "GenieDialog_query"]
+    taken = [event["num-prompt-tokens"]["value"] for event in queries]
+    assert taken == [16, 8]
+
+
+def test_a_depth_counts_against_the_context(session: Session) -> None:
+    Bench(prompt_tokens=32, depth_tokens=128, new_tokens=1).check(session.container)
+    with pytest.raises(PromptTooLongError):
+        Bench(prompt_tokens=34, depth_tokens=128, new_tokens=1).check(session.container)
+    with pytest.raises(WrongUseError, match="prompt_tokens: after a depth, Genie takes 3 or more"):
+        Bench.of(prompt_tokens=2, depth_tokens=128)
 
 
 def test_a_failed_run_keeps_its_log(
