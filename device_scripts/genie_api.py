@@ -65,6 +65,9 @@ _U32 = ctypes.c_uint32
 _QueryCallback = ctypes.CFUNCTYPE(None, _Text, ctypes.c_int, _Handle)
 _TokenCallback = ctypes.CFUNCTYPE(None, ctypes.POINTER(_U32), _U32, ctypes.c_int, _Handle)
 _EmbeddingCallback = ctypes.CFUNCTYPE(None, ctypes.c_int32, _Handle, _U32, _Handle)
+_SamplerCallback = ctypes.CFUNCTYPE(
+    None, _U32, _Handle, _U32, ctypes.POINTER(ctypes.c_int32), _Handle
+)
 _VectorCallback = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(_U32), _U32, ctypes.POINTER(ctypes.c_float), _Handle
 )
@@ -137,6 +140,7 @@ _SIGNATURES: Dict[str, Tuple[Any, ...]] = {
         _AllocCallback,
         ctypes.POINTER(ctypes.c_void_p),
     ),
+    "GenieSampler_registerUserDataCallback": (_Text, _SamplerCallback, _Handle),
     "GenieEmbeddingConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
     "GenieEmbeddingConfig_bindProfiler": (_Handle, _Handle),
     "GenieEmbeddingConfig_bindLogger": (_Handle, _Handle),
@@ -640,6 +644,39 @@ class Embedding(Owned):
         if not found:
             raise GenieError(name, -10)
         return found[-1]
+
+
+class SamplerCallback:
+    """A sampler that dialogs choose tokens by: ``{"type": "custom", "callback-name": NAME}``.
+
+    The library calls it as long as a dialog of that sampler lives, so it must live as long.
+
+    Args:
+        choose: gets the logits of a step, float32 for each token of the vocabulary, and returns the
+            next token. Its first exception ends nothing in the library: `check` raises it.
+    """
+
+    def __init__(self, genie: Genie, name: str, choose: Callable[[bytes], int]) -> None:
+        self._choose = choose
+        self._failures: List[BaseException] = []
+        self._callback = _SamplerCallback(self._answer)
+        register = "GenieSampler_registerUserDataCallback"
+        genie.call(register, name.encode(), self._callback, None)
+
+    def check(self) -> None:
+        """Raise what the function raised."""
+        if self._failures:
+            raise self._failures[0]
+
+    def _answer(self, size: int, logits: Any, count: int, tokens: Any, _user: Any) -> None:
+        token = 0
+        try:
+            if not self._failures:
+                token = self._choose(ctypes.string_at(logits, size))
+        except BaseException as error:  # noqa: BLE001  (raised again by `check`)
+            self._failures.append(error)
+        for index in range(count):
+            tokens[index] = token
 
 
 class AccuracyConfig(Owned):

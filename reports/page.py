@@ -24,7 +24,7 @@ from reports.devices import DeviceUse, device_figures, find_device_use
 from reports.figures import Figure
 from reports.headline import Headline, judge_page
 from reports.history import Subject, find_present, find_runs_before, find_subjects
-from reports.summary import SPEED_METRICS, FailureGroup, PerplexityRow, Row
+from reports.summary import SPEED_METRICS, STEP_METRICS, FailureGroup, PerplexityRow, Row
 from reports.timeline import energy_per_token, timeline_figure, trace_address
 
 MOST_NAMES = 3
@@ -153,6 +153,15 @@ class Section:
         """The speed metrics of any row: the columns of the summary."""
         return tuple(
             find_metric(key) for key in SPEED_METRICS if any(key in row.cells for row in self.rows)
+        )
+
+    @property
+    def step_metrics(self) -> tuple[Metric, ...]:
+        """The metrics of decode steps of any perplexity: columns of its table."""
+        return tuple(
+            find_metric(key)
+            for key in STEP_METRICS
+            if any(key in row.values for row in self.perplexities)
         )
 
     @property

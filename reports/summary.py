@@ -35,9 +35,16 @@ SPEED_METRICS = (
     "decode_tokens_per_s",
     "ttft_s",
     "init_s",
+    "token_acceptance_rate",
+    "embed_s",
+    "cosine_float",
     "peak_rss_bytes",
     "peak_anonymous_bytes",
 )
+OF_SOME_MODELS = frozenset({"token_acceptance_rate", "embed_s", "cosine_float"})
+"""Metrics that most models cannot have, so that nobody misses them: speculation, text encoders."""
+STEP_METRICS = ("kl_divergence", "top1_agreement")
+"""Distance of decode steps from float, beside their perplexity."""
 GRADED = ("prefill_tokens_per_s", "decode_tokens_per_s")
 """The metrics whose stability grades the row."""
 
@@ -51,6 +58,7 @@ UNCHECKED = (
     "Unchecked: the output was compared neither with reference tokens nor by a perplexity near its "
     "host reference"
 )
+UNCOMPARED = "Unchecked: the embeddings were not compared with those of the model in float"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,10 @@ class PerplexityRow:
         definition = self.key.definition
         compared = any(self.difference(reference) is not None for reference in REFERENCES)
         return (compared, definition.tokens if definition else 0, self.runs[-1].created_at)
+
+    def show(self, key: str) -> str:
+        """Format a value with its unit; empty if there is none."""
+        return find_metric(key).show(self.values[key]) if key in self.values else ""
 
     def difference(self, reference: str) -> float | None:
         """Relative distance of the device from the reference."""
@@ -245,7 +257,7 @@ def speed_runs(runs: Sequence[Run]) -> list[Run]:
 
 
 def _is_stand_in(run: Run, benchmarked: set[Subject]) -> bool:
-    return run.kind == "generate" and Subject.of(run) not in benchmarked
+    return run.kind in {"generate", "embed"} and Subject.of(run) not in benchmarked
 
 
 def _all_values(run: Run, key: str) -> tuple[float, ...]:
@@ -271,7 +283,7 @@ def _row(key: SpeedKey, runs: tuple[Run, ...], scored: Sequence[PerplexityRow]) 
     remarks = [*_joined(by_metric), *_workload_remarks(key, runs)]
     output = _output(runs, perplexity)
     if output == "unchecked":
-        remarks.append(UNCHECKED)
+        remarks.append(UNCOMPARED if key.kind == "embed" else UNCHECKED)
     remarks += perplexity_remarks
     grade, reasons = _grade(cells) if steady else ("", ())
     return Row(
@@ -359,7 +371,8 @@ def _joined(remarks: Iterable[tuple[Metric, str]]) -> list[str]:
 
 def _workload_remarks(key: SpeedKey, runs: Sequence[Run]) -> list[str]:
     found = []
-    if any(run.workload.warmup == 0 and run.warmup_detected is None for run in runs):
+    unwarmed = any(run.workload.warmup == 0 and run.warmup_detected is None for run in runs)
+    if unwarmed and key.kind != "embed":  # each text is another one
         found.append("No warm-up")
     unsteady = sum(run.warmup_detected is False for run in runs)
     if unsteady:
@@ -382,7 +395,7 @@ def _repetitions(run: Run) -> int:
 def _perplexity(key: PerplexityKey, runs: tuple[Run, ...]) -> PerplexityRow:
     values: dict[str, float] = {}
     remarks = []
-    for name in (PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED):
+    for name in (PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED, *STEP_METRICS):
         found = stats.summarise([run.values(name) for run in runs])
         if found is not None:
             values[name] = found.mean

@@ -14,7 +14,7 @@ from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT
 from harness.words import NO_VALUE, pluralize
 from reports.headline import Headline
 from reports.page import Page, Section
-from reports.summary import SPEED_METRICS, FailureGroup, Row
+from reports.summary import OF_SOME_MODELS, SPEED_METRICS, FailureGroup, Row
 from reports.text import percent, short_time
 
 EMULATOR_NOTICE = "Emulator speed is not hardware speed."
@@ -22,6 +22,8 @@ SHORT_LABELS = {
     "ttft_s": "TTFT",
     "peak_rss_bytes": "Memory",
     "peak_anonymous_bytes": "Anonymous",
+    "token_acceptance_rate": "Accepted",
+    "cosine_float": "Cosine",
 }
 RANKS = {
     "peak_anonymous_bytes": 7,
@@ -165,6 +167,8 @@ def _print_table(section: Section, console: Console) -> None:
     ambiguous = _ambiguous(rows)
     columns = []
     for key in SPEED_METRICS:
+        if key in OF_SOME_MODELS and not any(key in row.cells for row in rows):
+            continue
         metric = find_metric(key)
         heading = f"{SHORT_LABELS.get(key, metric.label)}\n{metric.shown_unit}"
         columns.append(_column(key, heading, [_speed(row, key) for row in rows]))

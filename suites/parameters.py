@@ -50,6 +50,8 @@ class SuiteParameters:
         checkpoint: folder of the model that the container was built from; perplexity is compared
             with that model's, in float on this host.
         max_perplexity: bound of the perplexity; by default what the bits of the container allow.
+        max_kl: bound in nats of the divergence of decode steps from float; by default what the
+            bits of the container allow.
         min_cosine: of each embedding of a text encoder with the same model in float.
         turns: the most turns of a conversation.
         soak_s: how long soak goes on.
@@ -69,6 +71,7 @@ class SuiteParameters:
     windows: int = 8
     checkpoint: Path | None = None
     max_perplexity: PerplexityBound | None = None
+    max_kl: float | None = None
     min_cosine: float = 0.98
     turns: int = 4
     soak_s: float = 60.0
@@ -181,6 +184,7 @@ _READERS: Mapping[str, Callable[[str], object]] = {
     "windows": _positive,
     "checkpoint": _path,
     "max_perplexity": _bound,
+    "max_kl": _number,
     "min_cosine": _cosine,
     "turns": _several,
     "soak_s": _number,

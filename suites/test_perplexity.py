@@ -7,11 +7,20 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from harness.pytest_plugin.container_runner import ContainerRunner
 from harness.pytest_plugin.measurements import MeasurementRecorder
-from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, find_perplexity_faults
+from harness.results.perplexity import (
+    PERPLEXITY,
+    PERPLEXITY_FLOAT,
+    default_tolerance,
+    find_perplexity_faults,
+)
 from harness.workloads.bench_prompt import bench_text
 from harness.workloads.perplexity import float_perplexity
+from harness.workloads.steps import DEFAULT_STEP_WINDOWS, KL_DIVERGENCE, TOP1_AGREEMENT
 from suites.models import tiny_llama
 from suites.parameters import SuiteParameters
+
+_KL_OF_8_BITS, _KL_OF_4_BITS = 0.02, 0.2
+"""Nats; the reference model is 0.001 from float with W8A16 (docs/quality.md has others)."""
 
 
 def test_perplexity(
@@ -56,6 +65,33 @@ def test_perplexity(
             f"perplexity is {result.perplexity:.3f}, and nothing to compare it with: give "
             "--suite-param checkpoint=DIR or max_perplexity=N"
         )
+
+
+def test_decode_steps(
+    run_container: ContainerRunner,
+    record_measurement: MeasurementRecorder,
+    suite_parameters: SuiteParameters,
+) -> None:
+    """The distribution of the next token is near that of float, step by step."""
+    container = run_container.container
+    own = _reference_checkpoint(container)
+    checkpoint = suite_parameters.checkpoint or own
+    if checkpoint is None:
+        pytest.skip("nothing to compare it with: give --suite-param checkpoint=DIR")
+    if suite_parameters.text is not None:
+        text = suite_parameters.text.read_text(encoding="utf-8")
+    else:
+        text = tiny_llama.heldout_text() if own else bench_text()
+    windows = min(suite_parameters.windows, DEFAULT_STEP_WINDOWS)
+    found = run_container.decode_steps(text, checkpoint, max_windows=windows).divergence
+    record_measurement.note(KL_DIVERGENCE, found.kl)
+    record_measurement.note(TOP1_AGREEMENT, found.top1)
+    precise = default_tolerance(container.precision) == default_tolerance("W8A16")
+    bound = suite_parameters.max_kl
+    bound = bound if bound is not None else _KL_OF_8_BITS if precise else _KL_OF_4_BITS
+    assert found.kl <= bound, (
+        f"the KL divergence from float is {found.kl:.4f} nats, above {bound:g}"
+    )
 
 
 def _reference_checkpoint(container: GenAIContainer) -> Path | None:

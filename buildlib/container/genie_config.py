@@ -270,6 +270,12 @@ class GenieConfig(GenieModel):
             changes["max_num_tokens"] = max_num_tokens
         return self._changed(changes)
 
+    def as_basic(self) -> "GenieConfig":
+        """A copy that is a plain dialog with the model whose tokens are generated."""
+        blocks = ("lade", "spd", "ssd", "multistream", "eaglet", "kv_share")
+        engine = self.dialog.target_engine.model_copy(update={"role": None})
+        return self._changed({"type": "basic", "engine": engine, **dict.fromkeys(blocks)})
+
     def with_embedding(self, embedding: Embedding) -> "GenieConfig":
         """A copy that looks tokens up on the host."""
         return self._changed({"embedding": embedding})

@@ -1,6 +1,8 @@
 """`qnnfarm perplexity`: scores a text on a device with Genie's accuracy API."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -26,7 +28,9 @@ from harness.exit_codes import BAD
 from harness.words import pluralize
 
 if TYPE_CHECKING:
+    from harness.runtimes.base import LogLevel as LogLevelName
     from harness.runtimes.base import ModelRole, PerplexityResult
+    from harness.workloads.base import Recording
     from harness.workloads.session import Session
 
 
@@ -67,6 +71,21 @@ def perplexity(
             "that drafts for it (spd). `--reference` is its checkpoint."
         ),
     ] = "target",
+    per_step: Annotated[
+        bool,
+        typer.Option(
+            "--per-step",
+            help="Compare the logits of single decode steps with those of `--reference` instead: "
+            "how far the distributions are apart (KL divergence), and how often both find the same "
+            "token most probable. Over 2 windows, unless `--windows` says otherwise.",
+        ),
+    ] = False,
+    max_kl: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Fail if the KL divergence of `--per-step` is above N nats.", metavar="N"
+        ),
+    ] = None,
     db: Annotated[
         str | None, typer.Option(help="Results database to keep the result in, for the report.")
     ] = None,
@@ -77,16 +96,82 @@ def perplexity(
 ) -> None:
     """Score a text on a device: the first CL - AR positions of windows of the context length.
 
+    With `--per-step`, compare single decode steps with the model in float.
+
     Exits 1 where the perplexity is above `--max-perplexity`; without it, where it is too far from
     that of `--reference`: by more than 3 %, or 10 % with weights or activations of fewer bits than
     W8A16.
     """
+    content = read_text(text)
+    where = _Where(container_dir, device, pool, wait, db, log_level, trace)
+    if per_step or max_kl is not None:
+        if (
+            not per_step
+            or reference is None
+            or max_perplexity is not None
+            or role == "draft"
+            or trace
+        ):
+            raise WrongUseError(
+                "--per-step needs --reference CHECKPOINT_DIR, and goes with --max-kl, not with "
+                "--max-perplexity, --role draft or --trace"
+            )
+        _compare_steps(where, content, reference, windows, max_kl, json=json)
+        return
+    _score(where, content, windows, reference, max_perplexity, role, json=json)
+
+
+@dataclass(frozen=True)
+class _Where:
+    """The container, the device that is asked for, and the database."""
+
+    container_dir: Path
+    device: str | None
+    pool: Path | None
+    wait: float
+    db: str | None
+    log_level: "LogLevelName | None"
+    trace: Path | None
+
+    @contextmanager
+    def open(self) -> "Iterator[tuple[Session, Recording]]":
+        """Open the session and the recording of its run."""
+        from harness.cli.device_lease import open_session
+        from harness.results.lazy_store import LazyResultsStore
+        from harness.results.records import new_run_id
+        from harness.workloads.base import UNRECORDED, Recording
+
+        group_id = new_run_id()
+        with (
+            LazyResultsStore(self.db)
+            if self.db is not None
+            else scratch_store(self.trace) as store,
+            writing_trace(self.trace, store, [group_id]),
+            open_session(
+                self.container_dir,
+                self.device,
+                self.pool,
+                wait_s=self.wait,
+                log_level=self.log_level,
+                trace=self.trace is not None,
+            ) as session,
+            showing_log(session, self.log_level),
+        ):
+            yield session, UNRECORDED if store is None else Recording(store.open, group_id)
+
+
+def _score(
+    where: _Where,
+    content: str,
+    windows: int | None,
+    reference: Path | None,
+    max_perplexity: str | None,
+    role: "ModelRole",
+    *,
+    json: bool,
+) -> None:
     from harness.cli.bench_options import parse_bound
-    from harness.cli.device_lease import open_session
-    from harness.results.lazy_store import LazyResultsStore
     from harness.results.perplexity import PERPLEXITY, find_perplexity_faults
-    from harness.results.records import new_run_id
-    from harness.workloads.base import UNRECORDED, Recording
     from harness.workloads.perplexity import score_text
 
     bound = None if max_perplexity is None else parse_bound(max_perplexity)
@@ -95,18 +180,8 @@ def perplexity(
             f"--max-perplexity {bound} is relative to the model in float: give --reference "
             "CHECKPOINT_DIR"
         )
-    content = read_text(text)
-    group_id = new_run_id()
-    references = _references(reference, container_dir, content, windows, role)
-    with (
-        LazyResultsStore(db) if db is not None else scratch_store(trace) as store,
-        writing_trace(trace, store, [group_id]),
-        open_session(
-            container_dir, device, pool, wait_s=wait, log_level=log_level, trace=trace is not None
-        ) as session,
-        showing_log(session, log_level),
-    ):
-        recording = UNRECORDED if store is None else Recording(store.open, group_id)
+    references = _references(reference, where.container_dir, content, windows, role)
+    with where.open() as (session, recording):
         scored = score_text(
             session,
             content,
@@ -129,6 +204,49 @@ def perplexity(
         print_remark(fault)
     if faults:
         raise typer.Exit(BAD)
+
+
+def _compare_steps(
+    where: _Where,
+    content: str,
+    reference: Path,
+    most: int | None,
+    max_kl: float | None,
+    *,
+    json: bool,
+) -> None:
+    """Compare decode steps with float, which the host computes before a device is leased."""
+    from harness.results.identity import describe_container
+    from harness.results.metrics import METRICS
+    from harness.runtimes.context_limit import ContextLimit
+    from harness.runtimes.files import open_container
+    from harness.runtimes.perplexity import cut_windows
+    from harness.workloads.steps import DEFAULT_STEP_WINDOWS, compare_steps, cut_steps, float_steps
+
+    container = open_container(where.container_dir)
+    limit, tokenizer = ContextLimit.of(container), container.files["tokenizer.json"]
+    steps = cut_steps(cut_windows(content, tokenizer, limit, most or DEFAULT_STEP_WINDOWS))
+    count = sum(len(window.following) for window in steps)
+    print_remark(f"computing {pluralize(count, 'step')} in float on this host")
+    expected = float_steps(reference, container, steps)
+    with where.open() as (session, recording):
+        result = compare_steps(session, content, steps, expected, recording, max_kl=max_kl)
+    values = result.values
+    if json:
+        over = {"positions": "decode_steps", "steps": count, "windows": len(steps)}
+        print_json({**session.device_fields, **values, **over})
+        return
+    shown = {key: METRICS[key].show(value) for key, value in values.items()}
+    answers().print(
+        f"KL divergence from float {shown['kl_divergence']}, the same most probable token in "
+        f"{shown['top1_agreement']} of {pluralize(count, 'decode step')} in "
+        f"{pluralize(len(steps), 'window')}, {describe_container(session.container_info)} on "
+        f"{session.device_label}"
+    )
+    answers().print(
+        f"perplexity of these steps {shown['perplexity']}, in float on this host "
+        f"{shown['perplexity_float']}"
+    )
 
 
 def _references(

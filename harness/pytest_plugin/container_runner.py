@@ -24,6 +24,13 @@ from harness.workloads.dialog import Dialog, DialogResult
 from harness.workloads.embed import Embed, Embeddings
 from harness.workloads.perplexity import score_text
 from harness.workloads.session import Session, SessionOptions
+from harness.workloads.steps import (
+    DEFAULT_STEP_WINDOWS,
+    StepResult,
+    compare_steps,
+    cut_steps,
+    float_steps,
+)
 
 if TYPE_CHECKING:
     from buildlib.container.container import GenAIContainer
@@ -203,6 +210,22 @@ class ContainerRunner:
                 references=references,
                 role=role,
             ).output
+
+    def decode_steps(
+        self, text: str, reference: Path, *, max_windows: int | None = None
+    ) -> StepResult:
+        """Compare decode steps with a checkpoint in float, and store the result.
+
+        Raises:
+            HarnessError: what went wrong; the run is in the store as failed.
+        """
+        self._deploy()
+        windows = self.runtime.windows(text, max_windows or DEFAULT_STEP_WINDOWS)
+        steps = cut_steps(windows)
+        expected = float_steps(reference, self.container, steps)
+        with self._open_store() as store:
+            recording = Recording(lambda: store)
+            return compare_steps(self.target, text, steps, expected, recording).output
 
     def embed(
         self, texts: Sequence[str], *, reference: Path | None = None, per_token: bool = False

@@ -26,10 +26,11 @@ Runner = Literal[
     "genie_app.py",
     "genie-app",
     "genie_perplexity.py",
+    "genie_logits.py",
     "genie_t2e_run.py",
     "genie-t2e-run",
 ]
-Positions = Literal["first_cl_minus_ar", "draft_first_cl_minus_ar", "all"]
+Positions = Literal["first_cl_minus_ar", "draft_first_cl_minus_ar", "decode_steps", "all"]
 CheckOutcome = Literal["none", "passed", "failed"]
 JsonScalar = str | int | float | bool | None
 
@@ -190,6 +191,7 @@ class PerplexityDefinition(Record):
     Attributes:
         positions: scored positions of each window: Genie scores the first CL - AR, AR being the
             prefill graph's; `draft_` says that the draft model was scored, by its own AR.
+            `decode_steps` are the second half of those, decoded one by one.
         windows: number of whole windows of one context length.
         tokens: number of scored tokens in all windows together.
     """

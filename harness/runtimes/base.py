@@ -72,6 +72,18 @@ class Window:
 
 
 @dataclass(frozen=True)
+class StepWindow:
+    """A text that is decoded step by step: token ids without the bos before them.
+
+    Attributes:
+        following: tokens after the prompt; each step predicts one, and goes on with it.
+    """
+
+    prompt: tuple[int, ...]
+    following: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class PerplexityResult:
     """A perplexity over windows.
 
@@ -166,6 +178,15 @@ class Runtime(Protocol):
 
     def embed(self, texts: Sequence[str], *, pooled: bool = True) -> EmbeddingResult:
         """Embed texts one after another: a vector for each, or one for each of its tokens."""
+        ...
+
+    @property
+    def logits_runner(self) -> Runner:
+        """The program that writes the logits of decode steps on the device."""
+        ...
+
+    def decode_steps(self, windows: "Sequence[StepWindow]") -> "list[npt.NDArray[np.float32]]":
+        """Decode texts step by step and return the logits [steps, vocab] of each."""
         ...
 
     def windows(

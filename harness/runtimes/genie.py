@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_decoding import Sampler
 from harness.deploy.deploy import DEPLOY_TIMEOUT_S, deploy, remove_run
 from harness.deploy.deployment import Deployment
 from harness.deploy.pipeline import Progress, Shown
@@ -27,6 +28,7 @@ from harness.runtimes.base import (
     LogLevel,
     ModelRole,
     PerplexityResult,
+    StepWindow,
     Window,
 )
 from harness.runtimes.context_limit import SECOND_QUERY_TOKENS, ContextLimit
@@ -37,10 +39,13 @@ from harness.runtimes.libraries.choice import find_genie
 from harness.runtimes.perplexity import cut_windows, parse_perplexity
 from harness.runtimes.run_folder import RunFolder
 from harness.runtimes.starting import runner_of, starting
+from harness.runtimes.steps import STEP_RUNNER, STEP_SAMPLER, StepRun
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.telemetry.sampler import Sampling, sampling
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from tokenizers import Tokenizer
 
 
@@ -92,6 +97,7 @@ class GenieRuntime:
     """
 
     perplexity_runner: Runner = "genie_perplexity.py"
+    logits_runner: Runner = STEP_RUNNER
 
     def __init__(
         self,
@@ -270,7 +276,10 @@ class GenieRuntime:
         names = [f"window_{number:04}.txt" for number in range(len(windows))]
         inputs = {name: window.text for name, window in zip(names, windows, strict=True)}
         folder = RunFolder(self._device, self.prepare())
-        folder.send({**inputs, "query_config.json": self._container.genie_config.to_json()})
+        config = self._container.genie_config
+        if config.dialog.type == "ssd-q1":  # converted by Genie, it keeps its prefix in the context
+            config = config.as_basic()
+        folder.send({**inputs, "query_config.json": config.to_json()})
         command = [*starting(self.perplexity_runner), "-c", "query_config.json"]
         command += ["--ar", str(self._limit_of(role).prefill_ar), "--role", role]
         command += [*self._logging, *(["--trace", "traces.jsonl"] if self._trace else [])]
@@ -284,6 +293,29 @@ class GenieRuntime:
         lines = folder.read("traces.jsonl").splitlines()
         traces = tuple(parse_trace(line, self._device.serial) for line in lines)
         return replace(result, traces=traces)
+
+    def decode_steps(self, windows: Sequence[StepWindow]) -> "list[npt.NDArray[np.float32]]":
+        """Decode texts step by step, with the tokens of the text whatever the logits say.
+
+        A dialog that speculates is decoded as a plain one of its target.
+
+        Raises:
+            RuntimeChoiceError: the device has no Python, and the SDK has no program for this.
+            RunnerError: the runner crashed, hung or refused.
+            RuntimeOutputError: it left other logits than those of these steps.
+        """
+        if not self._has_python:
+            reason = f"{self.logits_runner} needs Python, which Android has not"
+            raise RuntimeChoiceError(self._device.serial, reason)
+        most = max(len(window.following) for window in windows)
+        for window in windows:
+            self._limit.check(1 + len(window.prompt), len(window.following))
+        config = self._container.genie_config.as_basic().with_dialog(
+            sampler=Sampler(type="custom", callback_name=STEP_SAMPLER), max_num_tokens=most
+        )
+        folder = RunFolder(self._device, self.prepare())
+        run = StepRun(self._device, folder, self._timeout_s, tuple(self._logging))
+        return run.decode(windows, config)
 
     def _count_tokens(self, request: GenerationRequest) -> int:
         """Tokens that the prompt takes in the context, with those that Genie adds."""

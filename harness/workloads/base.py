@@ -33,7 +33,8 @@ from harness.workloads.session import Session
 NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\Z")]
 Output = TypeVar("Output", covariant=True)  # noqa: PLC0105
 _SUMMARY_METRICS = (
-    "prefill_tokens_per_s", "decode_tokens_per_s", "perplexity", "embed_s", "cosine_float",
+    "prefill_tokens_per_s", "decode_tokens_per_s", "perplexity", "kl_divergence", "top1_agreement",
+    "embed_s", "cosine_float",
 )  # fmt: skip
 _SUMMARY_LENGTH = 60
 

@@ -2,9 +2,10 @@
 
 import hashlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -27,6 +28,10 @@ from harness.workloads.base import (
 )
 from harness.workloads.session import Session
 
+if TYPE_CHECKING:
+    from buildlib.checkpoint.config import DecoderConfig
+    from harness.workloads.steps import StepResult
+
 
 def _readable_bound(value: float | str) -> float | str:
     try:
@@ -48,6 +53,8 @@ class Perplexity(WorkloadModel):
         max: the bound above which the container counts as broken.
         reference: folder of the checkpoint that the host scores in float over the same positions.
         role: which model of a container that drafts; `reference` is that model's.
+        per_step: compare the logits of decode steps with those of `reference` instead, over 2
+            windows if none are set; `max_kl` bounds their divergence in nats.
     """
 
     kind: Literal["perplexity"] = "perplexity"
@@ -56,15 +63,24 @@ class Perplexity(WorkloadModel):
     max: MaxPerplexity | None = None
     reference: NonEmpty | None = None
     role: ModelRole | None = None
+    per_step: bool | None = None
+    max_kl: Annotated[float, Field(ge=0)] | None = None
 
     input_keys: ClassVar[tuple[str, ...]] = ("text",)
-    later_keys: ClassVar[frozenset[str]] = frozenset({"reference", "role"})
+    later_keys: ClassVar[frozenset[str]] = frozenset({"reference", "role", "per_step", "max_kl"})
 
     @model_validator(mode="after")
     def _relative_to_a_reference(self) -> Self:
         bound = self.bound
         if bound is not None and bound.relative and self.reference is None:
             raise ValueError(f"max: {bound} is relative to the model in float: give its reference")
+        if self.per_step:
+            if self.reference is None:
+                raise ValueError("per_step: steps are held against float: give its reference")
+            if bound is not None or self.role == "draft":
+                raise ValueError("per_step: it goes with max_kl, and neither max nor role: draft")
+        elif self.max_kl is not None:
+            raise ValueError("max_kl: it goes with per_step: true")
         return self
 
     @property
@@ -74,9 +90,11 @@ class Perplexity(WorkloadModel):
 
     def run(
         self, session: Session, recording: Recording = UNRECORDED
-    ) -> WorkloadResult[PerplexityResult]:
+    ) -> "WorkloadResult[PerplexityResult] | WorkloadResult[StepResult]":
         """Score the file, on the host in float first."""
         text = read_text(session.resolve(self.text))
+        if self.per_step and self.reference is not None:
+            return self._run_steps(session, text, session.resolve(self.reference), recording)
         role = self.role or "target"
         references = {}
         if self.reference is not None:
@@ -92,6 +110,20 @@ class Perplexity(WorkloadModel):
             references=references,
             role=role,
         )
+
+    def _run_steps(
+        self, session: Session, text: str, reference: Path, recording: Recording
+    ) -> "WorkloadResult[StepResult]":
+        from harness.workloads.steps import (
+            DEFAULT_STEP_WINDOWS,
+            compare_steps,
+            cut_steps,
+            float_steps,
+        )
+
+        steps = cut_steps(session.runtime.windows(text, self.windows or DEFAULT_STEP_WINDOWS))
+        expected = float_steps(reference, session.container, steps)
+        return compare_steps(session, text, steps, expected, recording, max_kl=self.max_kl)
 
 
 def read_text(path: Path) -> str:
@@ -164,16 +196,30 @@ def float_perplexity(
     Raises:
         BuildError: the folder holds no checkpoint that can be exported.
     """
+    from buildlib.reference.perplexity import onnx_perplexity
+
+    with exported_float(checkpoint, container) as (ar, model, config):
+        return onnx_perplexity({ar: [model]}, config, [window.scored for window in windows])
+
+
+@contextmanager
+def exported_float(
+    checkpoint: Path, container: GenAIContainer
+) -> "Iterator[tuple[int, Path, DecoderConfig]]":
+    """Export a checkpoint as float ONNX at the prefill shape of a container, for a block.
+
+    Yields AR, model and configuration.
+
+    Raises:
+        BuildError: the folder holds no checkpoint that can be exported.
+    """
     from buildlib.checkpoint.checkpoint import Checkpoint
     from buildlib.checkpoint.config import load_config
     from buildlib.graph.llama import export_onnx
     from buildlib.graph.shape import GraphShape
-    from buildlib.reference.perplexity import onnx_perplexity
 
     graphs = container.metadata.graphs
     shape = GraphShape(max(graphs.auto_regression_numbers), graphs.context_length)
     with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
         model = export_onnx(Checkpoint.load(checkpoint), shape, Path(folder))
-        config = load_config(checkpoint / "config.json")
-        scored = [window.scored for window in windows]
-        return onnx_perplexity({shape.ar: [model]}, config, scored)
+        yield shape.ar, model, load_config(checkpoint / "config.json")

@@ -117,3 +117,46 @@ def test_the_draft_model_has_a_perplexity_of_its_own(
     done = qnnfarm("perplexity", speculating["lade"], *where, "--role", "draft")
     assert done.returncode == NO_ANSWER
     assert "holds no draft model: its dialog is of type lade" in done.stderr
+
+
+def test_decode_steps_are_held_against_float(
+    qnnfarm: Run, virtual_device: AdbDevice, speculating: dict[str, Path], tmp_path: Path
+) -> None:
+    """A dialog that looks ahead is decoded as its target, by the graph of one token a call."""
+    db = tmp_path / "results.db"
+    where = ("--device", virtual_device.serial, "--db", db, "--text", TEXT, "--windows", "1")
+    compared = ("--per-step", "--reference", tiny_llama.folder())
+    done = qnnfarm("perplexity", speculating["lade"], *where, *compared, "--json")
+    assert done.returncode == GOOD, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["steps"], answer["positions"]) == (80, "decode_steps")
+    assert 0 < answer["kl_divergence"] < 0.01
+    assert answer["top1_agreement"] >= 0.95
+    assert answer["perplexity"] == pytest.approx(answer["perplexity_float"], rel=0.03)
+    with ResultsStore.open(db) as store:
+        (run,) = store.list_runs(RunFilter(kind="perplexity"))
+    assert run.workload.runner == "genie_logits.py"
+    assert run.values("kl_divergence") == (answer["kl_divergence"],)
+    assert run.values("top1_agreement") == (answer["top1_agreement"],)
+    report = qnnfarm("report", "--db", db, "--out", tmp_path / "report.html")
+    assert report.returncode == GOOD, report.stderr
+    html = (tmp_path / "report.html").read_text()
+    assert f"{answer['kl_divergence']:.5f} nats" in html
+    assert "decode steps in the second half of each window" in html
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--per-step",),
+        ("--max-kl", "0.1", "--reference", "x"),
+        ("--per-step", "--reference", "x", "--role", "draft"),
+        ("--per-step", "--reference", "x", "--max-perplexity", "9"),
+    ],
+)
+def test_steps_need_a_reference_and_have_a_bound_of_their_own(
+    qnnfarm: Run, tiny_bundle: Path, arguments: tuple[str, ...]
+) -> None:
+    done = qnnfarm("perplexity", tiny_bundle, "--text", TEXT, *arguments)
+    assert done.returncode == NO_ANSWER
+    assert "--per-step needs --reference CHECKPOINT_DIR, and goes with --max-kl" in done.stderr

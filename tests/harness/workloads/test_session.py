@@ -76,6 +76,8 @@ class Scripted:
         self.versions = session.runtime.versions
         self.windows = session.runtime.windows
         self.embed = session.runtime.embed
+        self.decode_steps = session.runtime.decode_steps
+        self.logits_runner = session.runtime.logits_runner
         self.embedding_runner = session.runtime.embedding_runner
         self.score = session.runtime.score
         self.sha256_of = session.runtime.sha256_of

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Logits of each decode step on given tokens, by Genie's custom sampler.
+
+Genie asks the sampler for the next token and hands it the logits; ours keeps them, and answers with
+the next token of the text, whatever they say. So step by step the model decodes a text that it is
+given. Standard library only, Python 3.8+. Exit status: 0 success, 1 Genie failed, 2 wrong use.
+"""
+
+import argparse
+import json
+import sys
+from typing import IO, TYPE_CHECKING, List, NamedTuple, Optional, Sequence
+
+if TYPE_CHECKING:
+    from device_scripts import genie_api, genie_t2t_run
+else:  # beside this file on the device
+    import genie_api
+    import genie_t2t_run
+
+SAMPLER = "qnnfarm-steps"
+_FORMAT = 1
+_LARGEST_TOKEN = (1 << 31) - 1
+
+
+class Window(NamedTuple):
+    """A text as tokens: the prompt, and what follows, which is decoded one by one."""
+
+    prompt: List[int]
+    following: List[int]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    build = argparse.ArgumentParser(prog="genie-logits", allow_abbrev=False, description=__doc__)
+    build.add_argument("-c", "--config", metavar="FILE", required=True, help="dialog JSON")
+    build.add_argument(
+        "--windows",
+        metavar="FILE",
+        required=True,
+        help='JSON array of {"prompt": [ids], "following": [ids]}',
+    )
+    build.add_argument(
+        "--output_file", metavar="FILE", required=True, help="float32 logits, step by step"
+    )
+    build.add_argument("--summary", metavar="FILE", required=True, help="JSON of what was written")
+    build.add_argument("--log", choices=tuple(genie_api.LOG_LEVELS), help="Genie's own log")
+    return build
+
+
+def read_windows(path: str) -> List[Window]:
+    """Return the windows of a file.
+
+    Raises:
+        genie_api.RunnerError: It cannot be read, or holds something else.
+    """
+    try:
+        found = json.loads(genie_api.read_file(path, "windows"))
+        windows = [Window(list(each["prompt"]), list(each["following"])) for each in found]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise genie_api.RunnerError(f"{path} holds no windows: {error!r}") from error
+    for window in windows:
+        for token in (*window.prompt, *window.following):
+            if type(token) is not int or not 0 <= token <= _LARGEST_TOKEN:
+                raise genie_api.RunnerError(f"{path} holds no token ids: {token!r}")
+    if not windows or not all(window.prompt and window.following for window in windows):
+        raise genie_api.RunnerError(f"{path} holds an empty window")
+    return windows
+
+
+class Steps:
+    """The sampler: writes the logits of each step, and answers with the next token of a text."""
+
+    def __init__(self, sink: IO[bytes]) -> None:
+        self._sink = sink
+        self._following: List[int] = []
+        self.done = 0
+        self.step_bytes = 0
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Begin a text."""
+        self._following = list(tokens)
+        self.done = 0
+
+    def __call__(self, logits: bytes) -> int:
+        """Take the logits of a step, and return the token to go on with."""
+        if self.done >= len(self._following):
+            return self._following[-1]  # the library asks once more than it was to
+        self.step_bytes = self.step_bytes or len(logits)
+        if len(logits) != self.step_bytes:
+            raise genie_api.RunnerError(
+                f"a step has {len(logits)} bytes of logits, the one before {self.step_bytes}"
+            )
+        self._sink.write(logits)
+        self.done += 1
+        return self._following[self.done - 1]
+
+
+def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
+    """Do what the options ask for.
+
+    Raises:
+        genie_api.RunnerError: A file, the library or Genie failed.
+    """
+    text = genie_t2t_run.c_string(
+        genie_api.read_file(options.config, "configuration"), "the configuration"
+    )
+    windows = read_windows(options.windows)
+    genie = genie_api.Genie(stop=stop)
+    with open(options.output_file, "wb") as sink, genie_api.Resources() as resources:
+        log = resources.add(genie_api.Log(genie, options.log)) if options.log else None
+        steps = Steps(sink)
+        sampler = genie_api.SamplerCallback(genie, SAMPLER, steps)
+        config = resources.add(genie_api.DialogConfig(genie, text))
+        if log is not None:
+            config.bind_log(log)
+        dialog = resources.add(genie_api.Dialog(config))
+        for number, window in enumerate(windows, start=1):
+            steps.follow(window.following)
+            dialog.token_query(window.prompt, lambda _ids: None)
+            sampler.check()
+            if steps.done != len(window.following):
+                raise genie_api.RunnerError(
+                    f"window {number}: {steps.done} steps of {len(window.following)}"
+                )
+            dialog.reset()
+            print(f"window {number}/{len(windows)}: {steps.done} steps", flush=True)
+    summary = {
+        "format": _FORMAT,
+        "step_bytes": steps.step_bytes,
+        "steps": [len(window.following) for window in windows],
+    }
+    genie_t2t_run.write_file(json.dumps(summary).encode(), options.summary, "summary")
+
+
+def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Stop] = None) -> int:
+    """Run the program and return its exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        run(options, stop or genie_api.Stop())
+    except (genie_api.RunnerError, OSError) as error:
+        genie_t2t_run.flush_c()
+        print(f"genie-logits: error: {error}", file=sys.stderr)
+        return 128 + error.number if isinstance(error, genie_api.Interrupted) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    genie_api.leave(main(stop=genie_api.Stop.watching()))

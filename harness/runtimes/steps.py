@@ -1,0 +1,98 @@
+"""Logits of decode steps on a device, by a custom sampler of Genie's."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from buildlib.container.genie_config import GenieConfig
+from buildlib.validation import first_fault
+from harness.devices.base import Device
+from harness.errors import RuntimeOutputError
+from harness.results.records import Runner
+from harness.runtimes.base import StepWindow
+from harness.runtimes.run_folder import RunFolder
+from harness.runtimes.starting import starting
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+STEP_RUNNER: Final[Runner] = "genie_logits.py"
+STEP_SAMPLER: Final = "qnnfarm-steps"
+"""Name under which the runner registers its sampler."""
+_CONFIG, _WINDOWS, _OUTPUT, _SUMMARY = (
+    "query_config.json",
+    "steps.json",
+    "logits.raw",
+    "steps_done.json",
+)
+_FLOAT_BYTES = 4
+
+
+class _Summary(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    format: Annotated[int, Field(ge=1, le=1)]
+    step_bytes: Annotated[int, Field(ge=_FLOAT_BYTES, le=1 << 30, multiple_of=_FLOAT_BYTES)]
+    steps: list[int]
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """Decodes windows in a run folder.
+
+    Attributes:
+        timeout_s: for one window.
+        logging: options of the runner for Genie's own log.
+    """
+
+    device: Device
+    folder: RunFolder
+    timeout_s: float
+    logging: tuple[str, ...] = ()
+
+    def decode(
+        self, windows: Sequence[StepWindow], config: GenieConfig
+    ) -> "list[npt.NDArray[np.float32]]":
+        """Return the logits [steps, vocab] of each window.
+
+        Raises:
+            RunnerError: the runner crashed, hung or refused.
+            RuntimeOutputError: it left other logits than those of these steps.
+        """
+        content = json.dumps([asdict(window) for window in windows])
+        self.folder.send({_CONFIG: config.to_json(), _WINDOWS: content})
+        command = [*starting(STEP_RUNNER), "-c", _CONFIG, "--windows", _WINDOWS, *self.logging]
+        command += ["--output_file", _OUTPUT, "--summary", _SUMMARY]
+        timeout_s = self.timeout_s * len(windows)
+        self.folder.run(command, name=STEP_RUNNER, timeout_s=timeout_s, stdout="output.txt")
+        text = self.folder.read(_SUMMARY)
+        try:
+            summary = _Summary.model_validate_json(text)
+        except ValidationError as error:
+            raise self._odd(f"unreadable summary: {first_fault(error, _Summary)}") from error
+        wanted = [len(window.following) for window in windows]
+        if summary.steps != wanted:
+            raise self._odd(f"steps {summary.steps}, not {wanted}")
+        return self._read(wanted, summary.step_bytes)
+
+    def _read(self, steps: Sequence[int], step_bytes: int) -> "list[npt.NDArray[np.float32]]":
+        import numpy as np
+
+        with tempfile.TemporaryDirectory(prefix="qnnfarm-") as scratch:
+            local = Path(scratch) / _OUTPUT
+            self.device.pull(f"{self.folder.deployment.run_dir}/{_OUTPUT}", local)
+            if local.stat().st_size != sum(steps) * step_bytes:
+                raise self._odd(f"{local.stat().st_size} bytes of logits for {sum(steps)} steps")
+            values = np.fromfile(local, "<f4").astype(np.float32)
+        rows = values.reshape(sum(steps), step_bytes // _FLOAT_BYTES)
+        ends = np.cumsum(steps)[:-1]
+        return list(np.split(rows, ends))
+
+    def _odd(self, reason: str) -> RuntimeOutputError:
+        return RuntimeOutputError(self.device.serial, f"{STEP_RUNNER}: {reason}", "")

@@ -1,0 +1,134 @@
+"""The logits of each decode step, beside those of the model in float: `perplexity --per-step`.
+
+A window's first half is the prompt. Its second half is decoded token by token, whatever the logits
+say, so that the device goes the way of the text and both models see the same context. Genie hands
+the logits to a custom sampler of ours.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from buildlib.container.container import GenAIContainer
+from harness.errors import RuntimeOutputError
+from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT
+from harness.results.records import OutputCheck, PerplexityDefinition
+from harness.results.records import Workload as WorkloadRecord
+from harness.runtimes.base import StepWindow, Window
+from harness.workloads.base import UNRECORDED, Recording, WorkloadResult, require_passed, summarize
+from harness.workloads.perplexity import exported_float
+from harness.workloads.session import Session
+
+if TYPE_CHECKING:
+    from buildlib.reference.divergence import Divergence, Logits
+
+KL_DIVERGENCE, TOP1_AGREEMENT = "kl_divergence", "top1_agreement"
+DEFAULT_STEP_WINDOWS = 2
+"""Windows whose steps are compared by default: the emulator decodes a few tokens a second."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Distance of the device from the model in float.
+
+    Attributes:
+        windows: number of windows.
+    """
+
+    divergence: "Divergence"
+    windows: int
+
+
+def cut_steps(windows: Sequence[Window]) -> list[StepWindow]:
+    """Halve windows: the first half is the prompt, the second is decoded."""
+    halves = [len(window.scored) // 2 for window in windows]
+    return [
+        StepWindow(window.scored[:half], window.scored[half:])
+        for window, half in zip(windows, halves, strict=True)
+    ]
+
+
+def compare_steps(
+    session: Session,
+    text: str,
+    steps: Sequence[StepWindow],
+    expected: "Sequence[Logits]",
+    recording: Recording = UNRECORDED,
+    *,
+    max_kl: float | None = None,
+) -> WorkloadResult[StepResult]:
+    """Compare the decode steps of the session's device with those of the model in float.
+
+    Args:
+        text: that the steps were cut from.
+        expected: of `float_steps`, on the same steps.
+        max_kl: divergence above which the container counts as broken.
+
+    Raises:
+        OutputCheckError: the divergence is above the bound.
+        HarnessError: what else went wrong; the run is stored as failed, with that error.
+    """
+    from buildlib.reference.divergence import measure_divergence
+
+    runtime = session.runtime
+    definition = PerplexityDefinition(
+        positions="decode_steps",
+        windows=len(steps),
+        tokens=sum(len(window.following) for window in steps),
+    )
+    record = WorkloadRecord(
+        runner=runtime.logits_runner,
+        dataset_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        perplexity=definition,
+    )
+    with recording.start_if_stored(session, "perplexity", record) as recorder:
+        found = runtime.decode_steps(steps)
+        try:
+            following = [each.following for each in steps]
+            divergence = measure_divergence(found, expected, following)
+        except ValueError as error:
+            raise RuntimeOutputError(session.device.serial, str(error), "") from error
+        values = {
+            KL_DIVERGENCE: divergence.kl,
+            TOP1_AGREEMENT: divergence.top1,
+            PERPLEXITY: math.exp(divergence.loss),
+            PERPLEXITY_FLOAT: math.exp(divergence.loss_float),
+        }
+        if recorder is not None:
+            recorder.add_values(values)
+        if max_kl is not None:
+            check = _check(divergence, max_kl)
+            require_passed(check, recorder, session.device.serial)
+    result = StepResult(divergence, len(steps))
+    return WorkloadResult(result, values, summarize(values), recording.stored_run(recorder))
+
+
+def _check(divergence: "Divergence", max_kl: float) -> OutputCheck:
+    found = (
+        f"the KL divergence from float is {divergence.kl:.5f} nats over {divergence.steps} steps"
+    )
+    if divergence.kl <= max_kl:
+        return OutputCheck(outcome="passed", reason=f"{found}, at most {max_kl:g}")
+    return OutputCheck(outcome="failed", reason=f"{found}, above {max_kl:g}")
+
+
+def float_steps(
+    checkpoint: Path, container: GenAIContainer, windows: Sequence[StepWindow]
+) -> "list[Logits]":
+    """Compute the logits of a checkpoint in float, on this host, at the steps of windows."""
+    from buildlib.reference.host_loop import HostLoop
+    from buildlib.reference.runners import OnnxRunner
+
+    found = []
+    with (
+        exported_float(checkpoint, container) as (ar, model, config),
+        HostLoop({ar: [OnnxRunner(model)]}, config) as loop,
+    ):
+        for window in windows:
+            loop.reset()
+            tokens = [config.bos_token_id, *window.prompt, *window.following[:-1]]
+            found.append(loop.feed(tokens)[len(window.prompt) :])
+    return found
