@@ -1,7 +1,7 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format test fuzz kills chaos nights board demo screenshots wheel-check
+.PHONY: check format test fuzz exports kills chaos nights board demo screenshots wheel-check
 
 check:
 	$(PYTHON) -m ruff check .
@@ -19,6 +19,10 @@ test:
 # Thousands of damaged models; `QNNFARM_FUZZ_SEED=7 make fuzz` for others.
 fuzz:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/fuzz
+
+# Exports of all tools in `tests/fixtures/exports` through every stage; the suite takes one of each tool.
+exports:
+	$(PYTHON) -m pytest -m "slow or not slow" tests/buildlib/pipeline/test_exports.py
 
 # Writers of results on each engine, `qnnfarm run` and `qnnfarm nightly`, each killed at a hundred random moments.
 kills:
@@ -45,6 +49,6 @@ REPORT ?= report.html
 screenshots:
 	$(PYTHON) -m tools.screenshots $(REPORT) build/screenshots
 
-# A wheel must hold all it needs: build it, install it in an empty environment, and run it in an empty folder.
+# A wheel must hold all it needs: build it, install it in an empty environment, and run the demo and all suites with it.
 wheel-check:
 	PYTHON=$(PYTHON) sh tests/wheel_check.sh

@@ -17,9 +17,12 @@ from typing import IO
 import harness.cli
 
 _PROGRAM = str(Path(harness.cli.__file__).with_name("__main__.py"))
-_IMPORTED = ("harness.cli.app", "harness.plans.plan_run", "buildlib.genai", "reports.report")
+IMPORTED = (
+    "harness.cli.app", "harness.plans.plan_run", "buildlib.genai", "reports.page",
+    "reports.html_file", "altair", "pandas", "scipy.stats",
+)  # fmt: skip
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(list(_IMPORTED))
+_CONTEXT.set_forkserver_preload(list(IMPORTED))
 
 Done = subprocess.CompletedProcess[str]
 

@@ -25,7 +25,7 @@ SEED = int(os.environ.get("QNNFARM_FUZZ_SEED", "20"))
 CASES = int(os.environ.get("QNNFARM_FUZZ_CASES", "5000"))
 WORKERS = int(os.environ.get("QNNFARM_FUZZ_WORKERS", "2"))
 LOG = os.environ.get("QNNFARM_FUZZ_LOG", os.devnull)
-FEW = 60
+FEW = 40
 COMPILE_EVERY = 20
 """Of the cases that reach the compiler, about one in five, one in so many goes through it."""
 _ROOT = Path(__file__).parents[2]
@@ -136,7 +136,7 @@ def campaign(
 def test_a_few_mutations(tmp_path: Path) -> None:
     outcomes = campaign(tmp_path, 1, FEW, compile_every=1 << 30)
     assert outcomes["refused"] > FEW // 3
-    assert outcomes["built"] > 2
+    assert outcomes["built"] > 1
 
 
 def test_a_worker_that_dies_or_hangs_is_told_by_its_case(

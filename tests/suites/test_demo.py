@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +15,15 @@ from filelock import FileLock
 from harness.clock import Deadline
 from harness.devices.adb.connection import ServerAddress, ServerUnreachable, query
 from harness.results.store import ResultsStore
+from tests.system import product_python
 
 pytestmark = [pytest.mark.first, pytest.mark.timeout(3600)]
+PYTHON = product_python()
 
 
 @contextmanager
 def demo(folder: Path, **environment: str) -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-m", "harness.cli", "demo", "--out", str(folder)]
+    command = [PYTHON, "-m", "harness.cli", "demo", "--out", str(folder)]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -73,6 +74,7 @@ def server_runs(environment: dict[str, str]) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_the_demo_does_the_main_job_twice(tmp_path: Path, environment: dict[str, str]) -> None:
     out = tmp_path / "out"
     with demo(out, **environment) as process:

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,12 +12,15 @@ import pytest
 from harness.devices.adb.device import AdbDevice
 from harness.results.store import ResultsStore, RunFilter
 from suites.parameters import HARDWARE_LENGTHS, SuiteParameters, choose_lengths
+from tests.system import product_python
+
+PYTHON = product_python()
 
 
 def run(folder: Path, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
     """A user's pytest outside the checkout."""
     command = [
-        sys.executable, "-m", "pytest", "-p", "harness.pytest_plugin", "-p", "no:cacheprovider",
+        PYTHON, "-m", "pytest", "-p", "harness.pytest_plugin", "-p", "no:cacheprovider",
         f"--rootdir={folder}", "-W", "error", *map(str, arguments),
     ]  # fmt: skip
     return subprocess.run(
@@ -27,7 +29,7 @@ def run(folder: Path, *arguments: str | Path) -> "subprocess.CompletedProcess[st
     )  # fmt: skip
 
 
-@pytest.mark.first
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_all_suites_pass_on_the_reference_model(
     tmp_path: Path, virtual_device: AdbDevice, tiny_bundle: Path

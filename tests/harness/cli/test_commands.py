@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from harness.devices.adb.server import ensure_server
 from harness.virtual_device import manager
 from harness.virtual_device.faults import ALWAYS, Slow
 from suites.models import tiny_llama
+from tests.command_line import IMPORTED
 from tests.conftest import kill_server
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -58,6 +60,12 @@ SHAPE = ("--ar", "1,32", "--cl", "192", "--splits", "2")
 def rows(db: Path, query: str) -> list[tuple[object, ...]]:
     with closing(sqlite3.connect(db)) as database:
         return database.execute(query).fetchall()
+
+
+@pytest.mark.parametrize("name", IMPORTED)
+def test_what_processes_of_these_tests_import_first_is_there(name: str) -> None:
+    """A module that was renamed would be left out without a word."""
+    assert find_spec(name) is not None
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
