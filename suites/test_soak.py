@@ -65,12 +65,12 @@ def test_memory_of_one_process_holds(
     many_count = 2 + suite_parameters.soak_dialogs
     many = run_container.dialogs([turn] * many_count, max_new_tokens=new_tokens)
     assert set(many.answers) == set(few.answers)
-    if MEMORY not in few.memory or MEMORY not in many.memory:
+    if MEMORY not in few.metrics or MEMORY not in many.metrics:
         pytest.skip("the device was too busy to look at the memory of its processes")
-    growth = many.memory[MEMORY] / few.memory[MEMORY] - 1
+    growth = many.metrics[MEMORY] / few.metrics[MEMORY] - 1
     assert growth <= suite_parameters.max_memory_growth, (
-        f"{many_count} dialogs took {many.memory[MEMORY]:,.0f} bytes, 2 took "
-        f"{few.memory[MEMORY]:,.0f}: {growth:+.1%}"
+        f"{many_count} dialogs took {many.metrics[MEMORY]:,.0f} bytes, 2 took "
+        f"{few.metrics[MEMORY]:,.0f}: {growth:+.1%}"
     )
 
 

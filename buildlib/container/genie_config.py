@@ -260,15 +260,22 @@ class GenieConfig(GenieModel):
         return tuple(dict.fromkeys(names))
 
     def with_dialog(
-        self, *, sampler: Sampler | None = None, max_num_tokens: int | None = None
+        self,
+        *,
+        sampler: Sampler | None = None,
+        max_num_tokens: int | None = None,
+        stop_sequence: tuple[str, ...] | None = None,
+        context_size: int | None = None,
     ) -> "GenieConfig":
-        """A copy for one run: another sampler, another bound on what is generated."""
-        changes: dict[str, object] = {}
-        if sampler is not None:
-            changes["sampler"] = sampler
-        if max_num_tokens is not None:
-            changes["max_num_tokens"] = max_num_tokens
-        return self._changed(changes)
+        """A copy for one run, with other bounds on what is generated, or another sampler."""
+        given: dict[str, object | None] = {
+            "sampler": sampler,
+            "max_num_tokens": max_num_tokens,
+            "stop_sequence": stop_sequence,
+        }
+        if context_size is not None:
+            given["context"] = self.dialog.context.model_copy(update={"size": context_size})
+        return self._changed({key: value for key, value in given.items() if value is not None})
 
     def as_basic(self) -> "GenieConfig":
         """A copy that is a plain dialog with the model whose tokens are generated."""

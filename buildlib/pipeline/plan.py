@@ -241,6 +241,14 @@ def graph_shapes(options: ARnContextLengthConfig) -> tuple[GraphShape, ...]:
     if ars[0] != 1:
         key = "arn_cl_options.auto_regression_number"
         raise InvalidOptionError(key, f"{ars} has no 1: Genie decodes with an AR-1 graph", ())
+    for cl in lengths:
+        if cl % 2 == 0 and cl // 2 in ars[1:]:
+            # CL - AR is AR then: the inputs of the cache are as long as its outputs.
+            reason = (
+                f"{cl} is twice the AR {cl // 2}: Genie confuses the old and the new part of such "
+                "a cache, and the text would be wrong; change one of them"
+            )
+            raise InvalidOptionError("arn_cl_options.context_length", reason, ())
     return tuple(GraphShape(ar, cl) for cl in lengths for ar in ars)
 
 

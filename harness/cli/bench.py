@@ -33,6 +33,16 @@ from harness.cli.bench_options import (
     Warmup,
 )
 from harness.cli.bench_tests import BenchTest, Both, Depths, Generated, Prompts, bench_tests
+from harness.cli.dialog_options import (
+    GenieConfigFile,
+    LoraAdapter,
+    Seed,
+    Stop,
+    Temp,
+    TopK,
+    TopP,
+    dialog_fields,
+)
 from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows, print_text
 from harness.errors import HarnessError, WrongUseError
 from harness.words import pluralize
@@ -72,6 +82,13 @@ def bench(
     perplexity_text: PerplexityText = None,
     perplexity_windows: PerplexityWindows = None,
     reference: Reference = None,
+    temp: Temp = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    lora: LoraAdapter = None,
+    genie_config: GenieConfigFile = None,
     label: Label = None,
     max_temp: MaxTemp = None,
     charge: Charge = None,
@@ -98,11 +115,12 @@ def bench(
     if json and output is not None:
         raise WrongUseError("--json goes without -o: `-o json` is llama-bench's")
     quality = QualityOptions(max_perplexity, perplexity_text, perplexity_windows, reference)
+    dialog = dialog_fields(temp, top_k, top_p, seed, stop, lora, genie_config)
     tests = bench_tests(prompt_tokens, new_tokens, both, depth)
     workloads = [
         bench_workload(
             test.prompt_tokens, test.new_tokens, repetitions, warmup, max_warmup,
-            reference_tokens, quality, test.depth,
+            reference_tokens, quality, test.depth, dialog,
         )
         for test in tests
     ]  # fmt: skip

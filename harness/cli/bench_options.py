@@ -161,8 +161,12 @@ def bench_workload(
     reference_tokens: Path | None,
     quality: QualityOptions,
     depth: int = 0,
+    dialog: Mapping[str, object] | None = None,
 ) -> "Bench":
     """Make the workload from the options.
+
+    Args:
+        dialog: fields of how the dialog runs.
 
     Raises:
         WrongUseError: a number is out of range, or the file of tokens cannot be used.
@@ -181,6 +185,7 @@ def bench_workload(
         most_warmups=max_warmup,
         reference_tokens=None if reference_tokens is None else str(reference_tokens),
         **quality.fields(),
+        **(dialog or {}),
     )
 
 

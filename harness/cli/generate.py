@@ -1,6 +1,9 @@
-"""`qnnfarm generate`: one prompt through a container on a device."""
+"""`qnnfarm generate`: a prompt, or a conversation, through a container on a device."""
 
-from typing import Annotated
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,33 +20,101 @@ from harness.cli.arguments import (
     showing_log,
     writing_trace,
 )
+from harness.cli.dialog_options import (
+    GenieConfigFile,
+    LoraAdapter,
+    Seed,
+    Stop,
+    Temp,
+    TopK,
+    TopP,
+    dialog_fields,
+    parse_tokens,
+)
 from harness.console import print_json, print_remark, print_text
 from harness.errors import WrongUseError
+
+if TYPE_CHECKING:
+    from harness.runtimes.base import GenerationResult
+    from harness.workloads.session import Session
+
+_STDIN = "-"
 
 
 def generate(
     container_dir: ContainerDir,
-    prompt: Annotated[str, typer.Option(help="The prompt.")],
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(help="The prompt. Repeated, each is a turn that sees those before it."),
+    ] = None,
+    prompt_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="File that holds the prompt; - for the standard input."),
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IDS|FILE", help="Token ids as the prompt; the answer is printed in ids, too."
+        ),
+    ] = None,
+    embeddings: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Embeddings as the prompt, that of bos first: .npy with floats, or raw rows as "
+            "the container's table has them.",
+        ),
+    ] = None,
     device: DeviceName = None,
     pool: PoolFile = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Stop after that many tokens.")] = 32,
+    temp: Temp = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    lora: LoraAdapter = None,
+    rewind: Annotated[
+        bool,
+        typer.Option(
+            "--rewind",
+            help="Let each turn replace what follows its common beginning with the last.",
+        ),
+    ] = False,
+    save: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the dialog in this new folder.")
+    ] = None,
+    restore: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on with a dialog that --save kept.")
+    ] = None,
+    genie_config: GenieConfigFile = None,
     wait: Wait = WAIT_S,
     log_level: LogLevel = None,
     trace: TraceFile = None,
     json: Json = False,
 ) -> None:
-    """Generate text on a device, greedily, and print its speed."""
+    """Generate text on a device and print its speed; greedily, unless sampling is asked for."""
     from harness.cli.device_lease import open_session
-    from harness.results.metrics import METRICS
     from harness.results.records import new_run_id
     from harness.workloads.base import UNRECORDED, Recording
     from harness.workloads.generate import Generate
 
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise WrongUseError("the prompt is not UTF-8: give it in that encoding") from error
-    workload = Generate.of(prompt=prompt, max_tokens=max_tokens)
+    texts = list(prompt or ())
+    if prompt_file == _STDIN:
+        texts, prompt_file = [*texts, _read_stdin()], None
+    for text in texts:
+        _check_text(text)
+    workload = Generate.of(
+        prompt=texts[0] if len(texts) == 1 else tuple(texts) or None,
+        prompt_file=None if prompt_file is None else str(Path(prompt_file).absolute()),
+        tokens=None if tokens is None else parse_tokens(tokens),
+        embeddings=None if embeddings is None else str(embeddings.absolute()),
+        max_tokens=max_tokens,
+        rewind=rewind or None,
+        save=None if save is None else str(save.absolute()),
+        restore=None if restore is None else str(restore.absolute()),
+        **dialog_fields(temp, top_k, top_p, seed, stop, lora, genie_config),
+    )
     group_id = new_run_id()
     with (
         scratch_store(trace) as store,
@@ -53,23 +124,60 @@ def generate(
         ) as session,
         showing_log(session, log_level),
     ):
+        workload.check(session.container)
         recording = Recording(store.open, group_id) if store else UNRECORDED
         result = workload.run(session, recording).output
     if json:
-        print_json(
-            {
-                **session.device_fields,
-                "prompt": prompt,
-                "text": result.text,
-                "metrics": dict(result.metrics),
-            }
-        )
-        return
-    print_text(result.text)
+        print_json({**session.device_fields, **_document(texts, result)})
+    else:
+        _show(result, session)
+
+
+def _read_stdin() -> str:
+    text = sys.stdin.read()
+    if not text:
+        raise WrongUseError("--prompt-file -: the standard input is empty")
+    return text
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise WrongUseError("the prompt is not UTF-8: give it in that encoding") from error
+
+
+def _document(prompts: Sequence[str], result: "GenerationResult") -> dict[str, object]:
+    document: dict[str, object] = {
+        "prompt": prompts[0] if len(prompts) == 1 else list(prompts) or None,
+        "text": result.text,
+        "metrics": dict(result.metrics),
+    }
+    if result.token_ids is not None:
+        document["tokens"] = list(result.token_ids)
+    if result.streams:
+        document["streams"] = list(result.streams)
+    if len(result.answers) > 1:
+        document["answers"] = list(result.answers)
+    if result.clocked:
+        document["by_token_callback"] = sorted(result.clocked)
+    return document
+
+
+def _show(result: "GenerationResult", session: "Session") -> None:
+    from harness.results.metrics import METRICS
+
+    for text in result.streams or result.answers or (result.text,):
+        print_text(text)
+    if result.token_ids is not None:
+        print_text(" ".join(map(str, result.token_ids)))
     shown = [
         METRICS[key].label.lower() + " " + METRICS[key].show(value)
         for key, value in result.metrics.items()
     ]
     print_remark(f"{session.device_label}: {', '.join(shown)}")
+    if result.clocked:
+        labels = ", ".join(METRICS[key].label.lower() for key in METRICS if key in result.clocked)
+        print_remark(f"Genie's profile lacks {labels}: by the clock of the token callback")
     if session.properties.emulator:
         print_remark("emulator speed says nothing about hardware speed")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from buildlib.errors import BuildError
-from harness.errors import PlanFileError, PromptTooLongError
+from harness.errors import PlanFileError, PromptTooLongError, WrongUseError
 from harness.plans.cells import Cell, duplicate, make_cell
 from harness.plans.lease_requests import meets
 from harness.plans.plan_file import ContainerEntry, DeviceEntry, Plan, WorkloadEntry
@@ -51,7 +51,7 @@ def expand(
         path: the plan's file; paths in the plan are relative to its folder.
         identify: gives a container's content hash.
         members: gives the pool's devices; called only if the plan has `count: all`.
-        check: raises `PromptTooLongError` if a container cannot run a workload.
+        check: raises `PromptTooLongError` or `WrongUseError` if a container cannot run a workload.
 
     Raises:
         PlanFileError: a duplicate label, an unreadable file, an incomplete container or one whose
@@ -158,6 +158,8 @@ class _Expansion:
             except PromptTooLongError as error:
                 where = f"workloads[{w}].{workload.length_key}"
                 raise self._error(where, f"{paths[c].name}: {error}") from error
+            except WrongUseError as error:
+                raise self._error(f"workloads[{w}]", f"{paths[c].name}: {error}") from error
 
     def _sessions(
         self,
@@ -234,17 +236,18 @@ class _Expansion:
         """Hash of the files that a workload reads; empty if it reads none."""
         named = ((key, getattr(workload, key)) for key in workload.input_keys)
         hashes = [
-            self._hash(f"workloads[{number}].{key}", name)
+            self._hash(f"workloads[{number}].{key}", name, text=key not in workload.binary_keys)
             for key, name in named
             if name is not None
         ]
         return "+".join(hashes)
 
-    def _hash(self, where: str, name: str) -> str:
+    def _hash(self, where: str, name: str, *, text: bool) -> str:
         try:
             with self._resolve(name).open("rb") as source:
                 content = source.read(_LARGEST_TEXT + 1)
-            content.decode("utf-8")
+            if text:
+                content.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise self._error(where, f"cannot read {self._resolve(name)}: {why}") from error

@@ -17,11 +17,14 @@ from harness.runtimes.base import (
     Runtime,
 )
 from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.dialog_settings import DialogSettings
+from harness.runtimes.embeddings import read_embeddings
 from harness.telemetry.sampler import DEFAULT_HZ
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.dialog import Dialog, DialogResult
 from harness.workloads.embed import Embed, Embeddings
+from harness.workloads.generate import Generate
 from harness.workloads.perplexity import score_text
 from harness.workloads.session import Session, SessionOptions
 from harness.workloads.steps import (
@@ -98,17 +101,31 @@ class ContainerRunner:
         *,
         token_ids: Sequence[int] | None = None,
         max_new_tokens: int = 16,
+        embeddings: Path | None = None,
+        settings: DialogSettings | None = None,
     ) -> GenerationResult:
-        """Run one query, greedily, in a new process on the device, and sample the device meanwhile.
+        """Run one query in a new process on the device, and sample the device meanwhile.
+
+        Args:
+            embeddings: a file of embeddings as the prompt.
+            settings: of the dialog; None: greedy.
 
         Raises:
-            ValueError: neither a prompt nor token ids, or both.
+            ValueError: not one of a prompt, token ids and embeddings.
             PromptTooLongError: it does not fit into the context.
             DeviceError: the device or the runner failed.
         """
         ids = None if token_ids is None else tuple(token_ids)
+        settings = settings or DialogSettings()
+        config = settings.config_of(self.container)
+        rows = None
+        if embeddings is not None:
+            rows = read_embeddings(embeddings, config, self.container)
+        request = GenerationRequest(
+            max_new_tokens, prompt, ids, embeddings=rows, config=config, lora=settings.lora or {}
+        )
         self._deploy()
-        result = self.runtime.generate(GenerationRequest(max_new_tokens, prompt, ids))
+        result = self.runtime.generate(request)
         self.telemetry = result.telemetry
         return result
 
@@ -248,13 +265,53 @@ class ContainerRunner:
             return workload.run(self.target, Recording(lambda: store)).output
 
     def dialogs(
-        self, dialogs: Sequence[Sequence[str]], *, max_new_tokens: int = 16
+        self,
+        dialogs: Sequence[Sequence[str] | Mapping[str, object]],
+        *,
+        max_new_tokens: int = 16,
+        settings: DialogSettings | None = None,
     ) -> DialogResult:
-        """Hold conversations of several turns; see `harness.workloads.dialog`."""
+        """Hold conversations of several turns; see `harness.workloads.dialog`.
+
+        Args:
+            dialogs: turns of each, or `{"turns": ..., "lora": {NAME: STRENGTH}}`.
+            settings: of the dialog; None: greedy.
+        """
         workload = Dialog.of(
-            dialogs=tuple(tuple(turns) for turns in dialogs), max_tokens=max_new_tokens
+            dialogs=tuple(
+                dict(turns) if isinstance(turns, Mapping) else tuple(turns) for turns in dialogs
+            ),
+            max_tokens=max_new_tokens,
+            **(settings or DialogSettings()).model_dump(exclude_none=True),
         )
+        workload.check(self.container)
         return workload.run(self.target).output
+
+    def converse(
+        self,
+        *turns: str,
+        max_new_tokens: int = 16,
+        rewind: bool = False,
+        save: Path | None = None,
+        restore: Path | None = None,
+        settings: DialogSettings | None = None,
+    ) -> tuple[str, ...]:
+        """Hold one conversation, and return its answers.
+
+        Args:
+            rewind: turns replace what follows their common beginning with the turn before.
+            save: a new folder for the state after the last turn.
+            restore: such a folder, whose dialog goes on.
+        """
+        workload = Generate.of(
+            prompt=turns,
+            max_tokens=max_new_tokens,
+            rewind=rewind or None,
+            save=None if save is None else str(save),
+            restore=None if restore is None else str(restore),
+            **(settings or DialogSettings()).model_dump(exclude_none=True),
+        )
+        return workload.run(self.target).output.answers
 
     def records(self) -> tuple[ContainerInfo, DeviceInfo, Provenance]:
         """Return the records of container, device and provenance for the results store."""

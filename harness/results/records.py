@@ -31,6 +31,7 @@ Runner = Literal[
     "genie-t2e-run",
 ]
 Positions = Literal["first_cl_minus_ar", "draft_first_cl_minus_ar", "decode_steps", "all"]
+MeasurementSource = Literal["token_callback"]
 CheckOutcome = Literal["none", "passed", "failed"]
 JsonScalar = str | int | float | bool | None
 
@@ -114,6 +115,8 @@ class Measurement(Record):
         metric: a key of `harness.results.metrics.METRICS`.
         value: in the unit of the metric.
         repetition: from 0, counted apart for warm-ups and for measured repetitions.
+        source: `token_callback` if the clock of the runner's callback gave it, because the
+            runtime's own record lacks it; None: the usual source of the metric.
 
     Raises:
         UnknownMetricError: the metric is not registered.
@@ -124,6 +127,7 @@ class Measurement(Record):
     value: Annotated[float, Field(strict=True)]
     repetition: Count = 0
     is_warmup: bool = False
+    source: MeasurementSource | None = None
 
     @model_validator(mode="after")
     def _is_legal(self) -> "Measurement":

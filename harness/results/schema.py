@@ -13,6 +13,7 @@ History of `SCHEMA_VERSION`:
     5  terms and verdicts of comparisons.
     6  alerts.
     7  what was reviewed for alerts.
+    8  source of measurements.
 
 To change the tables: change them here, raise `SCHEMA_VERSION`, add a line above and a migration
 from the last version to `MIGRATIONS`.
@@ -52,7 +53,7 @@ from sqlalchemy import (
 from harness.errors import NewerSchemaError, NotAStoreError
 from harness.results import postgresql, records
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -176,6 +177,7 @@ measurements = Table(
     Column("is_warmup", Boolean, primary_key=True),
     Column("repetition", Integer, primary_key=True, autoincrement=False),
     Column("value", Double, nullable=False),
+    Column("source", String(32)),
 )
 
 telemetry = Table(
@@ -302,8 +304,13 @@ def _to_7(connection: Connection) -> None:
     reviews.create(connection)
 
 
+def _to_8(connection: Connection) -> None:
+    """Older measurements are the runtimes' own figures."""
+    connection.execute(text("ALTER TABLE measurements ADD COLUMN source VARCHAR(32)"))
+
+
 MIGRATIONS: Mapping[int, Migration] = MappingProxyType(
-    {2: _to_2, 3: _to_3, 4: _to_4, 5: _to_5, 6: _to_6, 7: _to_7}
+    {2: _to_2, 3: _to_3, 4: _to_4, 5: _to_5, 6: _to_6, 7: _to_7, 8: _to_8}
 )
 """Migrations from schema n-1 to schema n, by n."""
 

@@ -2,7 +2,7 @@
 
 import fnmatch
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -493,12 +493,27 @@ class RunRecorder:
             _insert_measurements(connection, self._database.location, self.run.id, measurements)
 
     def add_values(
-        self, values: Mapping[str, float], *, repetition: int = 0, is_warmup: bool = False
+        self,
+        values: Mapping[str, float],
+        *,
+        repetition: int = 0,
+        is_warmup: bool = False,
+        clocked: Collection[str] = (),
     ) -> None:
-        """Add one repetition's values by metric."""
+        """Add one repetition's values by metric.
+
+        Args:
+            clocked: metrics whose source is the clock of the runner's token callback.
+        """
         self.add(
             *(
-                Measurement(metric=key, value=value, repetition=repetition, is_warmup=is_warmup)
+                Measurement(
+                    metric=key,
+                    value=value,
+                    repetition=repetition,
+                    is_warmup=is_warmup,
+                    source="token_callback" if key in clocked else None,
+                )
                 for key, value in values.items()
             )
         )

@@ -1,9 +1,11 @@
 """Protocol of a runtime, its queries and its answers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from buildlib.container.genie_config import GenieConfig
 from harness.deploy.deployment import Deployment
 from harness.results.records import Positions, Runner, TelemetrySeries
 
@@ -20,22 +22,29 @@ LogLevel = Literal["error", "warn", "info", "verbose"]
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One query: either a text, or token ids that are taken as they are.
+    """One query: a text, token ids, or embeddings, each taken as it is.
 
     Attributes:
         max_new_tokens: where generation stops if no end-of-sequence token comes first.
         fill_token_ids: fill the context before the query of `token_ids`, and are no part of its
             figures; empty for an empty context.
+        embeddings: rows as the container's configuration has them, that of bos in front.
+        config: Genie's configuration of the dialog; None for the container's own.
+        lora: adapters to apply, with their strengths.
     """
 
     max_new_tokens: int
     prompt: str | None = None
     token_ids: tuple[int, ...] | None = None
     fill_token_ids: tuple[int, ...] = ()
+    embeddings: bytes | None = None
+    config: GenieConfig | None = None
+    lora: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if (self.prompt is None) == (self.token_ids is None):
-            raise ValueError("a request has either a prompt or token ids")
+        given = (self.prompt, self.token_ids, self.embeddings)
+        if sum(value is not None for value in given) != 1:
+            raise ValueError("a request has either a prompt, token ids or embeddings")
         if self.fill_token_ids and self.token_ids is None:
             raise ValueError("only a request of token ids comes after others")
 
@@ -50,6 +59,11 @@ class GenerationResult:
         telemetry: what was sampled on the device meanwhile, if that was asked for.
         profile: the runtime's own record of the query, as JSON; empty if it keeps none.
         trace: what it did when, in the Trace Event Format, if that was asked for.
+        token_ids: what was generated, if token ids were asked.
+        streams: the answers of a dialog that gives several to one query.
+        clocked: metrics that come from the clock of the runner's token callback, because the
+            profile lacks them.
+        answers: of the turns of a conversation; `text` is the last.
     """
 
     text: str
@@ -57,6 +71,63 @@ class GenerationResult:
     telemetry: tuple[TelemetrySeries, ...] = ()
     profile: str = ""
     trace: str = ""
+    token_ids: tuple[int, ...] | None = None
+    streams: tuple[str, ...] = ()
+    clocked: frozenset[str] = frozenset()
+    answers: tuple[str, ...] = ()
+
+
+Turn = str | tuple[int, ...]
+"""A text, or token ids."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Turns that see each other; the dialog is reset before it.
+
+    Attributes:
+        lora: adapters to apply before it; None leaves them as they are.
+    """
+
+    turns: tuple[Turn, ...]
+    lora: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class ConversationRequest:
+    """Conversations in one dialog of one process.
+
+    Attributes:
+        max_new_tokens: of each answer.
+        config: see `GenerationRequest`.
+        rewind: each turn after the first replaces what follows its common beginning with the turn
+            before, instead of going on after it.
+        save: folder on this host to keep the state in after the last turn.
+        restore: such a folder, whose conversation goes on.
+    """
+
+    conversations: tuple[Conversation, ...]
+    max_new_tokens: int
+    config: GenieConfig | None = None
+    rewind: bool = False
+    save: Path | None = None
+    restore: Path | None = None
+
+
+@dataclass(frozen=True)
+class ConversationResult:
+    """Answers of conversations.
+
+    Attributes:
+        answers: of each conversation, turn by turn.
+        metrics: of the last turn.
+        profile: the runtime's own record of all queries, as JSON.
+    """
+
+    answers: tuple[tuple[str, ...], ...]
+    metrics: Mapping[str, float]
+    profile: str = ""
+    telemetry: tuple[TelemetrySeries, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,6 +223,11 @@ class Runtime(Protocol):
         ...
 
     @property
+    def app_runner(self) -> Runner:
+        """The program that holds conversations on the device."""
+        ...
+
+    @property
     def perplexity_runner(self) -> Runner:
         """The program that scores texts on the device."""
         ...
@@ -187,6 +263,10 @@ class Runtime(Protocol):
 
     def decode_steps(self, windows: "Sequence[StepWindow]") -> "list[npt.NDArray[np.float32]]":
         """Decode texts step by step and return the logits [steps, vocab] of each."""
+        ...
+
+    def converse(self, request: ConversationRequest) -> ConversationResult:
+        """Hold conversations in one process on the device."""
         ...
 
     def windows(

@@ -1,8 +1,9 @@
 """Context limit of a container: one rule for prompts, answers and perplexity windows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_config import GenieConfig
 from harness.errors import PromptTooLongError, WrongUseError
 
 _TOKENS = "input_ids"
@@ -22,10 +23,12 @@ class ContextLimit:
     Attributes:
         context_length: CL, in tokens.
         prefill_ar: AR of the prefill graph.
+        slides: whether tokens leave the cache of the graphs as others come.
     """
 
     context_length: int
     prefill_ar: int
+    slides: bool = False
 
     @classmethod
     def of(cls, container: GenAIContainer) -> "ContextLimit":
@@ -68,6 +71,13 @@ class ContextLimit:
             )
         return cls(container.metadata.graphs.context_length, max(found))
 
+    def of_dialog(self, config: GenieConfig) -> "ContextLimit":
+        """Give the limit of a dialog: one with a sliding window outgrows its graphs."""
+        dialog = config.dialog
+        if dialog.target_engine.longcontext is None:
+            return replace(self, context_length=min(self.context_length, dialog.context.size))
+        return replace(self, context_length=dialog.context.size, slides=True)
+
     @property
     def past_tokens(self) -> int:
         """Tokens that a prefill call sees before its own, CL - AR."""
@@ -76,7 +86,7 @@ class ContextLimit:
     @property
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt, bos included."""
-        return self.past_tokens + 1
+        return self.context_length if self.slides else self.past_tokens + 1
 
     def allows(self, prompt_tokens: int, new_tokens: int) -> bool:
         """Return whether a prompt (bos included) and its answer fit."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import Sampler
 from harness.deploy.deploy import DEPLOY_TIMEOUT_S, deploy, remove_run
 from harness.deploy.deployment import Deployment
@@ -19,9 +20,12 @@ from harness.errors import (
     HarnessError,
     RuntimeChoiceError,
     RuntimeOutputError,
+    WrongUseError,
 )
 from harness.results.records import Positions, Runner
 from harness.runtimes.base import (
+    ConversationRequest,
+    ConversationResult,
     EmbeddingResult,
     GenerationRequest,
     GenerationResult,
@@ -29,12 +33,23 @@ from harness.runtimes.base import (
     ModelRole,
     PerplexityResult,
     StepWindow,
+    Turn,
     Window,
 )
 from harness.runtimes.context_limit import SECOND_QUERY_TOKENS, ContextLimit
+from harness.runtimes.conversation import ConversationScript, read_state, write_state
+from harness.runtimes.dialog_settings import alpha_tensor, bound_answer
 from harness.runtimes.embedding import EncoderRun
+from harness.runtimes.embeddings import row_bytes
 from harness.runtimes.files import check_fit, device_files, target_of
-from harness.runtimes.genie_profile import parse_profile, parse_trace
+from harness.runtimes.genie_profile import (
+    complete_figures,
+    lacks_figures,
+    parse_clock,
+    parse_figures,
+    parse_profile,
+    parse_trace,
+)
 from harness.runtimes.libraries.choice import find_genie
 from harness.runtimes.perplexity import cut_windows, parse_perplexity
 from harness.runtimes.run_folder import RunFolder
@@ -71,6 +86,24 @@ def generated_text(output: str, device: str) -> str:
 
 _OUTPUT = "output.txt"
 _LOG_TAIL = 4000
+
+
+def _query_of(request: GenerationRequest) -> tuple[str, str, str | bytes]:
+    """Name of the query's file, the flag that takes it, and its content."""
+    if request.prompt is not None:
+        return "prompt.txt", "--prompt_file", request.prompt
+    if request.embeddings is not None:
+        return "embeddings.raw", "--embedding_file", request.embeddings
+    return "tokens.txt", "--tokens_file", " ".join(map(str, request.token_ids or ()))
+
+
+def _refuse_unbounded(config: GenieConfig) -> None:
+    kind = config.dialog.type
+    if kind in {"lade", "multistream"}:
+        raise WrongUseError(
+            f"a dialog of type {kind} answers one prompt: it goes on to the end of its context, so "
+            "that no turn can follow"
+        )
 
 
 def _in_silence(_serial: str) -> AbstractContextManager[Progress]:
@@ -120,6 +153,7 @@ class GenieRuntime:
         self._has_python = not genie.programs
         self.runner = runner_of("genie-t2t-run", genie)
         self.embedding_runner = runner_of("genie-t2e-run", genie)
+        self.app_runner = runner_of("genie-app", genie)
         self._files = device_files(container, genie)
         self._timeout_s = timeout_s
         self._deploy_timeout_s = deploy_timeout_s
@@ -183,15 +217,14 @@ class GenieRuntime:
             RunnerError: the runner crashed, hung or refused.
             RuntimeOutputError: it answered what cannot be an answer.
         """
-        self._limit.check(self._count_tokens(request), request.max_new_tokens)
-        config = self._container.genie_config.with_dialog(max_num_tokens=request.max_new_tokens)
-        inputs = {"query_config.json": config.to_json()}
-        if request.prompt is not None:
-            inputs["prompt.txt"] = request.prompt
-            query = ["--prompt_file", "prompt.txt"]
-        else:
-            inputs["tokens.txt"] = " ".join(map(str, request.token_ids or ()))
-            query = ["--tokens_file", "tokens.txt"]
+        config = request.config or self._container.genie_config
+        limit = self._limit.of_dialog(config)
+        prompt_tokens = self._count_tokens(request, config)
+        limit.check(prompt_tokens, request.max_new_tokens)
+        config = bound_answer(config, limit, prompt_tokens, request.max_new_tokens)
+        name, flag, content = _query_of(request)
+        inputs: dict[str, str | bytes] = {"query_config.json": config.to_json(), name: content}
+        query = [flag, name]
         if request.fill_token_ids:
             if not self._has_python:
                 reason = "the SDK's genie-t2t-run runs one query: a prompt has no depth there"
@@ -202,21 +235,42 @@ class GenieRuntime:
         folder.send(inputs)
         self._queries += 1
         profile = f"profile-{self._queries}.json"  # none can be taken for that of another query
+        clock = f"clock-{self._queries}.json"
         command = [*starting(self.runner), "-c", "query_config.json", *query]
         command += ["--profile", profile, *self._logging]
         trace = f"trace-{self._queries}.json"
         command += ["--trace", trace] if self._trace else []
+        for adapter, strength in request.lora.items():
+            command += ["--lora", f"{adapter},{alpha_tensor(config)},{strength!r}"]
+        if self._has_python:
+            command += ["--clock", clock]
         with self._sampling() as samples:
             outcome = folder.run(
                 command, name=self.runner, timeout_s=self._timeout_s, stdout=_OUTPUT
             )
         text = generated_text(folder.read(_OUTPUT), self._device.serial)
         profiled = folder.read(profile)
-        metrics = parse_profile(profiled, self._device.serial) | outcome.memory
+        figures = parse_figures(profiled, self._device.serial)
+        clocked: Mapping[str, float] = {}
+        if self._has_python and lacks_figures(figures):
+            clocked = parse_clock(folder.read(clock), self._device.serial, prompt_tokens)
+        metrics = complete_figures(figures, clocked, self._device.serial, profiled)
+        ids = None
         if request.token_ids is not None:
-            text = self._decode(text)
+            ids = self._parse_ids(text)
+            text = text if ids is None else str(self._tokenizer.decode(list(ids)))
         traced = parse_trace(folder.read(trace), self._device.serial) if self._trace else ""
-        return GenerationResult(text, metrics, samples.series, profiled, traced)
+        several = config.dialog.multistream is not None
+        return GenerationResult(
+            text,
+            metrics | outcome.memory,
+            samples.series,
+            profiled,
+            traced,
+            token_ids=ids,
+            streams=tuple(text.rstrip("\n").split("\n")) if several else (),
+            clocked=frozenset(metrics.keys() - figures.keys()),
+        )
 
     def embed(self, texts: Sequence[str], *, pooled: bool = True) -> EmbeddingResult:
         """Embed texts.
@@ -236,6 +290,37 @@ class GenieRuntime:
             self._device, folder, self.embedding_runner, self._timeout_s, tuple(self._logging)
         )
         return run.embed(texts, config)
+
+    def converse(self, request: ConversationRequest) -> ConversationResult:
+        """Hold conversations, by the runner of `genie-app` scripts.
+
+        Raises:
+            WrongUseError: a dialog of this type has one turn, or a state is of another container.
+            DeploymentCorruptError: a turn arrived as another.
+            RunnerError: Genie refused, crashed or hung.
+            RuntimeOutputError: an answer is missing.
+        """
+        config = request.config or self._container.genie_config
+        _refuse_unbounded(config)
+        config = config.with_dialog(max_num_tokens=request.max_new_tokens)
+        script = ConversationScript(request, config)
+        folder = RunFolder(self._device, self.prepare())
+        state: Mapping[str, bytes] = {}
+        if request.restore is not None:
+            state = read_state(request.restore, self._container)
+        folder.send({"query_config.json": config.to_json(), **script.inputs(), **state})
+        command = [*starting(self.app_runner), "-s", script.name]
+        with self._sampling() as samples:
+            outcome = folder.run(command, name=self.app_runner, timeout_s=self._timeout_s)
+        answers = tuple(
+            tuple(self._answer(folder.read(name), turn) for name, turn in named)
+            for named in script.answers()
+        )
+        if request.save is not None:
+            write_state(folder, script.saved, request.save, self._container)
+        profiled = folder.read(script.profile)
+        metrics = parse_profile(profiled, self._device.serial) | outcome.memory
+        return ConversationResult(answers, metrics, profiled, samples.series)
 
     def read_log(self) -> str:
         """Read the end of what the last process on the device logged; empty if there was none."""
@@ -317,25 +402,34 @@ class GenieRuntime:
         run = StepRun(self._device, folder, self._timeout_s, tuple(self._logging))
         return run.decode(windows, config)
 
-    def _count_tokens(self, request: GenerationRequest) -> int:
+    def _count_tokens(self, request: GenerationRequest, config: GenieConfig) -> int:
         """Tokens that the prompt takes in the context, with those that Genie adds."""
+        if request.embeddings is not None:
+            return len(request.embeddings) // row_bytes(config, self._container)
         if request.token_ids is not None:
             own = 1 + (SECOND_QUERY_TOKENS if request.fill_token_ids else 0)
             return own + len(request.fill_token_ids) + len(request.token_ids)
         return 1 + len(encode(self._tokenizer, request.prompt or ""))
 
-    def _decode(self, printed_ids: str) -> str:
+    def _answer(self, text: str, turn: Turn) -> str:
+        if isinstance(turn, str):
+            return text
+        ids = self._parse_ids(text)
+        return text if ids is None else str(self._tokenizer.decode(list(ids)))
+
+    def _parse_ids(self, printed: str) -> tuple[int, ...] | None:
         """A token query is answered in ids; what the SDK's program prints is not documented."""
-        if not self._has_python and re.fullmatch(r"[0-9 ]*", printed_ids) is None:
-            return printed_ids
-        try:
-            ids = [int(word) for word in printed_ids.split()]
-            return str(self._tokenizer.decode(ids))
-        except (ValueError, OverflowError) as error:
-            reason = f"the runner printed something else than token ids: {error}"
-            raise RuntimeOutputError(
-                self._device.serial, reason, printed_ids[-_LOG_TAIL:]
-            ) from error
+        if re.fullmatch(r"[0-9 ]*", printed) is None:
+            if not self._has_python:
+                return None
+            reason = "the runner printed something else than token ids"
+            raise RuntimeOutputError(self._device.serial, reason, printed[-_LOG_TAIL:])
+        ids = tuple(int(word) for word in printed.split() if len(word) < 10)
+        size = self._container.genie_config.dialog.context.n_vocab
+        if any(token >= size for token in ids):
+            reason = f"the runner printed token {max(ids)}, outside the vocabulary of {size}"
+            raise RuntimeOutputError(self._device.serial, reason, printed[-_LOG_TAIL:])
+        return ids
 
     @functools.cached_property
     def _limit(self) -> ContextLimit:

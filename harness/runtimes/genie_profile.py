@@ -10,8 +10,11 @@ import json
 import math
 import reprlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+
+from buildlib.validation import first_fault
 from harness.errors import RuntimeOutputError
 
 # figure in the profile -> our metric
@@ -39,17 +42,44 @@ def parse_profile(text: str, device: str) -> dict[str, float]:
     Raises:
         RuntimeOutputError: not a profile, a figure without a known unit, or one that is missing.
     """
+    return complete_figures(parse_figures(text, device), {}, device, text)
+
+
+def parse_figures(text: str, device: str) -> dict[str, float]:
+    """The metrics that a profile has; of a query that filled its context there are none.
+
+    Raises:
+        RuntimeOutputError: not a profile, or a figure without a known unit.
+    """
     try:
-        components = json.loads(text)["components"]
-        metrics = dict(_figures(components))
+        return dict(_figures(json.loads(text)["components"]))
     except _UNREADABLE as error:
         raise RuntimeOutputError(
             device, f"unreadable Genie profile: {error}", text[-500:]
         ) from error
+
+
+def lacks_figures(figures: Mapping[str, float]) -> bool:
+    """Whether a profile has not told of its query: of one come all figures, or none."""
+    return not figures.keys() >= _REQUIRED
+
+
+def complete_figures(
+    figures: Mapping[str, float], clocked: Mapping[str, float], device: str, profile: str
+) -> dict[str, float]:
+    """Complete the metrics of a profile.
+
+    Args:
+        clocked: stands in for all figures of a query that the profile lacks, by metric.
+
+    Raises:
+        RuntimeOutputError: one is missing all the same.
+    """
+    metrics = {**clocked, **figures}
     missing = _REQUIRED - metrics.keys()
     if missing:
         reason = f"the Genie profile lacks {', '.join(sorted(missing))}"
-        raise RuntimeOutputError(device, reason, text[-500:])
+        raise RuntimeOutputError(device, reason, profile[-500:])
     if metrics["generated_tokens"] < 2:  # no token came after the first: there is no decode rate
         metrics.pop("decode_tokens_per_s", None)
     return metrics
@@ -68,6 +98,44 @@ def parse_trace(text: str, device: str) -> str:
         return json.dumps(document, separators=(",", ":"))
     except _UNREADABLE as error:
         raise RuntimeOutputError(device, f"unreadable trace: {error}", text[-500:]) from error
+
+
+class _Clock(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    format: int = Field(ge=1, le=1)
+    init_s: float = Field(ge=0, le=86_400)
+    pieces: Annotated[list[Annotated[float, Field(ge=0, le=86_400)]], FailFast()]
+
+
+def parse_clock(text: str, device: str, prompt_tokens: int) -> dict[str, float]:
+    """The metrics of a query by the clock of the runner's token callback.
+
+    They are what the profile would say, measured from outside: a prefill ends with the first token.
+
+    Args:
+        prompt_tokens: with bos.
+
+    Raises:
+        RuntimeOutputError: no such file.
+    """
+    try:
+        clock = _Clock.model_validate_json(text)
+    except ValidationError as error:
+        reason = f"unreadable clock of the runner: {first_fault(error, _Clock)}"
+        raise RuntimeOutputError(device, reason, text[-500:]) from error
+    count = len(clock.pieces)
+    metrics = {
+        "init_s": clock.init_s,
+        "prompt_tokens": float(prompt_tokens),
+        "generated_tokens": float(count),
+    }
+    first, last = (clock.pieces[0], clock.pieces[-1]) if clock.pieces else (0.0, 0.0)
+    if first > 0:
+        metrics |= {"ttft_s": first, "prefill_tokens_per_s": prompt_tokens / first}
+    if last > first:
+        metrics["decode_tokens_per_s"] = (count - 1) / (last - first)
+    return metrics
 
 
 def _figures(components: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401  (raw JSON)

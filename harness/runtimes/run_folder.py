@@ -110,18 +110,24 @@ class RunFolder:
     device: Device
     deployment: Deployment
 
-    def send(self, inputs: Mapping[str, str]) -> None:
+    def send(self, inputs: Mapping[str, str | bytes]) -> None:
         """Write a query's inputs into the folder: small files, which are never reused.
 
         Raises:
             DeploymentCorruptError: one arrived altered; it would have been answered all the same.
         """
         device, run_dir = self.device, self.deployment.run_dir
-        sent = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in inputs.items()}
+        contents = {
+            name: data.encode() if isinstance(data, str) else data for name, data in inputs.items()
+        }
+        sent = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
         with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
-            items = [PushItem(Path(folder) / name, f"{run_dir}/{name}") for name in inputs]
-            for item, text in zip(items, inputs.values(), strict=True):
-                item.local.write_bytes(text.encode())
+            items = [
+                PushItem(Path(folder) / str(number), f"{run_dir}/{name}")
+                for number, name in enumerate(contents)
+            ]
+            for item, data in zip(items, contents.values(), strict=True):
+                item.local.write_bytes(data)
             device.push_many(items, timeout_s=_SEND_TIMEOUT_S)
         arrived = hashes_on(device, run_dir, sent, timeout_s=_SEND_TIMEOUT_S)
         for name, sha256 in sent.items():
@@ -155,9 +161,20 @@ class RunFolder:
             reason = "could not be started"
             raise RunnerError(device.serial, name, reason, result.exit_status, tail)
         if not outcome.succeeded:
-            tail = self.read_log(_LOG_TAIL)
+            tail = self._library_errors(stdout) + self.read_log(_LOG_TAIL)
             raise RunnerError(device.serial, name, outcome.in_words(), outcome.exit_status, tail)
         return outcome
+
+    def _library_errors(self, stdout: str | None) -> str:
+        """What the library printed instead of an answer, marked as its errors are in the log."""
+        if stdout is None:
+            return ""
+        command = ["tail", "-c", str(_LOG_TAIL), f"{self.deployment.run_dir}/{stdout}"]
+        printed = self.device.shell(command, check=False).stdout
+        _, begun, said = printed.rpartition("\n[BEGIN]: ")
+        if not begun or "[END]" in said:
+            return ""
+        return "".join(f"[ERROR] {line}\n" for line in said.splitlines()[-2:] if line.strip())
 
     def read_log(self, most: int = _LARGEST_LOG) -> str:
         """Read the end of what the last command logged; empty if there is no log."""

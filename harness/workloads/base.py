@@ -207,6 +207,7 @@ class Workload(Protocol[Output]):
         needs_container: False for a plain command.
         length_key: field that sets how much context is needed; empty if none does.
         input_keys: fields that name files on this host.
+        binary_keys: those of them whose files are no text.
         later_keys: fields that older journals of plans do not know; None means nothing there.
         under_conditions: whether its values depend on the conditions that it begins under.
     """
@@ -214,6 +215,7 @@ class Workload(Protocol[Output]):
     needs_container: ClassVar[bool]
     length_key: ClassVar[str]
     input_keys: ClassVar[tuple[str, ...]]
+    binary_keys: ClassVar[frozenset[str]]
     later_keys: ClassVar[frozenset[str]]
     under_conditions: ClassVar[bool]
 
@@ -248,6 +250,7 @@ class WorkloadModel(BaseModel):
     needs_container: ClassVar[bool] = True
     length_key: ClassVar[str] = ""
     input_keys: ClassVar[tuple[str, ...]] = ()
+    binary_keys: ClassVar[frozenset[str]] = frozenset()
     later_keys: ClassVar[frozenset[str]] = frozenset()
     under_conditions: ClassVar[bool] = False
 

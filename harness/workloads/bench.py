@@ -18,7 +18,8 @@ from harness.results.stability import THROTTLING
 from harness.results.store import ResultsStore, RunRecorder
 from harness.results.warmup import MIN_STEADY, Warmup, detect_warmup
 from harness.runtimes.base import GenerationRequest, GenerationResult
-from harness.runtimes.context_limit import SECOND_QUERY_TOKENS, ContextLimit
+from harness.runtimes.context_limit import SECOND_QUERY_TOKENS
+from harness.runtimes.dialog_settings import SETTING_KEYS, DialogSettings
 from harness.telemetry.throttling import judge_throttling
 from harness.workloads.base import (
     UNRECORDED,
@@ -53,10 +54,11 @@ STEADY_METRICS = (PREFILL, "decode_tokens_per_s")
 _QUALITY_KEYS = frozenset({"perplexity_text", "perplexity_windows", "reference"})
 
 
-class Bench(WorkloadModel):
+class Bench(DialogSettings, WorkloadModel):
     """Repetitions of one prompt, as `qnnfarm bench` does them; parameters as in llama-bench.
 
-    Sampling is greedy: if a repetition answers differently, the run fails.
+    Sampling is greedy unless it is set; if a repetition answers differently, the run fails, but for
+    samplers with a random seed.
 
     Attributes:
         prompt_tokens: with the tokens that Genie puts before them: bos, or two of its own at a
@@ -89,8 +91,8 @@ class Bench(WorkloadModel):
     reference: NonEmpty | None = None
 
     length_key: ClassVar[str] = "prompt_tokens"
-    input_keys: ClassVar[tuple[str, ...]] = ("reference_tokens", "perplexity_text")
-    later_keys: ClassVar[frozenset[str]] = _QUALITY_KEYS | {"depth_tokens"}
+    input_keys: ClassVar[tuple[str, ...]] = ("reference_tokens", "perplexity_text", "genie_config")
+    later_keys: ClassVar[frozenset[str]] = _QUALITY_KEYS.union(SETTING_KEYS, {"depth_tokens"})
     under_conditions: ClassVar[bool] = True
 
     @property
@@ -118,7 +120,7 @@ class Bench(WorkloadModel):
     def check(self, container: GenAIContainer) -> None:
         """See `Workload.check`."""
         depth = self.depth_tokens or 0
-        ContextLimit.of(container).check(depth + self.prompt_tokens, self.new_tokens)
+        self.check_dialog(container, depth + self.prompt_tokens, self.new_tokens)
 
     def run(self, session: Session, recording: Recording = UNRECORDED) -> WorkloadResult[Run]:
         """Run one session, and store every repetition as it comes."""
@@ -134,7 +136,7 @@ class Bench(WorkloadModel):
             max_new_tokens=self.new_tokens,
             repetitions=self.repetitions,
             warmup=self.warmup_limit,
-            sampler={"greedy": True},
+            sampler=self.record(),
             prompt=prompt.text,
         )
         with recording.start(session, "bench", record) as recorder, ExitStack() as stack:
@@ -225,6 +227,8 @@ class Bench(WorkloadModel):
             self.new_tokens,
             token_ids=prompt.token_ids[depth:],
             fill_token_ids=prompt.token_ids[:depth],
+            config=self.config_of(session.container, session.resolve),
+            lora=self.lora or {},
         )
         steadiness, throttled = _Steadiness(self), False
         while not steadiness.is_enough:
@@ -234,8 +238,13 @@ class Bench(WorkloadModel):
             result = session.runtime.generate(request)
             self._check_prompt(session, result)
             answers.append(replace(result, telemetry=()))  # the store has it
-            _check_output(recorder, expectations, result.text)
-            recorder.add_values(result.metrics, repetition=repetition, is_warmup=is_warmup)
+            _check_output(recorder, expectations, result.text, repeats=self.is_reproducible)
+            recorder.add_values(
+                result.metrics,
+                repetition=repetition,
+                is_warmup=is_warmup,
+                clocked=result.clocked,
+            )
             recorder.add_telemetry(result.telemetry, repetition=repetition, is_warmup=is_warmup)
             if not throttled:
                 throttled = _record_throttling(recorder, number, result.telemetry)
@@ -294,14 +303,20 @@ def _record_throttling(
     return bool(throttling.throttled)
 
 
-def _check_output(recorder: RunRecorder, expectations: Sequence[Expectation], text: str) -> None:
-    """Fail the run on a wrong output before its speed is stored."""
+def _check_output(
+    recorder: RunRecorder, expectations: Sequence[Expectation], text: str, *, repeats: bool
+) -> None:
+    """Fail the run on a wrong output before its speed is stored.
+
+    Args:
+        repeats: whether each repetition gives the same text.
+    """
     if recorder.generated_text is None:
         recorder.generated_text = text
         check = check_text(expectations, text)
-    elif recorder.generated_text == text:
+    elif recorder.generated_text == text or not repeats:
         return
     else:
-        reason = "the same greedy query gave two different texts"
+        reason = "the same query gave two different texts"
         check = OutputCheck(outcome="failed", reason=reason)
     require_passed(check, recorder, recorder.run.device.serial)

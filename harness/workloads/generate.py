@@ -1,14 +1,23 @@
-"""The `generate` workload: one prompt, answered greedily."""
+"""The `generate` workload: one prompt, or a conversation of several, answered once."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from buildlib.container.container import GenAIContainer
+from harness.errors import HostFileError
 from harness.results.records import OutputCheck
 from harness.results.records import Workload as WorkloadRecord
-from harness.runtimes.base import GenerationRequest, GenerationResult
-from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.base import (
+    Conversation,
+    ConversationRequest,
+    GenerationRequest,
+    GenerationResult,
+    Turn,
+)
+from harness.runtimes.conversation import check_save
+from harness.runtimes.dialog_settings import SETTING_KEYS, DialogSettings
+from harness.runtimes.embeddings import read_embeddings
 from harness.workloads.base import (
     UNRECORDED,
     NonEmpty,
@@ -23,51 +32,140 @@ from harness.workloads.session import Session
 
 SHORTEST_PROMPT = 2
 """Tokens: bos and one more."""
+_LARGEST_PROMPT = 16 << 20
+_PROMPT_KEYS = ("prompt", "prompt_file", "tokens", "embeddings")
+_Prompts = Annotated[tuple[NonEmpty, ...], Field(min_length=1, max_length=1000, strict=False)]
+_Tokens = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=2**31 - 1)], ...],
+    Field(min_length=1, max_length=1 << 20, strict=False),
+]
 
 
-class Generate(WorkloadModel):
-    """One prompt, answered greedily.
+class Generate(DialogSettings, WorkloadModel):
+    """One prompt, or the turns of one conversation; greedy unless a sampler is set.
 
     Attributes:
+        prompt: a text; of several, each is a turn that sees those before it.
+        prompt_file: a file that holds the prompt.
+        tokens: token ids as the prompt, taken as they are; the answer has its ids, too.
+        embeddings: a file of embeddings as the prompt: `.npy`, or raw rows.
+        rewind: turns replace what follows their common beginning with the turn before.
+        save: a new folder that gets the state of the dialog after the last turn.
+        restore: such a folder, whose dialog goes on.
         expect: a text that the answer must contain.
     """
 
     kind: Literal["generate"] = "generate"
-    prompt: NonEmpty
+    prompt: NonEmpty | _Prompts | None = None
+    prompt_file: NonEmpty | None = None
+    tokens: _Tokens | None = None
+    embeddings: NonEmpty | None = None
     max_tokens: Annotated[int, Field(ge=1)] = 32
+    rewind: bool | None = None
+    save: NonEmpty | None = None
+    restore: NonEmpty | None = None
     expect: NonEmpty | None = None
 
     length_key: ClassVar[str] = "max_tokens"
+    input_keys: ClassVar[tuple[str, ...]] = ("prompt_file", "embeddings", "genie_config")
+    binary_keys: ClassVar[frozenset[str]] = frozenset({"embeddings"})
+    later_keys: ClassVar[frozenset[str]] = frozenset(
+        {*SETTING_KEYS, *_PROMPT_KEYS[1:], "rewind", "save", "restore"}
+    )
+
+    @model_validator(mode="after")
+    def _has_one_prompt(self) -> Self:
+        given = [key for key in _PROMPT_KEYS if getattr(self, key) is not None]
+        if len(given) != 1:
+            wrong = f"not {' and '.join(given)} together" if given else "none is given"
+            raise ValueError(f"one of {', '.join(_PROMPT_KEYS)} is the prompt: {wrong}")
+        if self.rewind and not isinstance(self.prompt, tuple):
+            raise ValueError("rewind needs several prompts, each of which is a turn")
+        if self.embeddings is not None and (self.save or self.restore):
+            raise ValueError("embeddings go without save and restore: give a text or tokens")
+        return self
+
+    @property
+    def is_conversation(self) -> bool:
+        """Whether it has turns, or a state that it begins or ends with."""
+        return isinstance(self.prompt, tuple) or bool(self.save or self.restore)
 
     def check(self, container: GenAIContainer) -> None:
         """See `Workload.check`; the prompt's own length is known only to the tokenizer."""
-        ContextLimit.of(container).check(SHORTEST_PROMPT, self.max_tokens)
+        self.check_dialog(container, SHORTEST_PROMPT, self.max_tokens)
 
     def run(
         self, session: Session, recording: Recording = UNRECORDED
     ) -> WorkloadResult[GenerationResult]:
-        """Answer the prompt in a process of its own on the device."""
+        """Answer in a process of its own on the device."""
         runtime = session.runtime
         record = WorkloadRecord(
-            runner=runtime.runner,
+            runner=runtime.app_runner if self.is_conversation else runtime.runner,
             max_new_tokens=self.max_tokens,
-            prompt=self.prompt,
-            sampler={"greedy": True},
+            prompt=self._shown_prompt(),
+            sampler=self.record(),
         )
+        ask = self._converse if self.is_conversation else self._ask
+        if self.save is not None:
+            check_save(session.resolve(self.save))
         with (
             recording.start_if_stored(session, "generate", record) as recorder,
             keeping_answers(session, recorder) as answers,
         ):
-            result = runtime.generate(GenerationRequest(self.max_tokens, prompt=self.prompt))
+            result = ask(session)
             answers.append(result)
             if recorder is not None:
                 recorder.generated_text = result.text
             require_passed(self._check_answer(result.text), recorder, session.device.serial)
             if recorder is not None:
-                recorder.add_values(result.metrics)
+                recorder.add_values(result.metrics, clocked=result.clocked)
                 recorder.add_telemetry(result.telemetry, repetition=0)
         run = recording.stored_run(recorder)
         return WorkloadResult(result, result.metrics, summarize(result.metrics, result.text), run)
+
+    def _ask(self, session: Session) -> GenerationResult:
+        config = self.config_of(session.container, session.resolve)
+        lora = self.lora or {}
+        if self.tokens is not None:
+            request = GenerationRequest(
+                self.max_tokens, token_ids=self.tokens, config=config, lora=lora
+            )
+        elif self.embeddings is not None:
+            rows = read_embeddings(session.resolve(self.embeddings), config, session.container)
+            request = GenerationRequest(self.max_tokens, embeddings=rows, config=config, lora=lora)
+        else:
+            (text,) = self._texts(session)
+            request = GenerationRequest(self.max_tokens, prompt=text, config=config, lora=lora)
+        return session.runtime.generate(request)
+
+    def _converse(self, session: Session) -> GenerationResult:
+        turns: tuple[Turn, ...] = (self.tokens,) if self.tokens else self._texts(session)
+        request = ConversationRequest(
+            (Conversation(turns, self.lora),),
+            self.max_tokens,
+            config=self.config_of(session.container, session.resolve),
+            rewind=bool(self.rewind),
+            save=None if self.save is None else session.resolve(self.save),
+            restore=None if self.restore is None else session.resolve(self.restore),
+        )
+        result = session.runtime.converse(request)
+        (answers,) = result.answers
+        return GenerationResult(
+            answers[-1], result.metrics, result.telemetry, result.profile, answers=answers
+        )
+
+    def _texts(self, session: Session) -> tuple[str, ...]:
+        if self.prompt_file is not None:
+            return (read_prompt(session, self.prompt_file),)
+        return (self.prompt,) if isinstance(self.prompt, str) else self.prompt or ()
+
+    def _shown_prompt(self) -> str | None:
+        """The prompt as the store keeps it."""
+        if self.tokens is not None:
+            return " ".join(map(str, self.tokens))
+        if isinstance(self.prompt, tuple):
+            return "\n".join(self.prompt)
+        return self.prompt or self.prompt_file or self.embeddings
 
     def _check_answer(self, text: str) -> OutputCheck:
         if self.expect is None:
@@ -76,3 +174,21 @@ class Generate(WorkloadModel):
             return OutputCheck(outcome="passed", reason=f"the answer holds {self.expect[:80]!r}")
         reason = f"the answer does not hold {self.expect[:80]!r}"
         return OutputCheck(outcome="failed", reason=reason)
+
+
+def read_prompt(session: Session, name: str) -> str:
+    """Read a file that holds a prompt.
+
+    Raises:
+        HostFileError: it is no readable UTF-8, empty, or too large.
+    """
+    path = session.resolve(name)
+    try:
+        if path.stat().st_size > _LARGEST_PROMPT:
+            raise HostFileError(str(path), "it is too large for a prompt")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HostFileError(str(path), str(error)) from error
+    if not text or "\0" in text:
+        raise HostFileError(str(path), "it holds no prompt: it is empty, or has a zero byte")
+    return text

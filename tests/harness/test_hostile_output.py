@@ -109,11 +109,14 @@ def refuse(reason: str) -> None:
 
 
 def decode(printed: str) -> object:
-    tokenizer = SimpleNamespace(decode=len)
+    context = SimpleNamespace(n_vocab=1000)
+    config = SimpleNamespace(dialog=SimpleNamespace(context=context))
     runtime = SimpleNamespace(
-        _has_python=False, _tokenizer=tokenizer, _device=SimpleNamespace(serial="hostile")
+        _has_python=False,
+        _container=SimpleNamespace(genie_config=config),
+        _device=SimpleNamespace(serial="hostile"),
     )
-    return GenieRuntime._decode(cast("GenieRuntime", runtime), printed)
+    return GenieRuntime._parse_ids(cast("GenieRuntime", runtime), printed)
 
 
 def read_packets(data: str) -> object:

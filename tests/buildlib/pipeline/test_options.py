@@ -8,6 +8,8 @@ import pytest
 from buildlib.errors import CheckpointError, InvalidOptionError, ModelNotFoundError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.lora.config import LoraBuilderInputConfig
+from buildlib.pipeline.options import ARnContextLengthConfig
+from buildlib.pipeline.plan import graph_shapes
 from buildlib.pipeline.scheduler import WORKERS_VARIABLE
 from buildlib.speculative.config import SpdBuilderConfig
 
@@ -168,3 +170,15 @@ def test_messages_name_the_configuration_that_was_given(tiny_export: Path, tmp_p
     builder = GenAIBuilderFactory.create(tiny_export, config_dict={"model_type": "llama"})
     with pytest.raises(CheckpointError, match="config_dict: /hidden_size: it is missing"):
         builder.set_targets(["SM8750"]).build()
+
+
+@pytest.mark.parametrize(
+    ("ars", "cls"), [((1, 16), (32,)), ((1, 8, 16), (16, 64)), ((1, 32), (64,))]
+)
+def test_a_context_of_twice_an_ar_is_refused(ars: tuple[int, ...], cls: tuple[int, ...]) -> None:
+    """Genie takes the two parts of its cache for one another: the text is wrong."""
+    shapes = ARnContextLengthConfig(auto_regression_number=ars, context_length=cls)
+    with pytest.raises(InvalidOptionError, match=r"is twice the AR"):
+        graph_shapes(shapes)
+    fits = ARnContextLengthConfig(auto_regression_number=(1, 8, 16), context_length=(48, 64))
+    assert len(graph_shapes(fits)) == 6

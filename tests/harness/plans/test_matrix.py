@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from buildlib.container.genie_config import Context, basic_dialog
 from buildlib.container.manifest import GraphsRecord
 from buildlib.errors import ContainerError
 from harness.errors import PlanFileError
@@ -170,6 +171,7 @@ def test_a_container_that_is_not_whole_is_named_by_its_key(tmp_path: Path) -> No
         ({**BENCH, "prompt_tokens": 500}, "workloads[1].prompt_tokens"),
         ({**BENCH, "prompt_tokens": 100, "new_tokens": 100}, "workloads[1].prompt_tokens"),
         ({"kind": "generate", "prompt": "x", "max_tokens": 192}, "workloads[1].max_tokens"),
+        ({"kind": "generate", "prompt": "x", "lora": {"red": 1.0}}, "workloads[1]"),
     ],
 )
 def test_a_workload_that_no_context_holds_is_refused(
@@ -177,7 +179,12 @@ def test_a_workload_that_no_context_holds_is_refused(
 ) -> None:
     graphs = GraphsRecord(auto_regression_numbers=(1, 32), context_length=192, splits=1)
     metadata = SimpleNamespace(graphs=graphs)
-    container = cast("GenAIContainer", SimpleNamespace(metadata=metadata))
+    config = basic_dialog(
+        context=Context(size=192, n_vocab=100, bos_token=0, eos_token=1), head_dim=8, rotary_dim=8,
+        rope_theta=1e4, rope_scaling=None, ctx_bins=["model.bin"], emulator=True,
+    )  # fmt: skip
+    plain = SimpleNamespace(metadata=metadata, genie_config=config, path=Path("one"))
+    container = cast("GenAIContainer", plain)
 
     def cells(*works: dict[str, Any]) -> tuple[Cell, ...]:
         content = {"name": "p", "containers": [{"path": "one"}], "workloads": works}
@@ -191,7 +198,7 @@ def test_a_workload_that_no_context_holds_is_refused(
 
     fits = {**BENCH, "prompt_tokens": 161, "new_tokens": 31}
     assert len(cells(fits, COMMAND)) == 2
-    with pytest.raises(PlanFileError, match=r"one: .* 192 tokens in all") as caught:
+    with pytest.raises(PlanFileError, match=r"one.* (192 tokens in all|no LoRA)") as caught:
         cells(fits, {**work, "label": "long"})
     assert caught.value.key == key
 

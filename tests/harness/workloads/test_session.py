@@ -72,6 +72,8 @@ class Scripted:
         self.runner = session.runtime.runner
         self.perplexity_runner = session.runtime.perplexity_runner
         self.positions = session.runtime.positions
+        self.app_runner = session.runtime.app_runner
+        self.converse = session.runtime.converse
         self.prepare = session.runtime.prepare
         self.versions = session.runtime.versions
         self.windows = session.runtime.windows

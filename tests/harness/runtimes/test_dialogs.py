@@ -1,0 +1,286 @@
+"""How dialogs are run, with the real Genie on a virtual device; the tests share two containers."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from buildlib.container.container import GenAIContainer
+from harness.devices.adb.device import AdbDevice
+from harness.errors import HostFileError, PromptTooLongError, WrongUseError
+from harness.results.store import ResultsStore
+from harness.runtimes.genie import GenieRuntime
+from harness.runtimes.run_folder import RunFolder
+from harness.runtimes.starting import starting
+from harness.workloads.base import Recording
+from harness.workloads.dialog import Dialog
+from harness.workloads.generate import Generate
+from harness.workloads.session import Session
+
+TOKENS = (5, 6, 7, 8, 9)
+TEXT = "".join(chr(0x100 + token) for token in TOKENS)
+MORE = chr(0x100 + 40) + chr(0x100 + 50)
+Edit = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def session(virtual_device: AdbDevice, dialog_container: GenAIContainer) -> Iterator[Session]:
+    with Session(virtual_device, dialog_container) as opened:
+        yield opened
+
+
+def ids(session: Session, tokens: tuple[int, ...] = TOKENS, **fields: object) -> tuple[int, ...]:
+    """The answer to token ids."""
+    result = Generate.of(tokens=tokens, **{"max_tokens": 8, **fields}).run(session).output
+    assert result.token_ids is not None
+    return result.token_ids
+
+
+def talk(session: Session, *turns: str, **fields: object) -> tuple[str, ...]:
+    """The answers of a conversation in one process."""
+    workload = Generate.of(prompt=turns, **{"max_tokens": 4, **fields})
+    return workload.run(session).output.answers
+
+
+@pytest.fixture
+def changed(dialog_container: GenAIContainer, tmp_path: Path) -> Callable[[Edit], str]:
+    """Writes another `genie_config.json` for the container."""
+
+    def write(edit: Edit) -> str:
+        document = json.loads(dialog_container.genie_config.to_json())
+        edit(document["dialog"])
+        (tmp_path / "other.json").write_text(json.dumps(document))
+        return str(tmp_path / "other.json")
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def greedy(session: Session) -> tuple[int, ...]:
+    return ids(session, max_tokens=24)
+
+
+def test_seeded_sampling_reproduces_and_top_k_1_is_greedy(
+    session: Session, greedy: tuple[int, ...]
+) -> None:
+    seeded = ids(session, temp=1.5, seed=7)
+    assert seeded == ids(session, temp=1.5, seed=7)
+    assert seeded != greedy[:8]
+    assert seeded != ids(session, temp=1.5, seed=8)
+    assert ids(session, temp=1.5, top_k=1, seed=7) == greedy[:8]
+    assert ids(session, temp=0.0) == greedy[:8]
+
+
+def test_every_graph_goes_on_alike(
+    virtual_device: AdbDevice, graphs_container: GenAIContainer
+) -> None:
+    """Three ARs by two CLs: however much of a text is its prompt, it ends the same."""
+    prompt = (42, 79, 260, 823)
+    with Session(virtual_device, graphs_container) as session:
+        whole = ids(session, prompt, max_tokens=40)
+        assert len(whole) == 40
+        for known in (2, 9, 30):  # AR 8; 16; 16 twice and more, at the longer CL
+            assert ids(session, prompt + whole[:known], max_tokens=4) == whole[known : known + 4]
+
+
+def test_stop_sequences_and_lists_of_eos_end_an_answer(
+    session: Session, greedy: tuple[int, ...], changed: Callable[[Edit], str]
+) -> None:
+    first = next(i for i, token in enumerate(greedy) if token != greedy[0])
+    stop = chr(0x100 + greedy[first])
+    whole = Generate.of(prompt=TEXT, max_tokens=24).run(session).output.text
+    cut = Generate.of(prompt=TEXT, max_tokens=24, stop=("never", stop)).run(session).output
+    assert cut.text.rstrip() == whole[: whole.index(stop)].rstrip()
+    assert cut.metrics["generated_tokens"] <= first + 1
+    several = changed(lambda dialog: dialog["context"].update({"eos-token": [1, greedy[first]]}))
+    ended = Generate.of(prompt=TEXT, max_tokens=24, genie_config=several).run(session).output
+    assert ended.text.rstrip() == cut.text.rstrip()
+
+
+def test_turns_rewind_and_what_was_saved_goes_on(session: Session, tmp_path: Path) -> None:
+    first, second = talk(session, TEXT, MORE)
+    (alone,) = talk(session, MORE)
+    assert second != alone, "the second turn is answered as if it were the first"
+    saved = tmp_path / "saved"
+    assert talk(session, TEXT, save=str(saved)) == (first,)
+    assert talk(session, MORE, restore=str(saved)) == (second,)
+    longer, shorter = TEXT + MORE, TEXT + MORE[::-1]
+    rewound = talk(session, longer, shorter, rewind=True)
+    assert rewound[1] == talk(session, shorter)[0] != rewound[0]
+
+
+def test_a_state_is_of_its_container_and_written_once(session: Session, tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "qnnfarm-state.json").write_text(
+        json.dumps({"format": 1, "container_sha256": "0" * 64})
+    )
+    with pytest.raises(WrongUseError, match="was saved with another container"):
+        talk(session, TEXT, restore=str(tmp_path / "saved"))
+    with pytest.raises(WrongUseError, match="is no saved dialog"):
+        talk(session, TEXT, restore=str(tmp_path))
+    with pytest.raises(HostFileError, match="it exists already"):
+        talk(session, TEXT, save=str(tmp_path / "saved"))
+
+
+def test_a_sliding_window_generates_twice_the_context(
+    session: Session, changed: Callable[[Edit], str]
+) -> None:
+    def slide(dialog: dict[str, Any]) -> None:
+        dialog["context"]["size"] = 160
+        dialog["engine"]["longcontext"] = {
+            "version": 1,
+            "type": "sliding-window",
+            "reserved-tokens": 4,
+            "sliding-window": {"version": 1, "window-size": 24},
+        }
+
+    assert len(ids(session, max_tokens=128, genie_config=changed(slide))) == 128
+    with pytest.raises(PromptTooLongError):
+        ids(session, max_tokens=128)
+
+
+def test_every_stream_of_a_multistream_dialog(
+    session: Session, greedy: tuple[int, ...], changed: Callable[[Edit], str]
+) -> None:
+    block = {"version": 1, "n-streams": 3, "p-threshold": 0.0}
+    config = changed(lambda dialog: dialog.update(type="multistream", multistream=block))
+    workload = Generate.of(prompt=TEXT, max_tokens=8, genie_config=config)
+    streams = workload.run(session).output.streams
+    assert len(streams) == len({stream[:1] for stream in streams}) == 3
+    assert chr(0x100 + greedy[0]) in {stream.strip()[:1] for stream in streams}
+    with pytest.raises(PromptTooLongError):
+        Generate.of(prompt=TEXT, max_tokens=20, genie_config=config).run(session)
+    with pytest.raises(WrongUseError, match="multistream answers one prompt"):
+        talk(session, TEXT, MORE, genie_config=config)
+
+
+def test_adapters_are_switched_at_run_time(session: Session) -> None:
+    def adapted(name: str, strength: float) -> dict[str, object]:
+        return {"turns": (TEXT,), "lora": {name: strength}}
+
+    dialogs = (
+        (TEXT,), adapted("red", 0.0), adapted("red", 0.5), adapted("red", 1.0),
+        adapted("blue", 1.0), adapted("red", 1.0), adapted("red", 0.0),
+    )  # fmt: skip
+    answers = Dialog.of(dialogs=dialogs, max_tokens=8).run(session).output.answers
+    plain, without, half, red, blue, again, removed = (answer for (answer,) in answers)
+    assert plain == without == removed, "without an adapter the text is as before"
+    assert red == again
+    assert len({plain, half, red, blue}) == 4
+    alone = Generate.of(prompt=TEXT, max_tokens=8, lora={"red": 1.0}).run(session).output.text
+    assert alone == red
+
+
+def test_an_adapter_that_is_not_there_is_named(
+    session: Session, graphs_container: GenAIContainer
+) -> None:
+    workload = Generate.of(prompt=TEXT, lora={"green": 1.0})
+    with pytest.raises(WrongUseError, match=r"no adapter 'green': it has blue, red$"):
+        workload.check(session.container)
+    with pytest.raises(WrongUseError, match="no LoRA adapters: `qnnfarm build --lora`"):
+        workload.check(graphs_container)
+    with pytest.raises(WrongUseError, match="Genie applies one at a time"):
+        Generate.of(prompt=TEXT, lora={"red": 0.5, "blue": 0.5})
+
+
+def table_of(container: GenAIContainer) -> tuple[np.ndarray, np.ndarray, float, int]:
+    """The container's table, what it means, and its encoding."""
+    embedding = container.genie_config.dialog.embedding
+    assert embedding is not None
+    assert embedding.quant_param is not None
+    assert embedding.lut_path is not None
+    table = np.fromfile(container.files[embedding.lut_path], np.uint16).reshape(-1, embedding.size)
+    scale, offset = embedding.quant_param.scale, int(embedding.quant_param.offset)
+    return table, (table.astype(np.float64) + offset) * scale, scale, offset
+
+
+def test_embeddings_answer_as_their_tokens_do(session: Session, tmp_path: Path) -> None:
+    expected = Generate.of(prompt=TEXT, max_tokens=8).run(session).output.text
+    table, floats, *_ = table_of(session.container)
+    prompt = [0, *TOKENS]  # bos is not put before embeddings
+    np.save(tmp_path / "float.npy", floats[prompt].astype(np.float32))
+    np.save(tmp_path / "native.npy", table[prompt])
+    table[prompt].tofile(tmp_path / "native.raw")
+    for name in ("float.npy", "native.npy", "native.raw"):
+        path = str(tmp_path / name)
+        result = Generate.of(embeddings=path, max_tokens=8).run(session).output
+        assert result.text == expected, name
+        assert result.metrics["prompt_tokens"] == len(prompt)
+    (tmp_path / "half.raw").write_bytes(b"\0" * 81)
+    with pytest.raises(WrongUseError, match="no number of embeddings of 80 bytes"):
+        Generate.of(embeddings=str(tmp_path / "half.raw")).run(session)
+
+
+TYPES: dict[str, np.dtype[np.integer]] = {
+    name: np.dtype(name) for name in ("uint8", "int8", "uint16", "int16")
+}
+
+
+def test_tables_of_every_type_are_looked_up(session: Session) -> None:
+    """The runner requantizes rows onto the graph's input, and Genie takes floats itself."""
+    expected = Generate.of(prompt=TEXT, max_tokens=6).run(session).output.text
+    table, floats, scale, offset = table_of(session.container)
+    assert isinstance(session.runtime, GenieRuntime)
+    folder = RunFolder(session.device, session.runtime.prepare())
+    document = json.loads(session.container.genie_config.to_json())
+    document["dialog"] |= {"max-num-tokens": 6}
+    size = table.shape[1]
+    prompt = [0, *TOKENS]
+
+    def ask(datatype: str, rows: bytes, lut: bytes, *encodings: str) -> str:
+        embedding = {"version": 1, "type": "callback", "size": size, "datatype": datatype}
+        document["dialog"]["embedding"] = embedding
+        config = json.dumps(document)
+        folder.send({"callback.json": config, "rows.raw": rows, "table.raw": lut})
+        source, target = encodings or ("", "")
+        command = [*starting(session.runtime.runner), "-c", "callback.json"]
+        command += ["-e", f"rows.raw{target}", "-t", f"table.raw{source}"]
+        folder.run(command, name="runner", timeout_s=120, stdout="said.txt")
+        return folder.read("said.txt").partition("[BEGIN]: ")[2].rpartition("[END]")[0]
+
+    native = table[prompt].tobytes()
+    assert ask("native", native, table.tobytes()) == expected
+    single = floats.astype(np.float32)
+    assert ask("float32", single[prompt].tobytes(), single.tobytes()) == expected
+    for name, kind in TYPES.items():
+        low, high = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+        step = (floats.max() - floats.min()) / (high - low - 1)
+        shift = round(floats.min() / step) - low
+        rows = np.clip(np.round(floats / step) - shift, low, high).astype(kind)
+        target, source = f",uint16,{scale!r},{offset}", f",{name},{float(step)!r},{shift}"
+        answer = ask("native", native, rows.tobytes(), source, target)
+        assert answer[:2] == expected[:2], name
+        if rows.itemsize == 2:
+            assert answer == expected, name
+
+
+def test_lookahead_ends_at_a_bound_and_is_clocked(
+    virtual_device: AdbDevice, graphs_container: GenAIContainer, tmp_path: Path
+) -> None:
+    """It ignores max-num-tokens, and Genie's profile has no figures of it but its creation."""
+    document = json.loads(graphs_container.genie_config.to_json())
+    block = {"version": 1, "window": 2, "ngram": 3, "gcap": 2}
+    document["dialog"] |= {"type": "lade", "lade": block}
+    (tmp_path / "lade.json").write_text(json.dumps(document))
+    lade = str(tmp_path / "lade.json")
+    workload = Generate.of(prompt="In the beginning", max_tokens=4, genie_config=lade)
+    with (
+        ResultsStore.open(tmp_path / "results.db") as store,
+        Session(virtual_device, graphs_container) as session,
+    ):
+        result = workload.run(session, Recording(lambda: store)).output
+        plain = Generate.of(prompt="In the beginning", max_tokens=4).run(session).output
+        (run,) = store.list_runs()
+    assert result.metrics["generated_tokens"] == 4
+    assert result.text[:1] == plain.text[:1]  # the rest may differ from plain decoding's
+    assert plain.clocked == frozenset()
+    assert result.clocked == {
+        "prompt_tokens", "generated_tokens", "ttft_s", "prefill_tokens_per_s",
+        "decode_tokens_per_s",
+    }  # fmt: skip
+    sources = {m.metric: m.source for m in run.measurements}
+    assert sources["ttft_s"] == sources["decode_tokens_per_s"] == "token_callback"
+    assert sources["peak_rss_bytes"] is None
