@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import Json
+from harness.cli.arguments import Json, TraceFile
 from harness.console import (
     EMULATOR,
     Row,
@@ -43,6 +43,7 @@ def show(
         Path | None,
         typer.Option(help="Write the kept files into this folder, in one folder for each run."),
     ] = None,
+    trace: TraceFile = None,
     json: Json = False,
 ) -> None:
     """Show a run: what ran where, every repetition, conditions, output check, kept files.
@@ -50,6 +51,7 @@ def show(
     Of a group, as the sessions of a benchmark or both sides of a comparison, it shows all runs.
     """
     from harness.results.store import ResultsStore
+    from harness.results.timeline import write_trace
 
     with ResultsStore.open(db, create=False) as store:
         runs = store.find_runs(run)
@@ -57,6 +59,9 @@ def show(
         if save is not None:
             for run_id, kept in artifacts.items():
                 _save(store, kept, save / run_id)
+        if trace is not None:
+            write_trace(store, runs, trace)
+            print_remark(f"wrote {trace}: open it in ui.perfetto.dev")
     if json:
         print_json(
             [

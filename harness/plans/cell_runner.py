@@ -22,6 +22,7 @@ from harness.pool.lease import LeasedDevice as PoolDevice
 from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import Run, RunStatus, now
 from harness.results.store import RunFilter
+from harness.runtimes.base import LogLevel
 from harness.runtimes.files import open_container
 from harness.telemetry.conditions import Conditions
 from harness.telemetry.device_log import read_device_log
@@ -59,6 +60,7 @@ class DeviceCellRunner:
         plan_run_id: the journal's; the group of a cell's sessions in the store derives from it.
         plan: its name.
         labels: the user's own keys and values.
+        log_level, trace: see `SessionOptions`.
         runner_timeout_s: for one process of the runner on a device.
         conditions: that benchmarks wait for; `None` measures devices as they are.
         telemetry_hz: samples a second while a device generates; `None` for no telemetry.
@@ -72,6 +74,8 @@ class DeviceCellRunner:
     conditions: Conditions | None = None
     telemetry_hz: float | None = None
     logs: Path | None = None
+    log_level: LogLevel | None = None
+    trace: bool = False
     plan: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -109,6 +113,8 @@ class DeviceCellRunner:
                 timeout_s=cell.timeout_s,
                 runner_timeout_s=self.runner_timeout_s,
                 telemetry_hz=self.telemetry_hz,
+                log_level=self.log_level,
+                trace=self.trace,
                 prepare=None
                 if self.conditions is None
                 else partial(meet_conditions, self.conditions),

@@ -17,6 +17,7 @@ from harness.devices.types import check_type_name
 from harness.errors import ConditionsError, FailureClass, PlanFileError
 from harness.pool.config import ReceiverConfig
 from harness.results.records import MAX_LABELS
+from harness.runtimes.base import LogLevel
 from harness.telemetry.charge import ChargeWindow
 from harness.telemetry.conditions import Conditions
 from harness.workloads.base import NonEmpty
@@ -228,6 +229,8 @@ class Plan(_Part):
         conditions: that benchmarks wait for; `none` measures devices as they are.
         telemetry: whether devices are sampled while they generate.
         labels: the user's own keys and values, which every run of the plan is stored with.
+        log_level: of the library's own log; by default its errors.
+        trace: whether runs are kept with a trace.
         nightly: what `qnnfarm nightly` does besides; `qnnfarm run` ignores it.
     """
 
@@ -248,6 +251,8 @@ class Plan(_Part):
     labels: Annotated[Mapping[Label, LabelValue], Field(max_length=MAX_LABELS)] = Field(
         default_factory=dict
     )
+    log_level: LogLevel | None = None
+    trace: bool = False
     nightly: NightlyEntry = NightlyEntry()
 
 

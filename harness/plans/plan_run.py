@@ -169,6 +169,8 @@ def open_plan_run(
             runner_timeout_s=plan.timeouts.runner_s,
             conditions=None if plan.conditions == "none" else plan.conditions.conditions(),
             telemetry_hz=DEFAULT_HZ if plan.telemetry else None,
+            log_level=plan.log_level,
+            trace=plan.trace,
             logs=logs,
             plan=plan.name,
             labels=plan.labels,

@@ -1,13 +1,25 @@
 """Time lines of runs as the pages draw them, and energy."""
 
+import base64
+import gzip
+import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from harness.results.records import RepetitionTelemetry, TelemetrySeries
 from harness.results.store import ResultsStore
-from harness.results.timeline import Process, Traced, Traces, build_timeline, to_trace
-from reports import page, timeline
+from harness.results.timeline import (
+    TRACES,
+    Process,
+    Traced,
+    Traces,
+    build_timeline,
+    pack_traces,
+    to_trace,
+)
+from reports import html_file, page, timeline
 from reports.timeline import MOST_POINTS, energy_per_token, timeline_figure
 from tests.reports import lab
 
@@ -110,3 +122,29 @@ def test_a_figure_says_whether_its_decode_steps_were_seen() -> None:
     assert traced is not None
     assert "drawn evenly" in plain.about
     assert "drawn evenly" not in traced.about
+
+
+def test_a_page_has_the_trace_and_names_the_kept_files(tmp_path: Path) -> None:
+    run = lab.sessions()[0].model_copy(update={"status": "running", "finished_at": None})
+    device = {
+        "traceEvents": [
+            {"cat": "function", "name": "QnnApi::graphExecute", "ts": 5, "dur": 2, "tid": 0}
+        ],
+        "otherData": {"began_us": 0},
+    }
+    with ResultsStore.open(tmp_path / "results.db") as store:
+        recorder = store.begin_run(run)
+        packed = pack_traces([("push contents", 1.0)], [json.dumps(device)])
+        recorder.add_artifact(TRACES, packed, "trace")
+        recorder.add_artifact("dmesg.txt", b"[ 1.0] <hot>", "log")
+        recorder.finish("failed", error="it crashed")
+    composed = page.compose(page.load(str(tmp_path / "results.db")))
+    (found,) = composed.run_pages
+    assert found.trace is not None
+    content = gzip.decompress(base64.b64decode(found.trace.partition("base64,")[2]))
+    names = {event["name"] for event in json.loads(content)["traceEvents"]}
+    assert {"QnnApi::graphExecute", "push contents"} <= names
+    html = html_file.render(composed, datetime.now(UTC))
+    assert "End of dmesg.txt" in html
+    assert "[ 1.0] &lt;hot&gt;" in html
+    assert f"<b>{TRACES}</b> trace" in html

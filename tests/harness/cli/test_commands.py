@@ -1,5 +1,6 @@
 """Every command on the real parts, and what it says."""
 
+import gzip
 import json
 import os
 import pwd
@@ -141,7 +142,10 @@ def test_the_path_of_a_user(
     assert run["status"] == "done"
     assert run["provenance"]["library_versions"]["libGenie.so"].startswith("sha256:")
     assert rows(db, "SELECT count(*) FROM runs") == [(1,)]
-    saved = qnnfarm("results", "show", run["id"], "--db", db, "--save", tmp_path / "saved")
+    written = ("--save", tmp_path / "saved", "--trace", tmp_path / "again.json.gz")
+    saved = qnnfarm("results", "show", run["id"], "--db", db, *written)
+    again = gzip.decompress((tmp_path / "again.json.gz").read_bytes())
+    assert again == gzip.decompress((tmp_path / "bench.json.gz").read_bytes())
     assert saved.returncode == 0, saved.stderr
     folder = tmp_path / "saved" / run["id"]
     assert "[INFO] qnn-htp: loading model" in (folder / "run.log").read_text()

@@ -130,6 +130,7 @@ def test_a_matrix_of_all_kinds_of_work_is_measured(
              "expect": "Klaatu barada nikto"},
             QUICK,
         ],
+        trace=True,
     )  # fmt: skip
     answer, err = finish(start(plan, "--json"))
     cells = by_label(answer)
@@ -149,7 +150,7 @@ def test_a_matrix_of_all_kinds_of_work_is_measured(
         runs = store.list_runs(RunFilter())
         (failed,) = (run for run in runs if run.status == "failed")
         kept = {artifact.name for artifact in store.artifacts(failed.id)}
-    assert kept >= {"run.log", "dmesg.txt", "profiles.jsonl"}
+    assert kept >= {"run.log", "dmesg.txt", "profiles.jsonl", "traces.jsonl.gz"}
     assert cells["tiny/phone/wrong"]["failed_run"] == failed.id
     assert answer["logs"] is None  # they are kept with the run
     assert sorted(run.status for run in runs) == ["done"] * 4 + ["failed"]
