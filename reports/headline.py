@@ -4,7 +4,7 @@ It is the one of `qnnfarm gate` where a baseline was asked for, and that of the 
 alerts elsewhere; the page, its summary in a terminal and its JSON carry the same.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
@@ -48,12 +48,12 @@ def judge_page(results: "Results", sections: "Sequence[Section]") -> Headline:
     wrong = [row for section in sections for row in section.rows if row.output == "doubtful"]
     failed = _recent_failures(results)
     regressed = len(worse) + len(lost)
-    lines = [*_describe(worse), *lost[:MOST_NAMED]]
+    gate = _describe_gate(results.gate) if results.gate else ()
+    lines = [*gate, *_describe(worse), *lost[:MOST_NAMED]]
     lines += [f"Doubtful output: {row.name} on {row.subject.place}" for row in wrong[:MOST_NAMED]]
     said = []
     if results.gate is not None:
         said.append(f"Against {results.gate.reference}: {summarize(results.gate)}")
-        lines += _describe_gate(results.gate)
     elif regressed:
         said.append(pluralize(regressed, "regression"))
     if wrong:
@@ -61,7 +61,7 @@ def judge_page(results: "Results", sections: "Sequence[Section]") -> Headline:
     if failed:
         runs = "run" if len(failed) == 1 else "runs"
         said.append(f"{len(failed)} recent {runs} without a result")
-    lines += _others(changes)
+    lines += () if results.gate else _others(changes)
     verdict = results.gate.verdict if results.gate else None
     if regressed or wrong or verdict is Verdict.REGRESSED:
         return Headline("bad", listing(tuple(said)), tuple(lines))
@@ -98,12 +98,26 @@ def _quiet(
 
 
 def _describe(changes: Sequence[Change]) -> Iterator[str]:
-    """The worst changes, with their alerts."""
-    for one in changes[:MOST_NAMED]:
-        where = f"{one.series.title}{' (emulator)' if one.series.emulator else ''}"
-        alert = f" (alert {one.alert.id})" if one.alert else ""
-        change = f"{percent(one.ratio - 1)} since {one.since.at:%Y-%m-%d}"
-        yield f"{one.series.metric.label} of {where}: {change}{alert}"
+    """The worst changes with their alerts, those of one subject and night in one line."""
+    for alike in _grouped(changes, lambda one: (one.series.subject, one.since.at))[:MOST_NAMED]:
+        since = f"{alike[0].since.at:%Y-%m-%d}"
+        found = ", ".join(
+            f"{one.series.metric.label} {percent(one.ratio - 1)}"
+            + (f" (alert {one.alert.id})" if one.alert else "")
+            for one in alike
+        )
+        yield f"{_name(alike[0])}, since {since}: {found}"
+
+
+def _name(change: Change) -> str:
+    return f"{change.series.title}{' (emulator)' if change.series.emulator else ''}"
+
+
+def _grouped(changes: Iterable[Change], key: Callable[[Change], Hashable]) -> list[list[Change]]:
+    found: dict[Hashable, list[Change]] = {}
+    for one in changes:
+        found.setdefault(key(one), []).append(one)
+    return list(found.values())
 
 
 def _describe_gate(gate: Gate) -> Iterator[str]:
@@ -125,10 +139,9 @@ def _others(changes: Sequence[Change]) -> Iterator[str]:
     if words:
         yield f"Besides: {listing(tuple(words))}"
     suspects = [one for one in changes if one.is_suspect]
-    for one in suspects[:MOST_NAMED]:
-        where = f"{one.series.title}{' (emulator)' if one.series.emulator else ''}"
-        change = percent(one.ratio - 1)
-        yield f"{one.series.metric.label} of {where}: {change} last night; the next one will tell"
+    for alike in _grouped(suspects, lambda one: one.series.subject)[:MOST_NAMED]:
+        found = ", ".join(f"{one.series.metric.label} {percent(one.ratio - 1)}" for one in alike)
+        yield f"{_name(alike[0])}, last night only: {found}; the next night will tell"
 
 
 def _lost_comparisons(results: "Results", sections: "Sequence[Section]") -> Iterator[str]:
