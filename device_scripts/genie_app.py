@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
 
 if TYPE_CHECKING:
-    from device_scripts import genie_api, genie_embeddings, genie_t2t_run
+    from device_scripts import genie_api, genie_embeddings, genie_t2t_run, genie_trace
     from device_scripts.genie_app_script import Loop, ScriptError, Statement, Usage, Word, parse
 else:  # beside this file on the device
     import genie_api
     import genie_embeddings
     import genie_t2t_run
+    import genie_trace
     from genie_app_script import Loop, ScriptError, Statement, Usage, Word, parse
 
 _OURS = "spelling ours"
@@ -83,10 +84,19 @@ class App:
     """Runs the statements of a script; owns what they create, until freed or closed.
 
     A name may be used once for each kind of object.
+
+    Args:
+        log: Level of a log that every dialog writes to.
+        trace: File for the trace of the profile that is saved last.
     """
 
-    def __init__(self, genie: genie_api.Genie) -> None:
+    def __init__(
+        self, genie: genie_api.Genie, log: Optional[str] = None, trace: Optional[str] = None
+    ) -> None:
         self._genie = genie
+        self._log = genie_api.Log(genie, log) if log else None
+        self._trace = trace
+        self._dialogs: List[genie_api.Dialog] = []
         self._objects: Dict[Tuple[str, str], genie_api.Owned] = {}
         self._commands: Dict[Tuple[str, ...], Callable[..., None]] = {
             ("version",): self._version,
@@ -199,7 +209,14 @@ class App:
 
     def _dialog_config_create(self, name: str, path: str) -> None:
         text = _read_json(path)
-        self._add("dialog config", name, lambda: genie_api.DialogConfig(self._genie, text))
+
+        def create() -> genie_api.DialogConfig:
+            config = genie_api.DialogConfig(self._genie, text)
+            if self._log is not None:
+                config.bind_log(self._log)
+            return config
+
+        self._add("dialog config", name, create)
 
     def _bind_profile(self, config: str, profile: str) -> None:
         bound = self._get("profile", profile, genie_api.Profile)
@@ -212,6 +229,7 @@ class App:
     def _dialog_create(self, name: str, config: str) -> None:
         found = self._get("dialog config", config, genie_api.DialogConfig)
         self._add("dialog", name, lambda: genie_api.Dialog(found))
+        self._dialogs.append(self._dialog(name))
 
     def _query(self, name: str, prompt: Word, output: str = "") -> None:
         self._ask(name, prompt, output, rewind=False)
@@ -305,11 +323,17 @@ class App:
         self._dialog(name).reset()
 
     def _profile_create(self, name: str) -> None:
-        self._add("profile", name, lambda: genie_api.Profile(self._genie))
+        trace = self._trace is not None
+        self._add("profile", name, lambda: genie_api.Profile(self._genie, trace=trace))
 
     def _profile_save(self, name: str, path: str) -> None:
         profile = self._get("profile", name, genie_api.Profile)
-        genie_t2t_run.write_file(profile.json(), path, "profile")
+        content = profile.json()
+        if self._trace is not None:
+            content, traced = genie_trace.split_profile(content)
+            answers = sorted(answer for dialog in self._dialogs for answer in dialog.answers)
+            genie_t2t_run.write_file(genie_trace.document(traced, answers), self._trace, "trace")
+        genie_t2t_run.write_file(content, path, "profile")
 
     def _log_create(self, name: str, level: str) -> None:
         if level not in genie_api.LOG_LEVELS:
@@ -387,10 +411,18 @@ def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Sto
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     build.add_argument("-s", "--script", metavar="FILE", required=True, help="the script to run")
+    build.add_argument(
+        "--log",
+        choices=tuple(genie_api.LOG_LEVELS),
+        help="log of all dialogs, on stderr (option of ours)",
+    )
+    build.add_argument(
+        "--trace", metavar="FILE", help="write a trace that Perfetto reads (option of ours)"
+    )
     options = build.parse_args(arguments)
     try:
         statements = parse_script(_decode(genie_api.read_file(options.script, "script")))
-        app = App(genie_api.Genie(stop=stop))
+        app = App(genie_api.Genie(stop=stop), options.log, options.trace)
         try:
             app.run(statements)
         finally:

@@ -11,8 +11,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 MOST_EVENTS = 40_000
 """Of more, the shortest of Genie's functions are left out."""
-GENIE, TOKENS = 0, 100
-"""Threads: those of Genie count from 0; one more has the tokens."""
+TOKENS, CALLS = 100, 101
+"""Threads: those of Genie count from 0; two more have the tokens, and the calls of its API."""
 _KEPT = frozenset({"QnnApi::graphExecute", "QnnNspModel::runInference"})
 
 Event = Dict[str, Any]
@@ -64,7 +64,7 @@ def document(
 def call(name: str, began_ns: int) -> Event:
     """Return a call of the API that ends now."""
     start = began_ns // 1000
-    return _event(name, "call", start, time.monotonic_ns() // 1000 - start, GENIE, {})
+    return _event(name, "call", start, time.monotonic_ns() // 1000 - start, CALLS, {})
 
 
 def _calls(profile: Dict[str, Any]) -> List[Event]:
@@ -76,7 +76,7 @@ def _calls(profile: Dict[str, Any]) -> List[Event]:
                 key: value["value"] for key, value in call.items() if isinstance(value, dict)
             }
             start, stop = int(call["start"]), int(call["stop"])
-            found.append(_event(str(call["type"]), "call", start, stop - start, GENIE, figures))
+            found.append(_event(str(call["type"]), "call", start, stop - start, CALLS, figures))
     return found
 
 

@@ -122,12 +122,14 @@ class ConversationResult:
         answers: of each conversation, turn by turn.
         metrics: of the last turn.
         profile: the runtime's own record of all queries, as JSON.
+        trace: see `GenerationResult`.
     """
 
     answers: tuple[tuple[str, ...], ...]
     metrics: Mapping[str, float]
     profile: str = ""
     telemetry: tuple[TelemetrySeries, ...] = ()
+    trace: str = ""
 
 
 @dataclass(frozen=True)

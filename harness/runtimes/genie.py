@@ -310,6 +310,8 @@ class GenieRuntime:
             state = read_state(request.restore, self._container)
         folder.send({"query_config.json": config.to_json(), **script.inputs(), **state})
         command = [*starting(self.app_runner), "-s", script.name]
+        if self._has_python:  # options of ours
+            command += [*self._logging, *(["--trace", "trace.json"] if self._trace else [])]
         with self._sampling() as samples:
             outcome = folder.run(command, name=self.app_runner, timeout_s=self._timeout_s)
         answers = tuple(
@@ -320,7 +322,8 @@ class GenieRuntime:
             write_state(folder, script.saved, request.save, self._container)
         profiled = folder.read(script.profile)
         metrics = parse_profile(profiled, self._device.serial) | outcome.memory
-        return ConversationResult(answers, metrics, profiled, samples.series)
+        traced = parse_trace(folder.read("trace.json"), self._device.serial) if self._trace else ""
+        return ConversationResult(answers, metrics, profiled, samples.series, traced)
 
     def read_log(self) -> str:
         """Read the end of what the last process on the device logged; empty if there was none."""

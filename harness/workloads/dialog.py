@@ -17,6 +17,7 @@ from harness.workloads.base import (
     WorkloadModel,
     WorkloadResult,
     keep_profiles,
+    keep_traces,
     summarize,
 )
 from harness.workloads.generate import SHORTEST_PROMPT
@@ -108,6 +109,7 @@ class Dialog(DialogSettings, WorkloadModel):
                 recorder.add_values(result.metrics)
                 recorder.add_telemetry(result.telemetry, repetition=0)
                 keep_profiles(recorder, [result.profile] if result.profile else [])
+                keep_traces(session, recorder, [result.trace])
         run = recording.stored_run(recorder)
         values = result.metrics
         output = DialogResult(result.answers, values)

@@ -151,7 +151,12 @@ class Generate(DialogSettings, WorkloadModel):
         result = session.runtime.converse(request)
         (answers,) = result.answers
         return GenerationResult(
-            answers[-1], result.metrics, result.telemetry, result.profile, answers=answers
+            answers[-1],
+            result.metrics,
+            result.telemetry,
+            result.profile,
+            result.trace,
+            answers=answers,
         )
 
     def _texts(self, session: Session) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """How dialogs are run, with the real Genie on a virtual device; the tests share two containers."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from harness.runtimes.starting import starting
 from harness.workloads.base import Recording
 from harness.workloads.dialog import Dialog
 from harness.workloads.generate import Generate
-from harness.workloads.session import Session
+from harness.workloads.session import Session, SessionOptions
 
 TOKENS = (5, 6, 7, 8, 9)
 TEXT = "".join(chr(0x100 + token) for token in TOKENS)
@@ -284,3 +285,17 @@ def test_lookahead_ends_at_a_bound_and_is_clocked(
     sources = {m.metric: m.source for m in run.measurements}
     assert sources["ttft_s"] == sources["decode_tokens_per_s"] == "token_callback"
     assert sources["peak_rss_bytes"] is None
+
+
+def test_the_turns_of_a_conversation_are_traced(
+    virtual_device: AdbDevice, dialog_container: GenAIContainer
+) -> None:
+    options = SessionOptions(trace=True, log_level="info")
+    with Session(virtual_device, dialog_container, options) as session:
+        result = Generate.of(prompt=(TEXT, MORE), max_tokens=3).run(session).output
+        log = session.runtime.read_log()
+    names = Counter(event["name"] for event in json.loads(result.trace)["traceEvents"])
+    assert names["GenieDialog_query"] == names["Dialog::Basic::process"] == 2
+    assert names["QnnApi::graphExecute"] >= 2 * 3
+    assert names["token 1"] == 1
+    assert "[INFO] " in log
