@@ -113,6 +113,10 @@ def evaluate(options: argparse.Namespace) -> Dict[str, Any]:
                 f"{window} has {len(tokens)} tokens; one window of context {length} needs "
                 f"{length - 1} to {2 * length - 2}"
             )
+        if options.lora:
+            adapter, tensor, strength = options.lora
+            dialog.apply_lora("primary", adapter)
+            dialog.set_lora_strength("primary", tensor, strength)
         accuracy_config = resources.add(genie_api.AccuracyConfig(genie, asked))
         accuracy = resources.add(genie_api.Accuracy(accuracy_config, dialog))
         began = time.monotonic_ns()
@@ -156,6 +160,7 @@ def run_child(options: argparse.Namespace, window: str) -> Optional[Dict[str, An
         command = [sys.executable, __file__, "-c", options.config]
         command += ["--ar", "1", "--out", os.devnull]
         command += ["--role", options.role] if options.role else []
+        command += ["--lora", "{},{},{!r}".format(*options.lora)] if options.lora else []
         command += ["--log", options.log] if options.log else []
         command += ["--trace", child_trace(options)] if options.trace else []
         command += ["--answer-fd", str(writer), "--window-files", window]
@@ -274,6 +279,13 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--log", choices=tuple(genie_api.LOG_LEVELS), help="Genie's own log")
     build.add_argument(
         "--trace", metavar="FILE", help="write the trace of each window, one on a line"
+    )
+    build.add_argument(
+        "-l",
+        "--lora",
+        type=genie_t2t_run.lora,
+        metavar="ADAPTER_NAME,ALPHA_TENSOR_NAME,ALPHA_VALUE",
+        help="LoRA adapter and its strength",
     )
     build.add_argument("--timeout", type=float, default=60.0, help="seconds for one window")
     build.add_argument("--retries", type=int, default=3, help="for a window that hangs")

@@ -25,7 +25,12 @@ else:  # beside this file on the device
 _LARGEST_TOKEN = (1 << 31) - 1
 
 
-def _lora(text: str) -> Tuple[str, str, float]:
+def lora(text: str) -> Tuple[str, str, float]:
+    """Read ADAPTER_NAME,ALPHA_TENSOR_NAME,ALPHA_VALUE.
+
+    Raises:
+        ValueError: It is something else.
+    """
     adapter, tensor, value = text.split(",")
     if not adapter or not tensor:
         raise ValueError(text)
@@ -63,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
         "-l",
         "--lora",
         metavar="ADAPTER,ALPHA_TENSOR,VALUE",
-        type=_lora,
+        type=lora,
         help="adapter to apply, and the strength of its alpha",
     )
     build.add_argument(

@@ -22,6 +22,7 @@ from harness.cli.arguments import (
     showing_log,
     writing_trace,
 )
+from harness.cli.dialog_options import LoraAdapter
 from harness.console import answers, print_json, print_remark
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
@@ -71,6 +72,7 @@ def perplexity(
             "that drafts for it (spd). `--reference` is its checkpoint."
         ),
     ] = "target",
+    lora: LoraAdapter = None,
     per_step: Annotated[
         bool,
         typer.Option(
@@ -110,15 +112,19 @@ def perplexity(
             or reference is None
             or max_perplexity is not None
             or role == "draft"
+            or lora is not None
             or trace
         ):
             raise WrongUseError(
                 "--per-step needs --reference CHECKPOINT_DIR, and goes with --max-kl, not with "
-                "--max-perplexity, --role draft or --trace"
+                "--max-perplexity, --role draft, --lora or --trace"
             )
         _compare_steps(where, content, reference, windows, max_kl, json=json)
         return
-    _score(where, content, windows, reference, max_perplexity, role, json=json)
+    from harness.runtimes.dialog_settings import parse_lora
+
+    adapter = None if lora is None else dict([parse_lora(lora)])
+    _score(where, content, windows, reference, max_perplexity, role, adapter, json=json)
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,7 @@ def _score(
     reference: Path | None,
     max_perplexity: str | None,
     role: "ModelRole",
+    lora: Mapping[str, float] | None,
     *,
     json: bool,
 ) -> None:
@@ -190,6 +197,7 @@ def _score(
             bound=bound,
             references=references,
             role=role,
+            lora=lora,
         )
         precision = session.container.precision
     result = scored.output

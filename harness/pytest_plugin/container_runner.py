@@ -206,10 +206,12 @@ class ContainerRunner:
         max_windows: int | None = None,
         references: Mapping[str, float] | None = None,
         role: ModelRole = "target",
+        lora: Mapping[str, float] | None = None,
     ) -> PerplexityResult:
         """Score a text, and store the result.
 
         Args:
+            lora: the adapter to apply, and its strength.
             role: which model of a container that drafts.
             references: by metric, such as `perplexity_float`: what the host computed over the
                 same positions.
@@ -226,6 +228,7 @@ class ContainerRunner:
                 windows=max_windows,
                 references=references,
                 role=role,
+                lora=lora,
             ).output
 
     def decode_steps(

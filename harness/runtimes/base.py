@@ -277,8 +277,17 @@ class Runtime(Protocol):
         """Cut a text into the windows that the device scores, at most so many."""
         ...
 
-    def score(self, windows: Sequence[Window], role: ModelRole = "target") -> PerplexityResult:
-        """Score windows with the accuracy API of the runtime on the device."""
+    def score(
+        self,
+        windows: Sequence[Window],
+        role: ModelRole = "target",
+        lora: Mapping[str, float] | None = None,
+    ) -> PerplexityResult:
+        """Score windows with the accuracy API of the runtime on the device.
+
+        Args:
+            lora: the adapter to apply, and its strength.
+        """
         ...
 
     def read_log(self) -> str:

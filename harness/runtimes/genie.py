@@ -38,7 +38,7 @@ from harness.runtimes.base import (
 )
 from harness.runtimes.context_limit import SECOND_QUERY_TOKENS, ContextLimit
 from harness.runtimes.conversation import ConversationScript, read_state, write_state
-from harness.runtimes.dialog_settings import alpha_tensor, bound_answer
+from harness.runtimes.dialog_settings import DialogSettings, alpha_tensor, bound_answer
 from harness.runtimes.embedding import EncoderRun
 from harness.runtimes.embeddings import row_bytes
 from harness.runtimes.files import check_fit, device_files, target_of
@@ -349,10 +349,16 @@ class GenieRuntime:
     def _limit_of(self, role: ModelRole) -> ContextLimit:
         return ContextLimit.of_draft(self._container) if role == "draft" else self._limit
 
-    def score(self, windows: Sequence[Window], role: ModelRole = "target") -> PerplexityResult:
+    def score(
+        self,
+        windows: Sequence[Window],
+        role: ModelRole = "target",
+        lora: Mapping[str, float] | None = None,
+    ) -> PerplexityResult:
         """Score windows by Genie's accuracy API, a fresh process for each.
 
         Raises:
+            WrongUseError: the container has no such adapter.
             RuntimeChoiceError: the device has no Python: of the SDK's programs none scores texts
                 in a way that is documented.
             RunnerError: the runner crashed, hung too often or refused.
@@ -361,6 +367,7 @@ class GenieRuntime:
         if not self._has_python:
             reason = f"{self.perplexity_runner} needs Python, which Android has not"
             raise RuntimeChoiceError(self._device.serial, reason)
+        adapters = self._lora_arguments(lora or {})
         names = [f"window_{number:04}.txt" for number in range(len(windows))]
         inputs = {name: window.text for name, window in zip(names, windows, strict=True)}
         folder = RunFolder(self._device, self.prepare())
@@ -369,7 +376,7 @@ class GenieRuntime:
             config = config.as_basic()
         folder.send({**inputs, "query_config.json": config.to_json()})
         command = [*starting(self.perplexity_runner), "-c", "query_config.json"]
-        command += ["--ar", str(self._limit_of(role).prefill_ar), "--role", role]
+        command += ["--ar", str(self._limit_of(role).prefill_ar), "--role", role, *adapters]
         command += [*self._logging, *(["--trace", "traces.jsonl"] if self._trace else [])]
         command += ["--out", "perplexity.json", "--window-files", *names]
         timeout_s = self._timeout_s * len(windows)
@@ -404,6 +411,17 @@ class GenieRuntime:
         folder = RunFolder(self._device, self.prepare())
         run = StepRun(self._device, folder, self._timeout_s, tuple(self._logging))
         return run.decode(windows, config)
+
+    def _lora_arguments(self, lora: Mapping[str, float]) -> list[str]:
+        """Options of a runner that apply adapters; Genie applies one at a time."""
+        if not lora:
+            return []
+        alpha = alpha_tensor(DialogSettings(lora=lora).config_of(self._container))
+        return [
+            word
+            for name, strength in lora.items()
+            for word in ("--lora", f"{name},{alpha},{strength!r}")
+        ]
 
     def _count_tokens(self, request: GenerationRequest, config: GenieConfig) -> int:
         """Tokens that the prompt takes in the context, with those that Genie adds."""

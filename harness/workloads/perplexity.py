@@ -148,6 +148,7 @@ def score_text(
     references: Mapping[str, float] | None = None,
     dataset_sha256: str | None = None,
     role: ModelRole = "target",
+    lora: Mapping[str, float] | None = None,
 ) -> WorkloadResult[PerplexityResult]:
     """Score a text on the session's device.
 
@@ -158,6 +159,7 @@ def score_text(
             positions.
         dataset_sha256: hash of the text that this one repeats; by default of this one.
         role: which model of a container that drafts.
+        lora: the adapter to apply, and its strength.
 
     Raises:
         OutputCheckError: the perplexity is above the bound.
@@ -174,9 +176,10 @@ def score_text(
         runner=runtime.perplexity_runner,
         dataset_sha256=dataset_sha256 or hashlib.sha256(text.encode()).hexdigest(),
         perplexity=definition,
+        sampler=_adapter(lora or {}),
     )
     with recording.start_if_stored(session, "perplexity", record) as recorder:
-        result = runtime.score(cut, role)
+        result = runtime.score(cut, role, lora)
         values = {PERPLEXITY: result.perplexity, **(references or {})}
         if recorder is not None:
             recorder.add_values(values)
@@ -186,6 +189,12 @@ def score_text(
             require_passed(check, recorder, session.device.serial)
     summary = f"{summarize(values)} over {describe_scored(definition)}"
     return WorkloadResult(result, values, summary, recording.stored_run(recorder))
+
+
+def _adapter(lora: Mapping[str, float]) -> dict[str, str]:
+    """What a run keeps of its adapter."""
+    text = ", ".join(f"{name}={strength:g}" for name, strength in lora.items())
+    return {"lora": text} if text else {}
 
 
 def float_perplexity(

@@ -64,7 +64,9 @@ class FakeRuntime:
     def read_log(self) -> str:
         return ""
 
-    def score(self, windows: list[Window], _role: str = "target") -> PerplexityResult:
+    def score(
+        self, windows: list[Window], _role: str = "target", _lora: object = None
+    ) -> PerplexityResult:
         self.scored += 1
         tokens = 160 * len(windows)
         return PerplexityResult(33.988, (33.988,) * len(windows), tokens, 0, "first_cl_minus_ar")

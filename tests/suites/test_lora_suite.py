@@ -1,0 +1,43 @@
+"""The suite of adapters, as users run it, on a container with both of the reference model's."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buildlib.genai import GenAIBuilderFactory
+from buildlib.lora.config import LoraBuilderInputConfig
+from harness.devices.adb.device import AdbDevice
+from suites.models import tiny_llama
+from suites.models.tiny_llama import lora
+
+
+@pytest.mark.first
+def test_each_adapter_does_what_it_was_trained_for(
+    build_cache: Path, virtual_device: AdbDevice, tmp_path: Path
+) -> None:
+    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=build_cache)
+    builder.set_targets(["SM8750:emulator"]).set_transformation_options(
+        {
+            "arn_cl_options.auto_regression_number": [1, 32],
+            "arn_cl_options.context_length": [192],
+        }
+    )
+    builder.lora_config = LoraBuilderInputConfig(
+        lora_config_path=lora.folder() / "lora_config.yaml", quant_updatable_mode="all"
+    )
+    container = builder.build()
+    command = [
+        sys.executable, "-m", "pytest", "-p", "harness.pytest_plugin", "-p", "no:cacheprovider",
+        f"--rootdir={tmp_path}", "-W", "error", "--pyargs", "suites.test_lora", "-n", "0",
+        f"--device={virtual_device.serial}", f"--container={container.path}",
+        "--suite-param=windows=1",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ.copy(), timeout=850, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout, done.stdout
