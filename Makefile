@@ -1,7 +1,7 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format test fuzz exports kills chaos nights board demo screenshots wheel-check
+.PHONY: check format test genie-table fuzz exports kills chaos nights board demo screenshots wheel-check
 
 check:
 	$(PYTHON) -m ruff check .
@@ -15,6 +15,10 @@ format:
 
 test:
 	$(PYTHON) -m pytest
+
+# Every Genie configuration that some test runs on the emulator; writes the table of docs/genie-configurations.md.
+genie-table:
+	$(PYTHON) -m tools.genie_table
 
 # Thousands of damaged models; `QNNFARM_FUZZ_SEED=7 make fuzz` for others.
 fuzz:

@@ -145,6 +145,8 @@ class Embedding(GenieModel):
             raise refuse(reason, "lut-path", kind="missing")
         if self.datatype is None:
             return self
+        if self.datatype == "native":
+            raise refuse("Genie looks up in no native table: name its integers", "datatype")
         has_grid = self.quant_param is not None
         if self.datatype == "float32" and has_grid:
             raise refuse("a table of float32 has none", "quant-param")

@@ -3,11 +3,10 @@
 Genie's parser takes all of it. Found by running each on the HTP emulator of QNN 2.51.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 
-from buildlib.container.genie_engine import Engine
+from buildlib.container.genie_engine import Engine, QnnHtp
 from buildlib.container.text_embedding import Configuration, TextEmbeddingConfig
 
 
@@ -29,112 +28,114 @@ class Limit:
         return f"{self.pointer}: {self.feature} {self.reason}"
 
 
-_HTP = "/backend/QnnHtp"
-_SPILL, _DIRECT = "spill-fill-bufsize above 0", "direct-io"
-_NO_LIBRARY = "needs a library that is not put on devices"
+@dataclass(frozen=True)
+class _Rule:
+    """A limit, and how to find it in an engine; `everywhere` holds on devices, too."""
+
+    limit: Limit
+    is_used: Callable[[Engine], bool]
+    everywhere: bool = False
 
 
-def _spills(engine: Engine) -> Iterator[str]:
-    if engine.backend.qnn_htp and engine.backend.qnn_htp.spill_fill_bufsize > 0:
-        yield f"{_HTP}/spill-fill-bufsize"
+def _backend(name: str) -> _Rule:
+    limit = Limit("/backend/type", name, "needs a library that is not put on devices")
+    return _Rule(limit, lambda engine: engine.backend.type == name, everywhere=True)
 
 
-def _switches(engine: Engine) -> Iterator[str]:
-    if engine.backend.qnn_htp and engine.backend.qnn_htp.enable_graph_switching:
-        yield f"{_HTP}/enable-graph-switching"
+def _htp(key: str, feature: str, reason: str, is_used: Callable[[QnnHtp], object]) -> _Rule:
+    def found(engine: Engine) -> bool:
+        return engine.backend.qnn_htp is not None and bool(is_used(engine.backend.qnn_htp))
+
+    return _Rule(Limit(f"/backend/QnnHtp/{key}", feature, reason), found)
 
 
-def _reads_directly(engine: Engine) -> Iterator[str]:
-    if engine.backend.qnn_htp and engine.backend.qnn_htp.direct_io:
-        yield f"{_HTP}/direct-io"
+def _scores_groups(engine: Engine) -> bool:
+    contexts = (group.longcontext for group in engine.cache_groups or ())
+    return any(context is not None and context.type == "keydiff" for context in contexts)
 
 
-def _shares(engine: Engine) -> Iterator[str]:
-    if engine.backend.qnn_htp and engine.backend.qnn_htp.shared_engine:
-        yield f"{_HTP}/shared-engine"
+def _scores(engine: Engine) -> bool:
+    return engine.longcontext is not None and engine.longcontext.type == "keydiff"
 
 
-def _has_native_kv(engine: Engine) -> Iterator[str]:
-    if engine.backend.qnn_htp and engine.backend.qnn_htp.kv_update_method == "NATIVE_KV":
-        yield f"{_HTP}/kv-update-method"
-
-
-def _scores(engine: Engine) -> Iterator[str]:
-    if engine.longcontext is not None and engine.longcontext.type == "keydiff":
-        yield "/longcontext"
-    for index, group in enumerate(engine.cache_groups or ()):
-        if group.longcontext is not None and group.longcontext.type == "keydiff":
-            yield f"/cache-groups/{index}/longcontext"
-
-
-def _updates_binaries(engine: Engine) -> Iterator[str]:
+def _updates_binaries(engine: Engine) -> bool:
     lora = engine.model.binary.lora if engine.model.binary else None
-    if lora is not None and lora.lora_version != 1:
-        yield "/model/binary/lora"
+    return lora is not None and lora.lora_version != 1
 
 
-def _is_on(backend: str) -> Callable[[Engine], Iterator[str]]:
-    def found(engine: Engine) -> Iterator[str]:
-        if engine.backend.type == backend:
-            yield "/backend/type"
-
-    return found
-
-
-_Find = Callable[[Engine], Iterator[str]]
-_EVERYWHERE: Mapping[str, tuple[str, _Find]] = MappingProxyType(
-    {
-        "QnnGpu": (_NO_LIBRARY, _is_on("QnnGpu")),
-        "QnnGenAiTransformer": (_NO_LIBRARY, _is_on("QnnGenAiTransformer")),
-    }
+_SPILL = "spill-fill-bufsize above 0", "fails on the emulator (5010)"
+_DIRECT = "direct-io", "fails on the emulator, which has no UDMA"
+_KEYDIFF = "keydiff", "needs a scoring network, which nothing here builds"
+_RULES = (
+    _backend("QnnGpu"),
+    _backend("QnnGenAiTransformer"),
+    _htp("spill-fill-bufsize", *_SPILL, lambda htp: htp.spill_fill_bufsize),
+    _htp(
+        "enable-graph-switching",
+        "graph switching",
+        "fails on the emulator (1000)",
+        lambda htp: htp.enable_graph_switching,
+    ),
+    _htp("direct-io", *_DIRECT, lambda htp: htp.direct_io),
+    _htp(
+        "skip-lora-validation",
+        "skip-lora-validation",
+        "fails on the emulator (5010)",
+        lambda htp: htp.skip_lora_validation,
+    ),
+    _htp(
+        "shared-engine", "shared-engine", "ends the emulator (SIGSEGV)", lambda h: h.shared_engine
+    ),
+    _htp(
+        "kv-update-method",
+        "NATIVE_KV",
+        "gives another text on the emulator",
+        lambda htp: htp.kv_update_method == "NATIVE_KV",
+    ),
+    _Rule(Limit("/longcontext", *_KEYDIFF), _scores),
+    _Rule(Limit("/cache-groups", *_KEYDIFF), _scores_groups),
+    _Rule(
+        Limit(
+            "/model/binary/lora",
+            "LoRA of bin-sections",
+            "needs sections, which nothing here builds",
+        ),
+        _updates_binaries,
+    ),
 )
-_ON_EMULATOR: Mapping[str, tuple[str, _Find]] = MappingProxyType(
-    {
-        _SPILL: ("fails on the emulator (5010)", _spills),
-        "graph switching": ("fails on the emulator (1000)", _switches),
-        _DIRECT: ("fails on the emulator, which has no UDMA", _reads_directly),
-        "shared-engine": ("ends the emulator (SIGSEGV)", _shares),
-        "NATIVE_KV": ("gives another text on the emulator", _has_native_kv),
-        "keydiff": ("needs a scoring network, which nothing here builds", _scores),
-        "LoRA of bin-sections": ("needs sections, which nothing here builds", _updates_binaries),
-    }
+_KV_SHARE = Limit(
+    "/dialog/type",
+    "kv-share",
+    "hands its KV cache to QnnGenAiTransformer; the emulator refuses it (-6)",
 )
-
-
-def _encoder_limits(config: TextEmbeddingConfig, *, emulator: bool) -> Iterator[Limit]:
-    backend = config.embedding.engine.backend
-    if backend.type != "QnnHtp":
-        yield Limit("/embedding/engine/backend/type", backend.type, _NO_LIBRARY)
-    if emulator and backend.qnn_htp is not None:
-        for feature, key, used in (
-            (_SPILL, "spill-fill-bufsize", backend.qnn_htp.spill_fill_bufsize > 0),
-            (_DIRECT, "direct-io", backend.qnn_htp.direct_io),
-        ):
-            if used:
-                yield Limit(f"/embedding/engine{_HTP}/{key}", feature, _ON_EMULATOR[feature][0])
-
-
-_KV_SHARE = "kv-share", "hands its KV cache to QnnGenAiTransformer; the emulator refuses it (-6)"
 
 
 def find_limits(config: Configuration, *, emulator: bool) -> list[Limit]:
     """Return the parts of a configuration that cannot run; none if it can.
 
     Args:
-        config: the configuration.
+        config: of a dialog, or of a text encoder.
         emulator: on the HTP emulator, which lacks more than a device.
     """
     if isinstance(config, TextEmbeddingConfig):
-        return list(_encoder_limits(config, emulator=emulator))
-    found = []
-    if emulator and config.dialog.type == "kv-share":
-        found.append(Limit("/dialog/type", *_KV_SHARE))
+        return list(_of_encoder(config, emulator=emulator))
+    found = [_KV_SHARE] if emulator and config.dialog.type == "kv-share" else []
     several = isinstance(config.dialog.engine, tuple)
     for index, engine in enumerate(config.dialog.engines):
-        prefix = f"/dialog/engine/{index}" if several else "/dialog/engine"
-        for feature, (reason, find) in {
-            **_EVERYWHERE,
-            **(_ON_EMULATOR if emulator else {}),
-        }.items():
-            found += [Limit(prefix + pointer, feature, reason) for pointer in find(engine)]
+        place = f"/dialog/engine/{index}" if several else "/dialog/engine"
+        for rule in _RULES:
+            if (emulator or rule.everywhere) and rule.is_used(engine):
+                limit = rule.limit
+                found.append(Limit(place + limit.pointer, limit.feature, limit.reason))
     return found
+
+
+def _of_encoder(config: TextEmbeddingConfig, *, emulator: bool) -> Iterator[Limit]:
+    backend, place = config.embedding.engine.backend, "/embedding/engine/backend"
+    if backend.type != "QnnHtp":
+        yield Limit(f"{place}/type", backend.type, _backend(backend.type).limit.reason)
+    if emulator and backend.qnn_htp is not None:
+        if backend.qnn_htp.spill_fill_bufsize > 0:
+            yield Limit(f"{place}/QnnHtp/spill-fill-bufsize", *_SPILL)
+        if backend.qnn_htp.direct_io:
+            yield Limit(f"{place}/QnnHtp/direct-io", *_DIRECT)

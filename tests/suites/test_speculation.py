@@ -60,7 +60,13 @@ def run_suite(
 
 
 @pytest.mark.first
-@pytest.mark.parametrize("how", [SSD, EAGLET], ids=["ssd-q1", "eaglet"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(SSD, id="ssd-q1", marks=pytest.mark.genie_configuration("dialog ssd-q1")),
+        pytest.param(EAGLET, id="eaglet", marks=pytest.mark.genie_configuration("dialog eaglet")),
+    ],
+)
 def test_greedy_text_is_plain_decoding_s(
     how: SpeculativeConfig,
     tiny_bundle: Path,

@@ -235,7 +235,7 @@ def _samplers() -> Iterator[tuple[str, Values]]:
 
 
 def _embeddings() -> Iterator[tuple[str, Values]]:
-    for datatype in ("float32", "native", "ufixed8", "ufixed16", "sfixed8", "sfixed16"):
+    for datatype in ("float32", "ufixed8", "ufixed16", "sfixed8", "sfixed16"):
         yield f"embedding lut {datatype}", _table(datatype)
     for datatype in ("float32", "native", "ufixed8", "ufixed16", "sfixed8", "sfixed16"):
         yield f"embedding callback {datatype}", _vectors(type="callback", datatype=datatype)
@@ -310,10 +310,8 @@ def _adapters() -> Iterator[tuple[str, Values]]:
     yield "LoRA v2 with groups", _lora(lora_version=2, adapters=[alphas], groups=[_GROUP])
     yield "LoRA v3", _lora(lora_version=3, adapters=[_SECTIONS])
     yield (
-        "LoRA skip-lora-validation",
-        changed(
-            _lora(lora_version=1, adapters=[_ADAPTER]), **{f"{HTP}/skip-lora-validation": True}
-        ),
+        "QnnHtp skip-lora-validation",
+        changed(DIALOG, **{f"{HTP}/skip-lora-validation": True}),
     )
     block = {"version": 1, "alpha-tensor-name": "alpha", "adapters": [_SECTIONS]}
     yield (
@@ -476,7 +474,7 @@ def _others_than(value: object) -> list[object]:
         case float():
             return [None, True, "1", -1, 0, 5, 10**20, [value]]
         case str():
-            return [None, True, 1, "", "nonsense", [value]]
+            return [None, True, 1, "", "nonsense", "native", [value]]
         case list():
             return [None, 1, "1", [], {}, [*value, None]]
         case _:

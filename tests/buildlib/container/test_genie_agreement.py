@@ -98,6 +98,7 @@ STRICTER = (
     ),
     rule("without a type they are none", r"type|rope-type", "missing"),
     rule("integers of a table mean nothing without it", r"quant-param", "missing"),
+    rule("Genie takes it, and no query works", r"datatype", "rule"),
     rule("adapters that are no inputs are sections", r"bin-sections", "missing"),
     rule("a group has adapters of this model", r"members", "rule"),
     rule("a mask is hexadecimal, as documented", r"cpu-mask", "string_pattern_mismatch"),

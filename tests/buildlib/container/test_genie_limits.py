@@ -1,10 +1,15 @@
 """What cannot run is found by its JSON pointer before anything runs."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from buildlib.container.genie_config import GenieConfig
+from buildlib.container.genie_files import kind_of
 from buildlib.container.genie_limits import find_limits
 from tests.buildlib.container.genie_configurations import configurations
+from tools.genie_table import BEGIN, END, EXTENSIONS, needed_hardware
 
 ON_EMULATOR = {
     "dialog kv-share": ["/dialog/type", "/dialog/engine/1/backend/type"],
@@ -13,6 +18,7 @@ ON_EMULATOR = {
     "QnnHtp shared-engine": ["/dialog/engine/backend/QnnHtp/shared-engine"],
     "QnnHtp kv-update-method NATIVE_KV": ["/dialog/engine/backend/QnnHtp/kv-update-method"],
     "QnnHtp enable-graph-switching": ["/dialog/engine/backend/QnnHtp/enable-graph-switching"],
+    "QnnHtp skip-lora-validation": ["/dialog/engine/backend/QnnHtp/skip-lora-validation"],
     "longcontext keydiff": ["/dialog/engine/longcontext"],
     "LoRA bin-sections": ["/dialog/engine/model/binary/lora"],
     "QnnGpu": ["/dialog/engine/backend/type"],
@@ -28,6 +34,18 @@ def test_limits_of_the_emulator(name: str) -> None:
     (values,) = (each.values for each in configurations() if each.name == name)
     config = GenieConfig.model_validate(values)
     assert [limit.pointer for limit in find_limits(config, emulator=True)] == ON_EMULATOR[name]
+
+
+def test_the_table_of_the_documents_has_every_configuration() -> None:
+    """`make genie-table` writes it; here it is held against what it is made of, without a run."""
+    text = (Path(__file__).parents[3] / "docs" / "genie-configurations.md").read_text("utf-8")
+    table = text.partition(BEGIN)[2].partition(END)[0].strip().splitlines()[2:]
+    written = {cells[1].strip(): cells[5].strip() for line in table if (cells := line.split("|"))}
+    expected = {
+        each.name: needed_hardware(each, kind_of(json.dumps(each.values).encode(), each.name))
+        for each in configurations()
+    }
+    assert written == expected | {EXTENSIONS: ""}
 
 
 def test_a_phone_lacks_libraries_alone() -> None:

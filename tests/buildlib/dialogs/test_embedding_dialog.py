@@ -26,6 +26,7 @@ def embedded(genie_lab: "GenieLab", tmp_path_factory: pytest.TempPathFactory) ->
     return folder, genie_lab.compile(model, folder)
 
 
+@pytest.mark.genie_configuration("embedding lut ufixed16")
 def test_a_table_on_the_inputs_grid_gives_the_same_text(
     genie_lab: "GenieLab", plain_dialog: Dialog, embedded: Dialog
 ) -> None:
@@ -37,6 +38,15 @@ def test_a_table_on_the_inputs_grid_gives_the_same_text(
     assert genie_lab.ask(folder, looked_up) == genie_lab.ask(*plain_dialog)
 
 
+@pytest.mark.slow
+@pytest.mark.genie_configuration("embedding lut ufixed8")
+def test_a_coarser_table_is_requantized(genie_lab: "GenieLab", embedded: Dialog) -> None:
+    folder, config = embedded
+    table = write_table(genie_lab.export / "model.onnx", folder / TABLE_FILE, "uint8")
+    assert genie_lab.ask(folder, config.with_embedding(table.genie()))
+
+
+@pytest.mark.genie_configuration("embedding lut float32")
 def test_genie_rounds_a_float_table_down(genie_lab: "GenieLab", embedded: Dialog) -> None:
     """So half a step on top of it is what the graph's own grid would hold."""
     folder, config = embedded

@@ -8,19 +8,27 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import device_scripts
 from buildlib.container.container import GenAIContainer
+from buildlib.embedding.config import TABLE_FILE
+from buildlib.embedding.extraction import EmbeddingExtraction
+from buildlib.embedding.table import write_table
 from buildlib.graph.files import link_into
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from tests.buildlib.container.genie_configurations import changed
 
+if TYPE_CHECKING:
+    from tests.buildlib.dialogs.conftest import GenieLab
+
 pytestmark = pytest.mark.slow
 
+FEATURES = Path(__file__).with_name("genie_features.py")
 HTP = "dialog/engine/backend/QnnHtp"
 POSITIONS = "dialog/engine/model/positional-encoding"
 SCALING = f"{POSITIONS}/rope-scaling"
@@ -87,6 +95,22 @@ RUNS: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
+CALLED = {
+    "sampler custom": "custom_sampler",
+    "standalone sampler": "applied_sampler",
+}
+VECTORS = {
+    "embedding callback float32": ("float32", "callback"),
+    "embedding callback native": ("native", "callback"),
+    "embedding callback ufixed16": ("ufixed16", "callback"),
+    "embedding without type": ("float32",),
+}
+
+
+def named(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.genie_configuration(name)) for name in names]
+
+
 @pytest.fixture(scope="module")
 def folder(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("running")
@@ -95,23 +119,56 @@ def folder(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.genie_configuration(name)) for name in RUNS]
-)
+@pytest.mark.parametrize("name", named(RUNS))
 def test_it_runs(name: str, folder: Path, tiny_bundle: Path) -> None:
     values: dict[str, Any] = json.loads(GenAIContainer.load(tiny_bundle).genie_config.to_json())
     values = changed(values, **{"dialog/max-num-tokens": 4}, **RUNS[name])
     (folder / "query.json").write_text(json.dumps(values))
     script = Path(device_scripts.__file__).parent / "genie_t2t_run.py"
+    query = ("-c", "query.json", "-p", "In the beginning God created")
+    assert run(folder, script, *query).partition("[BEGIN]: ")[2].rpartition("[END]")[0]
+
+
+@pytest.mark.parametrize("name", named(CALLED))
+def test_a_program_calls_for_it(name: str, folder: Path) -> None:
+    assert said(folder, CALLED[name]) == said(folder, "plain")
+
+
+def said(folder: Path, *part: str) -> str:
+    """The text of a part, among what Genie prints."""
+    output = run(folder, FEATURES, *part)
+    (line,) = (line for line in output.splitlines() if line.startswith('{"text"'))
+    text: str = json.loads(line)["text"]
+    assert text
+    return text
+
+
+@pytest.fixture(scope="module")
+def embedded(genie_lab: "GenieLab", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained model without its embedding, beside its table."""
+    place = tmp_path_factory.mktemp("embedded")
+    source = genie_lab.export / "model.onnx"
+    EmbeddingExtraction().run(source, place / "embedded.onnx")
+    config = genie_lab.compile(place / "embedded.onnx", place)
+    table = write_table(source, place / TABLE_FILE, "uint16")
+    (place / "genie_config.json").write_text(config.with_embedding(table.genie()).to_json())
+    return place
+
+
+@pytest.mark.parametrize("name", named(VECTORS))
+def test_vectors_give_the_text_of_the_table(name: str, embedded: Path) -> None:
+    assert said(embedded, "vectors", *VECTORS[name]) == said(embedded, "plain")
+
+
+def run(folder: Path, script: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, str(script), "-c", "query.json", "-p", "In the beginning God created"],
+        [sys.executable, str(script), *arguments],
         cwd=folder,
         env={"LD_LIBRARY_PATH": find_libraries().search_path, "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout.partition("[BEGIN]: ")[2].rpartition("[END]")[0]
-    assert said
+    return done.stdout

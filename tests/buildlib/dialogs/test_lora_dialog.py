@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.tokenizer import load_tokenizer, spread_windows
@@ -40,6 +41,7 @@ BLUE = {
 ALPHA = "lora_alpha"
 
 
+@pytest.mark.genie_configuration("LoRA v1")
 def test_genie_speaks_as_the_adapted_float_model(
     genie_lab: "GenieLab",
     plain_dialog: tuple[Path, GenieConfig],

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from buildlib.container.genie_config import GenieConfig
 from buildlib.graph.files import link_into
 from buildlib.speculative.config import LadeBuilderConfig, PlainDialog, SpdBuilderConfig, speculate
@@ -16,6 +18,7 @@ def speaker(config: GenieConfig, bundle: Path) -> PlainDialog:
     return PlainDialog(config, parse_target("SM8750:emulator"), bundle / "tokenizer.json")
 
 
+@pytest.mark.genie_configuration("dialog spd")
 def test_a_drafted_dialog_says_the_same(
     genie_lab: "GenieLab", plain_dialog: tuple[Path, GenieConfig], tiny_bundle: Path
 ) -> None:
@@ -27,6 +30,7 @@ def test_a_drafted_dialog_says_the_same(
     assert genie_lab.ask(folder, result.genie_config) == genie_lab.ask(folder, config)
 
 
+@pytest.mark.genie_configuration("dialog lade")
 def test_lookahead_says_the_same(
     genie_lab: "GenieLab", plain_dialog: tuple[Path, GenieConfig], tiny_bundle: Path
 ) -> None:

@@ -93,6 +93,7 @@ def test_wrong_use_exits_with_2(qnnfarm: Run, arguments: tuple[str, ...]) -> Non
     assert qnnfarm(*arguments).returncode == 2
 
 
+@pytest.mark.genie_configuration("profile", "profile with trace")
 def test_the_path_of_a_user(
     qnnfarm: Run, tmp_path: Path, virtual_device: AdbDevice, reference_outputs: object
 ) -> None:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.timeout(600)
 TEXTS = ("In the beginning God created the heaven", "And the evening and the morning")
 
 
+@pytest.mark.genie_configuration("text-to-embedding QnnHtp", "text-to-embedding per token")
 def test_texts_are_embedded_written_and_stored(
     qnnfarm: Run,
     virtual_device: AdbDevice,

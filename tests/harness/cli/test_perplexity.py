@@ -89,6 +89,7 @@ def repackage(plain: GenAIContainer, config: GenieConfig, folder: Path) -> GenAI
     return write_container(contents, folder)
 
 
+@pytest.mark.genie_configuration("accuracy", "accuracy of a role")
 def test_a_speculating_container_is_scored_as_its_target(
     qnnfarm: Run, virtual_device: AdbDevice, tiny_bundle: Path, speculating: dict[str, Path]
 ) -> None:

@@ -1,0 +1,114 @@
+"""Write the table of docs/genie-configurations.md: `python3 -m tools.genie_table`.
+
+Each documented configuration is asked of our models and of libGenie's parser. Whether it runs on
+the emulator is what the tests say that carry its name in the marker `genie_configuration`: they are
+run here, which takes minutes.
+"""
+
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildlib.container.genie_config import GenieConfig
+from buildlib.container.genie_decoding import GenieConfigWarning
+from buildlib.container.genie_files import ConfigKind, kind_of
+from buildlib.container.genie_limits import find_limits
+from buildlib.container.genie_validator import ask_genie
+from buildlib.container.text_embedding import TextEmbeddingConfig
+from tests.buildlib.container.genie_configurations import Configuration, configurations
+
+MARKER = "genie_configuration"
+_ROOT = Path(__file__).resolve().parents[1]
+_DOCUMENT = _ROOT / "docs" / "genie-configurations.md"
+BEGIN, END = "<!-- written by tools/genie_table.py -->", "<!-- end of the table -->"
+EXTENSIONS = "HTP backend extensions"
+_HEADER = ("configuration", "typed", "judged by libGenie", "runs on the emulator", "needs hardware")
+
+
+class Recorder:
+    """Pytest plugin that keeps whether all tests of a configuration passed, by its name."""
+
+    def __init__(self) -> None:
+        self.ran: dict[str, bool] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Note the names in the markers of the tests that are to run."""
+        for item in items:
+            names = (name for mark in item.iter_markers(MARKER) for name in mark.args)
+            self._names[item.nodeid] = tuple(names)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note the outcome; what is skipped did not run."""
+        failed = report.outcome == "failed"
+        if failed or (report.when == "call" and report.outcome == "passed"):
+            for name in self._names.get(report.nodeid, ()):
+                self.ran[name] = self.ran.get(name, True) and not failed
+
+
+def run_marked() -> dict[str, bool]:
+    """Run the tests with the marker; whether all of them passed, by configuration."""
+    command = ["git", "grep", "-l", f"mark.{MARKER}", "--", "tests", "suites"]
+    found = subprocess.run(command, cwd=_ROOT, check=True, capture_output=True, text=True).stdout
+    recorder = Recorder()
+    chosen = ["-n", "0", "-q", "-m", MARKER, *sorted(found.split())]
+    pytest.main(chosen, plugins=[recorder])
+    return recorder.ran
+
+
+def rows(ran: dict[str, bool]) -> Iterator[tuple[str, ...]]:
+    """The rows of the table.
+
+    Args:
+        ran: whether the tests of a configuration passed; those without tests are not in it.
+    """
+    found = configurations()
+    texts = [json.dumps(each.values).encode() for each in found]
+    kinds = [kind_of(text, each.name) for text, each in zip(texts, found, strict=True)]
+    questions = [(kind.genie, text) for kind, text in zip(kinds, texts, strict=True) if kind.genie]
+    verdicts = ask_genie(questions)
+    for each, text, kind, verdict in zip(found, texts, kinds, verdicts, strict=True):
+        typed = "no" if kind.model.faults_of(text) else "yes"
+        judged = "refuses it" if verdict.faults else "accepts it"
+        hardware = needed_hardware(each, kind)
+        outcome = {True: "yes", False: "fails", None: ""}[ran.get(each.name)]
+        yield each.name, typed, judged, "no" if hardware else outcome, hardware
+    used = "yes" if ran.get("dialog basic") else ""  # every dialog of a container names such a file
+    yield EXTENSIONS, "yes", "has no parser", used, ""
+
+
+def needed_hardware(configuration: Configuration, kind: ConfigKind) -> str:
+    """Return why the emulator cannot run a configuration; empty if nothing is known against it."""
+    config = kind.model.from_json(json.dumps(configuration.values))
+    if not isinstance(config, GenieConfig | TextEmbeddingConfig):
+        return ""
+    limits = find_limits(config, emulator=True)
+    return "; ".join(dict.fromkeys(f"{limit.feature} {limit.reason}" for limit in limits))
+
+
+def main() -> int:
+    """Run the tests, and write the table; the number of tests that failed is the answer."""
+    ran = run_marked()
+    unknown = sorted(ran.keys() - {each.name for each in configurations()})
+    if unknown:
+        print(f"no documented configuration is called {unknown[0]!r}", file=sys.stderr)
+        return 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GenieConfigWarning)
+        lines = [f"| {' | '.join(cells)} |" for cells in (_HEADER, ["---"] * 5, *rows(ran))]
+    text = _DOCUMENT.read_text("utf-8")
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    _DOCUMENT.write_text("\n".join([before + BEGIN, "", *lines, "", END + after]), "utf-8")
+    failed = [name for name, passed in ran.items() if not passed]
+    print(f"{len(ran)} configurations ran, {len(failed)} failed; wrote {_DOCUMENT}")
+    return min(len(failed), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
