@@ -43,8 +43,11 @@ def fill(tmp_path: Path) -> Callable[[], Path]:
                         model="tiny [bold]llama", sha256="a" * 64, target="SM8750", ars=(1, 32),
                         cl=192, n_splits=2,
                     ),
-                    device=DeviceInfo(serial="R5CX", soc="SM8750", emulator=False),
-                    workload=Workload(runner="genie-t2t-run"),
+                    device=DeviceInfo(
+                        serial="R5CX", soc="SM8750", emulator=False, ram_bytes=12 << 30,
+                        clocks={"cpu_cap_hz:7": 3.53e9, "cpu_max_hz:7": 4.32e9},
+                    ),
+                    workload=Workload(runner="genie-t2t-run", runner_sha256="7" * 64),
                     provenance=Provenance(
                         toolchain="ort_qnn", toolchain_versions={}, library_versions={},
                         qnnfarm_version="0.1.0", host="bench-1",
@@ -145,6 +148,10 @@ def test_show_opens_what_a_command_prints(fill: Callable[[], Path], tmp_path: Pa
         assert lines[0] == f"bench {young.id}: done"
         assert any(line.split()[:2] == ["device", "R5CX,"] for line in lines)
         assert any(line.startswith("Time to first token  500 ms") for line in lines)
+        facts = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line.strip()}
+        assert facts["memory"] == "12.0 GiB"
+        assert facts["clocks"] == "CPU 7 3.53 GHz, at most 4.32 GHz"
+        assert facts["runner"] == f"genie-t2t-run {'7' * 12}"
         assert old.id not in done.stdout
     (shown,) = json.loads(results(tmp_path, "show", young.id, "--json").stdout)
     assert shown["id"] == young.id

@@ -13,6 +13,7 @@ import pytest
 
 from harness.errors import NoBaselineError, WrongUseError
 from harness.results import gate_formats
+from harness.results.baseline import find_nights
 from harness.results.comparison import Verdict
 from harness.results.gate import (
     CellKey,
@@ -23,6 +24,7 @@ from harness.results.gate import (
     _estimate,
     judge_gate,
 )
+from harness.results.history import SeriesFilter, read_series
 from harness.results.metrics import find_metric
 from harness.results.records import Measurement, OutputCheck, PerplexityDefinition, Run, Workload
 from harness.results.store import ResultsStore
@@ -100,6 +102,19 @@ def test_the_newest_results_against_those_before(
     assert (cell.baseline.sessions, cell.candidate.sessions) == (3, 3)
     assert "2026-11-02" in cell.baseline.point
     assert cell.name == "tiny_llama W8A16 pp64+tg16 on SM8750"
+
+
+@pytest.mark.parametrize(("minutes", "nights"), [(11 * 60, 1), (13 * 60, 2)])
+def test_a_night_has_twelve_hours(store: ResultsStore, minutes: int, nights: int) -> None:
+    """As in a history: what one rule puts together is judged together."""
+    for minute, level in ((0, 20.0), (1, 20.1), (minutes, 14.0), (minutes + 1, 14.1)):
+        add(store, session(level, 0, minute=minute))
+    heads = store.heads()
+    assert len(list(find_nights(heads))) == nights
+    (series,) = read_series(store, SeriesFilter(DECODE.metrics))
+    assert len(series.nights) == nights
+    if nights == 2:
+        assert verdicts(judge_gate(store, "previous", options=DECODE)) == ["regressed"]
 
 
 def test_phones_have_levels_of_their_own(store: ResultsStore) -> None:

@@ -15,6 +15,7 @@ from harness.results.comparison import (
     compare_runs,
     find_comparisons,
 )
+from harness.results.identity import Terms
 from harness.results.metrics import METRICS, Direction, find_metric
 from harness.results.records import ComparisonRecord, Run
 from harness.results.store import ResultsStore
@@ -152,6 +153,7 @@ def test_what_is_not_comparable_is_never_compared_and_the_keys_are_named(
     ((part, values),) = change.items()
     other = getattr(runs[1], part).model_copy(update=values)
     runs[1] = runs[1].model_copy(update={part: other})
+    assert Terms.of(runs[0]) != Terms.of(runs[1]), "a gate has the same rule"
     with pytest.raises(WrongUseError, match=said) as caught:
         compare_runs(runs)
     assert "\n" not in str(caught.value)

@@ -20,6 +20,12 @@ def test_a_key_names_its_unit(metric: Metric) -> None:
     assert metric.key.endswith(UNIT_SUFFIXES) or metric.unit == ""
 
 
+def test_a_gain_is_for_the_better() -> None:
+    speed, latency = find_metric("decode_tokens_per_s"), find_metric("ttft_s")
+    assert speed.gain(0.9) == pytest.approx(-0.1)
+    assert latency.gain(0.9) == pytest.approx(0.1)
+
+
 def test_unknown_keys_are_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownMetricError, match=r"'tokens/s'.*decode_tokens_per_s") as caught:
         Measurement(metric="tokens/s", value=1.0)
