@@ -68,9 +68,10 @@ class Embed(WorkloadModel):
     """
 
     kind: Literal["embed"] = "embed"
-    texts: Annotated[tuple[NonEmpty, ...] | None, Field(min_length=1, max_length=_MOST_TEXTS)] = (
-        None
-    )
+    texts: Annotated[
+        tuple[NonEmpty, ...] | None,
+        Field(min_length=1, max_length=_MOST_TEXTS, strict=False),
+    ] = None
     file: NonEmpty | None = None
     reference: NonEmpty | None = None
     min_cosine: Annotated[float, Field(ge=-1, le=1)] | None = None

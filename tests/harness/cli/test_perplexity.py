@@ -8,8 +8,8 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
-from buildlib.container.genie_decoding import Lade, Spd
-from buildlib.container.writer import ContainerContents, write_container
+from buildlib.container.genie_decoding import Lade, Spd, Ssd
+from buildlib.container.writer import ContainerContents, ContainerFile, write_container
 from buildlib.targets import parse_target
 from harness.devices.adb.device import AdbDevice
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
@@ -20,6 +20,9 @@ from tests.harness.cli.conftest import Run
 
 pytestmark = pytest.mark.timeout(900)
 TEXT = tiny_llama.folder() / "text" / "heldout.txt"
+SELF_SPECULATION = Ssd(
+    forecast_token_count=4, branches=(3, 2), forecast_prefix=16, forecast_prefix_name="prefix"
+)
 
 
 def test_what_the_host_computed_is_what_benchmarks_are_checked_against(
@@ -67,6 +70,7 @@ def speculating(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     configs = {
         "lade": plain.genie_config.with_type("lade", lade=Lade(window=4, ngram=3, gcap=4)),
         "spd": plain.genie_config.with_type("spd", draft=engine, spd=Spd(draft_len=4)),
+        "ssd-q1": plain.genie_config.with_type("ssd-q1", ssd=SELF_SPECULATION),
     }
     folder = tmp_path_factory.mktemp("speculating")
     return {kind: repackage(plain, config, folder / kind).path for kind, config in configs.items()}
@@ -85,6 +89,14 @@ def repackage(plain: GenAIContainer, config: GenieConfig, folder: Path) -> GenAI
         binaries={name: plain.files[name] for name in config.ctx_bins},
         toolchain=metadata.toolchain,
         options=metadata.options,
+        extras={
+            f"{config.dialog.ssd.forecast_prefix_name}/kv-cache": ContainerFile(
+                plain.files["tokenizer.json"],
+                "forecast_prefix",  # never read where texts are scored
+            )
+        }
+        if config.dialog.ssd
+        else {},
     )
     return write_container(contents, folder)
 
@@ -99,7 +111,8 @@ def test_a_speculating_container_is_scored_as_its_target(
         done = qnnfarm("perplexity", folder, *where)
         assert done.returncode == GOOD, done.stderr
         answers[kind] = json.loads(done.stdout)["perplexity"]
-    assert answers["lade"] == answers["spd"] == answers["plain"]
+    assert set(answers) == {"plain", "lade", "spd", "ssd-q1"}
+    assert len(set(answers.values())) == 1, answers
 
 
 def test_the_draft_model_has_a_perplexity_of_its_own(

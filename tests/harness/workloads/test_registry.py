@@ -10,6 +10,7 @@ from harness.errors import WrongUseError
 from harness.workloads.bench import Bench
 from harness.workloads.command import Command
 from harness.workloads.dialog import Dialog
+from harness.workloads.embed import Embed
 from harness.workloads.generate import Generate
 from harness.workloads.perplexity import Perplexity
 from harness.workloads.registry import AnyWorkload, from_json, to_json
@@ -33,6 +34,19 @@ WORKLOADS: st.SearchStrategy[AnyWorkload] = st.one_of(
     ),
     st.builds(
         Perplexity, text=TEXTS, windows=st.none() | COUNTS, max=BOUNDS, reference=st.just("model")
+    ),
+    st.builds(
+        Perplexity,
+        text=TEXTS,
+        reference=TEXTS,
+        per_step=st.just(True),
+        max_kl=st.none() | st.floats(0, 9),
+    ),
+    st.builds(
+        Embed,
+        texts=st.lists(TEXTS, min_size=1, max_size=3).map(tuple),
+        reference=st.just("model"),
+        min_cosine=st.none() | st.floats(-1, 1),
     ),
     st.builds(Generate, prompt=TEXTS, max_tokens=COUNTS, expect=st.none() | TEXTS),
     st.builds(Dialog, dialogs=DIALOGS.map(tuple), max_tokens=COUNTS),
@@ -59,3 +73,39 @@ def test_a_wrong_value_of_a_user_is_one_line_with_its_name() -> None:
     with pytest.raises(WrongUseError, match=r"^dialogs") as caught:
         Dialog.of(dialogs=(("a turn", ""),))
     assert "\n" not in str(caught.value)
+
+
+def test_texts_of_a_plan_are_a_list() -> None:
+    assert Embed.of(texts=["a", "b"]).texts == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "give either texts or a file"),
+        ({"texts": ("a",), "file": "b"}, "give either texts or a file"),
+        ({"texts": ("a",), "min_cosine": 0.9}, "give its reference"),
+        ({"texts": ("a",), "per_token": True, "reference": "b"}, "one vector for a text"),
+    ],
+)
+def test_an_embedding_needs_texts_and_what_it_is_held_against(
+    fields: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(WrongUseError, match=reason):
+        Embed.of(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"per_step": True}, "give its reference"),
+        ({"per_step": True, "reference": "b", "max": 9.0}, "neither max nor role"),
+        ({"per_step": True, "reference": "b", "role": "draft"}, "neither max nor role"),
+        ({"max_kl": 0.1}, "goes with per_step"),
+    ],
+)
+def test_decode_steps_are_held_against_float_with_a_bound_of_their_own(
+    fields: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(WrongUseError, match=reason):
+        Perplexity.of(text="a", **fields)
