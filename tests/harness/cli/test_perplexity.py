@@ -174,3 +174,20 @@ def test_steps_need_a_reference_and_have_a_bound_of_their_own(
     done = qnnfarm("perplexity", tiny_bundle, "--text", TEXT, *arguments)
     assert done.returncode == NO_ANSWER
     assert "--per-step needs --reference CHECKPOINT_DIR, and goes with --max-kl" in done.stderr
+
+
+def test_a_benchmark_of_a_drafting_dialog_has_its_acceptance(
+    qnnfarm: Run, virtual_device: AdbDevice, speculating: dict[str, Path], tmp_path: Path
+) -> None:
+    """Genie fails token queries of dialogs that draft, so the benchmark asks by text."""
+    db = tmp_path / "results.db"
+    where = (speculating["spd"], "--device", virtual_device.serial, "--db", db)
+    done = qnnfarm("bench", *where, "-p", "8", "-n", "4", "-r", "1", "-w", "0", "--no-gate")
+    assert done.returncode == GOOD, done.stderr
+    assert "Tokens accepted per call" in done.stdout
+    with ResultsStore.open(db) as store:
+        (run,) = store.list_runs(RunFilter(kind="bench"))
+    (rate,) = run.values("token_acceptance_rate")
+    assert rate > 1.2  # the model drafts for itself
+    report = qnnfarm("report", "--db", db, "--out", tmp_path / "report.html")
+    assert "Accepted" in report.stdout, report.stderr
