@@ -336,7 +336,9 @@ class Log(Owned):
             genie, genie.create("GenieLog_create", None, self._callback, LOG_LEVELS[level])
         )
 
-    def _write(self, _log: Any, form: bytes, level: int, _time: int, values: Any) -> None:
+    def _write(self, _log: Any, form: Optional[bytes], level: int, _time: int, values: Any) -> None:
+        if form is None:  # C would read it
+            return
         # A va_list is passed by reference on x86-64 and AArch64 alike.
         line = ctypes.create_string_buffer(_LONGEST_LOG_LINE)
         self._format(line, _LONGEST_LOG_LINE, form, values)
