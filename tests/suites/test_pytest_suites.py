@@ -20,8 +20,9 @@ PYTHON = product_python()
 def run(folder: Path, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
     """A user's pytest outside the checkout."""
     command = [
-        PYTHON, "-m", "pytest", "-p", "harness.pytest_plugin", "-p", "no:cacheprovider",
-        f"--rootdir={folder}", "-W", "error", *map(str, arguments),
+        PYTHON, "-m", "pytest", "--disable-plugin-autoload", "-p", "xdist",
+        "-p", "harness.pytest_plugin", "-p", "no:cacheprovider", f"--rootdir={folder}",
+        "-W", "error", *map(str, arguments),
     ]  # fmt: skip
     return subprocess.run(
         command, cwd=folder, env=os.environ.copy(), timeout=1700, check=False,

@@ -45,8 +45,9 @@ def run_suite(
     container = builder.build()
     assert container.genie_config.dialog.type != "basic"
     command = [
-        sys.executable, "-m", "pytest", "-p", "harness.pytest_plugin", "-p", "no:cacheprovider",
-        f"--rootdir={folder}", "-W", "error", "--pyargs", "suites.test_speculation", "-n", "0",
+        sys.executable, "-m", "pytest", "--disable-plugin-autoload",
+        "-p", "harness.pytest_plugin", "-p", "no:cacheprovider",
+        f"--rootdir={folder}", "-W", "error", "--pyargs", "suites.test_speculation",
         f"--device={serial}", f"--container={container.path}", f"--suite-param=plain={plain}",
         f"--suite-param=speculation_prompts={prompts}", f"--junitxml={folder}/junit.xml",
     ]  # fmt: skip

@@ -41,10 +41,16 @@ class Outcome:
 Farm = Callable[..., Outcome]
 
 
+@pytest.fixture(autouse=True)
+def plugins_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the other plugins of this environment, which take a second of each process."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 def options(folder: Path) -> list[str]:
     """Of a user's pytest; those of this project do not apply in their folder."""
     return [
-        "-p", "harness.pytest_plugin", "-p", "no:cacheprovider", "-W", "error",
+        "-p", "xdist", "-p", "harness.pytest_plugin", "-p", "no:cacheprovider", "-W", "error",
         # In this process our packages are imported already.
         "-W", "ignore::pytest.PytestAssertRewriteWarning", f"--rootdir={folder}",
         f"--junit-xml={folder / 'junit.xml'}", f"--basetemp={folder / 'tmp'}",

@@ -24,7 +24,7 @@ def test_measured(record_property, run):
         (14.0, 1, 2, "no verdict"),
     ],
 )
-@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n", "1")])
 def test_the_verdict_is_the_exit_code(
     pytester: pytest.Pytester, level: float, sessions: int, code: int, verdict: str,
     workers: tuple[str, ...],
