@@ -41,10 +41,9 @@ from buildlib.container.genie_engine import (
     Engine,
     Lora,
     Model,
-    PositionalEncoding,
     QnnHtp,
-    RopeScaling,
 )
+from buildlib.container.genie_positions import PositionalEncoding, RopeScaling
 from buildlib.container.layout import HTP_CONFIG, TOKENIZER
 
 GenieDatatype = Literal["float32", "native", "ufixed8", "ufixed16", "sfixed8", "sfixed16"]

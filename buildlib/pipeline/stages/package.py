@@ -10,7 +10,8 @@ from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
-from buildlib.container.genie_engine import Lora, RopeScaling
+from buildlib.container.genie_engine import Lora
+from buildlib.container.genie_positions import RopeScaling
 from buildlib.container.htp_config import htp_config
 from buildlib.container.manifest import GraphsRecord, ModelRecord, plain_name
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_decoding import GenieConfigWarning, Sampler, TokenPenalty
-from buildlib.container.genie_engine import RopeScaling
+from buildlib.container.genie_positions import RopeScaling
 from buildlib.container.genie_validator import check_genie_config, check_genie_text
 from buildlib.container.htp_config import HtpConfig, HtpContext, htp_config
 from buildlib.errors import GenieConfigError
