@@ -7,6 +7,7 @@ draft head; the build makes of them what Genie reads.
 Names and defaults: `qairt.gen_ai_api.configs`, docs.qualcomm.com 80-87189-2.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ _OPTION = "speculative_config"
 DRAFT_FOLDER = "draft"
 PREFIX_FOLDER = "forecast-prefix"
 _Block = TypeVar("_Block", bound=GenieModel)
+_TOKEN_MAP = f"{DRAFT_FOLDER}/draft_token_map.json"
 _LADE_TOKENS = 1000
 """Genie starts lookahead from token ids below this, whatever the vocabulary."""
 
@@ -87,7 +89,8 @@ class EagletBuilderConfig(_Config):
         draft_len: tokens that are drafted one after the other.
         n_branches: candidates that are kept at each of them.
         draft_model_path: the head as ONNX; `buildlib.speculative.draft_model` says its form.
-        draft_token_map: ids of the target by those of a draft with a vocabulary of its own.
+        draft_token_map: JSON list of the ids of a draft's tokens in the target's vocabulary, for a
+            draft that knows fewer of them.
         max_tokens_target_can_evaluate: of the tree that is verified; by default the largest AR.
     """
 
@@ -162,7 +165,11 @@ def check_speculation(how: SpeculativeConfig, ars: Sequence[int]) -> None:
 
 
 def speculate(
-    speaker: PlainDialog, how: SpeculativeConfig, ars: Sequence[int], draft_bins: Sequence[str] = ()
+    speaker: PlainDialog,
+    how: SpeculativeConfig,
+    ars: Sequence[int],
+    draft_bins: Sequence[str] = (),
+    draft_vocab: int | None = None,
 ) -> Speculation:
     """Turn a plain dialog into one that speculates.
 
@@ -171,6 +178,7 @@ def speculate(
         how: the kind of speculation.
         ars: of the graphs.
         draft_bins: names in the container of an Eaglet draft's binaries.
+        draft_vocab: tokens that it knows; None for those of the model.
 
     Raises:
         InvalidOptionError: as `check_speculation`, or the draft does not fit the model.
@@ -186,7 +194,7 @@ def speculate(
         case SsdBuilderConfig():
             return Speculation(speaker.config.with_type("ssd-q1", ssd=_ssd(how)))
         case EagletBuilderConfig():
-            return Speculation(_eaglet(speaker.config, how, max(ars), draft_bins))
+            return _eaglet(speaker.config, how, max(ars), draft_bins, draft_vocab)
 
 
 def _lade(how: LadeBuilderConfig) -> Lade:
@@ -211,8 +219,12 @@ def _ssd(how: SsdBuilderConfig) -> Ssd:
 
 
 def _eaglet(
-    config: GenieConfig, how: EagletBuilderConfig, ar: int, draft_bins: Sequence[str]
-) -> GenieConfig:
+    config: GenieConfig,
+    how: EagletBuilderConfig,
+    ar: int,
+    draft_bins: Sequence[str],
+    draft_vocab: int | None,
+) -> Speculation:
     block = _block(
         Eaglet,
         eaglet_version=how.eaglet_version,
@@ -222,7 +234,32 @@ def _eaglet(
         draft_kv_cache=how.draft_kv_cache,
     )
     draft = _with_binaries(config.dialog.target_engine, tuple(draft_bins))
-    return config.with_type("eaglet", draft=draft, eaglet=block)
+    context = config.dialog.context
+    known = draft_vocab or context.n_vocab
+    path, files = how.draft_token_map, {}
+    reason = f"the draft knows {known} tokens of {context.n_vocab}; name a file of their ids"
+    _require(path is not None or known == context.n_vocab, "draft_token_map", reason)
+    if path is not None:
+        _check_token_map(path, known, context.n_vocab)
+        files[_TOKEN_MAP] = path
+        model = draft.model.model_copy(update={"draft_token_map": _TOKEN_MAP})
+        draft = draft.model_copy(update={"model": model})
+        context = context.model_copy(update={"draft_n_vocab": known})
+    changed = config.with_type("eaglet", draft=draft, eaglet=block, context=context)
+    return Speculation(changed, files)
+
+
+def _check_token_map(path: Path, known: int, vocabulary: int) -> None:
+    """Check that a file lists the id in the model's vocabulary of each token of the draft's."""
+    try:
+        ids = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        ids = None
+    sound = isinstance(ids, list) and all(type(i) is int and 0 <= i < vocabulary for i in ids)
+    reason = f"{path} is no JSON list of ids below {vocabulary}"
+    _require(sound, "draft_token_map", reason)
+    reason = f"{path} lists {len(ids or ())} ids; the draft knows {known} tokens"
+    _require(len(ids or ()) == known, "draft_token_map", reason)
 
 
 def _check_file(path: Path, key: str) -> None:

@@ -140,10 +140,12 @@ class DraftHead:
     Attributes:
         path: of the ONNX.
         n_layers: with caches of their own.
+        n_vocab: tokens that it knows.
     """
 
     path: Path
     n_layers: int
+    n_vocab: int
 
     @classmethod
     def load(cls, path: Path, config: DecoderConfig) -> "DraftHead":
@@ -176,9 +178,10 @@ class DraftHead:
                 found = "is missing" if given.get(name) is None else f"is {list(given[name] or ())}"
                 reason = f"{name} {found}; a draft head of this model has it as {list(dims)}"
                 raise ModelFileError(path, reason)
-        if given.get(interface.LOGITS) is None:
-            raise ModelFileError(path, f"a draft head has {interface.LOGITS} of fixed sizes")
-        return cls(path, len(layers))
+        logits = given.get(interface.LOGITS)
+        if logits is None or len(logits) != 3:
+            raise ModelFileError(path, f"{interface.LOGITS} are not [1, AR, vocabulary]")
+        return cls(path, len(layers), logits[2])
 
     def write_config(self, target: Path, path: Path) -> None:
         """Write the target's `config.json` with the head's number of layers."""

@@ -13,7 +13,7 @@ from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_engine import Lora
 from buildlib.container.genie_positions import RopeScaling
 from buildlib.container.htp_config import htp_config
-from buildlib.container.manifest import GraphsRecord, ModelRecord, plain_name
+from buildlib.container.manifest import GraphsRecord, ModelRecord, PartKind, plain_name
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.lora.adapters import LORA_FOLDER
@@ -22,7 +22,8 @@ from buildlib.pipeline.stage import Stage
 from buildlib.pipeline.stages.add_lora import LORA_FILE
 from buildlib.pipeline.stages.extract_embedding import EMBEDDING_FILE
 from buildlib.quantize.summary import summarize_quantization
-from buildlib.speculative.config import PREFIX_FOLDER, PlainDialog, speculate
+from buildlib.speculative.config import PREFIX_FOLDER, EagletBuilderConfig, PlainDialog, speculate
+from buildlib.speculative.draft_model import DraftHead
 from buildlib.speculative.forecast import CACHE_FILE
 from buildlib.targets import Target
 
@@ -173,9 +174,14 @@ def compose(plan: BuildPlan, prepared: PreparedModel, ctx_bins: Sequence[str]) -
     how = plan.additions.speculative
     if how is not None:
         speaker = PlainDialog(config, plan.target, prepared.model / TOKENIZER_FILE)
-        speculation = speculate(speaker, how, plan.ars, prepared.draft)
+        vocabulary = None
+        if isinstance(how, EagletBuilderConfig):
+            vocabulary = DraftHead.load(how.draft_model_path, decoder).n_vocab
+        speculation = speculate(speaker, how, plan.ars, prepared.draft, vocabulary)
         config = speculation.genie_config
-        extras |= {name: ContainerFile(path, "binary") for name, path in speculation.files.items()}
+        for name, path in speculation.files.items():
+            kind: PartKind = "configuration" if path.suffix == ".json" else "binary"
+            extras[name] = ContainerFile(path, kind)
     if prepared.forecast is not None:
         name = f"{PREFIX_FOLDER}/{CACHE_FILE}"
         extras[name] = ContainerFile(prepared.forecast / name, "forecast_prefix")

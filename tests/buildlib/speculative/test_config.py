@@ -97,6 +97,30 @@ def test_eaglet_has_a_draft_head(tmp_path: Path) -> None:
         speculated(plain(), how.model_copy(update={"max_tokens_target_can_evaluate": 33}), (1, 32))
 
 
+def test_a_draft_that_knows_fewer_tokens_names_them(tmp_path: Path) -> None:
+    draft, names = tmp_path / "draft.onnx", tmp_path / "map.json"
+    draft.write_bytes(b"")
+    tokenizer = tiny_llama.folder() / "tokenizer.json"
+    dialog = PlainDialog(plain(), parse_target("SM8750:emulator"), tokenizer)
+
+    def of(how: EagletBuilderConfig) -> Speculation:
+        return speculate(dialog, how, (1, 32), ["draft/head.bin"], 3)
+
+    with pytest.raises(InvalidOptionError, match="the draft knows 3 tokens of 1280; name a file"):
+        of(EagletBuilderConfig(draft_model_path=draft))
+    how = EagletBuilderConfig(draft_model_path=draft, draft_token_map=names)
+    for text, message in (("{}", "no JSON list"), ("[0, 1, 1280]", "below 1280"), ("[5]", "1 ids")):
+        names.write_text(text)
+        with pytest.raises(InvalidOptionError, match=message):
+            of(how)
+    names.write_text("[5, 900, 7]")
+    result = of(how)
+    config = judged(result.genie_config)
+    assert result.files == {"draft/draft_token_map.json": names}
+    assert config.dialog.context.draft_n_vocab == 3
+    assert "draft/draft_token_map.json" in config.referenced_files
+
+
 @pytest.mark.parametrize(
     ("branches", "tokens"), [((3, 2), 30), ((4, 4), 63), ((1,), 4), ((8,), 18), ((2, 2, 2), 60)]
 )
