@@ -201,7 +201,8 @@ def _scored_tokens(run: Run) -> int:
 def _measured(store: ResultsStore, container: ContainerInfo, device: DeviceInfo) -> Iterator[Run]:
     """Measured perplexities of a container on this kind of device, newest first.
 
-    A run that failed for its bound has a right number too.
+    A run that failed for its bound has a right number too; one with an adapter has that of another
+    model.
     """
     wanted = RunFilter(
         kind="perplexity",
@@ -211,5 +212,6 @@ def _measured(store: ResultsStore, container: ContainerInfo, device: DeviceInfo)
     )
     for run in reversed(store.list_runs(wanted)):
         judged = run.status == "done" or run.check.outcome == "failed"
-        if judged and PerplexityKey.of(run).of_answers and PERPLEXITY in last_values(run):
+        own = PerplexityKey.of(run).of_answers and not run.workload.sampler
+        if judged and own and PERPLEXITY in last_values(run):
             yield run

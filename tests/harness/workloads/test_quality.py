@@ -173,6 +173,13 @@ def test_the_perplexity_of_something_else_says_nothing(
     assert stored_quality(store, other.container, other.device) is None
 
 
+def test_the_perplexity_with_an_adapter_says_nothing(store: ResultsStore) -> None:
+    run = perplexity(20.0, 15.0)
+    adapted = run.workload.model_copy(update={"sampler": {"lora": "red=1"}})
+    store.write_run(run.model_copy(update={"workload": adapted}))
+    assert stored_quality(store, run.container, run.device) is None
+
+
 def test_the_most_tokens_count_and_of_equals_the_newest(store: ResultsStore) -> None:
     for run in (perplexity(90.0, 25.4), perplexity(25.5, 25.4), perplexity(90.0, 25.4, windows=2)):
         store.write_run(run)
