@@ -120,7 +120,7 @@ def builder(tiny_export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return made.set_targets(["chipset:SM8850"]).set_transformation_options(
         {
             "arn_cl_options.auto_regression_number": [1, 64],
-            "arn_cl_options.context_length": [128],
+            "arn_cl_options.context_length": [192],
             "split_model.num_splits": 1,
         }
     )
@@ -173,7 +173,7 @@ def test_an_attached_builder(builder: GenAIBuilderHTP, tiny_export: Path, tmp_pa
     shutil.copytree(tiny_export, tmp_path / "source")
     place = tmp_path / "path/to/ar1_model.onnx"
     place.parent.mkdir(parents=True)
-    convert_arcl(tmp_path / "source" / MODEL_FILE, GraphShape(1, 128), place)
+    convert_arcl(tmp_path / "source" / MODEL_FILE, GraphShape(1, 192), place)
     operator = next(str(node.name) for node in load_model(place).graph if node.name)
 
     def start_point(_: EllipsisType) -> M2sStartPoint:
@@ -200,7 +200,7 @@ def test_the_stages_of_an_attached_builder_have_a_folder_of_its_name(
 ) -> None:
     shutil.copytree(tiny_export, tmp_path / "source")
     place = tmp_path / "ar1" / "ar1_model.onnx"
-    convert_arcl(tmp_path / "source" / MODEL_FILE, GraphShape(1, 128), place)
+    convert_arcl(tmp_path / "source" / MODEL_FILE, GraphShape(1, 192), place)
     child = builder.attach_model_for_arn(1, place, tmp_path / "source" / "model.encodings")
     assert child.name == "attached_ar1"
     builder.build()
@@ -241,7 +241,7 @@ def test_a_stage_is_replayed_from_its_sidecar(
     assert str(binary) in done.stdout.splitlines()
     described = json.loads(binary.with_name(f"{binary.stem}_cache_info.json").read_text())
     assert [graph["name"] for graph in described["graphs"]] == [
-        "ar1_cl128_1_of_1",
-        "ar64_cl128_1_of_1",
+        "ar1_cl192_1_of_1",
+        "ar64_cl192_1_of_1",
     ]
     assert described["soc_model"] == 87
