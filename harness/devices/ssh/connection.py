@@ -12,6 +12,7 @@ from pathlib import Path
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
+from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 from paramiko.pkey import PublicBlob
 
 from harness.clock import Deadline, DeadlineExceeded
@@ -160,7 +161,7 @@ def connect(host: HostConfig, deadline: Deadline, jump: OpenChannel | None) -> p
     with contextlib.ExitStack() as on_failure:
         on_failure.callback(hang_up, link)  # a transport that has not begun yet leaves it open
         try:
-            transport = paramiko.Transport(link)
+            transport = _Transport(link)
         except (paramiko.SSHException, OSError) as error:
             raise HostUnreachableError(host.asked, str(error)) from None
         on_failure.callback(hang_up, transport)
@@ -169,6 +170,31 @@ def connect(host: HostConfig, deadline: Deadline, jump: OpenChannel | None) -> p
         transport.set_keepalive(host.keepalive_s)
         on_failure.pop_all()
     return transport
+
+
+class _Transport(paramiko.Transport):
+    """Transport that sends nothing over a channel after the channel's end.
+
+    paramiko makes a message while it holds the lock of its channel, and sends it afterwards: the
+    answer to the host's "close" may overtake it. OpenSSH ends the whole connection, with all other
+    channels, for the end of an input or for data of a channel that is no more.
+    """
+
+    def __init__(self, link: socket.socket | paramiko.Channel) -> None:
+        self._sending = threading.Lock()
+        super().__init__(link)
+
+    def _send_user_message(self, data: paramiko.Message) -> None:
+        with self._sending:
+            if not self._is_late(data.asbytes()):
+                super()._send_user_message(data)  # type: ignore[misc]
+
+    def _is_late(self, message: bytes) -> bool:
+        if message[0] not in {MSG_CHANNEL_DATA, MSG_CHANNEL_EOF}:
+            return False
+        recipient = int.from_bytes(message[1:5], "big")
+        open_channels = self._channels.values()  # type: ignore[attr-defined]
+        return all(channel.remote_chanid != recipient for channel in open_channels)
 
 
 def hang_up(end: paramiko.Transport | paramiko.Channel | socket.socket) -> None:

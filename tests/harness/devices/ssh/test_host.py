@@ -16,6 +16,7 @@ import paramiko
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from paramiko.common import cMSG_CHANNEL_EOF
 
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import StreamClosed
@@ -93,6 +94,22 @@ def test_threads_share_one_connection(ssh_server: SshServer, host: SshHost) -> N
     for thread in threads:
         thread.join()
     assert answers == {number: f"{number}\n".encode() for number in range(6)}
+    assert ssh_server.log.read_text().count("Accepted publickey") == 1
+
+
+def test_an_end_of_input_that_comes_too_late_ends_no_connection(
+    ssh_server: SshServer, host: SshHost
+) -> None:
+    """A command may end, and its channel be closed, while we are about to end its input."""
+    channel = host.session(Deadline(60))
+    channel.exec_command("true")
+    while not channel.closed:
+        channel.status_event.wait(0.01)
+    late = paramiko.Message()
+    late.add_byte(cMSG_CHANNEL_EOF)
+    late.add_int(channel.remote_chanid)
+    channel.get_transport()._send_user_message(late)  # type: ignore[attr-defined]
+    assert _run(host, "echo fine")[1] == b"fine\n"
     assert ssh_server.log.read_text().count("Accepted publickey") == 1
 
 
