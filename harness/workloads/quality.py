@@ -212,6 +212,6 @@ def _measured(store: ResultsStore, container: ContainerInfo, device: DeviceInfo)
     )
     for run in reversed(store.list_runs(wanted)):
         judged = run.status == "done" or run.check.outcome == "failed"
-        own = PerplexityKey.of(run).of_answers and not run.workload.sampler
+        own = PerplexityKey.of(run).of_answers and "lora" not in run.workload.sampler
         if judged and own and PERPLEXITY in last_values(run):
             yield run
