@@ -1,7 +1,6 @@
 """Programs and libraries of Debian packages, for the tests that run through them."""
 
 import os
-import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -48,8 +47,3 @@ def _lack(package: str) -> NoReturn:
 
 def _reason(package: str) -> str:
     return f"needs Debian's package {package}, which `python3 -m tools.test` installs"
-
-
-def product_python() -> str:
-    """Return the interpreter whose qnnfarm users run: this one, or that of an installed wheel."""
-    return os.environ.get("QNNFARM_TEST_PYTHON", sys.executable)

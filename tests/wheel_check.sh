@@ -9,4 +9,5 @@ trap 'exit 143' TERM
 "$PYTHON" -m venv "$work/venv"
 wheel=$(echo "$work"/dist/qnnfarm-*.whl)
 "$work/venv/bin/pip" install -q --disable-pip-version-check "qnnfarm[pytest] @ file://$wheel"
-QNNFARM_TEST_PYTHON="$work/venv/bin/python" "$PYTHON" -m pytest -n 2 -m slow tests/suites/test_demo.py tests/suites/test_pytest_suites.py
+QNNFARM_TEST_PYTHON="$work/venv/bin/python" "$PYTHON" -m pytest -n 2 -m slow tests/suites \
+  --ignore tests/suites/nightly -k "not twenty_prompts"

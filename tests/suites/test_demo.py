@@ -15,10 +15,9 @@ from filelock import FileLock
 from harness.clock import Deadline
 from harness.devices.adb.connection import ServerAddress, ServerUnreachable, query
 from harness.results.store import ResultsStore
-from tests.system import product_python
+from tests.suites.user_pytest import PYTHON
 
 pytestmark = [pytest.mark.first, pytest.mark.timeout(3600)]
-PYTHON = product_python()
 
 
 @contextmanager

@@ -1,8 +1,5 @@
 """The suite of adapters, as users run it, on a container with both of the reference model's."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +9,10 @@ from buildlib.lora.config import LoraBuilderInputConfig
 from harness.devices.adb.device import AdbDevice
 from suites.models import tiny_llama
 from suites.models.tiny_llama import lora
+from tests.suites.user_pytest import run_pytest
 
 
-@pytest.mark.first
+@pytest.mark.slow
 def test_each_adapter_does_what_it_was_trained_for(
     build_cache: Path, virtual_device: AdbDevice, tmp_path: Path
 ) -> None:
@@ -29,15 +27,9 @@ def test_each_adapter_does_what_it_was_trained_for(
         lora_config_path=lora.folder() / "lora_config.yaml", quant_updatable_mode="all"
     )
     container = builder.build()
-    command = [
-        sys.executable, "-m", "pytest", "-p", "harness.pytest_plugin", "-p", "no:cacheprovider",
-        f"--rootdir={tmp_path}", "-W", "error", "--pyargs", "suites.test_lora", "-n", "0",
-        f"--device={virtual_device.serial}", f"--container={container.path}",
-        "--suite-param=windows=1",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ.copy(), timeout=850, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    done = run_pytest(
+        tmp_path, "--pyargs", "suites.test_lora", f"--device={virtual_device.serial}",
+        f"--container={container.path}", "--suite-param=windows=1",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout, done.stdout

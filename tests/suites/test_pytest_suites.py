@@ -1,8 +1,6 @@
 """The suites as users run them: `pytest --pyargs suites`, on a real virtual device."""
 
-import os
 import re
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,22 +10,7 @@ import pytest
 from harness.devices.adb.device import AdbDevice
 from harness.results.store import ResultsStore, RunFilter
 from suites.parameters import HARDWARE_LENGTHS, SuiteParameters, choose_lengths
-from tests.system import product_python
-
-PYTHON = product_python()
-
-
-def run(folder: Path, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    """A user's pytest outside the checkout."""
-    command = [
-        PYTHON, "-m", "pytest", "--disable-plugin-autoload", "-p", "xdist",
-        "-p", "harness.pytest_plugin", "-p", "no:cacheprovider", f"--rootdir={folder}",
-        "-W", "error", *map(str, arguments),
-    ]  # fmt: skip
-    return subprocess.run(
-        command, cwd=folder, env=os.environ.copy(), timeout=1700, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+from tests.suites.user_pytest import run_pytest
 
 
 @pytest.mark.slow
@@ -36,7 +19,7 @@ def test_all_suites_pass_on_the_reference_model(
     tmp_path: Path, virtual_device: AdbDevice, tiny_bundle: Path
 ) -> None:
     db = tmp_path / "results.db"
-    done = run(
+    done = run_pytest(
         tmp_path, "--pyargs", "suites", f"--device={virtual_device.serial}", "-v",
         f"--container={tiny_bundle}", f"--qnnfarm-db={db}", "--suite-param=soak_s=0",
         "--suite-param=repetitions=1", "--suite-param=warmup=0", "--suite-param=windows=1",
@@ -98,7 +81,7 @@ def test_an_unknown_parameter_is_refused_before_anything_runs(
 
 
 def test_it_is_refused_once_by_several_workers(tmp_path: Path) -> None:
-    done = run(tmp_path, "-n2", "--pyargs", "suites", "--suite-param=pp=many")
+    done = run_pytest(tmp_path, "-n2", "--pyargs", "suites", "--suite-param=pp=many")
     told = done.stdout
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, told
     (line,) = [text for text in told.splitlines() if "many" in text]
@@ -151,7 +134,7 @@ def test_the_suite_of_embeddings_passes_on_the_reference_encoder(
 ) -> None:
     """The cosine with float is at least 0.98 on 50 held-out sentences."""
     db = tmp_path / "results.db"
-    done = run(
+    done = run_pytest(
         tmp_path, "--pyargs", "suites", f"--device={virtual_device.serial}",
         f"--container={encoder_bundle}", f"--qnnfarm-db={db}",
     )  # fmt: skip

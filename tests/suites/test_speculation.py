@@ -1,9 +1,6 @@
 """The suite of speculating containers, as users run it, on containers built as users build them."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from buildlib.speculative.config import (
 )
 from harness.devices.adb.device import AdbDevice
 from suites.models import tiny_llama
+from tests.suites.user_pytest import run_pytest
 
 MODEL = tiny_llama.folder()
 SSD = SsdBuilderConfig(ssd_tensor_file=MODEL / "ssd" / "ssd_tensor.safetensors")
@@ -44,23 +42,17 @@ def run_suite(
     builder.speculative_config = how
     container = builder.build()
     assert container.genie_config.dialog.type != "basic"
-    command = [
-        sys.executable, "-m", "pytest", "--disable-plugin-autoload",
-        "-p", "harness.pytest_plugin", "-p", "no:cacheprovider",
-        f"--rootdir={folder}", "-W", "error", "--pyargs", "suites.test_speculation",
-        f"--device={serial}", f"--container={container.path}", f"--suite-param=plain={plain}",
+    done = run_pytest(
+        folder, "--pyargs", "suites.test_speculation", f"--device={serial}",
+        f"--container={container.path}", f"--suite-param=plain={plain}",
         f"--suite-param=speculation_prompts={prompts}", f"--junitxml={folder}/junit.xml",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=folder, env=os.environ.copy(), timeout=850, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout, done.stdout
     return (folder / "junit.xml").read_text()
 
 
-@pytest.mark.first
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [

@@ -66,6 +66,7 @@ TABLE = (
     (NO_ANSWER, "device start n --soc SM1"),
     (NO_ANSWER, "device stop nobody"),
     (NO_ANSWER, "devices linux:-x"),
+    (NO_ANSWER, "embed nothing text"),
     (NO_ANSWER, "gate --baseline previous --db nothing.db"),
     (NO_ANSWER, "generate nothing --prompt x"),
     (NO_ANSWER, "history decode --db nothing.db"),

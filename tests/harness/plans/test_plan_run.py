@@ -21,6 +21,7 @@ from harness.pool.states import MemberState
 from harness.results.store import ResultsStore, RunFilter
 from harness.virtual_device import manager
 from harness.virtual_device.faults import ALWAYS, Stall
+from tests import command_line
 
 pytestmark = pytest.mark.timeout(900)
 _PATIENCE_S = 250
@@ -240,10 +241,7 @@ def refused(adb_environment: Path, tmp_path: Path) -> Callable[..., str]:
         path.write_text(json.dumps({"name": "p", "db": "results.db", **content}))
         said = []
         for way in ([], ["--dry-run"]):
-            command = [sys.executable, "-m", "harness.cli", "run", str(path), *options, *way]
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, cwd=adb_environment
-            )
+            done = command_line.qnnfarm("run", path, *options, *way, cwd=adb_environment)
             assert (done.returncode, done.stdout) == (2, ""), done.stderr
             assert done.stderr.count("\n") == 1
             assert ".." not in done.stderr
