@@ -601,7 +601,7 @@ class AttachedBuilder:
         return any(key.startswith(_MHA_OPTIONS) for key in self._set)
 
     def mha_config(self, parent: OptionSets) -> MhaConfig:
-        """How attention is taken apart: as the parent says where it says nothing itself."""
+        """Options that take attention apart: the parent's where it has none itself."""
         own = {key: value for key, value in self._set.items() if key.startswith(_MHA_OPTIONS)}
         return parent.transformation.with_options(own).mha2sha
 

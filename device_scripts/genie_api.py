@@ -611,7 +611,7 @@ class EmbeddingConfig(Owned):
 
 
 class Vectors(NamedTuple):
-    """What an encoder made of a text: float32 in the byte order of the device, row by row."""
+    """Vectors of a text: float32 in the byte order of the device, row by row."""
 
     shape: Tuple[int, ...]
     data: bytes

@@ -10,7 +10,7 @@ from pathlib import Path
 import platformdirs
 
 SYSTEM_LEDGER_DIR = Path("/var/lib/qnnfarm")
-"""Where this folder exists, it has the ledger of all users of the host."""
+"""Folder with the ledger of all users of the host, if it exists."""
 
 
 def state_dir() -> Path:

@@ -1,7 +1,7 @@
 """Phrases in texts for people."""
 
 NO_VALUE = "\N{EN DASH}"
-"""What a table shows where there is no value."""
+"""Sign in tables where there is no value."""
 
 
 def pluralize(number: int, noun: str) -> str:

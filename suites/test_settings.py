@@ -43,7 +43,7 @@ def test_a_stop_sequence_ends_the_answer(basic: ContainerRunner) -> None:
 
 
 def test_a_saved_dialog_goes_on(basic: ContainerRunner, tmp_path: Path) -> None:
-    """What is restored goes on as if nothing had been between."""
+    """A restored dialog goes on as if nothing had been between."""
     together = basic.converse(_PROMPT, _MORE, max_new_tokens=_NEW_TOKENS)
     first = basic.converse(_PROMPT, max_new_tokens=_NEW_TOKENS, save=tmp_path / "saved")
     second = basic.converse(_MORE, max_new_tokens=_NEW_TOKENS, restore=tmp_path / "saved")

@@ -51,7 +51,7 @@ Texts = tuple[Text, ...]
 One = Tag(OBJECT)
 Several = Tag(ARRAY)
 OneOrSeveral = Discriminator(lambda value: ARRAY if isinstance(value, list | tuple) else OBJECT)
-"""How a value that may stand alone or in an array is read: errors name the key alone."""
+"""Reader of a value that may stand alone or in an array: errors name the key alone."""
 
 
 def kebab(name: str) -> str:

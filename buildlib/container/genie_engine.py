@@ -315,7 +315,7 @@ class KeyDiff(GenieModel):
 
 
 class LongContext(GenieModel):
-    """What becomes of the KV cache when a dialog outgrows it.
+    """Treatment of the KV cache when a dialog outgrows it.
 
     Attributes:
         reserved_tokens: first tokens that are always kept.

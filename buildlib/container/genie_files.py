@@ -158,7 +158,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Judgement:
-    """What our models and Genie say about one file.
+    """Verdicts of our models and of Genie on one file.
 
     Attributes:
         ours: faults that our model finds.

@@ -17,7 +17,7 @@ from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import PerfProfile
 
 _CORE: Mapping[str, object] = {"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}
-"""What a file that we write says of a core, where no option says otherwise."""
+"""Settings of a core in the files that we write, where no option says otherwise."""
 
 
 class HtpCore(ConfigModel):

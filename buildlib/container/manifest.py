@@ -40,7 +40,7 @@ _MAX_BYTES = 16 * 1024 * 1024
 _FILES_ALONE = 2
 """Last format whose digest covers the files alone."""
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""What a terminal obeys: control characters, separators of lines, bidirectional controls."""
+"""Characters that a terminal obeys: controls, separators of lines, bidirectional controls."""
 
 
 def plain_name(text: str) -> str:

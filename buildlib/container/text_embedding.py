@@ -176,7 +176,7 @@ class TextEmbeddingConfig(GenieModel):
 
 
 Configuration = GenieConfig | TextEmbeddingConfig
-"""What the `genie_config.json` of a container may hold."""
+"""Configurations that the `genie_config.json` of a container may hold."""
 
 
 def read_configuration(path: Path) -> Configuration:

@@ -24,12 +24,12 @@ POOLED_OUTPUT = "pooled_output"
 SEQUENCE_OUTPUT = "sequence_output"
 
 POOLED_NAMES = (POOLED_OUTPUT, "sentence_embedding")
-"""What Genie and sentence-transformers call it. The `pooler_output` of BERT is another thing."""
+"""Name that Genie and sentence-transformers use. The `pooler_output` of BERT is another thing."""
 SEQUENCE_NAMES = (SEQUENCE_OUTPUT, "last_hidden_state", "token_embeddings")
 
 
 class EncoderConfig(BaseModel):
-    """What the builder reads from the `config.json` of an encoder (BERT's names)."""
+    """Fields of an encoder's `config.json` that the builder reads (BERT's names)."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

@@ -148,7 +148,7 @@ class BuildPlan:
         )
 
     def mha_config(self, shape: GraphShape) -> MhaConfig:
-        """How attention is taken apart at a shape."""
+        """Return the options that take attention apart at a shape."""
         return self.mha2sha.get(shape.ar, self.transformation.mha2sha)
 
     @property

@@ -195,7 +195,7 @@ class CompileConfig(BaseModel):
 
     @property
     def target(self) -> Target:
-        """What it is compiled for."""
+        """Target that it is compiled for."""
         return self.soc_details
 
     @property

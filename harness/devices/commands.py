@@ -24,7 +24,7 @@ class Sink(Protocol):
 
 
 def command_line(command: str | Sequence[str], env: Mapping[str, str] | None = None) -> str:
-    """What to hand to the device's shell for a script, or for the words of one command.
+    """Return the text for the device's shell of a script, or of the words of one command.
 
     Raises:
         ValueError: a NUL, which no command can hold, or a bad variable name.
@@ -64,7 +64,7 @@ class BoundedOutput:
         del self._tail[:excess]
 
     def text(self) -> str:
-        """What was kept, as text; a line in the middle tells what was not."""
+        """Return what was kept, as text; a line in the middle tells what was not."""
         self._trim()
         if not self.dropped:
             return (self._head + self._tail).decode("utf-8", "replace")
@@ -112,12 +112,12 @@ class Job:
 
     @property
     def greeting(self) -> bytes:
-        """What it writes first."""
+        """Line that it writes first."""
         return f"qnnfarm-job {self.token}\n".encode()
 
     @property
     def farewell(self) -> bytes:
-        """What it writes last to each stream, followed by the exit status and a newline."""
+        """Words that it writes last to each stream, before the exit status and a newline."""
         return f"qnnfarm-end {self.token} ".encode()
 
     @property

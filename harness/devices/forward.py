@@ -115,7 +115,7 @@ class Forward(Closeable):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it begins, on this host."""
+        """Its beginning on this host."""
         return self._address
 
     def close(self) -> None:

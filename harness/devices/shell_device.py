@@ -29,7 +29,7 @@ _LOG_TAIL = 4000
 _MAX_OUTPUT = 4 << 20
 _KILL_TIMEOUT_S = 5.0
 _HELD_S = 0.3
-"""How long the end of a command that has ended may take, before something is said to hold it."""
+"""Seconds that the end of a command that has ended may take, before something must hold it."""
 _MOST_LISTED = 4096
 _REBOOT_POLL_S = 0.5
 _ASK_TIMEOUT_S = 10.0

@@ -61,12 +61,12 @@ class Members:
             return ()
 
     def usable(self, names: Iterable[str]) -> list[str]:
-        """Those that can be leased now or soon, the ready ones first."""
+        """Devices that can be leased now or soon, the ready ones first."""
         usable = [n for n in names if self._by_name[n].state not in _OUT_OF_USE]
         return sorted(usable, key=lambda n: self._by_name[n].state is not MemberState.READY)
 
     def ready(self, names: Iterable[str]) -> list[str]:
-        """Those that are free."""
+        """Devices that are free."""
         return [n for n in names if self._by_name[n].state is MemberState.READY]
 
     def fits(self, name: str, leased_as: Requirement, requirement: Requirement) -> bool:
@@ -80,7 +80,7 @@ class Members:
 
 
 class Placement:
-    """Which devices a cell must avoid: where it failed, and where its replicas run.
+    """Devices that a cell must avoid: where it failed, and where its replicas run.
 
     Not thread-safe.
     """

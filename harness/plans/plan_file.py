@@ -45,7 +45,7 @@ def _several(value: object) -> object:
 
 
 class BuildEntry(_Part):
-    """How `qnnfarm nightly` builds a container: the options of `qnnfarm build`.
+    """Build of a container by `qnnfarm nightly`: the options of `qnnfarm build`.
 
     Attributes:
         model: an ONNX export, or the folder of a checkpoint.
@@ -186,7 +186,7 @@ class ConditionsEntry(_Part):
 
 
 class NightlyEntry(_Part):
-    """What `qnnfarm nightly` does besides running the plan.
+    """Work of `qnnfarm nightly` besides running the plan.
 
     Attributes:
         reports: folder of the reports; by default the plan's name with `-reports`.

@@ -241,7 +241,7 @@ class NotificationConfig(ReceiverConfig):
 
 
 class LeaseConfig(_Model):
-    """How long a heartbeat is valid: a process that sleeps longer loses its leases."""
+    """Seconds that a heartbeat is valid: a process that sleeps longer loses its leases."""
 
     ttl_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 30.0
     claim_timeout_s: Seconds = 60.0

@@ -24,7 +24,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:
-    """What the holder of a lease reports of a failure on its device.
+    """Report of a lease's holder of a failure on its device.
 
     Attributes:
         kind: name of the error's class.
@@ -43,7 +43,7 @@ class FailureReport:
 
     @property
     def description(self) -> str:
-        """What failed, and how."""
+        """Description of what failed, and how."""
         if self.work is None or self.work.label in self.text:
             return self.text
         return f"{self.work.label}: {self.text}"
@@ -95,7 +95,7 @@ class EarlierFailure:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a failure counts against: the device, its work, or neither.
+    """Verdict on what a failure counts against: the device, its work, or neither.
 
     Attributes:
         excuse: why it does not count against the device; empty if it does.

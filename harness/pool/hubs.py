@@ -46,7 +46,7 @@ _TIMEOUT_S = 30.0
 _OFF_S = 5
 _POLL_S = 0.2
 _TOGETHER_S = 1.0
-"""How long others may take to disappear after the first one."""
+"""Seconds that others may take to disappear after the first one."""
 
 
 @dataclass(frozen=True, slots=True)

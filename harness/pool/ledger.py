@@ -321,7 +321,7 @@ class Leases:
 
     @property
     def ttl_s(self) -> float:
-        """How long a heartbeat keeps a lease, in seconds."""
+        """Seconds that a heartbeat keeps a lease."""
         return self._context.ttl_s
 
     def renew(self, leases: Mapping[int, int]) -> dict[int, float | None]:

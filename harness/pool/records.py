@@ -14,7 +14,7 @@ _LONGEST_TEXT = 1000
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a device said about itself when it was last asked."""
+    """Answers of a device about itself when it was last asked."""
 
     soc: str = ""
     hexagon: str = ""

@@ -24,7 +24,7 @@ class MemberState(StrEnum):
 
 
 class Event(StrEnum):
-    """What happens to a device."""
+    """Event of a device that may change its state."""
 
     GRANTED = "granted"
     RELEASED = "released"

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _MAX_THREADS = 8
 _HELD_S = 60.0
-"""How often to look, at least, whether another ledger's holder still has a device."""
+"""Longest time between looks at whether another ledger's holder still has a device."""
 
 Probation = Callable[[Device], None]
 """Probation run; raises a `HarnessError` if the device fails it."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 ModelRole = Literal["target", "draft"]
-"""Which model of a container: the one that answers, or the one that drafts for it."""
+"""Model of a container: the one that answers, or the one that drafts for it."""
 
 LogLevel = Literal["error", "warn", "info", "verbose"]
 """Of Genie's own log, and of QNN's below it."""
@@ -178,7 +178,7 @@ class PerplexityResult:
 
 @dataclass(frozen=True)
 class TextVectors:
-    """What an encoder made of one text.
+    """Vectors of one text.
 
     Attributes:
         shape: `[1, embed]`, or `[tokens, embed]` of single tokens.

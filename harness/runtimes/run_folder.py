@@ -166,7 +166,7 @@ class RunFolder:
         return outcome
 
     def _library_errors(self, stdout: str | None) -> str:
-        """What the library printed instead of an answer, marked as its errors are in the log."""
+        """Return what the library printed instead of an answer, marked as errors in the log are."""
         if stdout is None:
             return ""
         command = ["tail", "-c", str(_LOG_TAIL), f"{self.deployment.run_dir}/{stdout}"]

@@ -43,7 +43,7 @@ _SHELLS = {"sh", "dash", "bash", "mksh"}
 
 
 class Effects(Protocol):
-    """What faults can do to a device."""
+    """Effects that faults can have on a device."""
 
     def drop(self) -> None:
         """Break all connections."""

@@ -1,4 +1,4 @@
-"""What a device needs from the host while it runs: the user's adb keys, its event log, its log.
+"""A device's needs from the host while it runs: the user's adb keys, its event log, its log.
 
 An unconfined device reads and writes them itself. A confined one sees none of these files; the
 process that started it stays outside, and does both on its behalf (`supervise`).

@@ -22,7 +22,7 @@ _MASK = 0xFFFFFFFF
 
 
 class Command(IntEnum):
-    """What a message does; the number spells the name in ASCII."""
+    """Command of a message; the number spells the name in ASCII."""
 
     CNXN = 0x4E584E43
     AUTH = 0x48545541
@@ -108,7 +108,7 @@ class FrameDecoder:
         self._filled = 0
 
     def buffer(self) -> memoryview:
-        """Where the next bytes belong; never empty."""
+        """Return the buffer that the next bytes belong into; never empty."""
         target = self._head if self._header is None else self._payload
         return memoryview(target)[self._filled :]
 

@@ -39,9 +39,9 @@ _TAKE_TERMINAL = 'exec <"$0" >"$0" 2>&1 && exec "$@"'
 """Opening a terminal makes it the controlling one of a session leader that has none."""
 _END_OF_FILE = b"\x04"
 _INPUT_GRACE_S = 10.0
-"""How long a raw command may go on after the end of its input once its client is gone."""
+"""Seconds that a raw command may go on after the end of its input once its client is gone."""
 _HELD_S = 0.5
-"""How long the output of a command that has ended may be held by what it left running."""
+"""Seconds that what a command left running may hold its output once it has ended."""
 _CANNOT_EXECUTE = 126
 _RUN = re.compile(rb"run\.sh['\"]{0,9} ")
 _MAX_DETAIL = 200

@@ -192,7 +192,7 @@ def score_text(
 
 
 def _adapter(lora: Mapping[str, float]) -> dict[str, str]:
-    """What a run keeps of its adapter."""
+    """Return the labels that tell a run's adapter."""
     text = ", ".join(f"{name}={strength:g}" for name, strength in lora.items())
     return {"lora": text} if text else {}
 

@@ -30,7 +30,7 @@ _TCP = re.compile(r"tcp:(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):)?(?P<port>\
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where an adb server listens, or should: a port, or a unix socket.
+    """Address of an adb server: a port, or a unix socket.
 
     Attributes:
         path: of the unix socket; empty for a port.

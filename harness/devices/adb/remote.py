@@ -108,7 +108,7 @@ class RemoteAdbDevice(AdbDevice):
 
 @contextmanager
 def _explained(tunnel: Tunnel) -> Iterator[None]:
-    """What the adb server seems to do wrong may be its host's, or the way there."""
+    """Blame the adb server's host, or the way there, for what the server seems to do wrong."""
     try:
         yield
     except AdbServerError as error:

@@ -44,7 +44,7 @@ _MAX_SOCKET_PATH = 107
 
 
 def own_address() -> ServerAddress:
-    """Where the server that we start for this user listens: homes may be shared by hosts."""
+    """Return the address of the server that we start for this user: hosts may share homes."""
     return ServerAddress(path=str(state_dir().absolute() / "adb" / f"{platform.node()}.socket"))
 
 

@@ -116,7 +116,7 @@ class SshHost(Closeable):
 
     @property
     def config(self) -> HostConfig:
-        """How it is reached."""
+        """Route by which it is reached."""
         return self._config
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Forecaster:
-    """What is trained.
+    """Tensors that are trained.
 
     Attributes:
         embedding: of the forecast tokens, `[forecast_tokens, hidden]`.
