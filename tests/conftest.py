@@ -17,6 +17,7 @@ import pytest
 from filelock import FileLock, Timeout
 from hypothesis import settings
 
+from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.pipeline.build import Build, BuildOutputs
 from harness.clock import Deadline
@@ -197,6 +198,20 @@ def plan_reference(cache: Path, target: str) -> Build:
         "split_model.num_splits": 2,
     }
     return builder.set_targets([target]).set_transformation_options(options).plan()
+
+
+@pytest.fixture(scope="session")
+def graphs_container(build_cache: Path) -> GenAIContainer:
+    """The reference model with six graphs: AR 1, 8 and 16 at CL 48 and 64."""
+    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=build_cache)
+    builder.set_targets(["SM8750:emulator"]).set_transformation_options(
+        {
+            "arn_cl_options.auto_regression_number": (1, 8, 16),
+            "arn_cl_options.context_length": (48, 64),
+            "split_model.num_splits": 1,
+        }
+    )
+    return builder.build()
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.container.container import GenAIContainer
 from harness.devices.adb.device import AdbDevice
 from harness.results.store import ResultsStore, RunFilter
 from suites.parameters import HARDWARE_LENGTHS, SuiteParameters, choose_lengths
@@ -27,7 +28,7 @@ def test_all_suites_pass_on_the_reference_model(
         "--suite-param=soak_dialogs=1", "--suite-param=turns=2",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    assert re.search(r"= 17 passed, \d+ skipped in ", done.stdout), done.stdout
+    assert re.search(r"= 21 passed, \d+ skipped in ", done.stdout), done.stdout
     rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| tiny")]
     assert [row[6].strip() for row in rows] == ["soak", "pp64", "tg3", "tg3 @ d32"]
     assert all(re.fullmatch(r"\s+[\d.]+( ± [\d.]+)? ", row[7]) for row in rows)
@@ -43,6 +44,20 @@ def test_all_suites_pass_on_the_reference_model(
     assert steps.values("top1_agreement") >= (0.9,)
     (device,), (reference,) = scored.values("perplexity"), scored.values("perplexity_float")
     assert device == pytest.approx(reference, rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_other_configurations_pass_with_six_graphs(
+    tmp_path: Path, virtual_device: AdbDevice, graphs_container: GenAIContainer
+) -> None:
+    """Three ARs by two CLs, where the reference container has one CL."""
+    done = run_pytest(
+        tmp_path, "--pyargs", "suites.test_configurations", f"--device={virtual_device.serial}",
+        f"--container={graphs_container.path}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "= 4 passed in " in done.stdout, done.stdout
 
 
 @pytest.fixture
@@ -66,7 +81,7 @@ def test_a_suite_without_a_container_says_what_to_give(
     in_process: Callable[..., pytest.RunResult],
 ) -> None:
     done = in_process("suites", "-rs")
-    done.assert_outcomes(skipped=29)
+    done.assert_outcomes(skipped=33)
     done.stdout.fnmatch_lines(["*no container: give one with --container DIR*"])
 
 

@@ -1,4 +1,4 @@
-"""Containers for dialogs: one small one with all that can be asked for, one that makes sense."""
+"""A small container for dialogs, with all that can be asked for."""
 # ruff: noqa: F401, F811 - fixtures of another package
 
 from collections.abc import Callable
@@ -9,7 +9,6 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.lora.config import LoraBuilderInputConfig
-from suites.models import tiny_llama
 from tests.buildlib.conftest import (
     make_adapter,
     make_checkpoint,
@@ -44,18 +43,4 @@ def dialog_container(
     )
     builder.prepare_embedding_lut = True
     builder.lora_config = LoraBuilderInputConfig(lora_config_path=adapters)
-    return builder.build()
-
-
-@pytest.fixture(scope="session")
-def graphs_container(build_cache: Path) -> GenAIContainer:
-    """The reference model with six graphs: AR 1, 8 and 16 at CL 48 and 64."""
-    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=build_cache)
-    builder.set_targets(["SM8750:emulator"]).set_transformation_options(
-        {
-            "arn_cl_options.auto_regression_number": (1, 8, 16),
-            "arn_cl_options.context_length": (48, 64),
-            "split_model.num_splits": 1,
-        }
-    )
     return builder.build()
