@@ -124,7 +124,7 @@ class DecoderConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    model_type: Annotated[str, Field(max_length=100)] = "unknown"
+    model_type: Annotated[str, Field(max_length=100, pattern=r"^[\w. -]*$")] = "unknown"
     architecture: SupportedLLMs | None = None
     hidden_size: Size
     intermediate_size: Size

@@ -14,6 +14,7 @@ from buildlib.checkpoint.config import DecoderConfig
 from buildlib.errors import CheckpointError, InvalidShapeError, UnsupportedGraphError
 from buildlib.graph import interface
 from buildlib.graph.builder import OPSET
+from buildlib.graph.files import tensor_array
 from buildlib.graph.rope import rope_tables
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
@@ -166,7 +167,7 @@ def _is_canonical(node: ir.Node) -> bool:
         case "Reshape":
             to = node.inputs[1] if len(node.inputs) > 1 else None
             target = to.const_value if to is not None else None
-            return target is not None and -1 in target.numpy()
+            return target is not None and -1 in tensor_array(target)
     return True
 
 

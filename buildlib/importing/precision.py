@@ -34,7 +34,7 @@ def precision_of(model: ir.Model) -> Precision:
     """Return the precision of the coarsest type computed with, casts of weights aside."""
     kinds = {value.dtype for value in model.graph.inputs}
     for node in model.graph:
-        if node.op_type == "Cast":
+        if node.op_type == "Cast" and "to" in node.attributes:
             kinds.add(ir.DataType(node.attributes["to"].as_int()))
         else:
             kinds |= {v.dtype for v in node.inputs if v is not None and v.is_initializer()}

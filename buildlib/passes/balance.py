@@ -66,7 +66,8 @@ def check_part_count(n_parts: int, n_layers: int, n_apart: int) -> None:
     """Check that each part other than a separate embedding or head gets a layer."""
     if not 1 <= n_parts - n_apart <= n_layers:
         extra = f" besides {n_apart} without layers" if n_apart else ""
-        reason = f"{n_parts} parts cannot be made of {n_layers} layers{extra}"
+        made = f"{n_parts} parts cannot be made of {n_layers} layers{extra}"
+        reason = f"{made} (num_hidden_layers of config.json)"
         raise InvalidOptionError("split_model.num_splits", reason, ())
 
 

@@ -19,6 +19,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.errors import (
     BuildError,
     InvalidBinaryError,
+    InvalidOptionError,
     InvalidShapeError,
     PassError,
     ToolchainError,
@@ -47,7 +48,7 @@ _TARGET = "SM8750:emulator"
 _OPTIONS = VerifyOptions(max_positions=14, continuation=2, n_threads=1)
 _LONGEST_MESSAGE = 1500
 _COMPILED_DB = 15.0
-_OF_NO_FILE = (ToolchainError, InvalidShapeError, PassError)
+_OF_NO_FILE = (ToolchainError, InvalidShapeError, InvalidOptionError, PassError)
 _OF_THE_CACHE = frozenset({".files.json", ".last_used"})
 
 

@@ -137,6 +137,8 @@ def test_a_window_that_is_switched_off_is_none(tmp_path: Path) -> None:
         ({"vocab_size": 5}, "outside the vocabulary"),
         ({"sliding_window": 0}, "sliding_window"),
         ({"model_type": 3}, "model_type"),
+        ({"model_type": "a\nb"}, "model_type"),
+        ({"model_type": "\0"}, "model_type"),
     ],
 )
 def test_what_does_not_fit_is_said(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from buildlib.errors import BuildError, UnsupportedGraphError
 from buildlib.graph import interface
-from buildlib.graph.files import load_model, save_model
+from buildlib.graph.files import external_tensors, load_model, save_model
 from buildlib.graph.shape import GraphShape
 from buildlib.importing.importer import ImportModel
 
@@ -198,6 +198,26 @@ def test_a_division_by_zero_is_named(tmp_path: Path) -> None:
     error = _refused("dynamo-llama", change, tmp_path)
     assert "divides by zero" in str(error)
     assert error.node == "divided"
+
+
+def test_a_cast_to_no_type_is_named(tmp_path: Path) -> None:
+    def change(model: ir.Model) -> None:
+        _of(model, "Sigmoid").op_type = "Cast"
+
+    error = _refused("dynamo-llama", change, tmp_path)
+    assert error.op == "Cast"
+
+
+def test_a_reshape_to_weights_is_refused(tmp_path: Path, tiny_export: Path) -> None:
+    """Weights lie in a file that other models share by hard links."""
+    model = load_model(tiny_export / "model.onnx")
+    tensors = {id(tensor) for tensor in external_tensors(model)}
+    values = model.graph.initializers.values()
+    weight = next(value for value in values if id(value.const_value) in tensors)
+    _of(model, "Reshape").replace_input_with(1, weight)
+    source = save_model(model, tmp_path / "source" / "model.onnx")
+    with pytest.raises(UnsupportedGraphError, match="Reshape"):
+        ImportModel().run(source, tmp_path / "out" / "model.onnx")
 
 
 def test_a_past_that_does_not_come_first_is_refused(tmp_path: Path, tiny_export: Path) -> None:
