@@ -211,13 +211,13 @@ def is_news(alert: Alert, group: Iterable[Alert]) -> bool:
     """Return whether somebody has to be told of an alert, given those of its cause.
 
     What was told of explains later alerts of its cause, but for another loss of the same series and
-    for a far greater one.
+    for a far greater one of the same metric: sizes of different metrics do not compare.
     """
     told = (one for one in group if one.told_at is not None)
     return alert.told_at is None and not any(
         one.series != alert.series
         and _of_one_cause(alert, one)
-        and alert.size <= _FAR_GREATER * one.size
+        and (one.metric != alert.metric or alert.size <= _FAR_GREATER * one.size)
         for one in told
     )
 

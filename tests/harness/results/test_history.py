@@ -169,6 +169,7 @@ def test_alerts_of_one_cause_are_one_group(store: ResultsStore, fill: Fill) -> N
         ({"began_at": FIRST + timedelta(days=1), "bad_commit": "c2"}, True),
         ({"metric": find_metric("ttft_s"), "series": "other-ttft_s"}, True),
         ({"metric": find_metric("ttft_s"), "series": "one-ttft_s", "ratio": 1.2}, False),
+        ({"metric": find_metric("ttft_s"), "series": "one-ttft_s", "ratio": 4.0}, False),
         (
             {
                 "metric": find_metric("ttft_s"), "series": "one-ttft_s", "bad_commit": "c2",
