@@ -25,6 +25,7 @@ from suites.models import tiny_llama
 from suites.models.tiny_llama.architecture import Architecture
 from suites.models.tiny_llama.tokens import load_tokenizer, stream
 from suites.models.tiny_llama.torch_model import initial_parameters, logits
+from suites.models.tiny_llama.trained import start_training
 
 
 @dataclass(frozen=True)
@@ -170,13 +171,7 @@ def main() -> None:
     recipe = Recipe()
     parser = argparse.ArgumentParser(description="Train the weights of tiny_llama.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
-    parser.add_argument("--steps", type=int, default=recipe.steps)
-    parser.add_argument("--seed", type=int, default=recipe.seed)
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
-
-    torch.set_num_threads(options.threads)
-    torch.use_deterministic_algorithms(mode=True)
+    options = start_training(parser, recipe.steps, recipe.seed, threads=2)
     folder = tiny_llama.folder()
     architecture = Architecture.load(folder)
     text = (folder / "text" / "train.txt").read_text(encoding="utf-8")

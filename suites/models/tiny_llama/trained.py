@@ -1,5 +1,6 @@
-"""The trained model and its text as tensors: where the recipes of `ssd`, `eaglet`, `lora` begin."""
+"""Beginning of every recipe: its options, and the trained model and its text as tensors."""
 
+import argparse
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -67,6 +68,24 @@ class TrainedModel:
                 token = (normed @ self.embedding.T).argmax(-1)
                 ids = torch.cat((ids, token), dim=1)
         return ids
+
+
+def start_training(
+    parser: argparse.ArgumentParser, steps: int, seed: int, threads: int = 1
+) -> argparse.Namespace:
+    """Parse the command line with the options of all recipes, and make torch repeatable.
+
+    Args:
+        parser: has the recipe's own options.
+        steps: default of `--steps`, as `seed` and `threads` are of theirs.
+    """
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--seed", type=int, default=seed)
+    parser.add_argument("--threads", type=int, default=threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.use_deterministic_algorithms(mode=True)
+    return options
 
 
 def random_windows(

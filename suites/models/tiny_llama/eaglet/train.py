@@ -29,7 +29,7 @@ from suites.models.tiny_llama.torch_model import (
     layer_parameters,
     rms_norm,
 )
-from suites.models.tiny_llama.trained import TrainedModel, descend
+from suites.models.tiny_llama.trained import TrainedModel, descend, start_training
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,7 @@ def main() -> None:
     recipe = Recipe()
     parser = argparse.ArgumentParser(description="Train a draft head for tiny_llama.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the head")
-    parser.add_argument("--steps", type=int, default=recipe.steps)
-    parser.add_argument("--seed", type=int, default=recipe.seed)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.use_deterministic_algorithms(mode=True)
+    options = start_training(parser, recipe.steps, recipe.seed)
     model = TrainedModel.load()
     head = train(model, Recipe(steps=options.steps, seed=options.seed))
     save_head(model, head, options.out)

@@ -22,7 +22,7 @@ from suites.models import tiny_llama
 from suites.models.tiny_llama import lora
 from suites.models.tiny_llama.tokens import load_tokenizer, plain
 from suites.models.tiny_llama.torch_model import Parameters, logits
-from suites.models.tiny_llama.trained import TrainedModel, descend, random_windows
+from suites.models.tiny_llama.trained import TrainedModel, descend, random_windows, start_training
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,7 @@ def main() -> None:
     recipe = Recipe()
     parser = argparse.ArgumentParser(description="Train the adapters of tiny_llama.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the PEFT folders")
-    parser.add_argument("--steps", type=int, default=recipe.steps)
-    parser.add_argument("--seed", type=int, default=recipe.seed)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.use_deterministic_algorithms(mode=True)
+    options = start_training(parser, recipe.steps, recipe.seed)
     recipe = Recipe(steps=options.steps, seed=options.seed)
     model, tokenizer = TrainedModel.load(), load_tokenizer(tiny_llama.folder())
     texts = {

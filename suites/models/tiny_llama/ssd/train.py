@@ -26,7 +26,7 @@ from suites.models.tiny_llama.torch_model import (
     layer_parameters,
     rms_norm,
 )
-from suites.models.tiny_llama.trained import TrainedModel, descend
+from suites.models.tiny_llama.trained import TrainedModel, descend, start_training
 
 FILE = "ssd_tensor.safetensors"
 
@@ -175,12 +175,7 @@ def main() -> None:
     recipe = Recipe()
     parser = argparse.ArgumentParser(description="Train a forecast prefix for tiny_llama.")
     parser.add_argument("--out", type=Path, required=True, help=f"folder for {FILE}")
-    parser.add_argument("--steps", type=int, default=recipe.steps)
-    parser.add_argument("--seed", type=int, default=recipe.seed)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.use_deterministic_algorithms(mode=True)
+    options = start_training(parser, recipe.steps, recipe.seed)
     trained = train(TrainedModel.load(), Recipe(steps=options.steps, seed=options.seed))
     options.out.mkdir(parents=True, exist_ok=True)
     atomic_write_bytes(options.out / FILE, save(trained.tensors()))
