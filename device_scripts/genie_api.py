@@ -373,21 +373,27 @@ class Profile(Owned):
         return buffers.text(pointer)
 
 
-class DialogConfig(Owned):
-    """A parsed and validated dialog configuration."""
+class Config(Owned):
+    """A parsed and validated configuration of what Genie creates."""
 
-    _free = "GenieDialogConfig_free"
+    _kind = ""  # as in the names of its functions
 
     def __init__(self, genie: Genie, text: bytes) -> None:
-        super().__init__(genie, genie.create("GenieDialogConfig_createFromJson", text))
+        super().__init__(genie, genie.create(f"{self._kind}_createFromJson", text))
 
-    def bind_profile(self, profile: Profile) -> None:
-        """Let ``profile`` measure dialogs made from this configuration from now on."""
-        self.genie.call("GenieDialogConfig_bindProfiler", self.handle, profile.handle)
+    def bind(self, log: Optional[Log], profile: Optional[Profile] = None) -> None:
+        """Let what is created from this configuration from now on write to these, if given."""
+        if log is not None:
+            self.genie.call(f"{self._kind}_bindLogger", self.handle, log.handle)
+        if profile is not None:
+            self.genie.call(f"{self._kind}_bindProfiler", self.handle, profile.handle)
 
-    def bind_log(self, log: Log) -> None:
-        """Let dialogs made from this configuration from now on write to ``log``."""
-        self.genie.call("GenieDialogConfig_bindLogger", self.handle, log.handle)
+
+class DialogConfig(Config):
+    """A configuration of a dialog."""
+
+    _kind = "GenieDialogConfig"
+    _free = "GenieDialogConfig_free"
 
 
 TextSink = Callable[[bytes], None]
@@ -593,21 +599,11 @@ class Dialog(Owned):
         return self.genie.create("GenieDialog_getTokenizer", self.handle)
 
 
-class EmbeddingConfig(Owned):
-    """A parsed configuration of a text encoder."""
+class EmbeddingConfig(Config):
+    """A configuration of a text encoder."""
 
+    _kind = "GenieEmbeddingConfig"
     _free = "GenieEmbeddingConfig_free"
-
-    def __init__(self, genie: Genie, text: bytes) -> None:
-        super().__init__(genie, genie.create("GenieEmbeddingConfig_createFromJson", text))
-
-    def bind_profile(self, profile: Profile) -> None:
-        """Measure embeddings made of this configuration into ``profile``."""
-        self.genie.call("GenieEmbeddingConfig_bindProfiler", self.handle, profile.handle)
-
-    def bind_log(self, log: Log) -> None:
-        """Log embeddings made of this configuration to ``log``."""
-        self.genie.call("GenieEmbeddingConfig_bindLogger", self.handle, log.handle)
 
 
 class Vectors(NamedTuple):

@@ -212,19 +212,18 @@ class App:
 
         def create() -> genie_api.DialogConfig:
             config = genie_api.DialogConfig(self._genie, text)
-            if self._log is not None:
-                config.bind_log(self._log)
+            config.bind(self._log)
             return config
 
         self._add("dialog config", name, create)
 
     def _bind_profile(self, config: str, profile: str) -> None:
         bound = self._get("profile", profile, genie_api.Profile)
-        self._get("dialog config", config, genie_api.DialogConfig).bind_profile(bound)
+        self._get("dialog config", config, genie_api.DialogConfig).bind(None, bound)
 
     def _bind_log(self, config: str, log: str) -> None:
         bound = self._get("log", log, genie_api.Log)
-        self._get("dialog config", config, genie_api.DialogConfig).bind_log(bound)
+        self._get("dialog config", config, genie_api.DialogConfig).bind(bound)
 
     def _dialog_create(self, name: str, config: str) -> None:
         found = self._get("dialog config", config, genie_api.DialogConfig)
@@ -431,9 +430,7 @@ def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Sto
         print(f"genie-app: error: {options.script}: {error}", file=sys.stderr)
         return 2
     except (genie_api.RunnerError, BrokenPipeError) as error:
-        genie_t2t_run.flush_c()
-        print(f"genie-app: error: {error}", file=sys.stderr)
-        return 128 + error.number if isinstance(error, genie_api.Interrupted) else 1
+        return genie_t2t_run.fail("genie-app", error)
     return 0
 
 

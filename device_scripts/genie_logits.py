@@ -8,7 +8,6 @@ given. Standard library only, Python 3.8+. Exit status: 0 success, 1 Genie faile
 
 import argparse
 import json
-import sys
 from typing import IO, TYPE_CHECKING, List, NamedTuple, Optional, Sequence
 
 if TYPE_CHECKING:
@@ -111,8 +110,7 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
         steps = Steps(sink)
         sampler = genie_api.SamplerCallback(genie, SAMPLER, steps)
         config = resources.add(genie_api.DialogConfig(genie, text))
-        if log is not None:
-            config.bind_log(log)
+        config.bind(log)
         dialog = resources.add(genie_api.Dialog(config))
         for number, window in enumerate(windows, start=1):
             steps.follow(window.following)
@@ -138,9 +136,7 @@ def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Sto
     try:
         run(options, stop or genie_api.Stop())
     except (genie_api.RunnerError, OSError) as error:
-        genie_t2t_run.flush_c()
-        print(f"genie-logits: error: {error}", file=sys.stderr)
-        return 128 + error.number if isinstance(error, genie_api.Interrupted) else 1
+        return genie_t2t_run.fail("genie-logits", error)
     return 0
 
 

@@ -101,10 +101,7 @@ def evaluate(options: argparse.Namespace) -> Dict[str, Any]:
         log = resources.add(genie_api.Log(genie, options.log)) if options.log else None
         profile = resources.add(genie_api.Profile(genie, trace=True)) if options.trace else None
         config = resources.add(genie_api.DialogConfig(genie, config_text))
-        if log is not None:
-            config.bind_log(log)
-        if profile is not None:
-            config.bind_profile(profile)
+        config.bind(log, profile)
         dialog = resources.add(genie_api.Dialog(config))
         tokens = dialog.encode(text)
         # Genie puts bos before the text, drops what fills no whole window, and needs one.
@@ -304,9 +301,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             return _child(options)
         run(options)
     except (genie_api.RunnerError, OSError, ValueError, KeyError) as error:
-        genie_t2t_run.flush_c()
-        print(f"genie-perplexity: error: {error}", file=sys.stderr)
-        return 1
+        return genie_t2t_run.fail("genie-perplexity", error)
     return 0
 
 

@@ -9,7 +9,6 @@ For devices without an SDK binary: x86-64 (the emulator) and Linux boards. ``--p
 import argparse
 import json
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
@@ -95,10 +94,7 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
         log = resources.add(genie_api.Log(genie, options.log)) if options.log else None
         profile = resources.add(genie_api.Profile(genie)) if options.profile else None
         config = resources.add(genie_api.EmbeddingConfig(genie, text))
-        if log is not None:
-            config.bind_log(log)
-        if profile is not None:
-            config.bind_profile(profile)
+        config.bind(log, profile)
         began = time.monotonic()
         embedding = resources.add(genie_api.Embedding(config))
         summary: Dict[str, Any] = {
@@ -123,9 +119,7 @@ def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Sto
     try:
         run(options, stop or genie_api.Stop())
     except (genie_api.RunnerError, BrokenPipeError) as error:
-        genie_t2t_run.flush_c()
-        print(f"genie-t2e-run: error: {error}", file=sys.stderr)
-        return 128 + error.number if isinstance(error, genie_api.Interrupted) else 1
+        return genie_t2t_run.fail("genie-t2e-run", error)
     return 0
 
 

@@ -109,6 +109,13 @@ def flush_c() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
+def fail(program: str, error: Exception) -> int:
+    """Print why a runner ended, and return its exit status."""
+    flush_c()
+    print(f"{program}: error: {error}", file=sys.stderr)
+    return 128 + error.number if isinstance(error, genie_api.Interrupted) else 1
+
+
 def write(data: bytes) -> None:
     """Write to stdout unchanged and unbuffered; a piece may end inside a UTF-8 character."""
     sys.stdout.buffer.write(data)
@@ -183,18 +190,7 @@ def ask(
     dialog: genie_api.Dialog, prompt: bytes, *, rewind: bool = False, clock: Optional[Clock] = None
 ) -> None:
     """Run one text query and print it in the documented form."""
-    clock = clock or Clock()
-
-    def sink(piece: bytes) -> None:
-        if clock.takes():
-            write(piece)
-
-    flush_c()
-    write(b"[PROMPT]: " + prompt + b"\n\n[BEGIN]: ")
-    clock.start(0)
-    status = dialog.query(prompt, sink, rewind=rewind)
-    write(b"[END]\n\n")
-    check_status(status, generated=bool(clock.pieces))
+    _print_answer(prompt, lambda sink: dialog.query(prompt, sink, rewind=rewind), clock)
 
 
 def ask_tokens(
@@ -237,6 +233,16 @@ def ask_embeddings(
     clock: Optional[Clock] = None,
 ) -> None:
     """Run one query by embeddings and print the answer as text."""
+    shown = b"%d bytes of embeddings" % len(rows)
+    _print_answer(shown, lambda sink: dialog.embedding_query(rows, lookup, sink), clock)
+
+
+def _print_answer(
+    prompt: bytes,
+    query: "Callable[[genie_api.TextSink], int]",
+    clock: Optional[Clock],
+) -> None:
+    """Run a query that answers in text, and print both in the documented form."""
     clock = clock or Clock()
 
     def sink(piece: bytes) -> None:
@@ -244,9 +250,9 @@ def ask_embeddings(
             write(piece)
 
     flush_c()
-    write(b"[PROMPT]: %d bytes of embeddings\n\n[BEGIN]: " % len(rows))
+    write(b"[PROMPT]: " + prompt + b"\n\n[BEGIN]: ")
     clock.start(0)
-    status = dialog.embedding_query(rows, lookup, sink)
+    status = query(sink)
     write(b"[END]\n\n")
     check_status(status, generated=bool(clock.pieces))
 
@@ -348,10 +354,7 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
         if options.profile is not None or options.trace is not None:
             profile = resources.add(genie_api.Profile(genie, trace=options.trace is not None))
         config = resources.add(genie_api.DialogConfig(genie, text))
-        if log is not None:
-            config.bind_log(log)
-        if profile is not None:
-            config.bind_profile(profile)
+        config.bind(log, profile)
         began = time.monotonic()
         dialog = resources.add(genie_api.Dialog(config))
         clock.init_s = time.monotonic() - began
@@ -381,9 +384,7 @@ def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Sto
     try:
         run(options, stop or genie_api.Stop())
     except (genie_api.RunnerError, BrokenPipeError) as error:
-        flush_c()
-        print(f"genie-t2t-run: error: {error}", file=sys.stderr)
-        return 128 + error.number if isinstance(error, genie_api.Interrupted) else 1
+        return fail("genie-t2t-run", error)
     return 0
 
 
