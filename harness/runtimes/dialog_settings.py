@@ -21,10 +21,10 @@ from harness.runtimes.context_limit import ContextLimit
 
 _Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"\A[^\x00]+\Z")]
 _Strength = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]
-_ENGINE = {"spd": "target", "eaglet": "target", "kv-share": "primary"}
-SAMPLED_TEMP = 1.0
-RANDOM_SEED = -1
+_ENGINE = {"spd": "target", "eaglet": "target"}
+_TEMP = 1.0
 _SEED = 42
+_RANDOM_SEED = -1
 
 
 class DialogSettings(BaseModel):
@@ -63,11 +63,6 @@ class DialogSettings(BaseModel):
         return value
 
     @property
-    def settings(self) -> "DialogSettings":
-        """These settings alone, of a workload that has them among its keys."""
-        return DialogSettings(**{name: getattr(self, name) for name in SETTING_KEYS})
-
-    @property
     def is_greedy(self) -> bool:
         """Whether the most probable token is chosen each time."""
         given = (self.temp, self.top_k, self.top_p, self.seed)
@@ -76,7 +71,7 @@ class DialogSettings(BaseModel):
     @property
     def is_reproducible(self) -> bool:
         """Whether the same query gives the same text again."""
-        return self.is_greedy or self.seed != RANDOM_SEED
+        return self.is_greedy or self.seed != _RANDOM_SEED
 
     @property
     def sampler(self) -> Sampler:
@@ -85,7 +80,7 @@ class DialogSettings(BaseModel):
             return GREEDY
         return Sampler(
             seed=_SEED if self.seed is None else self.seed,
-            temp=SAMPLED_TEMP if self.temp is None else self.temp,
+            temp=_TEMP if self.temp is None else self.temp,
             top_k=self.top_k or 0,
             top_p=1.0 if self.top_p is None else self.top_p,
         )

@@ -2,10 +2,8 @@
 
 import json
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -103,7 +101,7 @@ class EncoderRun:
         profile = self.folder.read(PROFILE)
         init_s, seconds = self._times(profile)
         width = config.embedding.context.embed_size
-        data = self._pull()
+        data = self.folder.pull(OUTPUT)
         rows, rest = divmod(len(data), _FLOAT_BYTES * width)
         if rest or not rows:
             raise self._odd(f"{len(data)} bytes, no rows of {width} values", "")
@@ -132,7 +130,7 @@ class EncoderRun:
         return outcome.memory
 
     def _read_vectors(self, shapes: Sequence[tuple[int, ...]]) -> list[bytes]:
-        data = self._pull()
+        data = self.folder.pull(OUTPUT)
         sizes = [_FLOAT_BYTES * math.prod(shape) for shape in shapes]
         if len(data) != sum(sizes):
             raise self._odd(f"{len(data)} bytes of embeddings, not {sum(sizes)}", "")
@@ -141,12 +139,6 @@ class EncoderRun:
             found.append(data[start : start + size])
             start += size
         return found
-
-    def _pull(self) -> bytes:
-        with tempfile.TemporaryDirectory(prefix="qnnfarm-") as scratch:
-            local = Path(scratch) / OUTPUT
-            self.device.pull(f"{self.folder.deployment.run_dir}/{OUTPUT}", local)
-            return local.read_bytes()
 
     def _odd(self, reason: str, said: str) -> RuntimeOutputError:
         return RuntimeOutputError(self.device.serial, f"{self.runner}: {reason}", said[-500:])

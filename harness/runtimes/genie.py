@@ -107,6 +107,16 @@ def _refuse_unbounded(config: GenieConfig) -> None:
         )
 
 
+def _lora_arguments(lora: Mapping[str, float], config: GenieConfig) -> list[str]:
+    """Options of a runner that apply adapters; Genie applies one at a time."""
+    alpha = alpha_tensor(config)
+    return [
+        word
+        for name, strength in lora.items()
+        for word in ("--lora", f"{name},{alpha},{strength!r}")
+    ]
+
+
 def _in_silence(_serial: str) -> AbstractContextManager[Progress]:
     return contextlib.nullcontext(lambda _sent, _total: None)
 
@@ -242,8 +252,7 @@ class GenieRuntime:
         command += ["--profile", profile, *self._logging]
         trace = f"trace-{self._queries}.json"
         command += ["--trace", trace] if self._trace else []
-        for adapter, strength in request.lora.items():
-            command += ["--lora", f"{adapter},{alpha_tensor(config)},{strength!r}"]
+        command += _lora_arguments(request.lora, config)
         if self._has_python:
             command += ["--clock", clock]
         with self._sampling() as samples:
@@ -257,10 +266,8 @@ class GenieRuntime:
         if self._has_python and lacks_figures(figures):
             clocked = parse_clock(folder.read(clock), self._device.serial, prompt_tokens)
         metrics = complete_figures(figures, clocked, self._device.serial, profiled)
-        ids = None
-        if request.token_ids is not None:
-            ids = self._parse_ids(text)
-            text = text if ids is None else str(self._tokenizer.decode(list(ids)))
+        ids = None if request.token_ids is None else self._parse_ids(text)
+        text = text if ids is None else self._decode(ids)
         traced = parse_trace(folder.read(trace), self._device.serial) if self._trace else ""
         several = config.dialog.multistream is not None
         return GenerationResult(
@@ -278,8 +285,7 @@ class GenieRuntime:
         """Ask dialogs that draft by text: Genie 1.21 fails token queries of them (-6)."""
         if request.token_ids is None or config.dialog.type not in _ASKED_IN_WORDS:
             return request
-        prompt = str(self._tokenizer.decode(list(request.token_ids)))
-        return replace(request, prompt=prompt, token_ids=None)
+        return replace(request, prompt=self._decode(request.token_ids), token_ids=None)
 
     def embed(self, texts: Sequence[str], *, pooled: bool = True) -> EmbeddingResult:
         """Embed texts.
@@ -356,7 +362,7 @@ class GenieRuntime:
         return "draft_first_cl_minus_ar" if role == "draft" else "first_cl_minus_ar"
 
     def _limit_of(self, role: ModelRole) -> ContextLimit:
-        return ContextLimit.of_draft(self._container) if role == "draft" else self._limit
+        return self._draft_limit if role == "draft" else self._limit
 
     def score(
         self,
@@ -373,10 +379,11 @@ class GenieRuntime:
             RunnerError: the runner crashed, hung too often or refused.
             RuntimeOutputError: it scored something else than was sent.
         """
-        if not self._has_python:
-            reason = f"{self.perplexity_runner} needs Python, which Android has not"
-            raise RuntimeChoiceError(self._device.serial, reason)
-        adapters = self._lora_arguments(lora or {})
+        self._require_python(self.perplexity_runner)
+        adapters: list[str] = []
+        if lora:
+            settings = DialogSettings(lora=lora)
+            adapters = _lora_arguments(lora, settings.config_of(self._container))
         names = [f"window_{number:04}.txt" for number in range(len(windows))]
         inputs = {name: window.text for name, window in zip(names, windows, strict=True)}
         folder = RunFolder(self._device, self.prepare())
@@ -408,9 +415,7 @@ class GenieRuntime:
             RunnerError: the runner crashed, hung or refused.
             RuntimeOutputError: it left other logits than those of these steps.
         """
-        if not self._has_python:
-            reason = f"{self.logits_runner} needs Python, which Android has not"
-            raise RuntimeChoiceError(self._device.serial, reason)
+        self._require_python(self.logits_runner)
         most = max(len(window.following) for window in windows)
         for window in windows:
             self._limit.check(1 + len(window.prompt), len(window.following))
@@ -421,16 +426,10 @@ class GenieRuntime:
         run = StepRun(self._device, folder, self._timeout_s, tuple(self._logging))
         return run.decode(windows, config)
 
-    def _lora_arguments(self, lora: Mapping[str, float]) -> list[str]:
-        """Options of a runner that apply adapters; Genie applies one at a time."""
-        if not lora:
-            return []
-        alpha = alpha_tensor(DialogSettings(lora=lora).config_of(self._container))
-        return [
-            word
-            for name, strength in lora.items()
-            for word in ("--lora", f"{name},{alpha},{strength!r}")
-        ]
+    def _require_python(self, runner: Runner) -> None:
+        if not self._has_python:
+            reason = f"{runner} needs Python, which Android has not"
+            raise RuntimeChoiceError(self._device.serial, reason)
 
     def _count_tokens(self, request: GenerationRequest, config: GenieConfig) -> int:
         """Tokens that the prompt takes in the context, with those that Genie adds."""
@@ -445,7 +444,10 @@ class GenieRuntime:
         if isinstance(turn, str):
             return text
         ids = self._parse_ids(text)
-        return text if ids is None else str(self._tokenizer.decode(list(ids)))
+        return text if ids is None else self._decode(ids)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids)))
 
     def _parse_ids(self, printed: str) -> tuple[int, ...] | None:
         """A token query is answered in ids; what the SDK's program prints is not documented."""
@@ -464,6 +466,10 @@ class GenieRuntime:
     @functools.cached_property
     def _limit(self) -> ContextLimit:
         return ContextLimit.of(self._container)
+
+    @functools.cached_property
+    def _draft_limit(self) -> ContextLimit:
+        return ContextLimit.of_draft(self._container)
 
     @functools.cached_property
     def _tokenizer(self) -> "Tokenizer":

@@ -29,8 +29,9 @@ _METRICS = {
 }
 _REQUIRED = frozenset(_METRICS.values()) - {"decode_tokens_per_s", "token_acceptance_rate"}
 # unit in the profile -> factor to the unit of our metric (s, tokens, tokens/s)
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "ns": 1e-9, "toks/sec": 1.0, "tokens/s": 1.0, "": 1.0}
-_UNITS["toks/iteration"] = 1.0
+_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0} | dict.fromkeys(
+    ("toks/sec", "tokens/s", "toks/iteration", ""), 1.0
+)
 _UNREADABLE = (
     AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError,
 )  # fmt: skip

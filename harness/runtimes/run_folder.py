@@ -181,6 +181,13 @@ class RunFolder:
         command = ["tail", "-c", str(most), f"{self.deployment.run_dir}/run.log"]
         return self.device.shell(command, check=False).stdout
 
+    def pull(self, name: str) -> bytes:
+        """Read a binary file of the folder, as large as it is."""
+        with tempfile.TemporaryDirectory(prefix="qnnfarm-") as scratch:
+            local = Path(scratch) / name
+            self.device.pull(f"{self.deployment.run_dir}/{name}", local)
+            return local.read_bytes()
+
     def read(self, name: str) -> str:
         """Read a file of the folder, of bounded size; what is not UTF-8 is replaced.
 

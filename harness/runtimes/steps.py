@@ -1,10 +1,8 @@
 """Logits of decode steps on a device, by a custom sampler of Genie's."""
 
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -84,12 +82,10 @@ class StepRun:
     def _read(self, steps: Sequence[int], step_bytes: int) -> "list[npt.NDArray[np.float32]]":
         import numpy as np
 
-        with tempfile.TemporaryDirectory(prefix="qnnfarm-") as scratch:
-            local = Path(scratch) / _OUTPUT
-            self.device.pull(f"{self.folder.deployment.run_dir}/{_OUTPUT}", local)
-            if local.stat().st_size != sum(steps) * step_bytes:
-                raise self._odd(f"{local.stat().st_size} bytes of logits for {sum(steps)} steps")
-            values = np.fromfile(local, "<f4").astype(np.float32)
+        data = self.folder.pull(_OUTPUT)
+        if len(data) != sum(steps) * step_bytes:
+            raise self._odd(f"{len(data)} bytes of logits for {sum(steps)} steps")
+        values = np.frombuffer(data, "<f4").astype(np.float32)
         rows = values.reshape(sum(steps), step_bytes // _FLOAT_BYTES)
         ends = np.cumsum(steps)[:-1]
         return list(np.split(rows, ends))

@@ -177,7 +177,7 @@ def _keep_answers(
     """Keep profiles and traces in the order of the answers."""
     if recorder is None:
         return
-    keep_profiles(recorder, [one.profile for one in answers if one.profile])
+    keep_profiles(recorder, [one.profile for one in answers])
     keep_traces(session, recorder, [one.trace for one in answers])
 
 
@@ -189,8 +189,10 @@ def keep_traces(session: Session, recorder: RunRecorder, traces: Sequence[str]) 
 
 
 def keep_profiles(recorder: RunRecorder, profiles: Sequence[str]) -> None:
-    """Keep the runtime's profiles in their order, one on a line."""
-    lines = [json.dumps(json.loads(profile), separators=(",", ":")) for profile in profiles]
+    """Keep the runtime's profiles in their order, one on a line; an empty one is none."""
+    lines = [
+        json.dumps(json.loads(profile), separators=(",", ":")) for profile in profiles if profile
+    ]
     if lines:
         content = "".join(f"{line}\n" for line in lines).encode()
         recorder.add_artifact("profiles.jsonl", content, "profile")

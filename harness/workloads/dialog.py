@@ -92,15 +92,13 @@ class Dialog(DialogSettings, WorkloadModel):
             max_new_tokens=self.max_tokens,
             sampler=self.record(),
         )
-        first = True
-        conversations = []
-        for dialog in self.dialogs:
-            if isinstance(dialog, AdaptedTurns):
-                conversations.append(Conversation(dialog.turns, dialog.lora))
-            else:
-                conversations.append(Conversation(dialog, self.lora if first else None))
-            first = False
-        request = ConversationRequest(tuple(conversations), self.max_tokens, config=config)
+        conversations = tuple(
+            Conversation(dialog.turns, dialog.lora)
+            if isinstance(dialog, AdaptedTurns)
+            else Conversation(dialog, None if number else self.lora)
+            for number, dialog in enumerate(self.dialogs)
+        )
+        request = ConversationRequest(conversations, self.max_tokens, config=config)
         with recording.start_if_stored(session, "generate", record) as recorder:
             result = session.runtime.converse(request)
             last = result.answers[-1][-1]
@@ -108,7 +106,7 @@ class Dialog(DialogSettings, WorkloadModel):
                 recorder.generated_text = last
                 recorder.add_values(result.metrics)
                 recorder.add_telemetry(result.telemetry, repetition=0)
-                keep_profiles(recorder, [result.profile] if result.profile else [])
+                keep_profiles(recorder, [result.profile])
                 keep_traces(session, recorder, [result.trace])
         run = recording.stored_run(recorder)
         values = result.metrics

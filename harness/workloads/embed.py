@@ -118,7 +118,7 @@ class Embed(WorkloadModel):
                     values = {TIME: vectors.seconds, "prompt_tokens": float(tokens[number])}
                     values |= {COSINE: cosines[number]} if cosines else {}
                     recorder.add_values(values, repetition=number)
-                keep_profiles(recorder, [result.profile] if result.profile else [])
+                keep_profiles(recorder, [result.profile])
             require_passed(self._check_cosines(cosines, texts), recorder, session.device.serial)
         values = dict(result.metrics)
         values[TIME] = sum(vectors.seconds for vectors in result.vectors) / len(texts)

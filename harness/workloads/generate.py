@@ -1,5 +1,6 @@
 """The `generate` workload: one prompt, or a conversation of several, answered once."""
 
+from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -125,17 +126,15 @@ class Generate(DialogSettings, WorkloadModel):
 
     def _ask(self, session: Session) -> GenerationResult:
         config = self.config_of(session.container, session.resolve)
-        lora = self.lora or {}
+        ask = partial(GenerationRequest, self.max_tokens, config=config, lora=self.lora or {})
         if self.tokens is not None:
-            request = GenerationRequest(
-                self.max_tokens, token_ids=self.tokens, config=config, lora=lora
-            )
+            request = ask(token_ids=self.tokens)
         elif self.embeddings is not None:
-            rows = read_embeddings(session.resolve(self.embeddings), config, session.container)
-            request = GenerationRequest(self.max_tokens, embeddings=rows, config=config, lora=lora)
+            path = session.resolve(self.embeddings)
+            request = ask(embeddings=read_embeddings(path, config, session.container))
         else:
             (text,) = self._texts(session)
-            request = GenerationRequest(self.max_tokens, prompt=text, config=config, lora=lora)
+            request = ask(prompt=text)
         return session.runtime.generate(request)
 
     def _converse(self, session: Session) -> GenerationResult:

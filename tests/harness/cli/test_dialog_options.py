@@ -65,7 +65,6 @@ def test_workloads_with_settings_go_to_json_and_back() -> None:
         Bench.of(seed=7, top_k=40),
     ):
         assert from_json(to_json(workload)) == workload
-    assert Generate.of(prompt="a", temp=0.5).settings == DialogSettings(temp=0.5)
 
 
 @pytest.mark.parametrize(
