@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -43,7 +42,6 @@ class Folder:
     """A run folder in which a runner left these files."""
 
     def __init__(self, files: Mapping[str, str], output: bytes) -> None:
-        self.deployment = SimpleNamespace(run_dir="/run")
         self.files, self.output = dict(files), output
         self.sent: dict[str, str] = {}
         self.commands: list[list[str]] = []
@@ -58,15 +56,15 @@ class Folder:
     def read(self, name: str) -> str:
         return self.files[name]
 
-    def pull(self, _remote: str, local: Path) -> int:
-        return local.write_bytes(self.output)
+    def pull(self, _name: str) -> bytes:
+        return self.output
 
 
 def encoder(
     runner: Runner, files: Mapping[str, str], output: bytes = ROWS.tobytes()
 ) -> tuple[EncoderRun, Folder]:
     folder = Folder(files, output)
-    device = SimpleNamespace(serial="phone", pull=folder.pull)
+    device = SimpleNamespace(serial="phone")
     return EncoderRun(cast("Device", device), cast("RunFolder", folder), runner, 60.0), folder
 
 
