@@ -4,7 +4,6 @@ Adapters are inputs, so that one set of encodings serves all use cases: a range 
 them, and the model without any, was seen to reach.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,15 +13,13 @@ import numpy as np
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.files import load_encodings
 from buildlib.encodings.model import Encoding, Encodings, asymmetric_encoding, symmetric_encoding
-from buildlib.errors import CalibrationError, EncodingsError
+from buildlib.errors import EncodingsError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.lora.adapters import Adapters
 from buildlib.passes.base import ENCODINGS_SUFFIX
-from buildlib.quantize.calibration import RangeObserver, instrument_ranges
+from buildlib.quantize.calibration import RangeObserver, observe_ranges
 from buildlib.quantize.structure import shared_grids
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner
 
 UpdatableMode = Literal["adapter_only", "all"]
 
@@ -99,26 +96,12 @@ def _observe(
     token_windows: Sequence[Sequence[int]],
 ) -> RangeObserver:
     """The ranges of all values, over all use cases and without any."""
-    shape = interface.model_shape(load_model(model_path))
-    windows = [w[: len(w) // shape.ar * shape.ar] for w in token_windows] if shape else []
-    windows = [window for window in windows if window]
-    if shape is None or not windows:
-        raise CalibrationError(f"no text of at least {shape.ar if shape else 1} tokens")
     ranges = RangeObserver()
-    with tempfile.TemporaryDirectory(dir=model_path.parent, prefix=".calibrate.") as folder:
-        probed = instrument_ranges(model_path, Path(folder) / "model.onnx")
-        for index, name in enumerate(adapters.names):
-            tensors = adapters.tensors(name)
-            for strength in (0.0, 1.0) if index == 0 else (1.0,):
-                alpha = np.array([strength], np.float32)
-                chain = {shape.ar: [OnnxRunner(probed)]}
-                constants = {**tensors, alpha_name: alpha}
-                with HostLoop(
-                    chain, config, on_outputs=ranges.observe, constants=constants
-                ) as loop:
-                    for window in windows:
-                        loop.reset()
-                        loop.feed(window)
+    for index, name in enumerate(adapters.names):
+        tensors = adapters.tensors(name)
+        for strength in (0.0, 1.0) if index == 0 else (1.0,):
+            constants = {**tensors, alpha_name: np.array([strength], np.float32)}
+            ranges.merge(observe_ranges(model_path, config, token_windows, constants=constants))
     return ranges
 
 

@@ -48,9 +48,7 @@ def split_model(
         PassError: it is no whole model, or more than one value connects two layers.
         InvalidOptionError: more parts than layers.
     """
-    model = load_with_encodings(model_path)
-    check_conditions(_NAME, "precondition", (SORTED, STATIC, _HAS_MASK), model, model_path)
-    segments = _segments(model, model_path)
+    model, segments = load_segments(model_path)
     apart = SplitEnds(embedding=split_embedding, head=split_lm_head)
     if split_embedding and not segments.members[0]:
         reason = "there is no embedding to split off: it takes embeddings"
@@ -62,7 +60,7 @@ def split_model(
     shape = interface.model_shape(model)
     paths = []
     for number, part in enumerate(_segment_ranges(layers, segments.n_layers), 1):
-        extracted = _extract(model, segments, part)
+        extracted = extract_segments(model, segments, part)
         extracted.graph.name = f"{model.graph.name}_part_{number}_of_{n_splits}"
         check_conditions(_NAME, "postcondition", (SORTED, STATIC), extracted, model_path)
         paths.append(
@@ -81,6 +79,18 @@ def weights_by_segment(model_path: Path) -> ModelWeights:
     model = load_with_encodings(model_path)
     check_conditions(_NAME, "precondition", (SORTED, STATIC), model, model_path)
     return _segments(model, model_path).weights()
+
+
+def load_segments(model_path: Path) -> tuple[ir.Model, Segments]:
+    """Load a whole model at one (AR, CL), with its encodings if there are any, and cut it.
+
+    Raises:
+        ModelFileError: it is no sound model.
+        PassError: it is no whole model, or more than one value connects two layers.
+    """
+    model = load_with_encodings(model_path)
+    check_conditions(_NAME, "precondition", (SORTED, STATIC, _HAS_MASK), model, model_path)
+    return model, _segments(model, model_path)
 
 
 def _segments(model: ir.Model, path: Path) -> Segments:
@@ -103,8 +113,12 @@ def _segment_ranges(layers: list[range], n_layers: int) -> list[range]:
     return runs
 
 
-def _extract(model: ir.Model, segments: Segments, part: range) -> ir.Model:
-    """Copy some segments into a model of their own; values keep their names and encodings."""
+def extract_segments(model: ir.Model, segments: Segments, part: range) -> ir.Model:
+    """Copy some segments into a model of their own; values keep their names and encodings.
+
+    Its inputs are the border before it, if any, and those of the model that its nodes read; its
+    outputs the border after it, if any, and those of the model that it makes.
+    """
     first = segments.borders[part.start - 1] if part.start else None
     members = {node for index in part for node in segments.members[index]}
     outputs = [value for index in part for value in segments.outputs[index]]

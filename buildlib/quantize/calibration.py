@@ -1,12 +1,12 @@
 """Calibration: the smallest and largest value of every activation.
 
-Text runs through a copy of the float model with a ReduceMin and a ReduceMax on each activation, so
-a call returns two numbers for each and no activation leaves the runtime, however large the model.
+Text runs through copies of the float model's segments with a ReduceMin and a ReduceMax on each
+activation, so a call returns two numbers for each, and memory holds one layer, however large the
+model.
 Ranges of fixed inputs and of bounded functions need no text.
 """
 
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +16,11 @@ import onnx_ir as ir
 
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.grid import Grid
-from buildlib.errors import CalibrationError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.values import is_parameter, is_real
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import Arrays, OnnxRunner
+from buildlib.reference.runners import Arrays
+from buildlib.reference.segment_loop import SegmentLoop
 
 _LOW, _HIGH = "__low", "__high"
 Range = tuple[float, float]
@@ -53,6 +52,12 @@ class RangeObserver:
                 key = name.removesuffix(_HIGH)
                 self.high[key] = max(self.high.get(key, -np.inf), float(array))
 
+    def merge(self, other: "RangeObserver") -> None:
+        """Take in what another one has observed."""
+        for name, low in other.low.items():
+            self.low[name] = min(self.low.get(name, np.inf), low)
+            self.high[name] = max(self.high.get(name, -np.inf), other.high[name])
+
     def ranges(self) -> dict[str, tuple[float, float]]:
         """Return (smallest, largest) by name."""
         return {name: (low, self.high[name]) for name, low in self.low.items()}
@@ -61,6 +66,12 @@ class RangeObserver:
 def instrument_ranges(model_path: Path, out_path: Path) -> Path:
     """Write the model with the range of every activation as additional outputs."""
     model = load_model(model_path)
+    add_range_outputs(model)
+    return save_model(model, out_path)
+
+
+def add_range_outputs(model: ir.Model) -> None:
+    """Add the range of every activation to the outputs of a model, in place."""
     graph = model.graph
     values = [value for node in graph for value in node.outputs]
     for value in values:
@@ -75,7 +86,6 @@ def instrument_ranges(model_path: Path, out_path: Path) -> Path:
             node = ir.node(op_type, [value], attributes={"keepdims": 0}, outputs=[output])
             graph.append(node)
             graph.outputs.append(output)
-    return save_model(model, out_path)
 
 
 def fixed_ranges(graph: ir.Graph) -> dict[str, Range]:
@@ -117,31 +127,44 @@ def observe_ranges(
     config: DecoderConfig,
     token_windows: Sequence[Sequence[int]],
     progress: Callable[[int, int], None] | None = None,
+    *,
+    constants: Arrays | None = None,
 ) -> RangeObserver:
     """Run text through a whole model and return the observed ranges of its activations.
 
-    The windows go through the model call by call with its real caches, as prefill does. Decoding
-    would show the same values at the same positions.
+    The windows go through it segment by segment, call by call with its real caches, as prefill
+    does; memory holds one layer at a time. Decoding would show the same values at the same
+    positions.
+
+    Args:
+        model_path: whole, in canonical form, at a prefill shape.
+        config: configuration of the model.
+        token_windows: text in tokens, each window at most the context length.
+        progress: called with (windows that went through a segment, such in all).
+        constants: inputs that are the same at every call, such as LoRA weights.
 
     Raises:
         CalibrationError: no window holds a whole call, or a token lies outside the vocabulary.
-        ModelFileError: the model tells no AR and CL.
+        ModelFileError: the model tells no AR and CL, or cannot be run.
+        PassError: it is no whole model, or more than one value connects two layers.
     """
-    shape = interface.require_shape(model_path)
-    windows = [list(window[: len(window) // shape.ar * shape.ar]) for window in token_windows]
-    windows = [window for window in windows if window]
-    if not windows:
-        raise CalibrationError(f"no text of at least {shape.ar} tokens")
-    if any(not 0 <= token < config.vocab_size for window in windows for token in window):
-        raise CalibrationError(f"a token lies outside the vocabulary of {config.vocab_size}")
     ranges = RangeObserver()
-    with tempfile.TemporaryDirectory(dir=model_path.parent, prefix=".calibrate.") as folder:
-        probed = instrument_ranges(model_path, Path(folder) / "model.onnx")
-        chain = {shape.ar: [OnnxRunner(probed)]}
-        with HostLoop(chain, config, on_outputs=ranges.observe) as loop:
-            for index, window in enumerate(windows):
-                loop.reset()
-                loop.feed(window)
-                if progress is not None:
-                    progress(index + 1, len(windows))
+    with SegmentLoop(model_path, config, token_windows, constants=constants) as loop:
+        done, total = 0, loop.n_segments * len(loop.windows)
+
+        def count() -> None:
+            nonlocal done
+            done += 1
+            if progress is not None:
+                progress(done, total)
+
+        hidden = None
+        for index in range(loop.n_segments):
+            hidden = loop.run(
+                index,
+                hidden,
+                on_outputs=ranges.observe,
+                change=add_range_outputs,
+                on_window=count,
+            )
     return ranges

@@ -101,7 +101,7 @@ def complete_encodings(
         token_windows: text to observe ranges on; without any, only what follows from
             the model itself is filled in: masks, rotations, probabilities, small constants.
         bitwidths: bits of new encodings.
-        progress: called with (windows done, windows in all).
+        progress: as `observe_ranges` calls it.
 
     Raises:
         EncodingsError: encodings of values that the model has not, or that contradict each other;

@@ -84,7 +84,7 @@ def export_checkpoint(
         shape: of the ONNX; a prefill shape, as calibration runs at it.
         bitwidths: of weights and activations; by default W8A16.
         n_windows: windows of text, spread over all of it, that calibrate activations.
-        progress: told (windows calibrated, windows in all).
+        progress: as `observe_ranges` calls it.
 
     Raises:
         CheckpointError: the checkpoint, or its tokenizer, is missing or corrupt.

@@ -11,11 +11,10 @@ from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.encodings.files import load_encodings
 from buildlib.encodings.model import Encodings
-from buildlib.errors import CalibrationError, CheckpointError, EncodingsError, PassError
+from buildlib.errors import CheckpointError, EncodingsError, PassError
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.pipeline.stages.export import export_checkpoint
-from buildlib.quantize.calibration import observe_ranges
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner, read_ports
@@ -125,14 +124,6 @@ def test_a_quantized_model_is_not_quantized_again(
 ) -> None:
     with pytest.raises(PassError, match="it is a float model"):
         apply_encodings(quantized, encodings, tmp_path / "o.onnx")
-
-
-def test_calibration_refuses_what_cannot_calibrate(tiny: Path, tiny_export: Path) -> None:
-    config = load_config(tiny / "config.json")
-    with pytest.raises(CalibrationError, match="at least 16"):
-        observe_ranges(tiny_export / "model.onnx", config, [[1, 2, 3]])
-    with pytest.raises(CalibrationError, match="vocabulary"):
-        observe_ranges(tiny_export / "model.onnx", config, [[300] * 16])
 
 
 def test_export_needs_a_tokenizer(

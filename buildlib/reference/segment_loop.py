@@ -1,0 +1,199 @@
+"""Prefill of text through a whole model segment by segment, with the weights of one in memory.
+
+`HostLoop` takes a call through the whole model before the next one. Here all calls of all windows
+go through the embedding, then all through the first layer, and so on to the head: memory holds the
+weights and caches of one segment, and the hidden states on its borders. What each segment computes
+is the same.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from buildlib.cancellation import check_cancelled
+from buildlib.checkpoint.config import DecoderConfig
+from buildlib.errors import CalibrationError
+from buildlib.graph import interface
+from buildlib.graph.files import save_model
+from buildlib.passes.split import extract_segments, load_segments
+from buildlib.reference.feeds import CallInputs, KvCache
+from buildlib.reference.runners import Arrays, OnnxRunner
+
+Hidden = npt.NDArray[np.float32]
+"""Hidden states on one border: [calls of all windows, 1, AR, hidden]."""
+
+_IN_MEMORY_BYTES = 1 << 30
+
+
+class SegmentLoop(AbstractContextManager["SegmentLoop"]):
+    """A whole float model in segments, and windows of tokens to run through them one by one.
+
+    Segment 0 is the embedding, segment i + 1 layer i, the last one final norm and output
+    projection. Observe a model, or change it layer by layer on the way:
+
+        with SegmentLoop(model_path, config, windows) as loop:
+            hidden = None
+            for index in range(loop.n_segments):
+                hidden = loop.run(index, hidden, on_outputs=see, change=add_outputs)
+
+    Args:
+        model_path: canonical, at a prefill shape.
+        config: configuration of the model.
+        token_windows: each is cut to whole calls, and those shorter than a call are left out.
+        constants: inputs that are the same at every call, such as LoRA weights.
+
+    Raises:
+        CalibrationError: no window holds a whole call, or a token lies outside the vocabulary.
+        ModelFileError: the model cannot be read, or tells no AR and CL.
+        PassError: it is no whole model, or more than one value connects two layers.
+    """
+
+    def __init__(
+        self,
+        model_path: Path,
+        config: DecoderConfig,
+        token_windows: Sequence[Sequence[int]],
+        *,
+        constants: Arrays | None = None,
+    ) -> None:
+        self.shape = interface.require_shape(model_path)
+        self.windows = _whole_calls(token_windows, self.shape.ar, config.vocab_size)
+        self._inputs = CallInputs(config, self.shape.cl, constants=constants)
+        self._model, self._segments = load_segments(model_path)
+        self._scratch = tempfile.TemporaryDirectory(dir=model_path.parent, prefix=".segments.")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the copies of segments."""
+        self._scratch.cleanup()
+
+    @property
+    def n_segments(self) -> int:
+        """Embedding, layers and head."""
+        return len(self._segments.members)
+
+    @property
+    def n_calls(self) -> int:
+        """Calls of a segment for all windows."""
+        return sum(len(window) for window in self.windows) // self.shape.ar
+
+    def segment(self, index: int) -> ir.Model:
+        """Return a copy of a segment, weights by reference; it is the caller's to change.
+
+        Its inputs are the border before it, the caches of its layer, and what else its nodes read
+        (mask, rotations); its outputs the border after it, and the outputs of the model made in it.
+        """
+        return extract_segments(self._model, self._segments, range(index, index + 1))
+
+    def run(
+        self,
+        index: int,
+        hidden: Hidden | None,
+        *,
+        on_outputs: Callable[[Arrays, int], None] | None = None,
+        change: Callable[[ir.Model], object] | None = None,
+        on_window: Callable[[], None] | None = None,
+    ) -> Hidden | None:
+        """Run all calls of all windows through one segment, in the order of the text.
+
+        Args:
+            index: of the segment.
+            hidden: what the segment before it returned; None for the embedding.
+            on_outputs: sees all outputs of each call by name, and its number of tokens.
+            change: changes the segment before it runs: adds outputs, or replaces weights.
+            on_window: called after each window.
+
+        Returns:
+            The border after the segment; None after the head. Above 1 GiB it lies in a file that
+            goes with it, and whose pages the system can write out.
+
+        Raises:
+            ModelFileError: ONNX Runtime cannot run it.
+        """
+        model = self.segment(index)
+        if change is not None:
+            change(model)
+        path = save_model(model, Path(self._scratch.name) / f"segment_{index}.onnx")
+        borders = [str(value.name) for value in self._segments.borders]
+        before = borders[index - 1] if index else None
+        after = borders[index] if index < len(borders) else None
+        runner = OnnxRunner(path)
+        states: Hidden | None = None
+        try:
+            for number, n_tokens, outputs in self._calls(runner, before, hidden):
+                if on_outputs is not None:
+                    on_outputs(outputs, n_tokens)
+                if after is not None:
+                    if states is None:
+                        states = self._room(outputs[after].shape)
+                    states[number] = outputs[after]
+                if on_window is not None and (number + 1) in self._window_ends:
+                    on_window()
+        finally:
+            runner.close()
+        path.unlink()
+        return states
+
+    @property
+    def _window_ends(self) -> set[int]:
+        lengths = [len(window) // self.shape.ar for window in self.windows]
+        return set(np.cumsum(lengths).tolist())
+
+    def _calls(
+        self, runner: OnnxRunner, before: str | None, hidden: Hidden | None
+    ) -> Iterator[tuple[int, int, Arrays]]:
+        """Yield number, tokens and outputs of each call."""
+        number = 0
+        for window in self.windows:
+            cache = KvCache(runner.ports.inputs.values(), self.shape.cl)
+            for tokens in _in_calls(window, self.shape.ar):
+                check_cancelled()
+                values = self._inputs.at(self.shape.ar, cache.n_past, tokens)
+                values |= cache.past(self.shape.past)
+                if before is not None and hidden is not None:
+                    values[before] = hidden[number]
+                outputs = runner.run(runner.ports.feeds(values))
+                cache.append(outputs, len(tokens))
+                yield number, len(tokens), outputs
+                number += 1
+
+    def _room(self, dims: tuple[int, ...]) -> Hidden:
+        shape = (self.n_calls, *dims)
+        if np.prod(shape, dtype=np.int64) * 4 <= _IN_MEMORY_BYTES:
+            return np.empty(shape, np.float32)
+        with tempfile.TemporaryFile(dir=self._scratch.name) as file:
+            return np.memmap(file, np.float32, "w+", shape=shape)
+
+
+def _in_calls(window: Sequence[int], ar: int) -> Iterator[list[int]]:
+    for start in range(0, len(window), ar):
+        yield list(window[start : start + ar])
+
+
+def _whole_calls(
+    token_windows: Sequence[Sequence[int]], ar: int, vocab_size: int
+) -> tuple[tuple[int, ...], ...]:
+    windows = [tuple(window[: len(window) // ar * ar]) for window in token_windows]
+    windows = [window for window in windows if window]
+    if not windows:
+        raise CalibrationError(f"no text of at least {ar} tokens")
+    if any(not 0 <= token < vocab_size for window in windows for token in window):
+        raise CalibrationError(f"a token lies outside the vocabulary of {vocab_size}")
+    return tuple(windows)

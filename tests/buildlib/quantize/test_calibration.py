@@ -1,0 +1,132 @@
+"""Calibration segment by segment sees what calls of the whole model show."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.checkpoint.config import load_config
+from buildlib.errors import CalibrationError, PassError
+from buildlib.graph.files import load_model, save_model
+from buildlib.graph.llama import export_onnx
+from buildlib.graph.shape import GraphShape
+from buildlib.quantize.calibration import RangeObserver, instrument_ranges, observe_ranges
+from buildlib.reference import segment_loop
+from buildlib.reference.host_loop import HostLoop
+from buildlib.reference.runners import Arrays, OnnxRunner
+from buildlib.reference.segment_loop import SegmentLoop
+
+SHAPE = GraphShape(8, 40)
+
+
+def whole_model_ranges(model: Path, windows: list[list[int]], folder: Path) -> RangeObserver:
+    """Ranges over calls that go through the whole model one after another."""
+    ranges = RangeObserver()
+    config = load_config(folder / "config.json")
+    probed = instrument_ranges(model, model.with_name("probed.onnx"))
+    with HostLoop({SHAPE.ar: [OnnxRunner(probed)]}, config, on_outputs=ranges.observe) as loop:
+        for window in windows:
+            loop.reset()
+            loop.feed(window[: len(window) // SHAPE.ar * SHAPE.ar])
+    return ranges
+
+
+@given(data=st.data())
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_ranges_equal_those_of_the_whole_model(
+    data: st.DataObject,
+    make_checkpoint: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    kind = data.draw(st.sampled_from(["llama", "qwen2", "qwen3"]))
+    heads, kv_heads = data.draw(st.sampled_from([(2, 1), (4, 4), (6, 2)]))
+    folder = make_checkpoint(
+        tmp_path_factory.mktemp("checkpoint"),
+        data.draw(st.sampled_from([np.float16, np.float32])),
+        model_type=kind,
+        num_hidden_layers=data.draw(st.integers(1, 3)),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        tie_word_embeddings=data.draw(st.booleans()),
+    )
+    lengths = data.draw(st.lists(st.integers(8, 40), min_size=1, max_size=3))
+    rng = np.random.default_rng(len(lengths))
+    windows = [rng.integers(0, 300, length).tolist() for length in lengths]
+    model = export_onnx(Checkpoint.load(folder), SHAPE, folder)
+    told: list[tuple[int, int]] = []
+    found = observe_ranges(
+        model, load_config(folder / "config.json"), windows, lambda *now: told.append(now)
+    )
+    assert found.ranges() == whole_model_ranges(model, windows, folder).ranges()
+    assert told == [(n + 1, len(told)) for n in range(len(told))]
+    assert {path.name for path in folder.iterdir()} <= {
+        "config.json", "model.onnx", "model.safetensors", "probed.onnx", "tokenizer.json",
+    }  # fmt: skip
+
+
+def test_hidden_states_in_files_are_those_in_memory(
+    tiny_export: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(tiny_export / "config.json")
+    windows = [list(range(32)), list(range(100, 148))]
+    kinds, results = [], []
+    for limit in (segment_loop._IN_MEMORY_BYTES, 0):
+        monkeypatch.setattr(segment_loop, "_IN_MEMORY_BYTES", limit)
+        with SegmentLoop(tiny_export / "model.onnx", config, windows) as loop:
+            hidden = loop.run(1, loop.run(0, None))
+            assert hidden is not None
+            assert hidden.shape == (loop.n_calls, 1, 16, 40)
+            kinds.append(type(hidden))
+            results.append(np.array(hidden))
+    assert kinds == [np.ndarray, np.memmap]
+    assert np.array_equal(results[0], results[1])
+
+
+def test_a_segment_can_be_changed_on_the_way(tiny_export: Path) -> None:
+    """Inputs of a projection can be seen, and its weight replaced; the next layer sees that."""
+    config = load_config(tiny_export / "config.json")
+    seen: list[tuple[int, ...]] = []
+
+    def show_input(model: ir.Model) -> None:
+        (value,) = [v for n in model.graph for v in n.outputs if v.name == "layer_0_gated"]
+        model.graph.outputs.append(value)
+
+    def keep(outputs: Arrays, n_tokens: int) -> None:
+        seen.append(outputs["layer_0_gated"].shape)
+        assert n_tokens == 16
+
+    def without_mlp(model: ir.Model) -> None:
+        value = model.graph.initializers["model.layers.0.mlp.down_proj.weight"]
+        zeros = np.zeros(value.shape.numpy(), np.float16)  # type: ignore[union-attr]
+        value.const_value = ir.tensor(zeros, name=value.name)
+
+    with SegmentLoop(tiny_export / "model.onnx", config, [list(range(48))]) as loop:
+        embedded = loop.run(0, None)
+        after = loop.run(1, embedded, on_outputs=keep, change=show_input)
+        changed = loop.run(1, embedded, change=without_mlp)
+        assert loop.run(loop.n_segments - 1, after) is None
+    assert seen == [(16, 72)] * 3
+    assert after is not None
+    assert changed is not None
+    assert not np.allclose(after, changed)
+
+
+def test_text_that_cannot_calibrate_is_refused(tiny: Path, tiny_export: Path) -> None:
+    config = load_config(tiny / "config.json")
+    with pytest.raises(CalibrationError, match="at least 16"):
+        observe_ranges(tiny_export / "model.onnx", config, [[1, 2, 3]])
+    with pytest.raises(CalibrationError, match="vocabulary"):
+        observe_ranges(tiny_export / "model.onnx", config, [[300] * 16])
+
+
+def test_a_model_without_borders_is_refused(tiny_export: Path, tmp_path: Path) -> None:
+    model = load_model(tiny_export / "model.onnx")
+    model.graph.outputs[:] = [v for v in model.graph.outputs if v.name != "logits"]
+    broken = save_model(model, tmp_path / "model.onnx")
+    with pytest.raises(PassError, match="logits is missing"):
+        observe_ranges(broken, load_config(tiny_export / "config.json"), [[1] * 16])
