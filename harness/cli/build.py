@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
+from pydantic import BaseModel, ConfigDict
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from harness.cli.arguments import Json, read_text
@@ -71,9 +72,16 @@ def build(
         typer.Option(help="Folder of the container; with several targets, of one folder each."),
     ],
     ar: Annotated[
-        str, typer.Option(help="Tokens per graph call: 1 and one prefill length, or several.")
-    ] = "1,128",
-    cl: Annotated[str, typer.Option(help="Context length in tokens, or several.")] = "4096",
+        str | None,
+        typer.Option(
+            help="Tokens per graph call: 1 and one prefill length, or several.",
+            show_default="1,128",
+        ),
+    ] = None,
+    cl: Annotated[
+        str | None,
+        typer.Option(help="Context length in tokens, or several.", show_default="4096"),
+    ] = None,
     splits: Annotated[
         int | None,
         typer.Option(
@@ -93,7 +101,16 @@ def build(
             "-O",
             metavar="KEY=VALUE",
             help="Any option of the builder by its dotted key, such as "
-            "`graphs.vtcm_size_in_mb=4`. Can be repeated.",
+            "`graphs.vtcm_size_in_mb=4` or `speculative_config.draft_len=4`. Can be repeated.",
+        ),
+    ] = None,
+    options_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--options",
+            metavar="FILE",
+            help="YAML or JSON with such options, its paths relative to its folder. Options of the "
+            "command line come before it.",
         ),
     ] = None,
     lora: Annotated[
@@ -120,30 +137,31 @@ def build(
     json: Json = False,
 ) -> None:
     """Build a container for each target; unchanged stages come from the cache."""
+    from buildlib.builder_options import apply_options, flatten_options
     from buildlib.container.files import check_replaceable
     from buildlib.container.manifest import is_container
     from buildlib.genai import GenAIBuilderFactory
-    from buildlib.lora.config import LoraBuilderInputConfig
     from buildlib.targets import parse_target
     from buildlib.verify.build import verify_build
 
     text = None if calibration is None else read_text(calibration)
-    options: dict[str, object] = {
+    given: dict[str, object] = {
         "arn_cl_options.auto_regression_number": _parse_numbers("--ar", ar, "1,32"),
         "arn_cl_options.context_length": _parse_numbers("--cl", cl, "4096"),
         "split_model.num_splits": splits,
-        **dict(_parse_option(text) for text in option or ()),
+        "lora_config.lora_config_path": None if lora is None else str(lora),
+        "prepare_embedding_lut": embedding_lut or None,
     }
+    given = {key: value for key, value in given.items() if value is not None}
+    given |= dict(_parse_option(text) for text in option or ())
+    options = _read_options(options_file) | flatten_options(given, Path.cwd())
     builds = []
     names = list(dict.fromkeys(str(parse_target(one)) for one in target))
     for name in names:
         builder = GenAIBuilderFactory.create(
             model_dir, calibration_text=text, encodings_path=encodings
         )
-        builder.set_targets([name]).set_options(options)
-        builder.prepare_embedding_lut = embedding_lut
-        if lora is not None:
-            builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=lora)
+        apply_options(builder.set_targets([name]), options)
         folder = place(out, name, several=len(names) > 1)
         check_replaceable(
             folder, exist_ok=overwrite, may_replace=is_container
@@ -283,7 +301,34 @@ def _summary(target: str, container: "GenAIContainer", records: list["StageRecor
     )
 
 
-def _parse_numbers(option: str, text: str, example: str) -> list[int]:
+class _OptionsFile(BaseModel):
+    """Mapping of options, which `buildlib.builder_options` checks."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def _read_options(path: Path | None) -> dict[str, object]:
+    """Read `--options`: dotted keys and absolute paths.
+
+    Raises:
+        WrongUseError: it cannot be read, or is no mapping.
+    """
+    from buildlib.builder_options import flatten_options
+    from harness.yaml_files import YamlFile, read_yaml
+
+    def wrong(line: int | None, key: str, reason: str) -> WrongUseError:
+        place = "".join((f", line {line}" if line else "", f", {key}" if key else ""))
+        return WrongUseError(f"--options {path}{place}: {reason}")
+
+    if path is None:
+        return {}
+    file = YamlFile(read_yaml(path, wrong), _OptionsFile, wrong)
+    return flatten_options(file.content.model_extra or {}, path.absolute().parent)
+
+
+def _parse_numbers(option: str, text: str | None, example: str) -> list[int] | None:
+    if text is None:
+        return None
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:

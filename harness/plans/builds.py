@@ -103,8 +103,8 @@ def _build(
 
 
 def _planned(entry: BuildEntry, plan_file: Path) -> "Build":
+    from buildlib.builder_options import apply_options, flatten_options
     from buildlib.genai import GenAIBuilderFactory
-    from buildlib.lora.config import LoraBuilderInputConfig
 
     def path(name: str | None) -> Path | None:
         return None if name is None else resolve_path(plan_file, name)
@@ -115,15 +115,18 @@ def _planned(entry: BuildEntry, plan_file: Path) -> "Build":
         calibration_text=None if calibration is None else calibration.read_text(encoding="utf-8"),
         encodings_path=path(entry.encodings),
     )
-    options: dict[str, object] = {
+    given: dict[str, object] = {
         "arn_cl_options.auto_regression_number": entry.ar,
         "arn_cl_options.context_length": entry.cl,
         "split_model.num_splits": entry.splits,
+        "prepare_embedding_lut": entry.embedding_lut,
     }
-    builder.set_targets([entry.target]).set_options(options | dict(entry.options))
-    builder.prepare_embedding_lut = entry.embedding_lut
     if entry.lora is not None:
-        builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=path(entry.lora))
+        given["lora_config.lora_config_path"] = entry.lora
+    folder = resolve_path(plan_file, "options").parent
+    apply_options(
+        builder.set_targets([entry.target]), flatten_options(given | dict(entry.options), folder)
+    )
     return builder.plan()
 
 

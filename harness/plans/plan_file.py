@@ -49,7 +49,7 @@ class BuildEntry(_Part):
 
     Attributes:
         model: an ONNX export, or the folder of a checkpoint.
-        options: any options of the builder by their dotted keys.
+        options: any options of the builder by their dotted keys, or in sections.
         verify: run the model before and after each stage, and refuse stages that changed it.
     """
 

@@ -45,6 +45,13 @@ def test_what_has_not_changed_is_neither_built_nor_replaced(
     assert (tmp_path / "head").stat().st_ino == made
 
 
+def test_paths_among_the_options_are_relative_to_the_plan(tmp_path: Path) -> None:
+    options = {"speculative_config": {"ssd_tensor_file": "trained/ssd.safetensors"}}
+    plan = make_plan(containers=[{"path": "head", "build": BUILD | {"options": options}}])
+    (build,) = build_containers(plan, tmp_path / "plan.yaml")
+    assert f"there is no file {tmp_path}/trained/ssd.safetensors" in build.error
+
+
 def test_a_folder_that_is_no_container_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "thesis.tex").write_text("years of work")

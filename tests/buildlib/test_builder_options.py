@@ -1,0 +1,93 @@
+"""Every option of a builder, and every attribute, can be set from one mapping of dotted keys."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from buildlib.builder_options import apply_options, flatten_options
+from buildlib.errors import InvalidOptionError
+from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.speculative.config import (
+    EagletBuilderConfig,
+    LadeBuilderConfig,
+    SpdBuilderConfig,
+    SpeculativeConfig,
+    SsdBuilderConfig,
+)
+
+HERE = Path("/models")
+
+
+@pytest.fixture
+def builder(tiny_export: Path, tmp_path: Path) -> GenAIBuilderHTP:
+    return GenAIBuilderFactory.create(tiny_export, cache_root=tmp_path).set_targets(["SM8750"])
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ({"type": "lade", "ngram": 3}, LadeBuilderConfig(ngram=3)),
+        ({"draft_container": "d"}, SpdBuilderConfig(draft_container=HERE / "d")),
+        (
+            {"ssd_tensor_file": "/s.pt", "branches": [4]},
+            SsdBuilderConfig(ssd_tensor_file=Path("/s.pt"), branches=(4,)),
+        ),
+        (
+            {"type": "eaglet", "draft_model_path": "d.onnx", "draft_token_map": "m.json"},
+            EagletBuilderConfig(draft_model_path=HERE / "d.onnx", draft_token_map=HERE / "m.json"),
+        ),
+    ],
+    ids=["lade", "spd", "ssd-q1", "eaglet"],
+)
+def test_each_speculation_from_its_keys(
+    builder: GenAIBuilderHTP, given: Mapping[str, object], made: SpeculativeConfig
+) -> None:
+    apply_options(builder, flatten_options({"speculative_config": given}, HERE))
+    assert builder.speculative_config == made
+
+
+def test_attributes_stages_and_attached_builders(
+    builder: GenAIBuilderHTP, tiny_export: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_export, tmp_path / "decode")
+    options = {
+        "arn_cl_options": {"auto_regression_number": [1, 16], "context_length": [96]},
+        "prepare_embedding_lut": True,
+        "embedding_datatype": "uint8",
+        "max_workers": 2,
+        "attached_builders": [
+            {"arn": 1, "model_path": "decode", "name": "fast", "options": {"graphs": {"dlbc": 1}}}
+        ],
+    }
+    apply_options(builder, flatten_options(options, tmp_path))
+    plan = builder.plan()
+    assert plan.plan.ars == (1, 16)
+    assert plan.plan.additions.embedding == "uint8"
+    assert plan.plan.graph_options == {1: {"graphs.dlbc": 1}}
+    assert plan.sources.names == {1: "fast"}
+    assert builder.max_workers == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("speculative_config.draft_len", 6, "type.*known are lade, spd, ssd-q1, eaglet"),
+        ("speculative_config.type", "eagle", "eagle.*known are lade, spd, ssd-q1, eaglet"),
+        ("speculative_config.type", "eaglet", "draft_model_path.*missing"),
+        ("speculative_config.draft_modelpath", "x", "did you mean .*draft_model_path"),
+        ("prepare_embeding_lut", True, "did you mean prepare_embedding_lut"),
+        ("embedding_datatype", "float16", "embedding_datatype"),
+        ("max_workers", 0, "max_workers.*at least 1"),
+        ("attached_builders", [{"arn": 1}], "attached_builders.model_path.*missing"),
+        ("attached_builders", 1, "attached_builders.*list"),
+        ("lora_config.lora_version", 2, "lora_config_path"),
+        ("native_kv", True, "native_kv"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    builder: GenAIBuilderHTP, key: str, value: object, said: str
+) -> None:
+    with pytest.raises(InvalidOptionError, match=said):
+        apply_options(builder, flatten_options({key: value}, HERE))
