@@ -4,6 +4,7 @@ Parts are balanced by the bytes of their weights as encoded. A separate embeddin
 projection counts as a part.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx_ir as ir
@@ -76,13 +77,18 @@ def weights_by_segment(model_path: Path) -> ModelWeights:
         ModelFileError: it is no sound model.
         PassError: it is no whole model, or more than one value connects two layers.
     """
-    model = load_with_encodings(model_path)
-    check_conditions(_NAME, "precondition", (SORTED, STATIC), model, model_path)
-    return _segments(model, model_path).weights()
+    _model, segments = load_segments(model_path)
+    return segments.weights()
 
 
-def load_segments(model_path: Path) -> tuple[ir.Model, Segments]:
+def load_segments(
+    model_path: Path, change: Callable[[ir.Model], object] | None = None
+) -> tuple[ir.Model, Segments]:
     """Load a whole model at one (AR, CL), with its encodings if there are any, and cut it.
+
+    Args:
+        model_path: the model.
+        change: changes it first, such as `ArClConversion(shape).transform`.
 
     Raises:
         ModelFileError: it is no sound model.
@@ -90,14 +96,12 @@ def load_segments(model_path: Path) -> tuple[ir.Model, Segments]:
     """
     model = load_with_encodings(model_path)
     check_conditions(_NAME, "precondition", (SORTED, STATIC, _HAS_MASK), model, model_path)
-    return model, _segments(model, model_path)
-
-
-def _segments(model: ir.Model, path: Path) -> Segments:
     try:
-        return find_segments(model)
+        if change is not None:
+            change(model)
+        return model, find_segments(model)
     except PreconditionError as error:
-        raise PassError(_NAME, "precondition", path, str(error)) from error
+        raise PassError(_NAME, "precondition", model_path, str(error)) from error
 
 
 def _segment_ranges(layers: list[range], n_layers: int) -> list[range]:

@@ -7,6 +7,7 @@ from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tokenizer import text_windows
 from buildlib.graph import interface
 from buildlib.graph.files import link_into, load_model
+from buildlib.quantize.calibration import window_length
 
 
 def link_configuration(model_folder: Path, into: Path) -> None:
@@ -16,9 +17,10 @@ def link_configuration(model_folder: Path, into: Path) -> None:
 
 
 def calibration_windows(model_folder: Path, text: str | None) -> list[list[int]]:
-    """Cut a calibration text into windows of tokens, as long as the context of the model."""
+    """Cut a calibration text into windows of tokens for a model."""
     shape = interface.model_shape(load_model(model_folder / MODEL_FILE))
     if text is None or shape is None:
         return []
     config = load_config(model_folder / CONFIG_FILE)
-    return text_windows(model_folder / TOKENIZER_FILE, text, shape.cl, config.bos_token_id)
+    tokenizer = model_folder / TOKENIZER_FILE
+    return text_windows(tokenizer, text, window_length(shape), config.bos_token_id)

@@ -18,10 +18,12 @@ from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.grid import Grid
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, save_model
+from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import is_parameter, is_real
 from buildlib.reference.runners import Arrays
 from buildlib.reference.segment_loop import SegmentLoop
 
+_WINDOW_TOKENS = 1024
 _LOW, _HIGH = "__low", "__high"
 Range = tuple[float, float]
 _INPUTS: dict[str, Range] = {
@@ -120,6 +122,14 @@ def rotated_ranges(graph: ir.Graph, grids: Mapping[str, Grid]) -> dict[str, Rang
 def _magnitude(grid: Grid) -> float:
     ends = [(limit - grid.zero_point[0]) * grid.scale[0] for limit in grid.limits]
     return max(abs(end) for end in ends)
+
+
+def window_length(shape: GraphShape) -> int:
+    """Return the length of text windows that calibrate a model: a whole call, up to 1024 tokens.
+
+    Longer ones take their time, and show ranges that shorter ones from more places show as well.
+    """
+    return max(shape.ar, min(shape.cl, _WINDOW_TOKENS))
 
 
 def observe_ranges(

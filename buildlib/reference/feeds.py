@@ -23,6 +23,8 @@ class CallInputs:
         cl: context length of the graphs.
         embed: for models that take embeddings in place of token ids.
         constants: inputs that are the same at every call, such as LoRA weights.
+        rotations_cl: context length whose rotations are fed, for graphs that are run at a shorter
+            one than they are built for; by default `cl`.
     """
 
     def __init__(
@@ -32,10 +34,11 @@ class CallInputs:
         *,
         embed: Embed | None = None,
         constants: Arrays | None = None,
+        rotations_cl: int | None = None,
     ) -> None:
         self._cl = cl
         self._padding = config.eos_token_ids[0]
-        self._cos, self._sin = rope_tables(config, cl)
+        self._cos, self._sin = rope_tables(config, rotations_cl or cl)
         self._embed = embed
         self._constants: Mapping[str, npt.NDArray[Any]] = dict(constants or {})
 

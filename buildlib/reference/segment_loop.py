@@ -3,7 +3,7 @@
 `HostLoop` takes a call through the whole model before the next one. Here all calls of all windows
 go through the embedding, then all through the first layer, and so on to the head: memory holds the
 weights and caches of one segment, and the hidden states on its borders. What each segment computes
-is the same.
+is the same, up to the rounding of sums over the empty slots that are left out.
 """
 
 import tempfile
@@ -22,6 +22,8 @@ from buildlib.checkpoint.config import DecoderConfig
 from buildlib.errors import CalibrationError
 from buildlib.graph import interface
 from buildlib.graph.files import save_model
+from buildlib.graph.shape import GraphShape
+from buildlib.passes.arcl import ArClConversion
 from buildlib.passes.split import extract_segments, load_segments
 from buildlib.reference.feeds import CallInputs, KvCache
 from buildlib.reference.runners import Arrays, OnnxRunner
@@ -30,6 +32,7 @@ Hidden = npt.NDArray[np.float32]
 """Hidden states on one border: [calls of all windows, 1, AR, hidden]."""
 
 _IN_MEMORY_BYTES = 1 << 30
+_PREFILL_ARS = (128, 32, 8)  # of a model that comes as a decode graph
 
 
 class SegmentLoop(AbstractContextManager["SegmentLoop"]):
@@ -43,11 +46,19 @@ class SegmentLoop(AbstractContextManager["SegmentLoop"]):
             for index in range(loop.n_segments):
                 hidden = loop.run(index, hidden, on_outputs=see, change=add_outputs)
 
+    The model runs at a context as long as the longest window and one call more, if it is built for
+    longer ones: attention to empty slots takes time and changes nothing. A decode graph runs at a
+    prefill shape.
+
     Args:
-        model_path: canonical, at a prefill shape.
+        model_path: in canonical form.
         config: configuration of the model.
         token_windows: each is cut to whole calls, and those shorter than a call are left out.
         constants: inputs that are the same at every call, such as LoRA weights.
+
+    Attributes:
+        shape: that it runs at.
+        windows: that run, in whole calls.
 
     Raises:
         CalibrationError: no window holds a whole call, or a token lies outside the vocabulary.
@@ -63,10 +74,14 @@ class SegmentLoop(AbstractContextManager["SegmentLoop"]):
         *,
         constants: Arrays | None = None,
     ) -> None:
-        self.shape = interface.require_shape(model_path)
+        own = interface.require_shape(model_path)
+        self.shape = _calling_shape(own, max(map(len, token_windows), default=0))
         self.windows = _whole_calls(token_windows, self.shape.ar, config.vocab_size)
-        self._inputs = CallInputs(config, self.shape.cl, constants=constants)
-        self._model, self._segments = load_segments(model_path)
+        self._inputs = CallInputs(
+            config, self.shape.cl, constants=constants, rotations_cl=max(own.cl, self.shape.cl)
+        )
+        reshaped = ArClConversion(self.shape).transform if self.shape != own else None
+        self._model, self._segments = load_segments(model_path, reshaped)
         self._scratch = tempfile.TemporaryDirectory(dir=model_path.parent, prefix=".segments.")
 
     def __enter__(self) -> Self:
@@ -185,6 +200,19 @@ class SegmentLoop(AbstractContextManager["SegmentLoop"]):
 def _in_calls(window: Sequence[int], ar: int) -> Iterator[list[int]]:
     for start in range(0, len(window), ar):
         yield list(window[start : start + ar])
+
+
+def _calling_shape(own: GraphShape, longest: int) -> GraphShape:
+    """Return the shape at which windows up to `longest` take the least time.
+
+    At least one slot stays empty where one does at the shape of the model, so that ranges have the
+    zeros and masked scores of empty slots all the same.
+    """
+    ar = own.ar
+    if ar == 1:
+        ar = next((each for each in _PREFILL_ARS if each <= longest and each < own.cl), 1)
+    cl = min(longest // ar + 1, own.cl // ar) * ar
+    return GraphShape(ar, cl) if ar < cl else own
 
 
 def _whole_calls(

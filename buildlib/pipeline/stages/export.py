@@ -15,6 +15,7 @@ from buildlib.graph.llama import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.pipeline.sources import CheckpointSource
 from buildlib.pipeline.stage import Stage
+from buildlib.quantize.calibration import window_length
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.recipe import Bitwidths, complete_encodings
 
@@ -95,7 +96,7 @@ def export_checkpoint(
     windows = text_windows(
         checkpoint.tokenizer_path,
         calibration_text,
-        shape.cl,
+        window_length(shape),
         checkpoint.config.bos_token_id,
         n_windows,
     )
