@@ -21,8 +21,9 @@ class Checkpoint:
     """A model in Hugging Face layout whose files have been checked against its configuration.
 
     Attributes:
-        tensors: by checkpoint name, such as `model.layers.0.mlp.up_proj.weight`. With tied
-            embeddings there may be no `lm_head.weight`; `lm_head` says what to use.
+        tensors: by Llama's names, such as `model.layers.0.mlp.up_proj.weight`; projections that the
+            file has as one are rows of that one. With tied embeddings there may be no
+            `lm_head.weight`; `lm_head` says what to use.
     """
 
     folder: Path
@@ -48,7 +49,7 @@ class Checkpoint:
             if ref.shape != shape:
                 found = f"tensor {name!r} is {list(ref.shape)}, config.json says {list(shape)}"
                 raise CheckpointError(ref.path, found)
-        return cls(folder, config, MappingProxyType(tensors))
+        return cls(folder, config, MappingProxyType(_unfused(config, tensors)))
 
     @property
     def tokenizer_path(self) -> Path:
@@ -63,38 +64,95 @@ class Checkpoint:
 
 
 def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor the graph reads, with the shape that `config` implies."""
-    hidden, mlp = config.hidden_size, config.intermediate_size
-    queries = config.num_attention_heads * config.head_dim
-    keys = config.num_key_value_heads * config.head_dim
+    """Every tensor that a file must hold, with the shape that `config` implies."""
+    hidden, norms = config.hidden_size, config.family.layer_norms
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
+        **_norm_tensors(config, "model.norm"),
     }
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    parallel = config.use_parallel_residual
+    places = [norms.before_attention, norms.after_attention, norms.after_mlp]
+    places += [] if parallel else [norms.before_mlp]
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
-        shapes |= {
-            prefix + "input_layernorm.weight": (hidden,),
-            prefix + "self_attn.q_proj.weight": (queries, hidden),
-            prefix + "self_attn.k_proj.weight": (keys, hidden),
-            prefix + "self_attn.v_proj.weight": (keys, hidden),
-            prefix + "self_attn.o_proj.weight": (hidden, queries),
-            prefix + "post_attention_layernorm.weight": (hidden,),
-            prefix + "mlp.gate_proj.weight": (mlp, hidden),
-            prefix + "mlp.up_proj.weight": (mlp, hidden),
-            prefix + "mlp.down_proj.weight": (hidden, mlp),
-        }
-        if config.qkv_bias:
-            for name, size in (("q", queries), ("k", keys), ("v", keys)):
-                shapes[f"{prefix}self_attn.{name}_proj.bias"] = (size,)
-        if config.output_bias:
-            shapes[prefix + "self_attn.o_proj.bias"] = (hidden,)
-        if config.qk_norm:
-            for name in ("q", "k"):
-                shapes[f"{prefix}self_attn.{name}_norm.weight"] = (config.head_dim,)
+        for name in filter(None, places):
+            shapes |= _norm_tensors(config, prefix + name)
+        for stem, parts in _stored_projections(config).items():
+            rows = sum(outputs for outputs, _, _ in parts)
+            shapes[f"{prefix}{stem}.weight"] = (rows, parts[0][1])
+            if parts[0][2]:
+                shapes[f"{prefix}{stem}.bias"] = (rows,)
+        shapes |= {prefix + name: shape for name, shape in _qk_norm_tensors(config).items()}
     return shapes
+
+
+def _norm_tensors(config: LlamaConfig, stem: str) -> dict[str, tuple[int, ...]]:
+    kinds = ("weight", "bias") if config.family.norm == "layer" else ("weight",)
+    return {f"{stem}.{kind}": (config.hidden_size,) for kind in kinds}
+
+
+def _qk_norm_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    counts = (config.num_attention_heads, config.num_key_value_heads)
+    dim = config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {}
+    for stem, heads in zip(config.family.qk_norm_tensors, counts, strict=True):
+        match config.qk_norm:
+            case "head":
+                shapes[f"{stem}.weight"] = (dim,)
+            case "all_heads":
+                shapes[f"{stem}.weight"] = (heads * dim,)
+            case "each_head":
+                shapes |= {f"{stem}.norms.{head}.weight": (dim,) for head in range(heads)}
+    return shapes
+
+
+Projection = tuple[int, int, bool]
+"""Outputs and inputs of a projection, and whether it has a bias."""
+
+
+def projections(config: LlamaConfig) -> dict[str, Projection]:
+    """Projections of a layer by Llama's names."""
+    hidden, mlp = config.hidden_size, config.intermediate_size
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    return {
+        "self_attn.q_proj": (queries, hidden, config.attention_bias),
+        "self_attn.k_proj": (keys, hidden, config.attention_bias),
+        "self_attn.v_proj": (keys, hidden, config.attention_bias),
+        "self_attn.o_proj": (hidden, queries, config.attention_out_bias),
+        "mlp.gate_proj": (mlp, hidden, config.mlp_bias),
+        "mlp.up_proj": (mlp, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, mlp, config.mlp_bias),
+    }
+
+
+def _stored_projections(config: LlamaConfig) -> dict[str, list[Projection]]:
+    """Projections that a file holds of a layer, each with those of Llama that it consists of."""
+    single, fused = projections(config), config.family.fused
+    inside = {name for parts in fused.values() for name in parts}
+    stored = {stem: [single[name] for name in parts] for stem, parts in fused.items()}
+    return stored | {name: [shape] for name, shape in single.items() if name not in inside}
+
+
+def _unfused(config: LlamaConfig, stored: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
+    """Return the tensors with the rows of each fused projection under Llama's names."""
+    tensors, single = dict(stored), projections(config)
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        for stem, parts in config.family.fused.items():
+            for kind in ("weight", "bias"):
+                whole = tensors.pop(f"{prefix}{stem}.{kind}", None)
+                if whole is None:
+                    continue
+                start = 0
+                for name in parts:
+                    stop = start + single[name][0]
+                    full = f"{prefix}{name}.{kind}"
+                    tensors[full] = whole.rows(start, stop, full)
+                    start = stop
+    return tensors
 
 
 def _read_tensors(folder: Path) -> dict[str, TensorRef]:

@@ -13,7 +13,13 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from buildlib.checkpoint.architectures import SupportedLLMs, detect_architecture
+from buildlib.checkpoint.architectures import (
+    Family,
+    QkNorm,
+    SupportedLLMs,
+    detect_architecture,
+    family_of,
+)
 from buildlib.errors import CheckpointError, UnsupportedModelError
 from buildlib.validation import first_fault
 
@@ -103,10 +109,11 @@ def unsupported(what: str) -> PydanticCustomError:
 
 
 _MAX_CONFIG_BYTES = 1 << 20
-_ATTENTION_BIAS = {SupportedLLMs.LLAMA, SupportedLLMs.QWEN3, None}
-_BEGINS_WITH_BOS = {SupportedLLMs.LLAMA, SupportedLLMs.MISTRAL, SupportedLLMs.PHI3}
+_SPELLINGS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "swish": "silu"}
+_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 Size = Annotated[int, Field(ge=1, le=1 << 24, strict=True)]
+Factor = Annotated[float, Field(gt=1e-9, lt=1e9)]
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 
 
@@ -117,6 +124,13 @@ class DecoderConfig(BaseModel):
         architecture: the family, or None: unknown, and then built as its graph and keys say.
         partial_rotary_factor: share of `head_dim` that rotary positions turn, from its start.
         sliding_window: how many tokens back attention reaches, itself included; None for all.
+        attention_bias: whether the projections to queries, keys and values have a bias.
+        attention_out_bias: whether the projection after attention has one.
+        use_parallel_residual: whether attention and MLP read the same norm.
+        no_rope_layers: for each layer whether it *has* rotary positions, as files have it.
+        attention_multiplier: factor of attention scores; None: `head_dim ** -0.5`.
+        attn_logit_softcapping: c, for scores c * tanh(scores / c).
+        final_logit_softcapping: the same for logits.
         bos_token_id: what a text begins with. Families without such a token (Qwen) or unknown
             ones may leave it out; it is then the first of `eos_token_id`, the token that stood
             before every text in training.
@@ -142,7 +156,17 @@ class DecoderConfig(BaseModel):
     tie_word_embeddings: bool = False
     hidden_act: Annotated[str, Field(max_length=100)] = "silu"
     attention_bias: bool = False
+    attention_out_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: QkNorm | None = None
+    use_parallel_residual: bool = False
+    no_rope_layers: tuple[bool, ...] | None = None
+    embedding_multiplier: Factor = 1.0
+    residual_multiplier: Factor = 1.0
+    attention_multiplier: Factor | None = None
+    logits_multiplier: Factor = 1.0
+    attn_logit_softcapping: Factor | None = None
+    final_logit_softcapping: Factor | None = None
     eos_token_id: TokenId | Annotated[tuple[TokenId, ...], Field(min_length=1)]
     bos_token_id: TokenId
 
@@ -156,6 +180,16 @@ class DecoderConfig(BaseModel):
         filled = {key: value for key, value in data.items() if key not in rope}
         filled |= merged_rope(data)
         filled["architecture"] = detect_architecture(data)
+        family = family_of(filled["architecture"])
+        for key, value in family.defaults.items():
+            if filled.get(key) is None:
+                filled[key] = value
+        filled |= {ours: filled[key] for key, ours in family.spelled.items() if key in filled}
+        filled["qk_norm"] = family.qk_norm
+        filled |= {key: value(filled) for key, value in family.derived.items()}
+        given = filled.get("hidden_act")
+        if isinstance(given, str):
+            filled["hidden_act"] = _SPELLINGS.get(given, given)
         heads, hidden = filled.get("num_attention_heads"), filled.get("hidden_size")
         if filled.get("num_key_value_heads") is None:
             filled["num_key_value_heads"] = heads
@@ -164,7 +198,7 @@ class DecoderConfig(BaseModel):
         if filled.get("use_sliding_window") is False:
             filled["sliding_window"] = None
         eos = filled.get("eos_token_id")
-        if filled.get("bos_token_id") is None and filled["architecture"] not in _BEGINS_WITH_BOS:
+        if filled.get("bos_token_id") is None and not family.needs_bos:
             filled["bos_token_id"] = eos[0] if isinstance(eos, list) and eos else eos
         return filled
 
@@ -204,35 +238,69 @@ class DecoderConfig(BaseModel):
         return int(self.head_dim * self.partial_rotary_factor)
 
     @property
-    def qkv_bias(self) -> bool:
-        """Whether the projections to queries, keys and values have a bias; in Qwen 2 always."""
-        return self.output_bias or self.architecture is SupportedLLMs.QWEN2
+    def family(self) -> Family:
+        """In what the model differs from Llama apart from its keys."""
+        return family_of(self.architecture)
 
     @property
-    def output_bias(self) -> bool:
-        """Whether the projection after attention has a bias; some families know no such key."""
-        return self.attention_bias and self.architecture in _ATTENTION_BIAS
+    def attention_scale(self) -> float:
+        """Factor of attention scores."""
+        given = self.attention_multiplier
+        return self.head_dim**-0.5 if given is None else given
 
-    @property
-    def qk_norm(self) -> bool:
-        """Whether queries and keys are normalised per head, before their rotation."""
-        return self.architecture is SupportedLLMs.QWEN3
+    def has_rope(self, layer: int) -> bool:
+        """Whether a layer turns queries and keys by their positions."""
+        return self.no_rope_layers is None or self.no_rope_layers[layer]
 
 
 class LlamaConfig(DecoderConfig):
-    """Configuration of a checkpoint that can be exported here: Llama and its like."""
+    """Configuration of a checkpoint that can be exported here: Llama and its relatives."""
 
-    model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
-    hidden_act: Literal["silu"] = "silu"
-    mlp_bias: Literal[False] = False
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, data: Any) -> Any:  # noqa: ANN401  (raw JSON)
+        if isinstance(data, dict):
+            reason = _refused_kind(data)
+            if reason is not None:
+                raise unsupported(f"{reason}; known are {', '.join(SupportedLLMs)}")
+        return data
 
     @model_validator(mode="after")
     def _expressible(self) -> Self:
-        if self.architecture is None:
-            raise unsupported(f"architectures of other kinds than model_type {self.model_type!r}")
-        if self.rotary_dim != self.head_dim:
-            raise unsupported(f"partial_rotary_factor = {self.partial_rotary_factor}")
+        if self.hidden_act not in _ACTIVATIONS:
+            known = ", ".join(_ACTIVATIONS)
+            raise unsupported(f"hidden_act {self.hidden_act[:40]!r} (known are {known})")
+        if self.no_rope_layers is not None and len(self.no_rope_layers) < self.num_hidden_layers:
+            msg = "no_rope_layers is shorter than num_hidden_layers"
+            raise ValueError(msg)
         return self
+
+
+_NO_DECODERS: Mapping[str, str] = {
+    "is_encoder_decoder": "an encoder-decoder",
+    "vision_config": "a model that sees",
+    "audio_config": "a model that hears",
+    "num_local_experts": "a mixture of experts",
+    "num_experts": "a mixture of experts",
+    "n_routed_experts": "a mixture of experts",
+    "quantization_config": "a checkpoint that is quantized already",
+}
+
+
+def _refused_kind(data: Mapping[str, Any]) -> str | None:
+    """Say why a configuration is of no model that can be exported; None if it may be."""
+    architecture = detect_architecture(data)
+    kind = repr(data.get("model_type"))
+    shown = f"model_type {kind if len(kind) <= 40 else kind[:37] + '...'}"
+    for key, what in _NO_DECODERS.items():
+        given = data.get(key)
+        if given is True or given not in (None, False, 0, 1):
+            return f"{shown} is {what} ({key})"
+    if architecture is not None:
+        return family_of(architecture).refused(data)
+    if any(data.get("model_type") == family.value for family in SupportedLLMs):
+        return f"architectures of other kinds than {shown}"
+    return f"{shown} is no family that can be exported"
 
 
 def load_config(path: Path) -> DecoderConfig:

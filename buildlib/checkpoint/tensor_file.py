@@ -51,6 +51,12 @@ class TensorRef:
             self.path, _NUMPY[self.dtype], mode="r", offset=self.offset, shape=self.shape
         )
 
+    def rows(self, start: int, stop: int, name: str) -> "TensorRef":
+        """Entries [start, stop) along the first axis, as a tensor that lies in the same file."""
+        n_bytes = self.n_bytes // self.shape[0]
+        shape, offset = (stop - start, *self.shape[1:]), self.offset + start * n_bytes
+        return TensorRef(name, self.dtype, shape, self.path, offset, (stop - start) * n_bytes)
+
 
 def read_header(path: Path) -> dict[str, TensorRef]:
     """All tensors of a safetensors file, without reading their data.

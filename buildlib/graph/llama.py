@@ -1,26 +1,29 @@
-"""Float ONNX of a Llama, Mistral or Qwen, with (AR, CL) only in the shapes of its inputs.
+"""Float ONNX of a Llama or a relative of it, with (AR, CL) only in the shapes of its inputs.
 
 Projections are Gemm with transposed weights, because a checkpoint stores them that way: its bytes
 are used in place. Query heads are grouped by the key/value head they share, [n_kv, group, AR,
-head_dim], so keys and values are never repeated.
+head_dim], so keys and values are never repeated. In what relatives differ from Llama is said by
+`buildlib.checkpoint.architectures.Family` and the configuration's keys.
 """
 
-import math
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from buildlib.checkpoint.checkpoint import Checkpoint, expected_tensors
+from buildlib.checkpoint.checkpoint import Checkpoint, projections
 from buildlib.checkpoint.config import LlamaConfig
 from buildlib.checkpoint.layout import MODEL_FILE
+from buildlib.checkpoint.tensor_file import TensorRef
 from buildlib.graph import interface
 from buildlib.graph.builder import GraphBuilder
 from buildlib.graph.files import save_model
 from buildlib.graph.shape import GraphShape, check_sliding_window
 from buildlib.graph.values import infer_shapes
+
+_SHORTEST = 1e-12  # a row no longer than this is not divided by its length
 
 
 def export_onnx(checkpoint: Checkpoint, shape: GraphShape, folder: Path) -> Path:
@@ -47,7 +50,8 @@ def build_llama(checkpoint: Checkpoint, shape: GraphShape) -> ir.Model:
     }
     embedding = builder.weight(checkpoint.tensors["model.embed_tokens.weight"])
     hidden = builder.op("Gather", [embedding, inputs[interface.INPUT_IDS]], "embedding", axis=0)
-    outputs = decode(builder, checkpoint, inputs, hidden)
+    scaled = _scaled(builder, hidden, config.embedding_multiplier, "embedding_scaled")
+    outputs = decode(builder, checkpoint, inputs, scaled)
     return builder.model(list(inputs.values()), outputs, config.model_type)
 
 
@@ -67,41 +71,79 @@ def decode(
     """
     config = checkpoint.config
     outputs: list[ir.Value] = []
-    expected = expected_tensors(config)
     for layer in range(config.num_hidden_layers):
-        decoder = _Layer(builder, checkpoint, inputs, layer, expected)
+        decoder = _Layer(builder, checkpoint, inputs, layer)
         hidden, new_key, new_value = decoder.build(hidden)
         outputs += [new_key, new_value]
-    norm = _rms_norm(builder, checkpoint, "model.norm.weight", hidden, "final_norm")
+    norm = _norm(builder, checkpoint, "model.norm", hidden, "final_norm")
+    return [_head(builder, checkpoint, norm), *outputs]
+
+
+def _head(builder: GraphBuilder, checkpoint: Checkpoint, norm: ir.Value) -> ir.Value:
+    """Add the output projection on [1, AR, hidden], and what follows it."""
+    config = checkpoint.config
+    cap = config.final_logit_softcapping
+    factor = config.logits_multiplier / (cap or 1.0)
+    norm = _scaled(builder, norm, factor, "final_norm_scaled")
     flat = builder.op("Reshape", [norm, builder.shape(-1, config.hidden_size)], "final_norm_flat")
     head = builder.weight(checkpoint.lm_head, "lm_head.weight")
     scores = builder.op("Gemm", [flat, head], "lm_head", transB=1)
+    if config.family.normalized_head:
+        factors = builder.constant("lm_head_row_factors", _row_factors(checkpoint.lm_head))
+        scores = builder.op("Mul", [scores, factors], "lm_head_normalized")
+    if cap is not None:
+        bounded = builder.op("Tanh", [scores], "lm_head_tanh")
+        scores = _scaled(builder, bounded, cap, "lm_head_capped")
     dims = builder.shape(1, -1, config.vocab_size)
-    logits = builder.op("Reshape", [scores, dims], interface.LOGITS)
-    return [logits, *outputs]
+    return builder.op("Reshape", [scores, dims], interface.LOGITS)
 
 
-def _rms_norm(
-    builder: GraphBuilder, checkpoint: Checkpoint, weight: str, value: ir.Value, name: str
+def _row_factors(head: TensorRef) -> npt.NDArray[np.float32]:
+    """Return 1 / length of each row of a matrix, some rows at a time."""
+    rows = head.numpy()
+    step = max(1, (1 << 24) // rows.shape[1])
+    lengths = [
+        np.linalg.norm(np.asarray(rows[start : start + step], np.float32), axis=1)
+        for start in range(0, len(rows), step)
+    ]
+    return np.asarray(1.0 / np.maximum(np.concatenate(lengths), _SHORTEST), np.float32)
+
+
+def _scaled(builder: GraphBuilder, value: ir.Value, factor: float, name: str) -> ir.Value:
+    if factor == 1.0:
+        return value
+    constant = builder.constant(f"factor_{factor:.9g}", np.array(factor, dtype=np.float32))
+    return builder.op("Mul", [value, constant], name)
+
+
+def _norm(
+    builder: GraphBuilder, checkpoint: Checkpoint, stem: str, value: ir.Value, name: str
 ) -> ir.Value:
-    gain = builder.weight(checkpoint.tensors[weight])
-    epsilon = checkpoint.config.rms_norm_eps
-    return builder.op("RMSNormalization", [value, gain], name, axis=-1, epsilon=epsilon)
+    config = checkpoint.config
+    gain = _gain(builder, checkpoint, f"{stem}.weight")
+    settings = {"axis": -1, "epsilon": config.rms_norm_eps}
+    if config.family.norm == "rms":
+        return builder.op("RMSNormalization", [value, gain], name, **settings)
+    bias = builder.weight(checkpoint.tensors[f"{stem}.bias"])
+    return builder.op("LayerNormalization", [value, gain, bias], name, **settings)
+
+
+def _gain(builder: GraphBuilder, checkpoint: Checkpoint, weight: str) -> ir.Value:
+    """Return the gain of a norm; in the model file where it is not the stored one."""
+    stored, offset = checkpoint.tensors[weight], checkpoint.config.family.gain_offset
+    if not offset:
+        return builder.weight(stored)
+    return builder.constant(weight, np.asarray(stored.numpy(), np.float32) + np.float32(offset))
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """Builds one decoder layer; every value it makes is called `layer_{index}_...`.
-
-    Attributes:
-        expected: names of the tensors that the configuration asks for; a file may hold others.
-    """
+    """Builds one decoder layer; every value it makes is called `layer_{index}_...`."""
 
     builder: GraphBuilder
     checkpoint: Checkpoint
     inputs: dict[str, ir.Value]
     index: int
-    expected: Collection[str]
 
     @property
     def config(self) -> LlamaConfig:
@@ -109,21 +151,32 @@ class _Layer:
 
     def build(self, hidden: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Build a layer from [1, AR, hidden] to the same; return it with the new key and value."""
-        config = self.config
-        flat = self._normed(hidden, "input_layernorm", "attention_norm")
+        norms = self.config.family.layer_norms
+        flat = self._normed(hidden, norms.before_attention, "attention_norm")
         attended, new_key, new_value = self._attention(flat)
-        back = self.builder.shape(1, -1, config.hidden_size)
         projected = self._project(attended, "self_attn.o_proj")
-        residual = self._op("Reshape", [projected, back], "attention_output")
-        hidden = self._op("Add", [hidden, residual], "attention_residual")
-        flat = self._normed(hidden, "post_attention_layernorm", "mlp_norm")
-        residual = self._op("Reshape", [self._mlp(flat), back], "mlp_output")
-        return self._op("Add", [hidden, residual], "output"), new_key, new_value
+        residual = self._residual(projected, norms.after_attention, "attention")
+        added = self._op("Add", [hidden, residual], "attention_residual")
+        if not self.config.use_parallel_residual:
+            flat = self._normed(added, norms.before_mlp, "mlp_norm")
+        residual = self._residual(self._mlp(flat), norms.after_mlp, "mlp")
+        return self._op("Add", [added, residual], "output"), new_key, new_value
+
+    def _residual(self, rows: ir.Value, norm: str | None, which: str) -> ir.Value:
+        """Turn [AR, hidden] into the [1, AR, hidden] that is added to the residual stream."""
+        config = self.config
+        back = self.builder.shape(1, -1, config.hidden_size)
+        residual = self._op("Reshape", [rows, back], f"{which}_output")
+        if norm is not None:
+            residual = self._norm(norm, residual, f"{which}_output_norm")
+        name = f"layer_{self.index}_{which}_output_scaled"
+        return _scaled(self.builder, residual, config.residual_multiplier, name)
 
     def _attention(self, flat: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         config, op = self.config, self._op
         kv, group, dim = config.num_key_value_heads, config.group_size, config.head_dim
-        scale = np.array(1.0 / math.sqrt(dim), dtype=np.float32)
+        cap = config.attn_logit_softcapping
+        scale = np.array(config.attention_scale / (cap or 1.0), dtype=np.float32)
         query = op(
             "Mul",
             [
@@ -143,6 +196,9 @@ class _Layer:
         keys = op("Concat", [past_key, new_key], "keys", axis=3)
         values = op("Concat", [past_value, new_value], "values", axis=2)
         scores = op("MatMul", [query, keys], "scores")
+        if cap is not None:
+            bounded = op("Tanh", [scores], "scores_tanh")
+            scores = _scaled(self.builder, bounded, cap, f"layer_{self.index}_scores_capped")
         masked = op("Add", [scores, self.inputs[interface.ATTENTION_MASK]], "masked_scores")
         weights = op("Softmax", [masked], "attention_weights", axis=-1)
         attended = op("MatMul", [weights, values], "attended")
@@ -154,25 +210,61 @@ class _Layer:
         """Project [AR, hidden] and split into [n_kv, group, AR, head_dim]."""
         config = self.config
         projected = self._project(flat, f"self_attn.{which}_proj")
+        if config.qk_norm == "all_heads" and which != "v":
+            stem = self._qk_norm_tensor(which)
+            projected = self._norm(stem, projected, f"{which}_norm")
         dims = self.builder.shape(-1, config.num_key_value_heads, group, config.head_dim)
         split = self._op("Reshape", [projected, dims], f"{which}_split")
         name = name or f"layer_{self.index}_{which}_heads"
         return self.builder.op("Transpose", [split], name, perm=[1, 2, 0, 3])
 
+    def _qk_norm_tensor(self, which: str) -> str:
+        return self.config.family.qk_norm_tensors["qk".index(which)]
+
     def _head_norm(self, heads: ir.Value, which: str) -> ir.Value:
         """Normalise each head of [n_kv, group, AR, head_dim], if the model does."""
-        if not self.config.qk_norm:
-            return heads
-        weight = f"model.layers.{self.index}.self_attn.{which}_norm.weight"
-        name = f"layer_{self.index}_{which}_norm"
-        return _rms_norm(self.builder, self.checkpoint, weight, heads, name)
+        stem = self._qk_norm_tensor(which)
+        match self.config.qk_norm:
+            case "head":
+                return self._norm(stem, heads, f"{which}_norm")
+            case "each_head":
+                return self._each_head_norm(stem, heads, which)
+        return heads
+
+    def _each_head_norm(self, stem: str, heads: ir.Value, which: str) -> ir.Value:
+        """Normalise each head by LayerNormalization without bias, with a gain of its own.
+
+        The compiler takes no LayerNormalization without bias, so its bias is zero.
+        """
+        config, prefix = self.config, f"model.layers.{self.index}.{stem}"
+        kv, dim = config.num_key_value_heads, config.head_dim
+        group = config.group_size if which == "q" else 1
+        stored = [
+            np.asarray(self.checkpoint.tensors[f"{prefix}.norms.{head}.weight"].numpy(), np.float32)
+            for head in range(kv * group)
+        ]
+        ones, zeros = (
+            self.builder.constant(f"{name}_{dim}", np.full(dim, number, dtype=np.float32))
+            for name, number in (("ones", 1.0), ("zeros", 0.0))
+        )
+        settings = {"axis": -1, "epsilon": config.rms_norm_eps}
+        normed = self._op("LayerNormalization", [heads, ones, zeros], f"{which}_normed", **settings)
+        gains = np.stack(stored).reshape(kv, group, 1, dim)
+        return self._op(
+            "Mul", [normed, self.builder.constant(f"{prefix}.weight", gains)], f"{which}_norm"
+        )
 
     def _rotated(self, heads: ir.Value, which: str) -> ir.Value:
-        """Apply the rotary position embedding to [n_kv, group, AR, head_dim]."""
+        """Apply the rotary position embedding to [n_kv, group, AR, head_dim].
+
+        Of models that turn neighbours the even dimensions come out before the odd ones: queries and
+        keys alike, so that their products are the same.
+        """
+        if not self.config.has_rope(self.index):
+            return heads
         op = self._op
         cos, sin = self.inputs[interface.COS], self.inputs[interface.SIN]
-        names = tuple(f"layer_{self.index}_{which}_{half}" for half in ("first", "second"))
-        first, second = self.builder.ops("Split", [heads], names, axis=-1, num_outputs=2)
+        first, second, *passed = self._halves(heads, which)
         first_cos = op("Mul", [first, cos], f"{which}_first_cos")
         second_sin = op("Mul", [second, sin], f"{which}_second_sin")
         second_cos = op("Mul", [second, cos], f"{which}_second_cos")
@@ -181,32 +273,65 @@ class _Layer:
             op("Sub", [first_cos, second_sin], f"{which}_first_rotated"),
             op("Add", [second_cos, first_sin], f"{which}_second_rotated"),
         ]
-        return op("Concat", halves, f"{which}_rotated", axis=-1)
+        return op("Concat", [*halves, *passed], f"{which}_rotated", axis=-1)
+
+    def _halves(self, heads: ir.Value, which: str) -> tuple[ir.Value, ...]:
+        """Return the two halves that turn against each other, and what does not turn."""
+        dim, turned = self.config.head_dim, self.config.rotary_dim
+        prefix = f"layer_{self.index}_{which}"
+        if self.config.family.interleaved:
+            pieces = {"first": (0, turned, 2), "second": (1, turned, 2)}
+            pieces |= {"passed": (turned, dim, 1)} if turned < dim else {}
+            return tuple(
+                self.builder.op("Slice", [heads, *self._bounds(*piece)], f"{prefix}_{name}")
+                for name, piece in pieces.items()
+            )
+        names = (f"{prefix}_first", f"{prefix}_second", f"{prefix}_passed")
+        if turned == dim:
+            return self.builder.ops("Split", [heads], names[:2], axis=-1, num_outputs=2)
+        sizes = np.array([turned // 2, turned // 2, dim - turned], dtype=np.int64)
+        sizes_value = self.builder.constant(f"split_{turned}_of_{dim}", sizes)
+        return self.builder.ops("Split", [heads, sizes_value], names, axis=-1)
+
+    def _bounds(self, start: int, stop: int, step: int) -> list[ir.Value]:
+        """Return start, end, axis and step of a Slice along the last axis."""
+        return [
+            self.builder.constant(f"int_{number}", np.array([number], dtype=np.int64))
+            for number in (start, stop, -1, step)
+        ]
 
     def _mlp(self, flat: ir.Value) -> ir.Value:
-        """Build SwiGLU: down(silu(gate(x)) * up(x))."""
-        op = self._op
-        gate = self._project(flat, "mlp.gate_proj")
-        gate = op("Mul", [gate, op("Sigmoid", [gate], "gate_sigmoid")], "gate_silu")
-        product = op("Mul", [gate, self._project(flat, "mlp.up_proj")], "gated")
+        """Build a gated MLP: down(activation(gate(x)) * up(x))."""
+        gate = self._activation(self._project(flat, "mlp.gate_proj"))
+        product = self._op("Mul", [gate, self._project(flat, "mlp.up_proj")], "gated")
         return self._project(product, "mlp.down_proj")
 
-    def _normed(self, hidden: ir.Value, weight: str, name: str) -> ir.Value:
-        full = f"model.layers.{self.index}.{weight}.weight"
-        normed = _rms_norm(
-            self.builder, self.checkpoint, full, hidden, f"layer_{self.index}_{name}"
-        )
+    def _activation(self, gate: ir.Value) -> ir.Value:
+        match self.config.hidden_act:
+            case "gelu":
+                return self._op("Gelu", [gate], "gate_gelu")
+            case "gelu_tanh":
+                return self._op("Gelu", [gate], "gate_gelu", approximate="tanh")
+        return self._op("Mul", [gate, self._op("Sigmoid", [gate], "gate_sigmoid")], "gate_silu")
+
+    def _norm(self, stem: str, value: ir.Value, name: str) -> ir.Value:
+        full = f"model.layers.{self.index}.{stem}"
+        return _norm(self.builder, self.checkpoint, full, value, f"layer_{self.index}_{name}")
+
+    def _normed(self, hidden: ir.Value, stem: str | None, name: str) -> ir.Value:
+        """Return [AR, hidden] of [1, AR, hidden], normalised if the model has a norm there."""
+        normed = hidden if stem is None else self._norm(stem, hidden, name)
         return self._op(
             "Reshape", [normed, self.builder.shape(-1, self.config.hidden_size)], f"{name}_flat"
         )
 
     def _project(self, flat: ir.Value, which: str) -> ir.Value:
-        prefix = f"model.layers.{self.index}.{which}."
-        names = (prefix + "weight", prefix + "bias")
+        _, _, biased = projections(self.config)[which]
         parameters = [
-            self.builder.weight(self.checkpoint.tensors[name])
-            for name in names
-            if name in self.expected
+            self.builder.weight(
+                self.checkpoint.tensors[f"model.layers.{self.index}.{which}.{kind}"]
+            )
+            for kind in (("weight", "bias") if biased else ("weight",))
         ]
         return self._op("Gemm", [flat, *parameters], which.rpartition(".")[2], transB=1)
 

@@ -33,11 +33,25 @@ _OLDEST_OPSET = 7  # the first with today's broadcasting
 _SOFTMAX_OPSET = 13  # over its last axis unless it says otherwise
 _OPERATORS: Mapping[str, Mapping[str, frozenset[object]]] = MappingProxyType(
     {
-        **{name: {} for name in ("Add", "MatMul", "Mul", "Reshape", "Sigmoid", "Slice", "Sub")},
+        **{
+            name: {}
+            for name in (
+                "Add",
+                "MatMul",
+                "Mul",
+                "Reshape",
+                "Sigmoid",
+                "Slice",
+                "Sub",
+                "Tanh",
+            )
+        },
         "Cast": {"to": frozenset()},
         "Concat": {"axis": frozenset({-1, 2, 3})},
         "Gather": {"axis": frozenset({0})},
+        "Gelu": {"approximate": frozenset({"none", "tanh"})},
         "Gemm": {"transB": frozenset({0, 1})},
+        "LayerNormalization": {"axis": frozenset({-1}), "epsilon": frozenset()},
         "RMSNormalization": {"axis": frozenset({-1}), "epsilon": frozenset()},
         "Softmax": {"axis": frozenset({-1})},
         "Split": {"axis": frozenset({-1}), "num_outputs": frozenset()},
@@ -158,7 +172,7 @@ def _is_canonical(node: ir.Node) -> bool:
             return all(value is not None and value.is_initializer() for value in node.inputs)
         case "MatMul":
             return not any(map(_is_weight, node.inputs))
-        case "Gemm" | "RMSNormalization":
+        case "Gemm" | "LayerNormalization" | "RMSNormalization":
             return [_is_weight(value) for value in node.inputs[:2]] == [False, True]
         case "Gather":
             return [_is_weight(value) for value in node.inputs] == [True, False]

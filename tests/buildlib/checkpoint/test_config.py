@@ -43,8 +43,8 @@ def test_an_unknown_architecture_with_the_usual_keys_is_read(tmp_path: Path) -> 
     assert config.architecture is None
     assert (config.num_key_value_heads, config.head_dim, config.rotary_dim) == (4, 16, 16)
     assert config.bos_token_id == 7
-    assert not config.qkv_bias
-    assert not config.qk_norm
+    assert not config.attention_bias
+    assert config.qk_norm is None
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "phi3"])
@@ -57,8 +57,8 @@ def test_a_family_that_needs_a_first_token_must_name_it(tmp_path: Path, model_ty
 def test_qwen_begins_with_its_end_token(tmp_path: Path, bos: dict[str, None]) -> None:
     config = load(tmp_path, model_type="qwen2", eos_token_id=9, **bos)
     assert config.bos_token_id == 9
-    assert config.qkv_bias
-    assert not config.output_bias
+    assert config.attention_bias
+    assert not config.attention_out_bias
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_transformers_wrote_is_read(
     assert config.architecture is architecture
     assert config.rotary_dim == rotary_dim
     assert config.rope_scaling is None
-    assert config.qk_norm is (architecture is SupportedLLMs.QWEN3)
+    assert config.qk_norm == ("head" if architecture is SupportedLLMs.QWEN3 else None)
 
 
 def test_both_spellings_of_rotary_parameters_mean_the_same(tmp_path: Path) -> None:
@@ -146,13 +146,35 @@ def test_what_does_not_fit_is_said(tmp_path: Path, changes: dict[str, Any], reas
         load(tmp_path, **changes)
 
 
-def test_only_what_we_can_export_is_a_checkpoint(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_known_family_is_read(tmp_path: Path) -> None:
+    for fixture in ("torchscript-qwen3", "dynamo-phi3"):
+        path = EXPORTS / fixture / "config.json"
+        assert isinstance(load_checkpoint_config(path), LlamaConfig)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "model_type 'unheard of' is no family that can be exported"),
+        ({"model_type": "qwen3_moe", "num_experts": 8}, "'qwen3_moe' is a mixture of experts"),
+        ({"model_type": "mixtral", "num_local_experts": 8}, "is a mixture of experts"),
+        ({"model_type": "gemma3", "vision_config": {"a": 1}}, "is a model that sees"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "'t5' is an encoder-decoder"),
+        ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantized already"),
+        ({"model_type": "llama", "architectures": ["Other"]}, "architectures of other kinds"),
+        ({"model_type": "baichuan", "num_hidden_layers": 40}, "Baichuan 13B has ALiBi"),
+        ({"model_type": "llama", "bos_token_id": 1, "hidden_act": "relu2"}, "hidden_act 'relu2'"),
+    ],
+)
+def test_a_refused_checkpoint_is_told_what_works(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
     path = tmp_path / "config.json"
-    path.write_text((EXPORTS / "torchscript-qwen3" / "config.json").read_text())
-    assert isinstance(load_checkpoint_config(path), LlamaConfig)
-    path.write_text((EXPORTS / "dynamo-phi3" / "config.json").read_text())
-    with pytest.raises(UnsupportedModelError, match=r"/model_type: must be .*, not 'phi3'"):
+    path.write_text(json.dumps(PLAIN | changes))
+    with pytest.raises(UnsupportedModelError, match=reason) as caught:
         load_checkpoint_config(path)
+    works = "silu, gelu, gelu_tanh" if "hidden_act" in changes else "granite, llama, mistral"
+    assert works in str(caught.value)
 
 
 KEYS = [*DecoderConfig.model_fields, "rope_parameters", "use_sliding_window", "architectures"]

@@ -1,0 +1,151 @@
+"""Small random models of every family, and what transformers computes for them.
+
+    python -m tests.buildlib.families [NAME ...]
+
+writes `tests/fixtures/families/NAME.json` (`config.json` as transformers writes it) and `NAME.npz`
+(tokens, and the logits after each) where torch and transformers are installed. Weights are in no
+file: they follow from the name and shape of each tensor, so that tests make them without torch.
+"""
+
+import json
+import sys
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from buildlib.checkpoint.checkpoint import expected_tensors
+from buildlib.checkpoint.config import LlamaConfig
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "families"
+N_PREFILL, N_DECODE = 14, 10
+
+_SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("Gemma", {"head_dim": 12}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 12,
+            "query_pre_attn_scalar": 10,
+            "sliding_window": 32,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "glm": ("Glm", {"head_dim": 16}),
+    "glm4": ("Glm4", {"head_dim": 16}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 2.0,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}),
+    "olmo2": ("Olmo2", {"attention_bias": True}),
+    "phi3": ("Phi3", {"partial_rotary_factor": 0.5, "sliding_window": 64}),
+    "seed_oss": ("SeedOss", {"head_dim": 12, "attention_out_bias": True}),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
+    "stablelm": ("StableLm", {"partial_rotary_factor": 0.5, "use_qkv_bias": True}),
+    "stablelm-parallel": (
+        "StableLm",
+        {"partial_rotary_factor": 0.5, "use_parallel_residual": True, "qk_layernorm": True},
+    ),
+}
+"""Classes of transformers without `Config` and `ForCausalLM`, and changes of `_SIZES`."""
+
+
+def random_tensor(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Return the weights of one tensor.
+
+    They are larger than start values: with those attention is close to uniform and the residual
+    stream close to the embedding, so that many mistakes do not show.
+    """
+    values = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
+    if name.endswith("bias"):
+        values *= 0.3
+    elif len(shape) == 1:
+        values = 1.0 + 0.1 * values
+    else:
+        values *= 0.5 if "embed" in name else 1.2 / np.sqrt(shape[1])
+    return values.astype(np.float32)
+
+
+def write_checkpoint(folder: Path, config: Mapping[str, Any]) -> Path:
+    """Write a random checkpoint, with a tokenizer of a character for each token."""
+    read = LlamaConfig.model_validate(config)
+    tensors = {name: random_tensor(name, dims) for name, dims in expected_tensors(read).items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(dict(config)))
+    vocabulary = {chr(0x100 + token): token for token in range(read.vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=chr(0x100)))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def load_family(name: str) -> tuple[dict[str, Any], list[int], npt.NDArray[np.float32]]:
+    """Return `config.json`, tokens, and the logits [n, vocab] of transformers."""
+    sample = np.load(FIXTURES / f"{name}.npz")
+    config = json.loads((FIXTURES / f"{name}.json").read_text())
+    return config, sample["tokens"].tolist(), sample["logits"]
+
+
+def compute(name: str) -> tuple[dict[str, Any], list[int], npt.NDArray[np.float32]]:
+    """Return what `load_family` does, as transformers computes it now."""
+    import torch
+    import transformers
+
+    stem, changes = RECIPES[name]
+    config = getattr(transformers, f"{stem}Config")(**(_SIZES | changes))
+    config.architectures = [f"{stem}ForCausalLM"]
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            weight.copy_(torch.from_numpy(random_tensor(key, tuple(weight.shape))))
+        tokens = np.random.default_rng(5).integers(3, _SIZES["vocab_size"], N_PREFILL + N_DECODE)
+        ids = torch.from_numpy(tokens)[None]
+        output = model.eval()(ids[:, :N_PREFILL], use_cache=True)
+        logits = [output.logits[0]]
+        for position in range(N_PREFILL, len(tokens)):
+            step = ids[:, position : position + 1]
+            output = model(step, past_key_values=output.past_key_values, use_cache=True)
+            logits.append(output.logits[0])
+    return config.to_diff_dict(), tokens.tolist(), torch.cat(logits).numpy()
+
+
+def main(names: list[str]) -> None:
+    """Write the files of the named models, or of all."""
+    FIXTURES.mkdir(parents=True, exist_ok=True)
+    for name in names or RECIPES:
+        config, tokens, logits = compute(name)
+        text = json.dumps(config, indent=1, sort_keys=True) + "\n"
+        (FIXTURES / f"{name}.json").write_text(text)
+        np.savez_compressed(FIXTURES / f"{name}.npz", tokens=np.array(tokens), logits=logits)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
