@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
 
@@ -97,6 +98,7 @@ class App:
         self._log = genie_api.Log(genie, log) if log else None
         self._trace = trace
         self._dialogs: List[genie_api.Dialog] = []
+        self._calls: List[genie_trace.Event] = []
         self._objects: Dict[Tuple[str, str], genie_api.Owned] = {}
         self._commands: Dict[Tuple[str, ...], Callable[..., None]] = {
             ("version",): self._version,
@@ -293,10 +295,16 @@ class App:
         self._dialog(name).set_max_tokens(int(count))
 
     def _save(self, name: str, path: str) -> None:
-        self._dialog(name).save(path)
+        self._timed("GenieDialog_save", partial(self._dialog(name).save, path))
 
     def _restore(self, name: str, path: str) -> None:
-        self._dialog(name).restore(path)
+        self._timed("GenieDialog_restore", partial(self._dialog(name).restore, path))
+
+    def _timed(self, name: str, call: Callable[[], None]) -> None:
+        """Run a call of the API that Genie's profiles do not list, and note it for a trace."""
+        began = time.monotonic_ns()
+        call()
+        self._calls.append(genie_trace.call(name, began))
 
     def _apply_lora(self, name: str, engine: str, adapter: str) -> None:
         self._dialog(name).apply_lora(engine, adapter)
@@ -327,12 +335,8 @@ class App:
 
     def _profile_save(self, name: str, path: str) -> None:
         profile = self._get("profile", name, genie_api.Profile)
-        content = profile.json()
-        if self._trace is not None:
-            content, traced = genie_trace.split_profile(content)
-            answers = sorted(answer for dialog in self._dialogs for answer in dialog.answers)
-            genie_t2t_run.write_file(genie_trace.document(traced, answers), self._trace, "trace")
-        genie_t2t_run.write_file(content, path, "profile")
+        answers = sorted(answer for dialog in self._dialogs for answer in dialog.answers)
+        genie_t2t_run.write_profile(profile, path, self._trace, answers, self._calls)
 
     def _log_create(self, name: str, level: str) -> None:
         if level not in genie_api.LOG_LEVELS:

@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     )
     build.add_argument("--summary", metavar="FILE", required=True, help="JSON of what was written")
     build.add_argument("--log", choices=tuple(genie_api.LOG_LEVELS), help="Genie's own log")
+    build.add_argument("--trace", metavar="FILE", help="write a trace that Perfetto reads")
     return build
 
 
@@ -109,8 +110,11 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
         log = resources.add(genie_api.Log(genie, options.log)) if options.log else None
         steps = Steps(sink)
         sampler = genie_api.SamplerCallback(genie, SAMPLER, steps)
+        profile = None
+        if options.trace is not None:
+            profile = resources.add(genie_api.Profile(genie, trace=True))
         config = resources.add(genie_api.DialogConfig(genie, text))
-        config.bind(log)
+        config.bind(log, profile)
         dialog = resources.add(genie_api.Dialog(config))
         for number, window in enumerate(windows, start=1):
             steps.follow(window.following)
@@ -122,6 +126,8 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
                 )
             dialog.reset()
             print(f"window {number}/{len(windows)}: {steps.done} steps", flush=True)
+        if profile is not None:
+            genie_t2t_run.write_profile(profile, None, options.trace, dialog.answers)
     summary = {
         "format": _FORMAT,
         "step_bytes": steps.step_bytes,

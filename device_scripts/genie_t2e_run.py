@@ -39,6 +39,9 @@ def parser() -> argparse.ArgumentParser:
     )
     build.add_argument("--log", choices=tuple(genie_api.LOG_LEVELS), help="Genie's own log")
     build.add_argument("--profile", metavar="FILE", help="write Genie's profile JSON")
+    build.add_argument(
+        "--trace", metavar="FILE", help="write a trace that Perfetto reads (option of ours)"
+    )
     return build
 
 
@@ -92,7 +95,9 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     with genie_api.Resources() as resources:
         # Made first, to be freed last: Genie frees no profile that a configuration is bound to.
         log = resources.add(genie_api.Log(genie, options.log)) if options.log else None
-        profile = resources.add(genie_api.Profile(genie)) if options.profile else None
+        profile = None
+        if options.profile is not None or options.trace is not None:
+            profile = resources.add(genie_api.Profile(genie, trace=options.trace is not None))
         config = resources.add(genie_api.EmbeddingConfig(genie, text))
         config.bind(log, profile)
         began = time.monotonic()
@@ -104,7 +109,7 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
         }
         data = embed(embedding, prompts, summary)
         if profile is not None:
-            genie_t2t_run.write_file(profile.json(), options.profile, "profile")
+            genie_t2t_run.write_profile(profile, options.profile, options.trace)
     genie_t2t_run.write_file(data, options.output_file, "embedding")
     if options.summary is not None:
         genie_t2t_run.write_file(json.dumps(summary).encode(), options.summary, "summary")

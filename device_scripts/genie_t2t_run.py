@@ -277,15 +277,26 @@ def answer_bound(config: bytes) -> int:
 
 
 def write_profile(
-    profile: genie_api.Profile, dialog: genie_api.Dialog, options: argparse.Namespace
+    profile: genie_api.Profile,
+    path: Optional[str],
+    trace: Optional[str],
+    answers: Sequence[genie_trace.Answer] = (),
+    calls: Sequence[genie_trace.Event] = (),
 ) -> None:
-    """Write Genie's profile, and its trace events beside it."""
+    """Write Genie's profile, and a trace beside it.
+
+    Args:
+        path: Of the profile; None writes none.
+        trace: Of the trace; None writes none.
+        answers: Of all dialogs, in the order of their moments.
+        calls: Those of the API that profiles do not list.
+    """
     content = profile.json()
-    if options.trace is not None:
+    if trace is not None:
         content, traced = genie_trace.split_profile(content)
-        write_file(genie_trace.document(traced, dialog.answers), options.trace, "trace")
-    if options.profile is not None:
-        write_file(content, options.profile, "profile")
+        write_file(genie_trace.document(traced, answers, calls), trace, "trace")
+    if path is not None:
+        write_file(content, path, "profile")
 
 
 def write_file(data: bytes, path: str, what: str) -> None:
@@ -366,7 +377,7 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
         if options.rewind is not None:
             ask(dialog, os.fsencode(options.rewind), rewind=True, clock=clock)
         if profile is not None:
-            write_profile(profile, dialog, options)
+            write_profile(profile, options.profile, options.trace, dialog.answers)
         if options.clock is not None:
             write_file(clock.json().encode(), options.clock, "clock")
 

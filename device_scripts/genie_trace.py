@@ -85,7 +85,7 @@ def _functions(
 ) -> List[Event]:
     """The functions inside the library, moved from their own clock onto that of the calls."""
     found = []
-    traced = profile.get("traceEvents", ())
+    traced = profile.get("traceEvents") or ()  # null where Genie traces nothing, as of embeddings
     origin = _origin(traced, calls, queries)
     for event in traced:
         begin, lasted = int(event["ts"]), int(event["dur"])

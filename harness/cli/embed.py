@@ -13,8 +13,11 @@ from harness.cli.arguments import (
     Json,
     LogLevel,
     PoolFile,
+    TraceFile,
     Wait,
+    scratch_store,
     showing_log,
+    writing_trace,
 )
 from harness.console import answers, print_json, print_remark
 from harness.errors import WrongUseError
@@ -72,16 +75,16 @@ def embed(
     ] = None,
     wait: Wait = WAIT_S,
     log_level: LogLevel = None,
+    trace: TraceFile = None,
     json: Json = False,
 ) -> None:
     """Embed texts on a device with the container of a text encoder.
 
     Exits 1 where a cosine is below `--min-cosine`.
     """
-    from contextlib import nullcontext
-
     from harness.cli.device_lease import open_session
     from harness.results.lazy_store import LazyResultsStore
+    from harness.results.records import new_run_id
     from harness.workloads.base import UNRECORDED, Recording
     from harness.workloads.embed import Embed
 
@@ -92,14 +95,22 @@ def embed(
         per_token=per_token,
     )
     _check_output(output, len(workload.texts or ()), per_token=per_token)
+    group_id = new_run_id()
     with (
-        LazyResultsStore(db) if db is not None else nullcontext() as store,
+        LazyResultsStore(db) if db is not None else scratch_store(trace) as store,
+        writing_trace(trace, store, [group_id]),
         open_session(
-            container_dir, device, pool, embeds=True, wait_s=wait, log_level=log_level
+            container_dir,
+            device,
+            pool,
+            embeds=True,
+            wait_s=wait,
+            log_level=log_level,
+            trace=trace is not None,
         ) as session,
         showing_log(session, log_level),
     ):
-        recording = UNRECORDED if store is None else Recording(store.open)
+        recording = UNRECORDED if store is None else Recording(store.open, group_id)
         found = workload.run(session, recording).output
         longest = session.container.embedding_config.context_length
     for text, tokens in zip(found.texts, found.tokens, strict=True):

@@ -113,11 +113,10 @@ def perplexity(
             or max_perplexity is not None
             or role == "draft"
             or lora is not None
-            or trace
         ):
             raise WrongUseError(
                 "--per-step needs --reference CHECKPOINT_DIR, and goes with --max-kl, not with "
-                "--max-perplexity, --role draft, --lora or --trace"
+                "--max-perplexity, --role draft or --lora"
             )
         _compare_steps(where, content, reference, windows, max_kl, json=json)
         return

@@ -244,7 +244,9 @@ _TIMED = frozenset({"init_s", "ttft_s", "decode_tokens_per_s", "elapsed_s"})
 
 
 def _noun(run: Run) -> str:
-    return "window" if run.kind == "perplexity" else "repetition"
+    scored = run.workload.perplexity
+    in_one_process = scored is not None and scored.positions == "decode_steps"
+    return "window" if run.kind == "perplexity" and not in_one_process else "repetition"
 
 
 def values_of(run: Run, *, is_warmup: bool, repetition: int) -> dict[str, float]:
@@ -311,10 +313,14 @@ def _traced_phases(events: Sequence[Traced], start: float, part: str) -> list[Sp
     return found
 
 
+_PREFILLS = frozenset({"GenieAccuracy_compute", "GenieEmbedding_generate"})
+"""Calls that run a graph over a whole text and generate nothing."""
+
+
 def _phase_of(call: Traced) -> str:
     if call.name.endswith("_create"):
         return "load"
-    return "prefill" if call.name == "GenieAccuracy_compute" else "other"
+    return "prefill" if call.name in _PREFILLS else "other"
 
 
 def _answer(tokens: Sequence[Traced], start: float, part: str) -> Iterator[Span]:

@@ -157,6 +157,19 @@ class StepWindow:
 
 
 @dataclass(frozen=True)
+class StepLogits:
+    """Logits of decode steps.
+
+    Attributes:
+        windows: [steps, vocab] of each window.
+        trace: see `GenerationResult`.
+    """
+
+    windows: "Sequence[npt.NDArray[np.float32]]"
+    trace: str = ""
+
+
+@dataclass(frozen=True)
 class PerplexityResult:
     """A perplexity over windows.
 
@@ -204,11 +217,13 @@ class EmbeddingResult:
     Attributes:
         metrics: of the whole, by key of `harness.results.metrics`.
         profile: the runtime's own record, as JSON.
+        trace: see `GenerationResult`.
     """
 
     vectors: tuple[TextVectors, ...]
     metrics: Mapping[str, float]
     profile: str = ""
+    trace: str = ""
 
 
 class Runtime(Protocol):
@@ -263,8 +278,8 @@ class Runtime(Protocol):
         """The program that writes the logits of decode steps on the device."""
         ...
 
-    def decode_steps(self, windows: "Sequence[StepWindow]") -> "list[npt.NDArray[np.float32]]":
-        """Decode texts step by step and return the logits [steps, vocab] of each."""
+    def decode_steps(self, windows: "Sequence[StepWindow]") -> StepLogits:
+        """Decode texts step by step."""
         ...
 
     def converse(self, request: ConversationRequest) -> ConversationResult:

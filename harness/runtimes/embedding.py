@@ -14,6 +14,7 @@ from harness.devices.base import Device
 from harness.errors import RuntimeOutputError
 from harness.results.records import Runner
 from harness.runtimes.base import EmbeddingResult, TextVectors
+from harness.runtimes.genie_profile import parse_trace
 from harness.runtimes.run_folder import RunFolder
 from harness.runtimes.starting import starting
 
@@ -21,6 +22,7 @@ CONFIG, OUTPUT, SUMMARY, PROFILE = "query_config.json", "output.raw", "summary.j
 _PROMPTS = "prompts.json"
 _PROMPT = "prompt.txt"
 _LOGGED = "output.txt"
+_TRACE = "trace.json"
 _TEXT_S = 30.0  # for a text, beside the time limit of the whole: the emulator takes about one
 _MICROSECONDS = 1e-6
 _FLOAT_BYTES = 4
@@ -52,6 +54,7 @@ class EncoderRun:
         runner: the SDK's program, which takes one text, or ours, which takes many.
         timeout_s: for one process of the runner, beside the time for its texts.
         logging: options of the runner for Genie's own log.
+        trace: whether the runner, then ours, traces what it does.
     """
 
     device: Device
@@ -59,6 +62,7 @@ class EncoderRun:
     runner: Runner
     timeout_s: float
     logging: tuple[str, ...] = ()
+    trace: bool = False
 
     def embed(self, texts: Sequence[str], config: TextEmbeddingConfig) -> EmbeddingResult:
         """Embed texts one after another.
@@ -78,6 +82,7 @@ class EncoderRun:
     def _embed_together(self, texts: Sequence[str]) -> EmbeddingResult:
         self.folder.send({_PROMPTS: json.dumps(list(texts), ensure_ascii=False)})
         command = [*self._command(), "--prompts_file", _PROMPTS, "--summary", SUMMARY]
+        command += ["--trace", _TRACE] if self.trace else []
         memory = self._run(command, len(texts))
         text = self.folder.read(SUMMARY)
         try:
@@ -92,7 +97,8 @@ class EncoderRun:
             for embedded, data in zip(summary.embeddings, self._read_vectors(shapes), strict=True)
         ]
         metrics = {"init_s": summary.init_s, **memory}
-        return EmbeddingResult(tuple(vectors), metrics, self.folder.read(PROFILE))
+        traced = parse_trace(self.folder.read(_TRACE), self.device.serial) if self.trace else ""
+        return EmbeddingResult(tuple(vectors), metrics, self.folder.read(PROFILE), traced)
 
     def _embed_alone(self, text: str, config: TextEmbeddingConfig) -> EmbeddingResult:
         """Embed one text by the vendor's program, whose output tells no shape."""

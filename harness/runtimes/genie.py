@@ -32,6 +32,7 @@ from harness.runtimes.base import (
     LogLevel,
     ModelRole,
     PerplexityResult,
+    StepLogits,
     StepWindow,
     Turn,
     Window,
@@ -59,8 +60,6 @@ from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.telemetry.sampler import Sampling, sampling
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     from tokenizers import Tokenizer
 
 
@@ -302,8 +301,9 @@ class GenieRuntime:
             raise RuntimeChoiceError(self._device.serial, reason)
         folder = RunFolder(self._device, self.prepare())
         run = EncoderRun(
-            self._device, folder, self.embedding_runner, self._timeout_s, tuple(self._logging)
-        )
+            self._device, folder, self.embedding_runner, self._timeout_s, tuple(self._logging),
+            trace=self._trace,
+        )  # fmt: skip
         return run.embed(texts, config)
 
     def converse(self, request: ConversationRequest) -> ConversationResult:
@@ -405,7 +405,7 @@ class GenieRuntime:
         traces = tuple(parse_trace(line, self._device.serial) for line in lines)
         return replace(result, traces=traces)
 
-    def decode_steps(self, windows: Sequence[StepWindow]) -> "list[npt.NDArray[np.float32]]":
+    def decode_steps(self, windows: Sequence[StepWindow]) -> StepLogits:
         """Decode texts step by step, with the tokens of the text whatever the logits say.
 
         A dialog that speculates is decoded as a plain one of its target.
@@ -423,7 +423,9 @@ class GenieRuntime:
             sampler=Sampler(type="custom", callback_name=STEP_SAMPLER), max_num_tokens=most
         )
         folder = RunFolder(self._device, self.prepare())
-        run = StepRun(self._device, folder, self._timeout_s, tuple(self._logging))
+        run = StepRun(
+            self._device, folder, self._timeout_s, tuple(self._logging), trace=self._trace
+        )
         return run.decode(windows, config)
 
     def _require_python(self, runner: Runner) -> None:

@@ -12,7 +12,8 @@ from buildlib.validation import first_fault
 from harness.devices.base import Device
 from harness.errors import RuntimeOutputError
 from harness.results.records import Runner
-from harness.runtimes.base import StepWindow
+from harness.runtimes.base import StepLogits, StepWindow
+from harness.runtimes.genie_profile import parse_trace
 from harness.runtimes.run_folder import RunFolder
 from harness.runtimes.starting import starting
 
@@ -23,12 +24,9 @@ if TYPE_CHECKING:
 STEP_RUNNER: Final[Runner] = "genie_logits.py"
 STEP_SAMPLER: Final = "qnnfarm-steps"
 """Name under which the runner registers its sampler."""
-_CONFIG, _WINDOWS, _OUTPUT, _SUMMARY = (
-    "query_config.json",
-    "steps.json",
-    "logits.raw",
-    "steps_done.json",
-)
+_CONFIG, _WINDOWS, _OUTPUT, _SUMMARY, _TRACE = (
+    "query_config.json", "steps.json", "logits.raw", "steps_done.json", "trace.json",
+)  # fmt: skip
 _FLOAT_BYTES = 4
 
 
@@ -47,17 +45,17 @@ class StepRun:
     Attributes:
         timeout_s: for one window.
         logging: options of the runner for Genie's own log.
+        trace: whether the runner traces what it does.
     """
 
     device: Device
     folder: RunFolder
     timeout_s: float
     logging: tuple[str, ...] = ()
+    trace: bool = False
 
-    def decode(
-        self, windows: Sequence[StepWindow], config: GenieConfig
-    ) -> "list[npt.NDArray[np.float32]]":
-        """Return the logits [steps, vocab] of each window.
+    def decode(self, windows: Sequence[StepWindow], config: GenieConfig) -> StepLogits:
+        """Return the logits of each window.
 
         Raises:
             RunnerError: the runner crashed, hung or refused.
@@ -67,6 +65,7 @@ class StepRun:
         self.folder.send({_CONFIG: config.to_json(), _WINDOWS: content})
         command = [*starting(STEP_RUNNER), "-c", _CONFIG, "--windows", _WINDOWS, *self.logging]
         command += ["--output_file", _OUTPUT, "--summary", _SUMMARY]
+        command += ["--trace", _TRACE] if self.trace else []
         timeout_s = self.timeout_s * len(windows)
         self.folder.run(command, name=STEP_RUNNER, timeout_s=timeout_s, stdout="output.txt")
         text = self.folder.read(_SUMMARY)
@@ -77,7 +76,9 @@ class StepRun:
         wanted = [len(window.following) for window in windows]
         if summary.steps != wanted:
             raise self._odd(f"steps {summary.steps}, not {wanted}")
-        return self._read(wanted, summary.step_bytes)
+        logits = self._read(wanted, summary.step_bytes)
+        traced = parse_trace(self.folder.read(_TRACE), self.device.serial) if self.trace else ""
+        return StepLogits(logits, traced)
 
     def _read(self, steps: Sequence[int], step_bytes: int) -> "list[npt.NDArray[np.float32]]":
         import numpy as np

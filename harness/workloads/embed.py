@@ -21,6 +21,7 @@ from harness.workloads.base import (
     WorkloadModel,
     WorkloadResult,
     keep_profiles,
+    keep_traces,
     require_passed,
     summarize,
 )
@@ -119,6 +120,7 @@ class Embed(WorkloadModel):
                     values |= {COSINE: cosines[number]} if cosines else {}
                     recorder.add_values(values, repetition=number)
                 keep_profiles(recorder, [result.profile])
+                keep_traces(session, recorder, [result.trace])
             require_passed(self._check_cosines(cosines, texts), recorder, session.device.serial)
         values = dict(result.metrics)
         values[TIME] = sum(vectors.seconds for vectors in result.vectors) / len(texts)

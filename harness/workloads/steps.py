@@ -18,7 +18,14 @@ from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT
 from harness.results.records import OutputCheck, PerplexityDefinition
 from harness.results.records import Workload as WorkloadRecord
 from harness.runtimes.base import StepWindow, Window
-from harness.workloads.base import UNRECORDED, Recording, WorkloadResult, require_passed, summarize
+from harness.workloads.base import (
+    UNRECORDED,
+    Recording,
+    WorkloadResult,
+    keep_traces,
+    require_passed,
+    summarize,
+)
 from harness.workloads.perplexity import exported_float
 from harness.workloads.session import Session
 
@@ -86,9 +93,11 @@ def compare_steps(
     )
     with recording.start_if_stored(session, "perplexity", record) as recorder:
         found = runtime.decode_steps(steps)
+        if recorder is not None:
+            keep_traces(session, recorder, [found.trace])
         try:
             following = [each.following for each in steps]
-            divergence = measure_divergence(found, expected, following)
+            divergence = measure_divergence(found.windows, expected, following)
         except ValueError as error:
             raise RuntimeOutputError(session.device.serial, str(error), "") from error
         values = {

@@ -1,6 +1,7 @@
 """`qnnfarm embed` on a real virtual device."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +28,15 @@ def test_texts_are_embedded_written_and_stored(
     file.write_text("\n\n".join(TEXTS) + "\n")
     where = (encoder_bundle, "--device", virtual_device.serial)
     compared = ("--reference", encoder_model, "--min-cosine", "0.98")
-    done = qnnfarm("embed", *where, "--file", file, *compared, "--db", db, "-o", out, "--json")
+    trace = tmp_path / "trace.json"
+    kept = ("--db", db, "-o", out, "--trace", trace)
+    done = qnnfarm("embed", *where, "--file", file, *compared, *kept, "--json")
     assert done.returncode == GOOD, done.stderr
+    events = Counter(event["name"] for event in json.loads(trace.read_text())["traceEvents"])
+    assert (events["GenieEmbedding_create"], events["GenieEmbedding_generate"]) == (1, len(TEXTS))
+    assert events["push contents"] == 1
+    report = qnnfarm("report", "--db", db, "--out", tmp_path / "report.html")
+    assert "Download the trace" in (tmp_path / "report.html").read_text(), report.stderr
     answer = json.loads(done.stdout)["embeddings"]
     assert [each["text"] for each in answer] == list(TEXTS)
     assert all(each["shape"] == [1, 144] for each in answer)

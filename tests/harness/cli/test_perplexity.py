@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -140,8 +141,12 @@ def test_decode_steps_are_held_against_float(
     db = tmp_path / "results.db"
     where = ("--device", virtual_device.serial, "--db", db, "--text", TEXT, "--windows", "1")
     compared = ("--per-step", "--reference", tiny_llama.folder())
-    done = qnnfarm("perplexity", speculating["lade"], *where, *compared, "--json")
+    trace = tmp_path / "trace.json"
+    done = qnnfarm("perplexity", speculating["lade"], *where, *compared, "--trace", trace, "--json")
     assert done.returncode == GOOD, done.stderr
+    events = Counter(event["name"] for event in json.loads(trace.read_text())["traceEvents"])
+    assert events["QnnApi::graphExecute"] >= 2 * 80  # two parts
+    assert {"load", "prefill", "decode", "token 80"} <= events.keys()
     answer = json.loads(done.stdout)
     assert (answer["steps"], answer["positions"]) == (80, "decode_steps")
     assert 0 < answer["kl_divergence"] < 0.01
@@ -157,6 +162,7 @@ def test_decode_steps_are_held_against_float(
     html = (tmp_path / "report.html").read_text()
     assert f"{answer['kl_divergence']:.5f} nats" in html
     assert "decode steps in the second half of each window" in html
+    assert "Download the trace" in html
 
 
 @pytest.mark.parametrize(

@@ -288,13 +288,17 @@ def test_lookahead_ends_at_a_bound_and_is_clocked(
 
 
 def test_the_turns_of_a_conversation_are_traced(
-    virtual_device: AdbDevice, dialog_container: GenAIContainer
+    virtual_device: AdbDevice, dialog_container: GenAIContainer, tmp_path: Path
 ) -> None:
-    options = SessionOptions(trace=True, log_level="info")
+    options, saved = SessionOptions(trace=True, log_level="info"), str(tmp_path / "saved")
     with Session(virtual_device, dialog_container, options) as session:
-        result = Generate.of(prompt=(TEXT, MORE), max_tokens=3).run(session).output
+        talked = Generate.of(prompt=(TEXT, MORE), max_tokens=3, rewind=True, save=saved)
+        result = talked.run(session).output
         log = session.runtime.read_log()
+        resumed = Generate.of(prompt=MORE, max_tokens=3, restore=saved).run(session).output
     names = Counter(event["name"] for event in json.loads(result.trace)["traceEvents"])
+    assert names["GenieDialog_save"] == 1
+    assert '"GenieDialog_restore"' in resumed.trace
     assert names["GenieDialog_query"] == names["Dialog::Basic::process"] == 2
     assert names["QnnApi::graphExecute"] >= 2 * 3
     assert names["token 1"] == 1
