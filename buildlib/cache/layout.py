@@ -2,6 +2,7 @@
 
 <cache_root>/hashes.sqlite                      known hashes of files
 <cache_root>/.builds/<random>.lock, .used       a running build, and the entries it uses
+<cache_root>/.finished/<64 hex>.json            what a request to build read and made
 <cache_root>/.locks/<model>/<entry>.lock        held while an entry is made, checked or removed
 <cache_root>/<model>/<operation>_<32 hex>/      an entry
 <cache_root>/<model>/.<entry>.<random>/         an entry that is being made or removed
@@ -19,6 +20,7 @@ SIDECAR: Final = "builder_cache_info.json"
 FILES: Final = ".files.json"
 LAST_USED: Final = ".last_used"
 BUILDS: Final = ".builds"
+FINISHED: Final = ".finished"
 _LOCKS = ".locks"
 _HASH_IN_NAME = 32
 _ENTRY = re.compile(rf"[a-z]+_[0-9a-f]{{{_HASH_IN_NAME}}}")
@@ -54,7 +56,7 @@ def is_entry_name(name: str) -> bool:
 
 def is_model_name(name: str) -> bool:
     """Whether a model can have that name, and its entries a folder of it."""
-    return name not in {"", ".", "..", BUILDS, _LOCKS} and Path(name).name == name
+    return name not in {"", ".", "..", BUILDS, FINISHED, _LOCKS} and Path(name).name == name
 
 
 def model_folders(root: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from buildlib.container.files import (
     check_file,
     copy_file,
     copy_into,
+    link_equal,
     place_file,
     place_folder,
     write_text,
@@ -163,6 +164,9 @@ class GenAIContainer(GenAIContainerable):
     def save(self, dest: str | PathLike[str], *, exist_ok: bool = False) -> "GenAIContainer":
         """Copy the container to another folder, checking every file on the way.
 
+        Nothing is written if the folder holds this very container. Of another container there,
+        files of the same content stay: they are linked, not copied.
+
         Args:
             dest: a folder, which appears atomically.
             exist_ok: replace an existing container; anything else is never replaced.
@@ -176,8 +180,10 @@ class GenAIContainer(GenAIContainerable):
         if destination.resolve() == self.path.resolve():
             return self
         self._refuse_inside(destination)
+        if exist_ok and self._is_at(destination):
+            return GenAIContainer(destination, self.metadata, self.configuration, self.htp_config)
         with place_folder(destination, exist_ok=exist_ok, may_replace=is_container) as scratch:
-            self._copy_to(scratch)
+            self._copy_to(scratch, there=destination)
             write_text(scratch / METADATA, self.metadata.to_json(), "configuration")
         return GenAIContainer(destination, self.metadata, self.configuration, self.htp_config)
 
@@ -216,10 +222,30 @@ class GenAIContainer(GenAIContainerable):
         if destination.resolve().is_relative_to(self.path.resolve()):
             raise ContainerExistsError(str(destination), "lies in the container itself")
 
-    def _copy_to(self, folder: Path) -> None:
+    def _is_at(self, folder: Path) -> bool:
+        """Whether a folder holds the files of this container and nothing else."""
+        try:
+            found = {
+                path.relative_to(folder).as_posix()
+                for path in folder.rglob("*")
+                if not path.is_dir() or path.is_symlink()
+            }
+            if found != {*self.metadata.files, METADATA}:
+                return False
+            if (folder / METADATA).read_text(encoding="utf-8") != self.metadata.to_json():
+                return False
+            _check_files(folder, self.metadata, verify=True)
+        except (OSError, UnicodeDecodeError, ContainerFileError):
+            return False
+        return not any((folder / name).is_symlink() for name in found)
+
+    def _copy_to(self, folder: Path, there: Path | None = None) -> None:
+        """Copy all files into a folder; those that `there` has as well are linked from it."""
         with HashMemo.at(None) as memo:
             for name, record in self.metadata.files.items():
                 check_file(self.path, name, record)
+                if there is not None and link_equal(there, folder, name, record, memo):
+                    continue
                 if copy_file(self.path / name, folder / name, record.kind) != record:
                     raise ContainerFileError(
                         str(self.path), name, "has changed since it was written"

@@ -81,6 +81,23 @@ def check_file(folder: Path, name: str, record: FileRecord, memo: HashMemo | Non
         raise ContainerFileError(str(folder), name, "has changed since it was written")
 
 
+def link_equal(source: Path, folder: Path, name: str, record: FileRecord, memo: HashMemo) -> bool:
+    """Link a file into another folder if it is as its record says; return whether it is.
+
+    The folder it comes from must be one that goes, or a later write would change both.
+    """
+    target = folder / name
+    try:
+        if (source / name).is_symlink():
+            return False
+        check_file(source, name, record, memo)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.hardlink_to(source / name)
+    except (OSError, ContainerFileError):
+        return False
+    return True
+
+
 @contextmanager
 def place_folder(
     destination: Path, *, exist_ok: bool, may_replace: Callable[[Path], bool]

@@ -110,7 +110,13 @@ class Sources:
 
 @dataclass
 class Build:
-    """A plan and its sources, ready to run."""
+    """A plan and its sources, ready to run.
+
+    Attributes:
+        records: of the stages that ran or were reused.
+        inputs: the user's files that decide the output, once it has run; None where it also depends
+            on others.
+    """
 
     sources: Sources
     plan: BuildPlan
@@ -118,6 +124,7 @@ class Build:
     toolchain: Toolchain
     max_workers: int = 1
     records: list[StageRecord] = field(default_factory=list)
+    inputs: frozenset[Path] | None = None
 
     def run(self, on_stage: OnStage | None = None) -> GenAIContainer:
         """Run all stages, and open the container.
@@ -136,7 +143,11 @@ class Build:
         with StageCache(self.cache_root, self.name) as cache:
             runner = StageRunner(self.toolchain, cache, self.cache_root, on_stage)
             self.records = runner.records
-            return self._run(runner)
+            outputs = self._run(runner)
+            added = self.plan.additions
+            if added.lora is None and added.speculative is None and not self.sources.by_ar:
+                self.inputs = runner.watch.files | set(self.sources.main.text_files())
+            return outputs
 
     @property
     def name(self) -> str:

@@ -32,6 +32,11 @@ class SourceWatch:
         self._stats: dict[Path, _Stat] = {}
         self._hashes: dict[Path, str] = {}
 
+    @property
+    def files(self) -> frozenset[Path]:
+        """Every file that was hashed."""
+        return frozenset(self._hashes)
+
     def hash(self, files: Mapping[str, Path]) -> dict[str, str]:
         """Return SHA-256 of files by name, and watch them from now on.
 
@@ -83,6 +88,7 @@ class StageRecord:
         subject: which graph or part, such as `ar32_cl192_1_of_2`.
         reused: whether it came from the cache.
         total: stages of the build; `None` while the number of parts is not known.
+        entry: folder of its output in the cache.
     """
 
     operation: str
@@ -91,6 +97,7 @@ class StageRecord:
     reused: bool
     number: int
     total: int | None
+    entry: Path
 
 
 OnStage = Callable[[StageRecord], None]
@@ -148,6 +155,7 @@ class StageRunner:
                 entry.reused,
                 len(self.records) + 1,
                 self.total,
+                entry.folder,
             )
             self.records.append(record)
             if self._on_stage is not None:

@@ -69,6 +69,11 @@ class OnnxSource:
         text = {} if calibration is None else {CALIBRATION_TEXT.as_posix(): calibration}
         return {CONFIG_FILE: self.config, **text}
 
+    def text_files(self) -> list[Path]:
+        """Files that the texts are read from where they are not given."""
+        usual = (self.config_file, self.folder / CALIBRATION_TEXT)
+        return [path for path in usual if path.is_file()]
+
 
 @dataclass(frozen=True)
 class CheckpointSource:
@@ -91,6 +96,11 @@ class CheckpointSource:
     def texts(self) -> dict[str, str]:
         """Texts that decide the build, by the names of their files."""
         return {CALIBRATION_TEXT.as_posix(): self.calibration_text}
+
+    def text_files(self) -> list[Path]:
+        """Files that the texts are read from where they are not given."""
+        path = self.folder / CALIBRATION_TEXT
+        return [path] if path.is_file() else []
 
 
 ModelSource = OnnxSource | CheckpointSource

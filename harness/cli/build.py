@@ -1,11 +1,13 @@
 """`qnnfarm build`: builds a container for each target from a model folder."""
 
+import contextlib
 import json as json_module
 import math
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from pydantic import BaseModel, ConfigDict
@@ -17,9 +19,10 @@ from harness.errors import WrongUseError
 from harness.words import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from buildlib.container.container import GenAIContainer
+    from buildlib.pipeline.build import Build
     from buildlib.pipeline.runner import StageRecord
     from buildlib.verify.comparison import StageComparison, VerificationReport
 
@@ -137,6 +140,27 @@ def build(
     json: Json = False,
 ) -> None:
     """Build a container for each target; unchanged stages come from the cache."""
+    from buildlib.cache.finished_builds import find_finished
+    from buildlib.paths import default_cache_root
+
+    began = time.monotonic()
+    text = None if calibration is None else read_text(calibration)
+    request = {
+        "model": str(model_dir.absolute()),
+        "targets": target,
+        "out": str(out.absolute()),
+        "shapes": [ar, cl, splits],
+        "encodings": None if encodings is None else str(encodings.absolute()),
+        "calibration": text,
+        "options": option,
+        "options_file": None if options_file is None else read_text(options_file),
+        "additions": [None if lora is None else str(lora.absolute()), embedding_lut],
+    }
+    finished = None if verify else find_finished(default_cache_root(), request)
+    if finished is not None:
+        told = [_again(answer, time.monotonic() - began) for answer in finished.answer]
+        _tell_of([(summary, None) for summary in told], json=json)
+        return
     from buildlib.builder_options import apply_options, flatten_options
     from buildlib.container.files import check_replaceable
     from buildlib.container.manifest import is_container
@@ -144,7 +168,6 @@ def build(
     from buildlib.targets import parse_target
     from buildlib.verify.build import verify_build
 
-    text = None if calibration is None else read_text(calibration)
     given: dict[str, object] = {
         "arn_cl_options.auto_regression_number": _parse_numbers("--ar", ar, "1,32"),
         "arn_cl_options.context_length": _parse_numbers("--cl", cl, "4096"),
@@ -182,7 +205,46 @@ def build(
         if report is None or report.passed:
             container = container.save(folder, exist_ok=overwrite)
         made.append((_summary(name, container, job.records), report))
+    if not verify:
+        _remember(request, model_dir, [(job, folder) for _, job, folder in builds], made)
     _tell_of(made, json=json)
+
+
+def _remember(
+    request: "Mapping[str, object]",
+    model_dir: Path,
+    builds: "Sequence[tuple[Build, Path]]",
+    made: "Sequence[tuple[Summary, VerificationReport | None]]",
+) -> None:
+    """Keep what a request read and made, if that can be told."""
+    from buildlib.cache.finished_builds import FinishedBuild, remember_finished
+    from buildlib.errors import InputFileError
+    from buildlib.paths import default_cache_root
+    from buildlib.pipeline.sources import CALIBRATION_TEXT
+
+    inputs = [job.inputs for job, _ in builds]
+    read = [path for files in inputs if files is not None for path in files]
+    if None in inputs:
+        return
+    parent = (model_dir.parent if model_dir.is_file() else model_dir).absolute()
+    root = default_cache_root()
+    with contextlib.suppress(InputFileError):
+        finished = FinishedBuild.of(
+            root,
+            read,
+            [parent, (parent / CALIBRATION_TEXT).parent],
+            [folder.absolute() for _, folder in builds],
+            [record.entry for job, _ in builds for record in job.records],
+            [asdict(summary) for summary, _ in made],
+        )
+        remember_finished(root, request, finished)
+
+
+def _again(answer: dict[str, Any], seconds: float) -> Summary:
+    """Return the summary of a build that had nothing to do."""
+    stages = answer["stages_run"] + answer["stages_reused"]
+    changed = {"stages_run": 0, "stages_reused": stages, "seconds": round(seconds, 3)}
+    return Summary(**answer | changed)
 
 
 def _tell_of(made: "Sequence[tuple[Summary, VerificationReport | None]]", *, json: bool) -> None:

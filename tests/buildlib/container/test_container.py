@@ -168,6 +168,31 @@ def test_save_replaces_a_container_when_told(
     assert {p.name for p in tmp_path.iterdir()} == {"parts", "container", "other"}
 
 
+def test_what_is_there_is_not_copied(
+    container: GenAIContainer, draft: ContainerContents, tmp_path: Path
+) -> None:
+    def inodes(folder: Path) -> dict[str, int]:
+        return {path.name: path.stat().st_ino for path in folder.iterdir()}
+
+    target = container.save(tmp_path / "target").path
+    before = inodes(target)
+    container.save(target, exist_ok=True)
+    assert inodes(target) == before
+    other = write(dataclasses.replace(draft, options={}), tmp_path / "other")
+    other.save(target, exist_ok=True)
+    after = inodes(target)
+    assert {name for name in after if after[name] != before[name]} == {"metadata.json"}
+    assert GenAIContainer.load(target).metadata == other.metadata
+    (target / "tiny_part_1_of_2.bin").write_bytes(b"other")
+    container.save(target, exist_ok=True)
+    assert snapshot(target) == snapshot(container.path)
+    assert inodes(target)["tiny_part_1_of_2.bin"] != after["tiny_part_1_of_2.bin"]
+    (target / "tokenizer.json").unlink()
+    (target / "tokenizer.json").symlink_to(container.path / "tokenizer.json")
+    container.save(target, exist_ok=True)
+    assert not (target / "tokenizer.json").is_symlink()
+
+
 def test_save_into_an_empty_folder(container: GenAIContainer, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     container.save(tmp_path / "empty")

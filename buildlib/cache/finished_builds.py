@@ -1,0 +1,148 @@
+"""Finished builds: what a request read and made, so that it is answered again by looks at files.
+
+A build that has nothing to do still walks its stages, which needs all libraries of the builder and
+the graphs of the model. Here the answer is kept under the request (arguments, code, versions), with
+the hash of every file that was read and made. It is given again while each of them is as it was,
+no file came or went in the folders of the model, and the cache still has the build's entries.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from buildlib.cache.file_hashes import MEMO_FILE, HashMemo
+from buildlib.cache.layout import FINISHED, LAST_USED
+from buildlib.errors import InputFileError
+from buildlib.files import atomic_write_bytes
+
+_PACKAGES = ("numpy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-qnn", "tokenizers")
+_VARIABLES = ("QAIRT", "QNN_")
+_MAX_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class FinishedBuild:
+    """Files of a finished build by path, and the answer that it gave.
+
+    Attributes:
+        read: SHA-256 of the user's files.
+        listed: names in the folders where files are looked for.
+        made: SHA-256 of the files of its containers.
+        entries: folders of the cache.
+        answer: JSON values, for the caller.
+    """
+
+    read: Mapping[str, str]
+    listed: Mapping[str, list[str]]
+    made: Mapping[str, str]
+    entries: list[str]
+    answer: list[Any]
+
+    @classmethod
+    def of(
+        cls,
+        root: Path,
+        read: Iterable[Path],
+        listed: Iterable[Path],
+        containers: Iterable[Path],
+        entries: Iterable[Path],
+        answer: list[Any],
+    ) -> Self:
+        """Describe a build that has just ended.
+
+        Raises:
+            InputFileError: a file of it is gone or changes.
+        """
+        made = [path for folder in containers for path in sorted(folder.rglob("*"))]
+        with HashMemo.at(root / MEMO_FILE) as memo:
+            return cls(
+                {str(path): memo.digest(path).sha256 for path in sorted(set(read))},
+                {str(folder): _names(folder) for folder in sorted(set(listed))},
+                {str(path): memo.digest(path).sha256 for path in made if path.is_file()},
+                sorted(set(map(str, entries))),
+                answer,
+            )
+
+    def holds(self, root: Path) -> bool:
+        """Whether all files are as they were; the entries then count as used."""
+        marks = [Path(entry) / LAST_USED for entry in self.entries]
+        if not all(mark.is_file() for mark in marks):
+            return False
+        if any(_names(Path(folder)) != names for folder, names in self.listed.items()):
+            return False
+        with HashMemo.at(root / MEMO_FILE) as memo:
+            try:
+                for path, sha256 in (*self.read.items(), *self.made.items()):
+                    if memo.digest(Path(path)).sha256 != sha256:
+                        return False
+            except InputFileError:
+                return False
+        for mark in marks:
+            with contextlib.suppress(OSError):
+                mark.touch()
+        return True
+
+
+def find_finished(root: Path, request: Mapping[str, object]) -> FinishedBuild | None:
+    """Return the finished build of a request, if everything is as it left it.
+
+    Args:
+        root: the cache root.
+        request: all arguments, as JSON values.
+    """
+    path = _record(root, request)
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            return None
+        found = FinishedBuild(**json.loads(path.read_text(encoding="utf-8")))
+        return found if found.holds(root) else None
+    except (OSError, ValueError, TypeError, AttributeError):  # none, or not as we write them
+        return None
+
+
+def remember_finished(root: Path, request: Mapping[str, object], finished: FinishedBuild) -> None:
+    """Keep a finished build under its request; that it cannot be kept is no error."""
+    with contextlib.suppress(OSError):
+        atomic_write_bytes(_record(root, request), json.dumps(asdict(finished)).encode())
+
+
+def _record(root: Path, request: Mapping[str, object]) -> Path:
+    decisive = {
+        "request": request,
+        "code": _code_state(Path(__file__).parents[1]),
+        "versions": [_version(name) for name in _PACKAGES],
+        "environment": sorted(i for i in os.environ.items() if i[0].startswith(_VARIABLES)),
+    }
+    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+    return root / FINISHED / f"{digest}.json"
+
+
+def _code_state(package: Path) -> list[tuple[str, int, int]]:
+    """Name, size and date of every source file of a package."""
+    found = []
+    for parent, folders, names in os.walk(package):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            status = Path(parent, name).stat()
+            found.append((f"{parent}/{name}", status.st_size, status.st_mtime_ns))
+    return sorted(found)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []

@@ -1,0 +1,56 @@
+"""`qnnfarm build` with nothing changed: quick, and what is there is not copied again."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from suites.models import tiny_llama
+from tests.harness.cli.conftest import Run
+
+OPTIONS = ("--target", "SM8750:emulator", "--ar", "1,32", "--cl", "192", "--splits", "2")
+
+
+def state(folder: Path) -> dict[str, tuple[int, int]]:
+    """Inode and date of each file."""
+    status = {path.name: path.stat() for path in folder.iterdir()}
+    return {name: (one.st_ino, one.st_mtime_ns) for name, one in status.items()}
+
+
+def test_an_unchanged_build_looks_at_files_alone(
+    qnnfarm: Run, build_cache: Path, tmp_path: Path, reference_outputs: object
+) -> None:
+    model, out = tmp_path / tiny_llama.folder().name, tmp_path / "out"
+    shutil.copytree(tiny_llama.folder(), model)
+    build = ("build", model, *OPTIONS, "--out", out, "--json")
+    first = qnnfarm(*build)
+    assert first.returncode == 0, first.stderr
+    there = state(out)
+    (built,) = json.loads(first.stdout)
+
+    again = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "harness.cli", *map(str, build)],
+        env=os.environ | {"QNNFARM_CACHE_DIR": str(build_cache)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (told,) = json.loads(again.stdout)
+    stages = built["stages_run"] + built["stages_reused"]
+    assert told == built | {"stages_run": 0, "stages_reused": stages, "seconds": told["seconds"]}
+    assert told["seconds"] < built["seconds"] or told["seconds"] < 1
+    assert state(out) == there
+    imported = {line.rpartition("|")[2].strip() for line in again.stderr.splitlines()}
+    assert "buildlib.cache.finished_builds" in imported
+    assert imported.isdisjoint({"onnx", "onnx_ir", "numpy", "onnxruntime", "buildlib.genai"})
+
+    with (out / "tokenizer.json").open("a") as file:
+        file.write(" ")
+    refused = qnnfarm(*build)
+    assert refused.returncode == 2
+    assert "--overwrite" in refused.stderr
+    mended = qnnfarm(*build, "--overwrite")
+    assert mended.returncode == 0, mended.stderr
+    assert json.loads(mended.stdout)[0]["sha256"] == built["sha256"]
+    changed = {name for name, one in state(out).items() if there[name] != one}
+    assert changed == {"tokenizer.json", "metadata.json"}  # binaries stayed where they were
